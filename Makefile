@@ -1,0 +1,57 @@
+# Two commands do everything: `make demo` and `make test`. Both make their own virtual environment in .venv.
+# Paths stay relative and every tool runs as `python -m`, so a folder name with a space is no trouble.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: help demo test fast lint docs mutants bench constraints clean
+.DEFAULT_GOAL := help
+
+help:  ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/demo.ready  ## set up, run the main job, leave a report
+	$(PY) -m creditscope demo
+
+test: $(VENV)/test.ready lint  ## set up, then linters, all tests and the mutation check
+	$(PY) -m pytest
+	$(PY) tests/mutants.py
+
+fast: $(VENV)/test.ready  ## the tests that take no time
+	$(PY) -m pytest -m "not slow and not conformance"
+
+lint: $(VENV)/test.ready
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+docs: $(VENV)/test.ready  ## regenerate docs/methods.md and docs/conformance.md
+	$(PY) docs/generate.py
+
+mutants: $(VENV)/test.ready  ## plant bugs in the formulas and count the tests that notice
+	$(PY) tests/mutants.py
+
+constraints: $(VENV)/test.ready  ## write the installed versions to constraints.txt
+	@{ echo '# Exact versions that `make demo` and `make test` install. Regenerate with: make constraints'; \
+	   $(PY) -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(f"creditscope needs Python 3.11 or newer; this is {sys.version.split()[0]}. Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: its CPU wheel must be in place before anything asks for a range of torch.
+$(VENV)/demo.ready: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing creditscope into $(VENV) (a minute or two, once)"
+	$(PIP) torch
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/test.ready: $(VENV)/demo.ready
+	@echo "installing the test environment into $(VENV)"
+	$(PIP) --editable '.[trl,lora,math,gguf,log,test,lint]'
+	@touch $@

@@ -1,0 +1,42 @@
+"""creditscope: see where the credit goes when a language model is trained by reinforcement.
+
+Names load on first use, so that `import creditscope` is cheap and reading a record needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "METHODS": "methods",
+    "Method": "method",
+    "Rollouts": "rollouts",
+    "advantage": "advantages",
+    "surrogate": "objective",
+    "effective_credit": "objective",
+    "CreditscopeError": "errors",
+}
+__all__ = ["METHODS", "CreditscopeError", "Method", "Rollouts", "advantage", "effective_credit", "surrogate"]
+
+if TYPE_CHECKING:
+    from creditscope.advantages import advantage
+    from creditscope.errors import CreditscopeError
+    from creditscope.method import Method
+    from creditscope.methods import METHODS
+    from creditscope.objective import effective_credit, surrogate
+    from creditscope.rollouts import Rollouts
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'creditscope' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"creditscope.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,23 @@
+"""The one exception users meet: it says what was given, what is allowed and how to repair it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CreditscopeError(ValueError):
+    """Bad input. The command line prints it without a traceback and exits with 2."""
+
+
+def unknown(kind: str, given: object, choices: Iterable[str], see: str = "") -> CreditscopeError:
+    """An error for a name that is not one of `choices`, with the nearest one as a guess.
+
+    >>> print(unknown("method", "grop", ["grpo", "dapo"], see="creditscope methods"))
+    unknown method 'grop'; did you mean 'grpo'? Choices: dapo, grpo. See: creditscope methods
+    """
+    names = sorted(choices)
+    near = difflib.get_close_matches(str(given), names, n=1)
+    guess = f" did you mean {near[0]!r}?" if near else ""
+    tail = f" See: {see}" if see else ""
+    return CreditscopeError(f"unknown {kind} {given!r};{guess} Choices: {', '.join(names)}.{tail}")

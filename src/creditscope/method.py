@@ -1,0 +1,286 @@
+"""What a method is: one frozen row of choices along the axes of the unified surrogate (arXiv:2601.05002, Eq. 1).
+
+    J = Σ_it α_it · bound(s_it, A_it) − β · R          A: advantage   α: weight   s: ratio   R: penalty
+
+A row holds names and numbers only. The functions behind the names live in `advantages`, `weights`, `ratios` and
+`penalties`, each in a dictionary keyed by the name, so a method is added by writing a row and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from creditscope.errors import CreditscopeError, unknown
+
+# Every axis whose value is a name: name -> what it means, in the words of `creditscope methods`.
+AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
+    "baseline": {
+        "none": "r_i as it is",
+        "group_mean": "minus the mean reward of the group",
+        "leave_one_out": "minus the mean reward of the others in the group",
+        "length_weighted_mean": "minus Σ L r / Σ L over the group",
+        "external": "credit comes from outside (a critic), one value a token",
+    },
+    "scale": {
+        "none": "not scaled",
+        "group_std": "divided by the group's reward std",
+        "batch_std": "divided by the batch's reward std",
+        "group_mean": "divided by the group's mean reward",
+        "live_groups": "times groups / groups that are not unanimous",
+        "nonzero_rewards": "times rollouts / rollouts with non-zero reward",
+        "beta_density": "divided by the Beta density fitted to the groups' success rates",
+    },
+    "whiten": {
+        "none": "left as it is",
+        "rollouts": "standardised over the rollouts of the batch",
+        "tokens": "standardised over the tokens of the batch, so long answers count more",
+    },
+    "std": {"sample": "1/(R−1)", "population": "1/R"},
+    "lone": {
+        "refuse": "a group of one is an error",
+        "zero": "a group of one gets advantage 0",
+        "keep": "a group of one keeps its raw reward: baseline 0, std 1",
+    },
+    "keep": {
+        "all": "every rollout",
+        "live_groups": "groups that are not unanimous",
+        "large_advantage": "rollouts with |A| above a threshold",
+        "top_advantage": "in each group, the given share of rollouts with the largest |A|",
+        "low_entropy": "rollouts whose mean token entropy is at most a threshold",
+    },
+    "denominator": {
+        "all": "counts every rollout, also empty and dropped ones",
+        "kept": "counts the rollouts that were kept and are not empty",
+    },
+    "token_weight": {
+        "none": "1",
+        "conflict": "2 or 0 on tokens that open or close both a good and a bad answer",
+    },
+    "aggregate": {
+        "sequence_mean": "1/B Σ_i 1/L_i Σ_t",
+        "sequence_sum": "1/B Σ_i Σ_t",
+        "token_mean": "1/ΣL Σ_it",
+        "constant": "1/(B·L_max) Σ_it",
+        "token_sum": "Σ_it",
+    },
+    "ratio": {
+        "none": "log π in the ratio's place",
+        "token": "ρ_it = π/π_old",
+        "sequence_mean": "s_i = exp(mean_t log ρ_it)",
+        "sequence_product": "s_i = Π_t ρ_it",
+        "sequence_token": "sg[s_i]·π_it/sg[π_it], s_i = exp(mean_t log ρ_it)",
+    },
+    "bound": {
+        "none": "s·A",
+        "clip": "min(s·A, clip(s)·A)",
+        "clip_inside": "each log ρ_it is clipped before the mean over the sequence",
+        "stop_gradient": "sg[clip(s)]·A·log π",
+        "gate": "A·4/τ·sigmoid(τ(s−1))",
+        "gamma": "sg[φ(s)]·A·log π, φ(s) = s^k·exp(λ(1−s))",
+    },
+    "trust": {
+        "none": "every token",
+        "off_policy_sequence": "drops a sequence with A < 0 whose mean log(π_old/π) is above a threshold",
+        "binary_tv": "drops a token whose probability moved too far in the direction of A",
+        "binary_kl": "drops a token whose binary KL grew too large in the direction of A",
+    },
+    "kl": {"none": "none", "k1": "log(π/π_ref)", "k2": "½ log²(π/π_ref)", "k3": "π_ref/π − log(π_ref/π) − 1"},
+    "kl_in": {
+        "loss": "a term of the loss",
+        "reward": "subtracted from the rollout's reward",
+        "token_reward": "subtracted from each token's reward; credit is the return to go",
+    },
+    "kl_to": {"ref": "the reference policy", "old": "the policy that sampled"},
+    "kl_level": {"token": "each token", "sequence": "the whole sequence's log-ratio"},
+    "kl_weight": {"none": "1", "ratio": "the live ratio s_it"},
+})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One row of the table. Write a new one as its difference from another: `GRPO.but(name="mine", scale="none")`."""
+
+    name: str
+    title: str
+    arxiv: str = ""
+    """The arXiv id; several papers share a name, so the id decides."""
+
+    # advantage A
+    baseline: str = "group_mean"
+    scale: str = "none"
+    whiten: str = "none"
+    std: str = "sample"
+    std_eps: float = 0.0
+    """Added to the std. The papers have none; each library has its own."""
+    whiten_eps: float = 0.0
+    """Added to the variance when whitening."""
+    lone: str = "refuse"
+    entropy_cost: float = 0.0
+    """γ in A_i − γ⟨H⟩_i, with ⟨H⟩_i the mean token entropy of rollout i."""
+
+    # weight α
+    keep: str = "all"
+    keep_threshold: float | None = None
+    denominator: str = "all"
+    token_weight: str = "none"
+    aggregate: str = "sequence_mean"
+    max_tokens: int | None = None
+    """L_max of the constant aggregate; None takes the width of the batch."""
+
+    # ratio and bound s
+    ratio: str = "token"
+    bound: str = "none"
+    clip_low: float | None = None
+    """ε_low: the ratio's floor is 1 − ε_low; None for no floor."""
+    clip_high: float | None = None
+    """ε_high: the ratio's ceiling is 1 + ε_high; None for no ceiling."""
+    dual_clip: float | None = None
+    """c > 1: for A < 0 the objective does not fall below c·A."""
+    gate_pos: float | None = None
+    gate_neg: float | None = None
+    """τ of the soft gate for A > 0 and for A ≤ 0."""
+    gamma_pos: tuple[float, float] | None = None
+    gamma_neg: tuple[float, float] | None = None
+    """(k, λ) of the gamma weight for A ≥ 0 and for A < 0."""
+
+    # trust region
+    trust: str = "none"
+    trust_low: float | None = None
+    trust_high: float | None = None
+
+    # penalty R
+    kl: str = "none"
+    kl_in: str = "loss"
+    kl_to: str = "ref"
+    kl_level: str = "token"
+    kl_weight: str = "none"
+    beta: float = 0.0
+    """Weight of the KL term. Every row of the table has 0, so that no reference policy is needed until you ask."""
+    paper_beta: float | None = None
+    """The weight that the paper used: `m.but(name="grpo_kl", beta=m.paper_beta)`."""
+
+    # provenance
+    parent: str | None = None
+    cites: Mapping[str, str] = field(default_factory=dict)
+    """axis -> where the paper (or the code named) makes that choice."""
+    note: str = ""
+    """Where the row departs from its paper or from its authors' code."""
+
+    def __post_init__(self) -> None:
+        for axis, choices in AXES.items():
+            if getattr(self, axis) not in choices:
+                raise unknown(f"{axis} of method {self.name!r}:", getattr(self, axis), choices)
+        for broken, why in _RULES:
+            if broken(self):
+                raise CreditscopeError(f"method {self.name!r}: {why.format(m=self)}")
+        object.__setattr__(self, "cites", MappingProxyType(dict(self.cites)))
+
+    def but(self, **changes: Any) -> Method:
+        """A new row that differs from this one by `changes` and names this one as its parent.
+
+        Citations are not inherited: a row cites what it changes, its parent what it kept.
+        """
+        known = {f.name for f in fields(self)}
+        for axis in changes:
+            if axis not in known:
+                raise unknown(f"axis in {self.name!r}.but(...):", axis, known)
+        if "name" not in changes:
+            raise CreditscopeError(f"{self.name!r}.but(...) needs name=, so that the new row can be told from its parent")
+        fresh: dict[str, Any] = {"title": changes["name"], "arxiv": "", "cites": {}, "note": "", "parent": self.name,
+                                 "paper_beta": self.paper_beta if changes.get("kl", self.kl) == self.kl else None}
+        return replace(self, **(fresh | changes))
+
+    def diff(self, other: Method) -> dict[str, tuple[Any, Any]]:
+        """axis -> (other's value, this row's value), for the axes along which the two differ."""
+        skip = {"name", "title", "arxiv", "parent", "cites", "note", "paper_beta"}
+        pairs = {f.name: (getattr(other, f.name), getattr(self, f.name)) for f in fields(self) if f.name not in skip}
+        return {axis: (theirs, ours) for axis, (theirs, ours) in pairs.items() if theirs != ours}
+
+    @property
+    def has_loss_kl(self) -> bool:
+        """True when a KL term with weight stands in the loss."""
+        return self.beta != 0.0 and self.kl_in == "loss"
+
+    @property
+    def has_reward_kl(self) -> bool:
+        """True when a KL term with weight stands in the reward."""
+        return self.beta != 0.0 and self.kl_in != "loss"
+
+    @property
+    def centred(self) -> bool:
+        """True when the baseline needs siblings, so that a group of one carries no signal."""
+        return self.baseline in ("group_mean", "leave_one_out", "length_weighted_mean")
+
+
+def _clips(m: Method) -> bool:
+    return m.bound in ("clip", "clip_inside", "stop_gradient")
+
+
+# (what is impossible, the sentence that says so and how to repair it). `m` is the row.
+_RULES: tuple[tuple[Callable[[Method], bool], str], ...] = (
+    (lambda m: not m.name or not m.name.replace("_", "").isalnum() or m.name != m.name.lower(),
+     "a name is lower-case letters, digits and underscores"),
+    (lambda m: m.ratio == "none" and m.bound != "none",
+     "bound={m.bound!r} needs a ratio to bound, but ratio='none'; set ratio='token' or bound='none'"),
+    (lambda m: m.ratio == "none" and m.trust in ("binary_tv", "binary_kl"),
+     "trust={m.trust!r} weighs by a ratio, but ratio='none'; set ratio='token' and bound='stop_gradient'"),
+    (lambda m: m.bound == "clip_inside" and m.ratio != "sequence_mean",
+     "bound='clip_inside' clips before the mean over a sequence, but ratio={m.ratio!r}; set ratio='sequence_mean'"),
+    (lambda m: m.bound == "gamma" and m.ratio != "sequence_product",
+     "bound='gamma' is a weight on the sequence's product ratio, but ratio={m.ratio!r}; set ratio='sequence_product'"),
+    (lambda m: m.bound == "clip" and m.clip_low is None and m.clip_high is None,
+     "bound='clip' needs clip_low or clip_high; set one, or bound='none'"),
+    (lambda m: m.bound == "clip_inside" and (m.clip_low is None or m.clip_high is None),
+     "bound='clip_inside' needs clip_low and clip_high, in log-ratio; set both"),
+    (lambda m: not _clips(m) and (m.clip_low is not None or m.clip_high is not None),
+     "clip_low={m.clip_low} and clip_high={m.clip_high} do nothing with bound={m.bound!r}; set bound='clip' or drop them"),
+    (lambda m: m.clip_low is not None and m.clip_low < 0,
+     "clip_low={m.clip_low} puts the floor above 1; give ε_low ≥ 0"),
+    (lambda m: m.bound == "clip" and m.clip_low is not None and m.clip_low >= 1,
+     "clip_low={m.clip_low} puts the floor at or below 0, which never binds; give ε_low < 1 or None"),
+    (lambda m: m.clip_high is not None and m.clip_high < 0 and m.bound != "stop_gradient",
+     "clip_high={m.clip_high} puts the ceiling below 1; give ε_high ≥ 0"),
+    (lambda m: m.clip_high is not None and m.clip_high <= -1,
+     "clip_high={m.clip_high} puts the ceiling at or below 0; the ceiling is 1 + clip_high"),
+    (lambda m: m.dual_clip is not None and (m.bound != "clip" or m.dual_clip <= 1),
+     "dual_clip={m.dual_clip} must exceed 1 and goes with bound='clip', not {m.bound!r}"),
+    (lambda m: m.bound == "gate" and not (m.gate_pos and m.gate_neg and m.gate_pos > 0 and m.gate_neg > 0),
+     "bound='gate' needs gate_pos > 0 and gate_neg > 0, got {m.gate_pos} and {m.gate_neg}"),
+    (lambda m: m.bound != "gate" and (m.gate_pos is not None or m.gate_neg is not None),
+     "gate_pos and gate_neg do nothing with bound={m.bound!r}; set bound='gate' or drop them"),
+    (lambda m: (m.bound == "gamma") != (m.gamma_pos is not None and m.gamma_neg is not None),
+     "gamma_pos=(k, λ) and gamma_neg=(k, λ) go with bound='gamma', and both are needed there"),
+    (lambda m: (m.keep in ("large_advantage", "top_advantage", "low_entropy")) != (m.keep_threshold is not None),
+     "keep={m.keep!r} and keep_threshold={m.keep_threshold} do not go together; 'large_advantage', 'top_advantage' "
+     "and 'low_entropy' need a threshold, the others have none"),
+    (lambda m: m.keep == "top_advantage" and not 0 < (m.keep_threshold or 0) <= 1,
+     "keep='top_advantage' keeps a share of each group: give 0 < keep_threshold ≤ 1, not {m.keep_threshold}"),
+    (lambda m: (m.trust == "none") != (m.trust_high is None),
+     "trust={m.trust!r} and trust_high={m.trust_high} do not go together; give both or neither"),
+    (lambda m: m.trust_low is not None and m.trust not in ("binary_tv", "binary_kl"),
+     "trust_low={m.trust_low} belongs to trust='binary_tv' or 'binary_kl', not {m.trust!r}"),
+    (lambda m: m.trust in ("binary_tv", "binary_kl") and m.trust_low is None,
+     "trust={m.trust!r} needs trust_low beside trust_high"),
+    (lambda m: m.kl == "none" and m.beta != 0.0,
+     "beta={m.beta} weighs a KL term, but kl='none'; set kl='k3', or 'k1' or 'k2'"),
+    (lambda m: m.beta < 0, "beta={m.beta} would reward distance from the reference; give β ≥ 0"),
+    (lambda m: m.kl == "none" and (m.kl_in, m.kl_to, m.kl_level, m.kl_weight) != ("loss", "ref", "token", "none"),
+     "kl_in, kl_to, kl_level and kl_weight do nothing with kl='none'; set kl or drop them"),
+    (lambda m: m.kl_in != "loss" and m.kl != "none" and (m.kl != "k1" or m.kl_to != "ref"),
+     "KL in the reward is the log-ratio to the reference; set kl='k1' and kl_to='ref'"),
+    (lambda m: m.kl_weight == "ratio" and (m.kl_in != "loss" or m.ratio == "none"),
+     "kl_weight='ratio' needs KL in the loss and a ratio; set kl_in='loss' and ratio='token'"),
+    (lambda m: m.kl_in == "token_reward" and (m.centred or m.scale != "none" or m.whiten == "rollouts"),
+     "kl_in='token_reward' makes credit differ between tokens, which baseline={m.baseline!r}, scale={m.scale!r} and "
+     "whiten={m.whiten!r} cannot follow; set baseline='none', scale='none' and whiten='tokens', or kl_in='reward'"),
+    (lambda m: m.kl_level == "sequence" and not (m.kl_in == "loss" and m.kl == "k2"),
+     "kl_level='sequence' is defined for kl='k2' in the loss only"),
+    (lambda m: m.baseline == "external" and (m.scale != "none" or m.whiten != "none"),
+     "baseline='external' takes credit as it comes; set scale='none' and whiten='none'"),
+    (lambda m: m.std_eps < 0 or m.whiten_eps < 0, "std_eps and whiten_eps must be ≥ 0"),
+    (lambda m: m.max_tokens is not None and (m.aggregate != "constant" or m.max_tokens < 1),
+     "max_tokens={m.max_tokens} must be ≥ 1 and goes with aggregate='constant', not {m.aggregate!r}"),
+)
