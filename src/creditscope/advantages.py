@@ -25,17 +25,12 @@ def advantage(method: Method, reward: Tensor, group: Tensor, length: Tensor | No
     reward, group, length = _checked(reward, group, length)
     _need_own_credit(method)
     groups = Groups(group)
-    lone = groups.size == 1
-    if method.centred and bool(lone.any()):
-        _refuse_lone(method, group, lone)
-    centred = reward - BASELINES[method.baseline](reward, groups, length)
-    # A unanimous group is 0 exactly: rounding in the mean must not become a signal that a std then magnifies.
-    centred = centred.masked_fill(groups.unanimous(reward), 0.0) if method.centred else centred
+    raw = _kept_raw(method, group, groups)
+    centred = reward - BASELINES[method.baseline](reward, groups, length).masked_fill(raw, 0.0)
+    if method.centred:
+        # A unanimous group is 0 exactly: rounding in the mean must not become a signal that a std then magnifies.
+        centred = centred.masked_fill(groups.unanimous(reward) & ~raw, 0.0)
     scaled = SCALES[method.scale](centred, reward, groups, method)
-    if method.centred and method.lone == "keep":
-        # Baseline 0 and std 1, but a factor that the whole batch shares still applies.
-        alone = reward if method.scale in _PER_GROUP else SCALES[method.scale](reward, reward, groups, method)
-        scaled = torch.where(lone, alone, scaled)
     return _whitened(method, scaled, length)
 
 
@@ -120,8 +115,8 @@ def _unscaled(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -
 
 
 def _by_group_std(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
-    """A_i = (r_i − b_i) / (std(r in group) + ε)."""
-    return _divide(centred, groups.std(reward, _ddof(method)).nan_to_num(0.0) + method.std_eps)
+    """A_i = (r_i − b_i) / (std(r in group) + ε); a group of one has std 1."""
+    return _divide(centred, groups.std(reward, _ddof(method)).masked_fill(groups.size == 1, 1.0) + method.std_eps)
 
 
 def _by_batch_std(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
@@ -136,20 +131,20 @@ def _by_group_mean(centred: Tensor, reward: Tensor, groups: Groups, method: Meth
     mean = groups.mean(reward)
     if bool((mean < 0).any()):
         row = int((mean < 0).nonzero()[0])
-        raise CreditscopeError(f"method {method.name!r} divides by the group's mean reward, which must be ≥ 0: the group "
-                               f"of row {row} has mean {mean[row].item():.4g}; shift the rewards to be non-negative")
+        raise CreditscopeError(f"method {method.name!r} divides by the group's mean reward, which must be ≥ 0: the "
+                               f"group of row {row} has mean {mean[row].item():.4g}; make the rewards non-negative")
     return _divide(centred, mean + method.std_eps)
 
 
 def _by_live_groups(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
     """A_i = α (r_i − b_i), α = groups / groups that are not unanimous."""
     dead = groups.totals(groups.unanimous(reward).to(reward.dtype)) > 0
-    return centred * (len(groups) / (~dead).sum().clamp(min=1))
+    return centred * (len(groups) / (~dead).sum().clamp(min=1).to(centred.dtype))
 
 
 def _by_nonzero_rewards(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
     """A_i = α (r_i − b_i), α = rollouts / rollouts whose reward is not 0."""
-    return centred * (len(reward) / (reward != 0).sum().clamp(min=1))
+    return centred * (len(reward) / (reward != 0).sum().clamp(min=1).to(centred.dtype))
 
 
 def _by_beta_density(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
@@ -182,7 +177,6 @@ SCALES: dict[str, Callable[[Tensor, Tensor, Groups, Method], Tensor]] = {
     "nonzero_rewards": _by_nonzero_rewards,
     "beta_density": _by_beta_density,
 }
-_PER_GROUP = ("none", "group_std", "group_mean", "beta_density")  # scales that mean nothing for a group of one
 
 
 # -- whitening -------------------------------------------------------------------------------------------------
@@ -230,12 +224,16 @@ def _need_own_credit(method: Method) -> None:
                                f"pass credit=(B, T) to surrogate, for example from GAE with a critic")
 
 
-def _refuse_lone(method: Method, group: Tensor, lone: Tensor) -> None:
+def _kept_raw(method: Method, group: Tensor, groups: Groups) -> Tensor:
+    """(B,) True for rollouts that are alone in their group and keep their raw reward."""
+    lone = groups.size == 1
+    if not method.centred or method.lone == "zero" or not bool(lone.any()):
+        return torch.zeros_like(lone)
     if method.lone == "refuse":
-        which = group[lone][0].item()
-        raise CreditscopeError(f"method {method.name!r} compares a rollout with its group, but group {which} has one "
-                               f"rollout (of {int(lone.sum())} such groups); sample R ≥ 2, or choose "
-                               f"lone='zero' or lone='keep' with .but(...)")
+        raise CreditscopeError(f"method {method.name!r} compares a rollout with its group, but group "
+                               f"{group[lone][0].item()} has one rollout (of {int(lone.sum())} such groups); sample "
+                               f"R ≥ 2, or choose lone='zero' or lone='keep' with .but(...)")
+    return lone
 
 
 def _ddof(method: Method) -> int:

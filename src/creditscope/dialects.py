@@ -10,8 +10,26 @@ from types import MappingProxyType
 
 from creditscope.method import Method
 from creditscope.methods import (
-    BNPO, CISPO, DAPO, DPPO, DPPO_KL, DR_GRPO, DRO, GMPO, GPG, GRPO, GSPO, GSPO_TOKEN, LUSPO, OPO, PPO, REINFORCE_PP,
-    REINFORCE_PP_BASELINE, RLOO, SAPO, VESPO,
+    BNPO,
+    CISPO,
+    DAPO,
+    DPPO,
+    DPPO_KL,
+    DR_GRPO,
+    DRO,
+    GMPO,
+    GPG,
+    GRPO,
+    GSPO,
+    GSPO_TOKEN,
+    LUSPO,
+    OPO,
+    PPO,
+    REINFORCE_PP,
+    REINFORCE_PP_BASELINE,
+    RLOO,
+    SAPO,
+    VESPO,
 )
 
 # TRL: sample std + 1e-4, every row counted, KL times the live ratio (since 1.10), a group of one gets 0.
@@ -24,11 +42,12 @@ TRL_DAPO = DAPO.but(name="trl_dapo", **_TRL, **_TRL_KL, clip_high=0.2, keep="all
                     note="No dynamic sampling: unanimous groups stay and dilute. ε_high defaults to ε.")
 TRL_BNPO = BNPO.but(name="trl_bnpo", **_TRL, **_TRL_KL, scale="group_std", aggregate="token_mean", clip_high=0.2,
                     note="A token mean over the local batch; none of the paper's Beta normalisation.")
-TRL_CISPO = CISPO.but(name="trl_cispo", **_TRL, clip_high=-0.8,
-                      note="epsilon_high is an absolute ceiling on the ratio: its default 0.2 scales w by 0.2 at ratio 1.")
-TRL_SAPO = SAPO.but(name="trl_sapo", **_TRL)
-TRL_GSPO = GSPO.but(name="trl_gspo", **_TRL, note="importance_sampling_level='sequence' with loss_type='grpo'.")
-TRL_LUSPO = LUSPO.but(name="trl_luspo", **_TRL)
+TRL_CISPO = CISPO.but(name="trl_cispo", **_TRL, **_TRL_KL, clip_high=-0.8,
+                      note="epsilon_high is an absolute ceiling on the ratio: its default scales w by 0.2 at ratio 1.")
+TRL_SAPO = SAPO.but(name="trl_sapo", **_TRL, **_TRL_KL)
+TRL_GSPO = GSPO.but(name="trl_gspo", **_TRL, **_TRL_KL,
+                    note="importance_sampling_level='sequence' with loss_type='grpo'.")
+TRL_LUSPO = LUSPO.but(name="trl_luspo", **_TRL, **_TRL_KL)
 TRL_VESPO = VESPO.but(name="trl_vespo", **_TRL, note="TRL also clamps the log-ratio to [log 1e-8, 20].")
 TRL_GRPO_V32 = GRPO.but(name="trl_grpo_v32", **(_TRL | {"std_eps": 0.0}), **_TRL_KL, scale="none",
                         trust="off_policy_sequence", trust_high=0.5,
@@ -65,9 +84,11 @@ VERL_SAPO = SAPO.but(name="verl_sapo", **_VERL_STD)
 VERL_CISPO = CISPO.but(name="verl_cispo", **_VERL_STD, clip_low=0.2, clip_high=0.2,
                        note="The ratio is clipped on both sides, as a change of 1.")
 VERL_GPG = GPG.but(name="verl_gpg", **_VERL, scale="nonzero_rewards",
-                   note="α counts rollouts with non-zero reward, where the authors count groups that are not unanimous.")
-VERL_DPPO = DPPO.but(name="verl_dppo", **_VERL, aggregate="token_mean", clip_high=19.0)
-VERL_DPPO_KL = DPPO_KL.but(name="verl_dppo_kl", **_VERL, aggregate="token_mean", clip_high=19.0)
+                   note="α counts rollouts with non-zero reward; the authors count groups that are not unanimous.")
+VERL_DPPO = DPPO.but(name="verl_dppo", **_VERL, aggregate="token_mean", clip_high=2.0,
+                     note="The ratio's ceiling is clip_ratio_c: 3 by config; the loss's own default 20 never acts.")
+VERL_DPPO_KL = DPPO_KL.but(name="verl_dppo_kl", **_VERL, aggregate="token_mean", clip_high=2.0,
+                           note="The ratio's ceiling is clip_ratio_c, as in `verl_dppo`.")
 VERL_DRO = DRO.but(name="verl_dro", **_VERL_STD)
 
 DIALECTS: Mapping[str, Method] = MappingProxyType({m.name: m for m in (

@@ -15,6 +15,9 @@ class Groups:
     """
 
     def __init__(self, ids: Tensor) -> None:
+        self.ids: Tensor
+        self.index: Tensor
+        self.counts: Tensor
         self.ids, self.index, self.counts = torch.unique(ids, return_inverse=True, return_counts=True)
 
     def __len__(self) -> int:

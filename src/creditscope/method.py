@@ -164,7 +164,7 @@ class Method:
 
     # provenance
     parent: str | None = None
-    cites: Mapping[str, str] = field(default_factory=dict)
+    cites: Mapping[str, str] = field(default_factory=dict, hash=False)
     """axis -> where the paper (or the code named) makes that choice."""
     note: str = ""
     """Where the row departs from its paper or from its authors' code."""
@@ -176,7 +176,6 @@ class Method:
         for broken, why in _RULES:
             if broken(self):
                 raise CreditscopeError(f"method {self.name!r}: {why.format(m=self)}")
-        object.__setattr__(self, "cites", MappingProxyType(dict(self.cites)))
 
     def but(self, **changes: Any) -> Method:
         """A new row that differs from this one by `changes` and names this one as its parent.
@@ -188,7 +187,7 @@ class Method:
             if axis not in known:
                 raise unknown(f"axis in {self.name!r}.but(...):", axis, known)
         if "name" not in changes:
-            raise CreditscopeError(f"{self.name!r}.but(...) needs name=, so that the new row can be told from its parent")
+            raise CreditscopeError(f"{self.name!r}.but(...) needs name=, to tell the new row from its parent")
         fresh: dict[str, Any] = {"title": changes["name"], "arxiv": "", "cites": {}, "note": "", "parent": self.name,
                                  "paper_beta": self.paper_beta if changes.get("kl", self.kl) == self.kl else None}
         return replace(self, **(fresh | changes))
@@ -236,7 +235,8 @@ _RULES: tuple[tuple[Callable[[Method], bool], str], ...] = (
     (lambda m: m.bound == "clip_inside" and (m.clip_low is None or m.clip_high is None),
      "bound='clip_inside' needs clip_low and clip_high, in log-ratio; set both"),
     (lambda m: not _clips(m) and (m.clip_low is not None or m.clip_high is not None),
-     "clip_low={m.clip_low} and clip_high={m.clip_high} do nothing with bound={m.bound!r}; set bound='clip' or drop them"),
+     "clip_low={m.clip_low} and clip_high={m.clip_high} do nothing with bound={m.bound!r}; "
+     "set bound='clip' or drop them"),
     (lambda m: m.clip_low is not None and m.clip_low < 0,
      "clip_low={m.clip_low} puts the floor above 1; give ε_low ≥ 0"),
     (lambda m: m.bound == "clip" and m.clip_low is not None and m.clip_low >= 1,
@@ -245,13 +245,13 @@ _RULES: tuple[tuple[Callable[[Method], bool], str], ...] = (
      "clip_high={m.clip_high} puts the ceiling below 1; give ε_high ≥ 0"),
     (lambda m: m.clip_high is not None and m.clip_high <= -1,
      "clip_high={m.clip_high} puts the ceiling at or below 0; the ceiling is 1 + clip_high"),
-    (lambda m: m.dual_clip is not None and (m.bound != "clip" or m.dual_clip <= 1),
-     "dual_clip={m.dual_clip} must exceed 1 and goes with bound='clip', not {m.bound!r}"),
+    (lambda m: m.dual_clip is not None and (m.bound != "clip" or m.dual_clip <= 1 + (m.clip_high or 0.0)),
+     "dual_clip={m.dual_clip} must exceed 1 + clip_high and goes with bound='clip', not {m.bound!r}"),
     (lambda m: m.bound == "gate" and not (m.gate_pos and m.gate_neg and m.gate_pos > 0 and m.gate_neg > 0),
      "bound='gate' needs gate_pos > 0 and gate_neg > 0, got {m.gate_pos} and {m.gate_neg}"),
     (lambda m: m.bound != "gate" and (m.gate_pos is not None or m.gate_neg is not None),
      "gate_pos and gate_neg do nothing with bound={m.bound!r}; set bound='gate' or drop them"),
-    (lambda m: (m.bound == "gamma") != (m.gamma_pos is not None and m.gamma_neg is not None),
+    (lambda m: [m.gamma_pos is not None, m.gamma_neg is not None] != [m.bound == "gamma"] * 2,
      "gamma_pos=(k, λ) and gamma_neg=(k, λ) go with bound='gamma', and both are needed there"),
     (lambda m: (m.keep in ("large_advantage", "top_advantage", "low_entropy")) != (m.keep_threshold is not None),
      "keep={m.keep!r} and keep_threshold={m.keep_threshold} do not go together; 'large_advantage', 'top_advantage' "

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from creditscope.errors import unknown
 from creditscope.method import Method
 
 REINFORCE = Method(
@@ -75,7 +74,7 @@ SAPO = GRPO.but(
 CISPO = GRPO.but(
     name="cispo", title="CISPO", arxiv="2506.13585", aggregate="token_mean", bound="stop_gradient",
     clip_low=None, clip_high=0.28, kl="none",
-    cites={"scale": "Eq. 2", "aggregate": "Eq. 4", "bound": "Eq. 4–5", "clip_low": "§3.1: so large that it never binds"},
+    cites={"scale": "Eq. 2", "aggregate": "Eq. 4", "bound": "Eq. 4–5", "clip_low": "§3.1: too large ever to bind"},
     note="The paper prints no ε_high; 0.28 is DAPO's, on whose recipe it builds.")
 
 GPG = REINFORCE.but(
@@ -150,7 +149,8 @@ KIMI = P1_GRPO.but(
 
 LUSPO = GSPO.but(
     name="luspo", title="LUSPO", arxiv="2602.05261", aggregate="sequence_sum",
-    cites={"aggregate": "GSPO's sequence objective times |y_i|"}, note="Stated from TRL 1.16's code, not from the paper.")
+    cites={"aggregate": "GSPO's sequence objective times |y_i|"},
+    note="Stated from TRL 1.16's code, not from the paper.")
 
 VESPO = GRPO.but(
     name="vespo", title="VESPO", arxiv="2602.10693", aggregate="token_mean", ratio="sequence_product", bound="gamma",
@@ -159,7 +159,8 @@ VESPO = GRPO.but(
 
 DRO = P1_GRPO.but(
     name="dro", title="DRO", arxiv="2405.19107", scale="group_std", aggregate="token_mean", kl="k2", kl_to="old",
-    beta=0.1, cites={"kl": "½τ (log π/π_old)² of each token"}, note="Stated from verl 0.9.1's code, not from the paper.")
+    beta=0.1, cites={"kl": "½τ (log π/π_old)² of each token"},
+    note="Stated from verl 0.9.1's code, not from the paper.")
 
 METHODS: Mapping[str, Method] = MappingProxyType({m.name: m for m in (
     REINFORCE, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, PPO, GRPO, GRPO_V32, DR_GRPO, DAPO, GSPO, GSPO_TOKEN, GMPO,
@@ -167,17 +168,3 @@ METHODS: Mapping[str, Method] = MappingProxyType({m.name: m for m in (
 
 P2_TABLE_1 = ("grpo", "grpo_v32", "gspo", "gtpo", "dapo", "cppo", "dr_grpo", "gpg", "cispo", "gcpo")
 """The ten rows of arXiv:2601.05002, Table 1, in its order."""
-
-
-def find(name: str) -> Method:
-    """A method by name, ours or a library's dialect of one.
-
-    >>> find("dr_grpo").aggregate
-    'constant'
-    """
-    from creditscope.dialects import DIALECTS  # the dialects are rows that start from this table
-
-    table = {**METHODS, **DIALECTS}
-    if name not in table:
-        raise unknown("method", name, METHODS, see="creditscope methods")
-    return table[name]

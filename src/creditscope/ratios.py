@@ -82,7 +82,8 @@ def _clip(method: Method, logp: Tensor, log_ratio: Tensor, mask: Tensor, credit:
 
 def _clip_inside(method: Method, logp: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
     """exp(mean_t d_it)·A, d = min(log ρ, clip(log ρ, −ε_low, ε_high)) for A ≥ 0 and max(...) for A < 0."""
-    assert method.clip_low is not None and method.clip_high is not None
+    assert method.clip_low is not None
+    assert method.clip_high is not None
     clipped = log_ratio.clamp(-method.clip_low, method.clip_high)
     pessimistic = torch.where(credit >= 0, torch.minimum(log_ratio, clipped), torch.maximum(log_ratio, clipped))
     return torch.exp(_sequence_mean(pessimistic, mask)) * credit
@@ -95,18 +96,20 @@ def _stop_gradient(method: Method, logp: Tensor, log_ratio: Tensor, mask: Tensor
 
 def _gate(method: Method, logp: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
     """A·4/τ·sigmoid(τ(s − 1)), τ = τ₊ for A > 0 and τ₋ else; its slope at s = 1 is A."""
-    assert method.gate_pos is not None and method.gate_neg is not None
-    tau = torch.where(credit > 0, method.gate_pos, method.gate_neg).to(credit.dtype)
+    assert method.gate_pos is not None
+    assert method.gate_neg is not None
+    tau = _either(credit > 0, method.gate_pos, method.gate_neg, credit)
     return credit * torch.sigmoid(tau * (ratio(method, log_ratio, mask) - 1)) * 4 / tau
 
 
 def _gamma(method: Method, logp: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
     """sg[φ]·A·log π, log φ = λ + k·log s − λ·s with s the sequence's product ratio; φ(1) = 1."""
-    assert method.gamma_pos is not None and method.gamma_neg is not None
+    assert method.gamma_pos is not None
+    assert method.gamma_neg is not None
     (k_pos, lam_pos), (k_neg, lam_neg) = method.gamma_pos, method.gamma_neg
     log_s = _sequence_product(log_ratio, mask).detach()
-    k = torch.where(credit >= 0, k_pos, k_neg).to(credit.dtype)
-    lam = torch.where(credit >= 0, lam_pos, lam_neg).to(credit.dtype)
+    k = _either(credit >= 0, k_pos, k_neg, credit)
+    lam = _either(credit >= 0, lam_pos, lam_neg, credit)
     return torch.exp(lam + k * log_s - lam * torch.exp(log_s)) * credit * logp
 
 
@@ -115,6 +118,11 @@ def _clamped(method: Method, s: Tensor) -> Tensor:
     low = None if method.clip_low is None else 1 - method.clip_low
     high = None if method.clip_high is None else 1 + method.clip_high
     return s if low is None and high is None else s.clamp(low, high)
+
+
+def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """One of two numbers, in the precision of `like`: torch.where on bare floats would round them to float32."""
+    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
 
 
 BOUNDS: dict[str, Callable[[Method, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
@@ -132,20 +140,23 @@ BOUNDS: dict[str, Callable[[Method, Tensor, Tensor, Tensor, Tensor], Tensor]] = 
 
 def _off_policy_sequence(method: Method, logp: Tensor, old: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
     """Keep where A ≥ 0 or 1/L_i Σ_t log(π_old/π)_it ≤ δ."""
+    assert method.trust_high is not None
     drift = (old - logp).masked_fill(~mask, 0.0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
     return (credit >= 0) | (drift <= method.trust_high)
 
 
 def _binary_tv(method: Method, logp: Tensor, old: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
     """Keep where π − π_old ≤ δ_high for A > 0, and π − π_old ≥ −δ_low else."""
-    assert method.trust_low is not None and method.trust_high is not None
+    assert method.trust_low is not None
+    assert method.trust_high is not None
     moved = logp.exp() - old.exp()
     return torch.where(credit > 0, moved <= method.trust_high, moved >= -method.trust_low)
 
 
 def _binary_kl(method: Method, logp: Tensor, old: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
     """Keep where KL(Bernoulli(π_old) ‖ Bernoulli(π)) ≤ δ, or the token moved against the sign of A."""
-    assert method.trust_low is not None and method.trust_high is not None
+    assert method.trust_low is not None
+    assert method.trust_high is not None
     p, q = old.exp(), logp.exp()
     tiny = 1e-8  # both probabilities may round to 1
     kl = p * (old - logp) + (1 - p) * torch.log((1 - p + tiny) / (1 - q + tiny))

@@ -81,7 +81,7 @@ class Rollouts:
         rows, width = self.tokens.shape
         if rows == 0:
             raise CreditscopeError("Rollouts needs at least one row, got 0; skip the step when nothing was sampled")
-        expected: dict[str, tuple[int, ...]] = {name: (rows, width) for name in TOKEN_FIELDS}
+        expected: dict[str, tuple[int, ...]] = dict.fromkeys(TOKEN_FIELDS, (rows, width))
         expected |= {"reward": (rows,), "group": (rows,)}
         for name, shape in expected.items():
             value = getattr(self, name)
@@ -172,7 +172,8 @@ class Rollouts:
     def trim(self) -> Rollouts:
         """The same rollouts without columns that are padding in every row."""
         width = int(self.extents.max())
-        return replace(self, **{n: v[:, :width] for n, v in self._tensors().items() if n in TOKEN_FIELDS})
+        cut: dict[str, Any] = {n: v[:, :width] for n, v in self._tensors().items() if n in TOKEN_FIELDS}
+        return replace(self, **cut)
 
     @staticmethod
     def cat(parts: Sequence[Rollouts]) -> Rollouts:

@@ -101,25 +101,33 @@ def conflict_weight(rollouts: Rollouts, credit: Tensor) -> Tensor:
     """
     groups = Groups(rollouts.group)
     sign = (rollouts.reward - groups.mean(rollouts.reward)).masked_fill(groups.unanimous(rollouts.reward), 0.0).sign()
-    forward = torch.arange(rollouts.mask.shape[1], device=sign.device).expand_as(rollouts.tokens)
-    backward = rollouts.extents[:, None] - 1 - forward
-    inside = backward >= 0
-    leading = _contested(rollouts, groups, sign, forward, inside).cumprod(dim=1)
-    trailing = (_contested(rollouts, groups, sign, backward, inside) | ~inside.long()).flip(1).cumprod(dim=1).flip(1)
-    conflict = ((leading + trailing) > 0) & inside
-    return torch.where(conflict & (sign != 0)[:, None], 1 + sign[:, None], torch.ones_like(sign)[:, None])
+    column = torch.arange(rollouts.mask.shape[1], device=sign.device)
+    mirror = (rollouts.extents[:, None] - 1 - column).clamp(min=0)  # column t of an answer read from its end
+    inside = column < rollouts.extents[:, None]
+    leading = _contested_run(rollouts.tokens, inside, groups, sign)
+    trailing = _contested_run(rollouts.tokens.gather(1, mirror), inside, groups, sign).gather(1, mirror)
+    conflict = (leading | trailing) & inside & (sign != 0)[:, None]
+    return torch.where(conflict, 1 + sign[:, None], torch.ones_like(sign)[:, None])
 
 
-def _contested(rollouts: Rollouts, groups: Groups, sign: Tensor, position: Tensor, inside: Tensor) -> Tensor:
-    """(B, T) 1 where a good and a bad rollout of the group agree on the token at this position, else 0."""
-    key = torch.stack([groups.index[:, None].expand_as(position)[inside], position[inside], rollouts.tokens[inside]])
-    _, slot = torch.unique(key, dim=1, return_inverse=True)
-    both = torch.zeros(int(slot.max()) + 1 if len(slot) else 0, 2, dtype=torch.bool, device=sign.device)
-    row_sign = sign[:, None].expand(position.shape)[inside]
-    both[slot[row_sign > 0], 0] = True
-    both[slot[row_sign < 0], 1] = True
-    out = torch.zeros_like(position)
-    out[inside] = both.all(dim=1)[slot].long()
+def _contested_run(tokens: Tensor, inside: Tensor, groups: Groups, sign: Tensor) -> Tensor:
+    """(B, T) True from the first column on for as long as a good and a bad answer of the group agree on the token.
+
+    Columns are taken one by one, all rows at once, and no further than the longest run: it is short in practice.
+    """
+    out = torch.zeros_like(inside)
+    words = int(tokens.max()) + 1
+    running = sign != 0
+    for t in range(tokens.shape[1]):
+        running = running & inside[:, t]
+        if not bool(running.any()):
+            break
+        _, slot = torch.unique(groups.index * words + tokens[:, t], return_inverse=True)
+        sides = torch.zeros(len(slot), 2, dtype=torch.bool, device=sign.device)
+        sides[slot[inside[:, t] & (sign > 0)], 0] = True
+        sides[slot[inside[:, t] & (sign < 0)], 1] = True
+        running = running & sides.all(dim=1)[slot]
+        out[:, t] = running
     return out
 
 
@@ -136,7 +144,7 @@ def _sequence_mean(length: Tensor, counted: Tensor, width: int) -> Tensor:
 
 def _sequence_sum(length: Tensor, counted: Tensor, width: int) -> Tensor:
     """a_i = 1/B."""
-    return (1 / counted.sum().clamp(min=1)).to(length.dtype).expand_as(length)
+    return (1 / counted.sum().clamp(min=1).to(length.dtype)).expand_as(length)
 
 
 def _token_mean(length: Tensor, counted: Tensor, width: int) -> Tensor:

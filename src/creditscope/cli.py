@@ -1,0 +1,38 @@
+"""The command line: verb -> module. Bad input ends with one sentence and exit code 2, never with a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from creditscope.errors import CreditscopeError
+from creditscope.verbs.env import Env
+from creditscope.verbs.methods import Methods
+
+Verb = (
+    Annotated[Methods, tyro.conf.subcommand("methods")]
+    | Annotated[Env, tyro.conf.subcommand("env")]
+)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Parse, run, and turn what users can cause into an exit code."""
+    verb = tyro.cli(Verb, prog="creditscope", args=args,
+                    description="See where the credit goes when a language model is trained by reinforcement.")
+    try:
+        code = verb.run()
+        sys.stdout.flush()
+    except CreditscopeError as error:
+        print(f"creditscope: {error}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:
+        # The reader left, as in `creditscope methods | head`: not our error, and nothing more to say.
+        sys.stderr.close()
+        code = 0
+    except KeyboardInterrupt:
+        print("creditscope: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)

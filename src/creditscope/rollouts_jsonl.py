@@ -1,0 +1,221 @@
+"""Rollouts as JSON lines: one rollout a line, streamed, exact both ways, with every fault named by its line.
+
+    {"prompt": "...", "text": "...", "group": 3, "reward": 1.0, "tokens": [5, 9], "logp": [-0.1, -0.7]}
+
+Required: tokens, logp, reward, group. Optional: prompt, text, pieces, ref_logp, entropy, step, step_reward, and mask
+(absent means that the policy chose every token). Unknown fields are an error: a misspelt name must not be dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from creditscope.errors import CreditscopeError, unknown
+from creditscope.rollouts import Rollouts
+
+MAX_LINE = 64 * 2**20
+"""Longest line accepted, in bytes. A completion of a million tokens fits; a file without newlines does not."""
+
+_INT64 = range(-(2**63), 2**63)
+_PER_TOKEN = {"logp": float, "mask": bool, "ref_logp": float, "entropy": float, "step": int, "pieces": str}
+_REQUIRED = ("tokens", "logp", "reward", "group")
+_FIELDS = ("prompt", "text", "group", "reward", "tokens", "mask", "logp", "ref_logp", "entropy", "step", "step_reward",
+           "pieces")
+
+Row = dict[str, Any]
+
+
+def read_rows(path: str | Path, max_line: int = MAX_LINE) -> Iterator[Row]:
+    """Checked rows of a file, one at a time; memory is bounded by the longest line allowed."""
+    with _opened(path) as lines:
+        number = 0
+        while line := lines.readline(max_line + 1):
+            number += 1
+            if len(line) > max_line:
+                raise _bad(path, number, f"the line is longer than {max_line:,} bytes; "
+                                         f"write one rollout a line, ended by a newline")
+            if line.strip():
+                yield _parse(line, partial(_bad, path, number))
+        if number == 0:
+            raise CreditscopeError(f"{path} is empty; expected one JSON object a line")
+
+
+def read_jsonl(path: str | Path, max_line: int = MAX_LINE, dtype: torch.dtype = torch.float32) -> Rollouts:
+    """A whole file as one batch."""
+    return collate(read_rows(path, max_line), dtype)
+
+
+def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32) -> Rollouts:
+    """One right-padded batch from checked rows. A field is kept when all rows have it; some but not all is an error."""
+    rows = list(rows)
+    if not rows:
+        raise CreditscopeError("no rollouts to collate; the input had only blank lines")
+    present = {name: sum(name in row for row in rows) for name in _FIELDS}
+    for name, count in present.items():
+        if count not in (0, len(rows)) and name != "mask":
+            first = next(i for i, row in enumerate(rows) if name not in row)
+            raise CreditscopeError(f"field {name!r} is in {count} of {len(rows)} rollouts (missing first in rollout "
+                                   f"{first}); give it in all or in none")
+    width = max(len(row["tokens"]) for row in rows)
+
+    def matrix(name: str, kind: torch.dtype, pad: float, fallback: Callable[[Row], list[Any]] | None = None) -> Any:
+        if not present[name] and fallback is None:
+            return None
+        out = torch.full((len(rows), width), pad, dtype=kind)
+        for i, row in enumerate(rows):
+            values = row[name] if name in row else fallback(row) if fallback else []
+            out[i, : len(values)] = torch.tensor(values, dtype=kind)
+        return out
+
+    steps = None
+    if present["step_reward"]:
+        steps = torch.zeros(len(rows), max(len(row["step_reward"]) for row in rows), dtype=dtype)
+        for i, row in enumerate(rows):
+            steps[i, : len(row["step_reward"])] = torch.tensor(row["step_reward"], dtype=dtype)
+    return Rollouts(
+        tokens=matrix("tokens", torch.int64, 0),
+        mask=matrix("mask", torch.bool, False, lambda row: [True] * len(row["tokens"])),
+        logp=matrix("logp", dtype, 0.0),
+        reward=torch.tensor([row["reward"] for row in rows], dtype=dtype),
+        group=torch.tensor([row["group"] for row in rows], dtype=torch.int64),
+        ref_logp=matrix("ref_logp", dtype, 0.0),
+        entropy=matrix("entropy", dtype, 0.0),
+        step=matrix("step", torch.int64, -1),
+        step_reward=steps,
+        **{name: [row[name] for row in rows] for name in ("prompt", "text", "pieces") if present[name]},
+    )
+
+
+def write_jsonl(path: str | Path, batches: Iterable[Rollouts] | Rollouts) -> int:
+    """Write batches to a file, streaming, and return the number of rollouts. The file appears whole or not at all."""
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    count = 0
+    try:
+        with part.open("w", encoding="ascii", newline="\n") as out:
+            for batch in [batches] if isinstance(batches, Rollouts) else batches:
+                for row in to_rows(batch):
+                    out.write(json.dumps(row, allow_nan=False) + "\n")
+                    count += 1
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return count
+
+
+def to_rows(rollouts: Rollouts) -> Iterator[Row]:
+    """One plain dictionary a rollout, without padding. float32 values survive the trip through JSON exactly."""
+    steps = rollouts.step.amax(dim=1).add(1).tolist() if rollouts.step is not None and rollouts.step.numel() else None
+    for i, extent in enumerate(rollouts.extents.tolist()):
+        row: Row = {name: getattr(rollouts, name)[i] for name in ("prompt", "text") if getattr(rollouts, name)}
+        row |= {"group": int(rollouts.group[i]), "reward": float(rollouts.reward[i])}
+        row["tokens"] = rollouts.tokens[i, :extent].tolist()
+        if not bool(rollouts.mask[i, :extent].all()):
+            row["mask"] = rollouts.mask[i, :extent].tolist()
+        for name in ("logp", "ref_logp", "entropy", "step"):
+            value = getattr(rollouts, name)
+            if value is not None:
+                row[name] = value[i, :extent].tolist()
+        if rollouts.step_reward is not None:
+            # Columns past a row's last step are padding unless something stands in them.
+            values = rollouts.step_reward[i].tolist()
+            used = max([steps[i] if steps else 0, *(s + 1 for s, value in enumerate(values) if value)])
+            row["step_reward"] = values[:used]
+        if rollouts.pieces:
+            row["pieces"] = [*rollouts.pieces[i], *[""] * extent][:extent]
+        yield row
+
+
+# -- one line ---------------------------------------------------------------------------------------------------
+
+
+def _parse(line: bytes, bad: Callable[[str], CreditscopeError]) -> Row:
+    try:
+        row = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise bad(f"not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}") from None
+    except RecursionError:
+        raise bad("the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise bad(f"not valid JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise bad(f"expected a JSON object, got {type(row).__name__}")
+    for name in row:
+        if name not in _FIELDS:
+            raise bad(str(unknown("field", name, _FIELDS)))
+    for name in _REQUIRED:
+        if name not in row:
+            raise bad(f"field {name!r} is missing; a rollout needs {', '.join(_REQUIRED)}")
+    for name in ("prompt", "text"):
+        if name in row and not isinstance(row[name], str):
+            raise bad(f"{name!r} must be text, got {_show(row[name])}")
+    row["reward"] = _scalar("reward", row["reward"], float, bad)
+    row["group"] = _scalar("group", row["group"], int, bad)
+    row["tokens"] = _values("tokens", row["tokens"], int, bad)
+    for name, kind in _PER_TOKEN.items():
+        if name in row:
+            row[name] = _values(name, row[name], kind, bad)
+            if len(row[name]) != len(row["tokens"]):
+                raise bad(f"{name!r} has {len(row[name])} entries for {len(row['tokens'])} tokens")
+    if "step_reward" in row:
+        row["step_reward"] = _values("step_reward", row["step_reward"], float, bad)
+    return row
+
+
+def _values(name: str, value: Any, kind: type, bad: Callable[[str], CreditscopeError]) -> list[Any]:
+    if not isinstance(value, list):
+        raise bad(f"{name!r} must be a list of {kind.__name__}, got {_show(value)}")
+    return [_scalar(f"{name}[{i}]", entry, kind, bad) for i, entry in enumerate(value)]
+
+
+def _scalar(name: str, value: Any, kind: type, bad: Callable[[str], CreditscopeError]) -> Any:
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError:
+            raise bad(f"{name!r} does not fit a float: an integer of {len(str(value)):,} digits") from None
+        if math.isfinite(value):
+            return value
+        raise bad(f"{name!r} must be finite, got {value}")
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        if value in _INT64:
+            return value
+        raise bad(f"{name!r} must fit 64 bits, got {_show(value)}")
+    if kind in (bool, str) and isinstance(value, kind):
+        return value
+    raise bad(f"{name!r} must be {kind.__name__}, got {_show(value)}")
+
+
+def _show(value: Any) -> str:
+    """A short picture of a value of any size, for a message."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"an integer of {value.bit_length():,} bits"
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not allowed; every number must be finite")
+
+
+def _bad(path: str | Path, number: int, what: str) -> CreditscopeError:
+    return CreditscopeError(f"{path}, line {number}: {what}")
+
+
+def _opened(path: str | Path) -> BinaryIO:
+    try:
+        return Path(path).open("rb")
+    except FileNotFoundError:
+        raise CreditscopeError(f"no such file: {path}") from None
+    except OSError as error:
+        raise CreditscopeError(f"cannot read {path}: {error.strerror}") from None

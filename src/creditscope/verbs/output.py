@@ -1,0 +1,31 @@
+"""How a verb speaks: JSON for programs, a plain console where there is no terminal, colour where there is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How results are printed."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object and nothing else."""
+    plain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """No colour and no live display; the default where the output is not a terminal."""
+
+    def console(self) -> Console:
+        """A console for people. Without a terminal it is wide enough that tables keep their columns."""
+        terminal = sys.stdout.isatty() and not self.plain
+        return Console(force_terminal=terminal, no_color=not terminal, highlight=False,
+                       width=None if sys.stdout.isatty() else 200)
+
+    def emit(self, value: Any) -> None:
+        """Print a value as JSON. Not-a-number is not JSON, so it is refused rather than written."""
+        print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))

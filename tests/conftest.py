@@ -1,0 +1,17 @@
+"""Settings that every test shares."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+
+# The machine is noisy: a slow example is not a failure. Examples are fixed, so a red run can be run again.
+hypothesis.settings.register_profile("house", deadline=None, max_examples=40, derandomize=True)
+hypothesis.settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Small tensors run faster on one thread, and tests run side by side."""
+    torch.set_num_threads(1)

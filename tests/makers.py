@@ -1,0 +1,44 @@
+"""Makers of batches for tests. Everything is float64 unless a test is about precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from creditscope import Rollouts
+
+
+def make(reward: Sequence[float], group: Sequence[int], lengths: Sequence[int], seed: int = 0,
+         dtype: torch.dtype = torch.float64, width: int | None = None) -> Rollouts:
+    """Rollouts with random tokens, log-probs, reference and entropies."""
+    draw = torch.Generator().manual_seed(seed)
+    shape = (len(reward), width or max(max(lengths), 1))
+    mask = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
+
+    def noise() -> Tensor:
+        return torch.rand(shape, generator=draw, dtype=torch.float64).to(dtype) * mask
+
+    return Rollouts(tokens=torch.randint(1, 5, shape, generator=draw) * mask, mask=mask, logp=-noise() - 0.1 * mask,
+                    reward=torch.tensor(reward, dtype=dtype), group=torch.tensor(group), ref_logp=-noise(),
+                    entropy=noise())
+
+
+def moved(rollouts: Rollouts, size: float = 0.5, seed: int = 1) -> Tensor:
+    """Log-probs of a policy that has moved away from the sampler."""
+    draw = torch.Generator().manual_seed(seed)
+    step = torch.randn(rollouts.logp.shape, generator=draw, dtype=torch.float64).to(rollouts.logp.dtype)
+    return rollouts.logp + size * step * rollouts.mask
+
+
+@st.composite
+def random_batches(draw: st.DrawFn, graded: bool = True) -> Rollouts:
+    """Batches of 1 to 4 groups of 2 to 6 rollouts of 1 to 7 tokens, in any row order."""
+    sizes = draw(st.lists(st.integers(2, 6), min_size=1, max_size=4))
+    group = draw(st.permutations([g for g, size in enumerate(sizes) for _ in range(size)]))
+    values = st.sampled_from([0.0, 0.25, 0.5, 1.0]) if graded else st.sampled_from([0.0, 1.0])
+    reward = draw(st.lists(values, min_size=len(group), max_size=len(group)))
+    lengths = draw(st.lists(st.integers(1, 7), min_size=len(group), max_size=len(group)))
+    return make(reward, group, lengths, seed=draw(st.integers(0, 999)))

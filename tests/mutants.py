@@ -1,0 +1,87 @@
+"""Plant a bug in a formula and count the tests that turn red: a suite that stays green guards nothing.
+
+    python tests/mutants.py         every mutant must turn at least three tests red; exit code 1 otherwise
+
+Each mutant is one textual change in a copy of the package, run against the formula tests, two at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ["tests/test_advantages.py", "tests/test_objective.py", "tests/test_p2_table.py"]
+ENOUGH = 3
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant("sign of the advantage flipped", "advantages.py",
+           "centred = reward - BASELINES", "centred = -reward + BASELINES"),
+    Mutant("clip bounds swapped", "ratios.py",
+           "else s.clamp(low, high)", "else s.clamp(2 - high if high else None, 2 - low if low else None)"),
+    Mutant("mask dropped from the weight", "weights.py",
+           "mask = rollouts.mask & keep[:, None]", "mask = torch.ones_like(rollouts.mask) & keep[:, None]"),
+    Mutant("mask dropped from the sequence ratio", "ratios.py",
+           "log_ratio.sum(dim=1, keepdim=True) / mask.sum(", "log_ratio.sum(1, True) / torch.ones_like(mask).sum("),
+    Mutant("min turned into max", "ratios.py", "objective = torch.minimum(", "objective = torch.maximum("),
+    Mutant("std of the other kind", "advantages.py", 'return 1 if method.std == "sample" else 0', "return 0"),
+    Mutant("leave-one-out keeps the one", "advantages.py", "others = groups.size - 1", "others = groups.size"),
+    Mutant("token mean over padding too", "weights.py",
+           "(length * counted).sum().clamp(min=1)", "torch.tensor(len(length) * width)"),
+    Mutant("KL pulls the wrong way", "objective.py", "value = value - method.beta", "value = value + method.beta"),
+    Mutant("stop-gradient forgotten", "ratios.py",
+           "log_ratio, mask)).detach() * credit", "log_ratio, mask)) * credit"),
+    Mutant("dropped groups still counted", "weights.py",
+           'if method.denominator == "kept" else', 'if method.denominator == "never" else'),
+    Mutant("unanimous groups not guarded", "advantages.py",
+           "centred.masked_fill(groups.unanimous(reward) & ~raw, 0.0)", "centred"),
+]
+
+
+def reds(mutant: Mutant) -> int:
+    """How many tests fail with the mutant in place; -1 where the suite did not run."""
+    with tempfile.TemporaryDirectory(prefix="creditscope-mutant-") as folder:
+        package = Path(folder) / "creditscope"
+        shutil.copytree(ROOT / "src" / "creditscope", package, ignore=shutil.ignore_patterns("__pycache__", "models"))
+        source = (package / mutant.file).read_text()
+        if (count := source.count(mutant.old)) != 1:
+            raise SystemExit(f"mutant {mutant.name!r}: its text stands {count} times in {mutant.file}, not once; "
+                             f"bring tests/mutants.py up to date")
+        (package / mutant.file).write_text(source.replace(mutant.old, mutant.new))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *TESTS, "-p", "no:cacheprovider", "--no-header", "--tb=no"],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+            check=False)
+        if done.returncode not in (0, 1):
+            print(done.stdout[-2000:], done.stderr[-2000:], sep="\n")
+            return -1
+        failed = re.search(r"(\d+) failed", done.stdout)
+        return int(failed.group(1)) if failed else 0
+
+
+def main() -> int:
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        counts = list(pool.map(reds, MUTANTS))
+    for mutant, count in zip(MUTANTS, counts, strict=True):
+        print(f"{'ok  ' if count >= ENOUGH else 'WEAK'} {count:4d} red  {mutant.name}")
+    return 0 if min(counts) >= ENOUGH else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Generated pages are current, and what the README says can be pasted."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_methods_is_current() -> None:
+    assert generator().methods_page() == (ROOT / "docs" / "methods.md").read_text(), "run: make docs"
+
+
+@pytest.mark.conformance
+@pytest.mark.slow
+def test_the_page_of_conformance_is_current() -> None:
+    pytest.importorskip("trl")
+
+    def without_rounding(text: str) -> str:  # the last digits differ from machine to machine
+        return re.sub(r"\| (0|< 1e-1\d) \|", "| tiny |", text)
+
+    page = without_rounding(generator().conformance_page())
+    assert page == without_rounding((ROOT / "docs" / "conformance.md").read_text()), "run: make docs"
+
+
+def test_every_link_in_the_pages_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"

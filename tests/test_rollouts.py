@@ -1,0 +1,81 @@
+"""Rollouts refuse what cannot be right, and name the row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from creditscope import CreditscopeError, Rollouts
+from makers import make
+
+
+def test_groups_of_unequal_size_of_one_and_empty_completions_are_allowed() -> None:
+    batch = make([1, 0, 1, 0], group=[3, 3, 3, 8], lengths=[2, 0, 1, 3])
+    assert batch.lengths.tolist() == [2, 0, 1, 3]
+    assert len(batch) == 4
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_not_finite_is_refused_with_its_row(value: float) -> None:
+    with pytest.raises(CreditscopeError, match=r"Rollouts\.reward must be finite: row 1 is"):
+        make([1, value, 0], group=[0, 0, 0], lengths=[1, 1, 1])
+
+
+@pytest.mark.parametrize("name", ["logp", "ref_logp", "entropy"])
+def test_a_log_prob_that_is_not_finite_is_refused_with_its_row_and_column(name: str) -> None:
+    batch = make([1, 0], group=[0, 0], lengths=[2, 3])
+    spoilt = getattr(batch, name).clone()
+    spoilt[1, 2] = float("nan")
+    with pytest.raises(CreditscopeError, match=rf"Rollouts\.{name} must be finite: row 1, column 2 is nan"):
+        replace(batch, **{name: spoilt})
+
+
+def test_what_stands_on_padding_is_blanked_not_refused() -> None:
+    batch = make([1, 0], group=[0, 0], lengths=[1, 3])
+    logp = batch.logp.clone()
+    logp[0, 2] = float("-inf")  # engines write −inf there
+    assert replace(batch, logp=logp).logp[0, 2] == 0
+
+
+@pytest.mark.parametrize(("field", "value", "message"), [
+    ("tokens", torch.zeros(2, 3), r"tokens must be int64, got torch\.float32; convert it with tokens\.long\(\)"),
+    ("mask", torch.ones(2, 3, dtype=torch.int64), r"mask must be bool.*mask\.bool\(\)"),
+    ("mask", torch.ones(2, 2, dtype=torch.bool), r"mask must have shape \(2, 3\).*got \(2, 2\)"),
+    ("reward", torch.zeros(2, 1), r"reward must have shape \(2,\)"),
+    ("reward", torch.zeros(2, dtype=torch.int64), r"reward must be float"),
+    ("group", torch.zeros(3, dtype=torch.int64), r"group must have shape \(2,\)"),
+    ("logp", [[0.0]], r"logp must be a float tensor, got list"),
+    ("prompt", ["only one"], r"prompt must have one entry per row \(2\)"),
+    ("step_reward", torch.zeros(2, 1), r"step_reward was given without Rollouts\.step"),
+])
+def test_wrong_shapes_and_kinds_name_the_field_and_the_repair(field: str, value: object, message: str) -> None:
+    with pytest.raises(CreditscopeError, match=message):
+        replace(make([1, 0], group=[0, 0], lengths=[2, 3]), **{field: value})
+
+
+def test_no_rows_at_all_is_refused() -> None:
+    empty = torch.zeros(0, 3)
+    with pytest.raises(CreditscopeError, match="at least one row"):
+        Rollouts(tokens=empty.long(), mask=empty.bool(), logp=empty, reward=torch.zeros(0), group=torch.zeros(0).long())
+
+
+def test_a_step_beyond_the_step_rewards_is_refused() -> None:
+    step = torch.tensor([[0, 1, -1], [0, 0, 2]])
+    with pytest.raises(CreditscopeError, match=r"row 1, column 2 is 2"):
+        replace(make([1, 0], group=[0, 0], lengths=[2, 3]), step=step, step_reward=torch.zeros(2, 2))
+
+
+def test_cat_pads_to_the_widest_part_and_rows_takes_it_apart_again() -> None:
+    left, right = make([1, 0], group=[0, 0], lengths=[2, 1]), make([0.5], group=[1], lengths=[4])
+    both = Rollouts.cat([left, right])
+    assert both.tokens.shape == (3, 4)
+    assert torch.equal(both.rows(both.group == 0).trim().logp, left.logp)
+    assert torch.equal(both.rows(torch.tensor([2])).logp, right.logp)
+
+
+def test_cat_refuses_parts_with_different_fields() -> None:
+    part = make([1.0], group=[0], lengths=[2])
+    with pytest.raises(CreditscopeError, match="some parts have 'ref_logp'"):
+        Rollouts.cat([part, replace(part, ref_logp=None)])
