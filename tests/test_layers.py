@@ -17,7 +17,7 @@ SRC = Path(creditscope.__file__).parent
 LAYERS = [
     {"errors"},
     {"method", "rollouts", "groups"},
-    {"methods", "rollouts_jsonl"},
+    {"methods", "rollouts_jsonl", "record"},
     {"dialects"},
     {"catalogue"},
     {"advantages"},
@@ -26,12 +26,13 @@ LAYERS = [
     {"objective"},
     {"describe", "properties"},
     {"tasks"},
+    {"lab"},
     {"verbs"},
     {"cli"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "cli"}
+NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "tasks", "lab.config", "cli"}
 
 
 def modules() -> list[Path]:

@@ -9,20 +9,24 @@ from typing import Annotated
 import tyro
 
 from creditscope.errors import CreditscopeError
+from creditscope.verbs.demo import Demo
 from creditscope.verbs.env import Env
 from creditscope.verbs.methods import Methods
+from creditscope.verbs.train import Train
 
 Verb = (
-    Annotated[Methods, tyro.conf.subcommand("methods")]
+    Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Methods, tyro.conf.subcommand("methods")]
     | Annotated[Env, tyro.conf.subcommand("env")]
 )
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Parse, run, and turn what users can cause into an exit code."""
-    verb = tyro.cli(Verb, prog="creditscope", args=args,
-                    description="See where the credit goes when a language model is trained by reinforcement.")
     try:
+        verb = tyro.cli(Verb, prog="creditscope", args=args,
+                        description="See where the credit goes when a language model is trained by reinforcement.")
         code = verb.run()
         sys.stdout.flush()
     except CreditscopeError as error:

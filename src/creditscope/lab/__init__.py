@@ -1,0 +1,1 @@
+"""Our own small trainer: a policy, a sampler, one loop."""

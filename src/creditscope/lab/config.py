@@ -1,0 +1,142 @@
+"""Every setting of a training run, with what it means. The command line is made from this class."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from creditscope.catalogue import find
+from creditscope.errors import CreditscopeError, unknown
+from creditscope.method import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What to train, on what, how."""
+
+    model: str = "tiny"
+    """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
+    task: str = "arithmetic"
+    """arithmetic; gsm8k:FILE or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
+    reward: str | None = None
+    """module:function that scores an answer, for --task jsonl."""
+    method: str = "grpo"
+    """A row of the table: creditscope methods."""
+    beta: float | None = None
+    """Weight of the method's KL term; by default the row's own, which is 0 for most."""
+
+    group: int = 8
+    """R, rollouts per prompt."""
+    prompts: int = 8
+    """P, prompts per step."""
+    steps: int = 60
+    """Batches to sample."""
+    inner_steps: int = 1
+    """μ, passes over each batch."""
+    minibatches: int = 1
+    """Optimiser steps per pass: the groups are dealt out evenly."""
+    accumulate: int = 1
+    """Micro-batches per optimiser step: less memory, the same gradient, one more forward pass."""
+    resample: int = 3
+    """How often a step may replace unanimous groups by fresh prompts, for methods that drop them (DAPO)."""
+
+    optimizer: str = "adamw"
+    """adamw or sgd."""
+    lr: float = 3e-5
+    """Learning rate."""
+    schedule: str = "constant"
+    """constant, linear or cosine decay to 0 over --steps."""
+    warmup: int = 0
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW), or L2 (SGD)."""
+    momentum: float = 0.0
+    """Momentum of SGD."""
+    clip_norm: float | None = 1.0
+    """Largest gradient norm, or None."""
+
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_p: float = 1.0
+    """Nucleus sampling. Below 1 the training forward no longer has the sampler's distribution; the gap is reported."""
+    max_tokens: int | None = None
+    """Longest completion; by default the task's."""
+
+    seed: int = 0
+    """Fixes prompts, samples and adapters. On a CPU two runs with one seed are equal bit by bit."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 ..."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float64."""
+    lora: int = 0
+    """Rank of LoRA adapters to train in place of the weights; 0 trains the weights."""
+    chat: str = "auto"
+    """on, off, or auto: wrap prompts in the chat template where the tokenizer has one."""
+
+    eval_every: int = 0
+    """Steps between evaluations on the test split; 0 evaluates before the first and after the last step."""
+    eval_problems: int = 400
+    """Test problems per evaluation; 0 for none."""
+    checkpoint_every: int = 20
+    """Steps between checkpoints."""
+    keep_every: int = 10
+    """Steps between kept rollouts (groups/*.npz); 0 keeps none."""
+    log: tuple[str, ...] = ()
+    """Trackers by name (tensorboard, wandb, trackio, mlflow), through accelerate."""
+
+    def __post_init__(self) -> None:
+        at_least = {"group": 1, "prompts": 1, "steps": 1, "inner_steps": 1, "minibatches": 1, "accumulate": 1,
+                    "resample": 0, "warmup": 0, "eval_every": 0, "eval_problems": 0, "checkpoint_every": 1,
+                    "keep_every": 0, "lora": 0}
+        for name, low in at_least.items():
+            if getattr(self, name) < low:
+                raise CreditscopeError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
+        if not self.lr > 0:
+            raise CreditscopeError(f"--lr must be above 0, got {self.lr}")
+        if not self.temperature > 0:
+            raise CreditscopeError(f"--temperature must be above 0 to train on samples, got {self.temperature}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise CreditscopeError(f"--clip-norm must be above 0 or None, got {self.clip_norm}")
+        for name, choices in {"optimizer": ("adamw", "sgd"), "schedule": ("constant", "linear", "cosine"),
+                              "chat": ("auto", "on", "off")}.items():
+            if getattr(self, name) not in choices:
+                raise unknown(f"--{name}", getattr(self, name), choices)
+        if self.minibatches > self.prompts:
+            raise CreditscopeError(f"--minibatches {self.minibatches} cannot deal out --prompts {self.prompts} groups; "
+                                   f"give at most one minibatch a prompt")
+        if self.row.centred and self.group < 2:
+            raise CreditscopeError(f"--group {self.group}: method {self.method!r} compares a rollout with its group, "
+                                   f"so a group of one has advantage 0; give --group 2 or more, or --method reinforce")
+        if self.row.baseline == "external":
+            raise CreditscopeError(f"method {self.method!r} takes its credit from a critic, which this trainer does "
+                                   f"not have; choose another row of: creditscope methods")
+
+    @property
+    def row(self) -> Method:
+        """The method, with the run's own β."""
+        row = find(self.method)
+        if self.beta is None or self.beta == row.beta:
+            return row
+        if row.kl == "none":
+            raise CreditscopeError(f"--beta {self.beta}: method {self.method!r} has no KL term; choose one that has, "
+                                   f"such as grpo, or leave --beta out")
+        return row.but(name=row.name, beta=self.beta, title=row.title, parent=row.parent)
+
+    @property
+    def needs_reference(self) -> bool:
+        """True when the KL term compares with a frozen reference policy."""
+        return self.row.beta != 0.0 and self.row.kl_to == "ref"
+
+    @property
+    def free(self) -> frozenset[str]:
+        """Settings that may change when the run is resumed, because no step's result depends on them."""
+        longer = {"steps"} if self.schedule == "constant" else set()
+        return frozenset({"log", "checkpoint_every", "keep_every"} | longer)
+
+    def learning_rate(self, step: int) -> float:
+        """lr of a step: linear warm-up, then the schedule's decay."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[self.schedule]
+        return self.lr * factor

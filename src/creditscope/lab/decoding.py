@@ -1,0 +1,310 @@
+"""One token at a time for many rows: the model's forward behind a KV cache that rows can leave.
+
+Two decoders with one face. `Slots` is the fast one, for models that take a ready 4-D mask; `Growing` is right for all.
+
+    step(token)                 (n,) a token for each row -> (n, V) logits of the next, overwritten by the next step
+    keep(rows, holes, movers)   go on with the first `rows` rows, after row movers[j] has moved into holes[j]
+    worth(alive, rows)          whether going on with the living rows alone saves more than it costs
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from creditscope.errors import CreditscopeError
+
+SMALLEST_LENGTH, SMALLEST_ROWS = 128, 16  # below these a CUDA graph gains nothing from being smaller
+
+
+def start(policy: Any, prompts: list[list[int]], group: int, room: int, pad: int) -> tuple[Growing | Slots, Tensor]:
+    """Compute each prompt once, then hand it to `group` rows with `room` tokens to write: (decoder, (P, V) logits).
+
+    Prompts are padded on the left, so that every row writes its next token into the same slot.
+    """
+    device = policy.get_input_embeddings().weight.device
+    width = max(map(len, prompts))
+    padded = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    mask = torch.arange(width, device=device) >= width - lengths[:, None]
+    accepted = inspect.signature(policy.forward).parameters
+    extra: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+    if "position_ids" in accepted:
+        extra["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    out = policy(input_ids=padded, attention_mask=mask.long(), use_cache=True, **extra)
+    cache = getattr(out, "past_key_values", None)
+    if not isinstance(cache, Cache) or not all(hasattr(layer, "batch_repeat_interleave") for layer in cache.layers):
+        raise CreditscopeError(f"{type(policy).__name__} has no key-value cache that a group could share; "
+                               f"use a decoder with attention layers")
+    logits = out.logits[:, -1]
+    if _fits_slots(policy, cache, width + room):
+        return _slots(policy, cache, mask, lengths, group, width + room), logits
+    return Growing(policy, cache, mask, lengths, group, "position_ids" in accepted), logits
+
+
+def release(model: nn.Module) -> None:
+    """Free the CUDA graphs and the cache memory that sampling keeps for the model's next call."""
+    _KEPT.pop(base(model), None)
+
+
+def base(model: Any) -> Any:
+    """The Hugging Face model inside a peft wrapper: the adapter's layers are in it, the wrapper adds only overhead."""
+    if not hasattr(model, "get_base_model"):
+        return model
+    if model.active_peft_config.is_prompt_learning:
+        raise CreditscopeError(f"cannot sample through {model.active_peft_config.peft_type.value}, which prepends "
+                               f"virtual tokens; use an adapter that lives in the layers, such as LoRA")
+    return model.get_base_model()
+
+
+class Growing:
+    """The model's own cache, mask and positions, as `generate` uses them: right for every architecture."""
+
+    def __init__(self, policy: Any, cache: Any, mask: Tensor, lengths: Tensor, group: int, placed: bool) -> None:
+        cache.batch_repeat_interleave(group)
+        self.policy, self.cache, self.placed = policy, cache, placed
+        self.mask = mask.long().repeat_interleave(group, 0)
+        self.position = lengths.repeat_interleave(group)[:, None]
+
+    def step(self, token: Tensor) -> Tensor:
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(token), 1)], 1)
+        where = {"position_ids": self.position} if self.placed else {}
+        out = self.policy(input_ids=token[:, None], attention_mask=self.mask, past_key_values=self.cache,
+                          use_cache=True, **where)
+        self.position = self.position + 1
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def keep(self, rows: int, holes: Tensor, movers: Tensor) -> None:
+        index = torch.arange(rows, device=self.mask.device).index_copy_(0, holes, movers)
+        self.cache.batch_select_indices(index)
+        self.mask, self.position = self.mask[index], self.position[index]
+
+    def worth(self, alive: int, rows: int) -> bool:
+        return alive <= rows * 7 // 8  # the whole cache is copied
+
+
+class Slots:
+    """A preallocated cache (rows, heads, slots, width) a layer, written in place and read through views.
+
+    Nothing is concatenated, masks are not rebuilt, and a row that leaves costs the copy of one other row into its
+    place. On CUDA the forward is captured as a graph for each size of the views; memory and graphs stay for the next
+    call, since a graph holds addresses. It reads the weights where they lie: a step of an optimizer is seen, and
+    weights that have moved are found by `fingerprint`, which makes `_slots` build anew.
+    """
+
+    def __init__(self, policy: Any, cache: Any, rows: int, slots: int) -> None:
+        first = cache.layers[0].keys
+        self.graphed = _can_capture(policy, first.device)
+        if self.graphed:  # room for the sizes that graphs come in
+            rows, slots = grid(rows, SMALLEST_ROWS), -(-slots // 64) * 64
+        self.rows, self.slots = rows, slots
+        self.cache = Cache(layers=[_SlotLayer(layer.keys, layer.values, rows, slots) for layer in cache.layers])
+        self.mask = first.new_empty(rows, 1, 1, slots)
+        self.token = torch.zeros(rows, 1, dtype=torch.long, device=first.device)
+        self.position = torch.zeros_like(self.token)
+        self.slot = torch.zeros(1, dtype=torch.long, device=first.device)
+        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.graphed else None
+        self.fingerprint = fingerprint(policy) if self.graphed else None
+
+    def load(self, policy: Any, cache: Any, mask: Tensor, lengths: Tensor, group: int) -> Slots:
+        """Begin with a cache of P prompts: each is copied to the `group` rows that answer it."""
+        self.policy, self.config = weakref.proxy(policy), _text(policy)  # _KEPT must not keep its own key alive
+        prompts, width = mask.shape
+        rows = prompts * group
+        for layer, prompt in zip(self.cache.layers, cache.layers, strict=True):
+            for buffer, state in ((layer.all_keys, prompt.keys), (layer.all_values, prompt.values)):
+                if self.graphed:
+                    buffer.zero_()  # the graphs read slots not yet written: weight 0 there, but 0 · NaN is NaN
+                buffer[:rows].unflatten(0, (prompts, group))[..., :width, :] = state[:, None]
+        # Additive, which both sdpa and eager attention take as it is. New slots open one by one.
+        self.mask.fill_(torch.finfo(self.mask.dtype).min)
+        self.mask[:rows, 0, 0, :width].masked_fill_(mask.repeat_interleave(group, 0), 0)
+        self.position.zero_()  # rows beyond ours run along in a graph: their positions must exist too
+        self.position[:rows, 0] = lengths.repeat_interleave(group)
+        self.slot.fill_(width)
+        self.used = width
+        return self
+
+    def step(self, token: Tensor) -> Tensor:
+        rows = len(token)
+        self.token[:rows, 0] = token
+        self.used += 1
+        logits = self._replay(rows) if self.graphed else self._forward(rows, self.used)
+        self.position += 1
+        self.slot += 1
+        return logits[:rows]
+
+    def keep(self, rows: int, holes: Tensor, movers: Tensor) -> None:
+        for layer in self.cache.layers:
+            for buffer in (layer.all_keys, layer.all_values):
+                seen = buffer[:, :, :self.used]
+                seen.index_copy_(0, holes, seen.index_select(0, movers))
+        for state in (self.mask, self.position):
+            state.index_copy_(0, holes, state.index_select(0, movers))
+
+    def worth(self, alive: int, rows: int) -> bool:
+        if self.graphed:  # nothing is saved before a smaller graph fits
+            return grid(alive, SMALLEST_ROWS) < grid(rows, SMALLEST_ROWS)
+        return alive < rows
+
+    def _forward(self, rows: int, length: int) -> Tensor:
+        """Idempotent: it writes what belongs into the current slot, however often it runs."""
+        mask = self.mask[:rows].index_fill_(3, self.slot, 0)[..., :length]
+        for layer in self.cache.layers:
+            layer.look(rows, length, self.slot)
+        with _one_query(self.config):
+            out = self.policy(input_ids=self.token[:rows], attention_mask=mask, position_ids=self.position[:rows],
+                              past_key_values=self.cache, use_cache=True)
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def _replay(self, rows: int) -> Tensor:
+        size = grid(rows, SMALLEST_ROWS), min(grid(self.used, SMALLEST_LENGTH), self.slots)
+        if size not in self.graphs:
+            try:
+                self.graphs[size] = self._capture(*size)
+            except RuntimeError as error:  # a model that waits for the device, or decides by what it finds there
+                self.graphed = False
+                warnings.warn(f"{self.policy.__class__.__name__} cannot be captured as a CUDA graph, so sampling runs "
+                              f"without: {str(error).splitlines()[0]}", stacklevel=2)
+                return self._forward(rows, self.used)
+        graph, logits = self.graphs[size]
+        graph.replay()
+        return logits
+
+    def _capture(self, rows: int, length: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        with torch.cuda.device(self.slot.device):
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._forward(rows, length)  # libraries take their workspaces at first use, which a capture forbids
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                logits = self._forward(rows, length)
+        return graph, logits
+
+
+class _SlotLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer's slots, behind the interface that attention modules write to."""
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: int, slots: int) -> None:
+        super().__init__()
+        self.all_keys = keys.new_empty(rows, keys.shape[1], slots, keys.shape[3])
+        self.all_values = values.new_empty(rows, values.shape[1], slots, values.shape[3])
+        self.is_initialized = True
+
+    def look(self, rows: int, length: int, slot: Tensor) -> None:
+        self.keys, self.values = self.all_keys[:rows, :, :length], self.all_values[:rows, :, :length]
+        self.slot = slot
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.slot, key_states)
+        self.values.index_copy_(2, self.slot, value_states)
+        return self.keys, self.values
+
+
+def attend_one(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+               scaling: float | None = None, **rest: Any) -> tuple[Tensor, None]:
+    """Attention of one query a row. The heads that share keys stand as queries of one head, so keys are not repeated.
+
+    (B, H, 1, D) -> (B, 1, H, D), the same numbers as transformers' sdpa, which copies every key H / H_kv times.
+    """
+    if query.shape[2] != 1 or rest.get("softcap") is not None or rest.get("position_bias") is not None:
+        out, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, scaling=scaling, **rest)
+        return out, None
+    rows, heads, _, width = query.shape
+    query = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.reshape(rows, 1, heads, -1), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("creditscope_one_query", attend_one)
+
+
+@contextmanager
+def _one_query(config: Any) -> Iterator[None]:
+    """sdpa models attend through `attend_one` inside; the setting is read at each forward."""
+    before = config._attn_implementation
+    if before == "sdpa":
+        config._attn_implementation = "creditscope_one_query"
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+_KEPT: weakref.WeakKeyDictionary[nn.Module, Slots] = weakref.WeakKeyDictionary()
+
+
+def _slots(policy: Any, cache: Any, mask: Tensor, lengths: Tensor, group: int, slots: int) -> Slots:
+    """Fresh slots, or those of an earlier call that are large enough and whose graphs still show the model as it is."""
+    rows = len(lengths) * group
+    kept = _KEPT.get(policy)
+    if kept is not None and _can_capture(policy, mask.device) and kept.fingerprint == fingerprint(policy):
+        if rows <= kept.rows and slots <= kept.slots:
+            return kept.load(policy, cache, mask, lengths, group)
+        rows, slots = max(rows, kept.rows), max(slots, kept.slots)
+    del kept
+    _KEPT.pop(policy, None)
+    fresh = Slots(policy, cache, rows, slots)
+    if fresh.graphed:
+        _KEPT[policy] = fresh
+    return fresh.load(policy, cache, mask, lengths, group)
+
+
+def _fits_slots(policy: Any, cache: Any, slots: int) -> bool:
+    """Whether the model takes a 4-D mask as it is, and every layer sees the whole text.
+
+    Transformers marks models that build masks in its one place and attend through its one interface; older ones make
+    biases from a 2-D mask. A sliding window longer than the text slides nowhere.
+    """
+    return (getattr(policy, "_supports_attention_backend", False) is True
+            and getattr(policy, "_can_compile_fullgraph", False) is True
+            and _text(policy)._attn_implementation in ("sdpa", "eager")
+            and all(type(layer) is DynamicLayer
+                    or (type(layer) is DynamicSlidingWindowLayer and slots < layer.sliding_window)
+                    for layer in cache.layers)
+            and len({layer.keys.device if layer.is_initialized else None for layer in cache.layers}) == 1)
+
+
+def _can_capture(policy: Any, device: torch.device) -> bool:
+    """Whether replaying a graph does what calling the model would: hooks run in Python, autocast caches weights."""
+    return (device.type == "cuda" and not torch.is_autocast_enabled("cuda")
+            and not any(m._forward_hooks or m._forward_pre_hooks for m in policy.modules()))
+
+
+def fingerprint(policy: Any) -> tuple[Any, ...]:
+    """What a captured graph has frozen: where the weights lie, and which adapters speak."""
+    weights = [(w.data_ptr(), w.dtype, w.shape) for w in chain(policy.parameters(), policy.buffers())]
+    adapters = [(m.disable_adapters, tuple(m.active_adapters), tuple(m.merged_adapters), str(m.scaling))
+                for m in policy.modules() if hasattr(m, "merged_adapters")]
+    return (*weights, *adapters, _text(policy)._attn_implementation)
+
+
+def _text(policy: Any) -> Any:
+    """The configuration of the decoder: a model that also sees holds it inside its own."""
+    return policy.config.get_text_config(decoder=True)
+
+
+def grid(n: int, least: int) -> int:
+    """The smallest 2^k or 3·2^k that is at least `n` and `least`: few graphs, little waste.
+
+    >>> [grid(n, 16) for n in (3, 20, 49, 65)]
+    [16, 24, 64, 96]
+    """
+    power = 1 << max(n - 1, 0).bit_length()
+    return max(least, power * 3 // 4 if n <= power * 3 // 4 else power)

@@ -1,0 +1,47 @@
+"""Accuracy on the test split, with its interval."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+import torch
+
+from creditscope.lab.config import Config
+from creditscope.lab.policy import Policy
+from creditscope.lab.rollout import roll_out
+from creditscope.tasks import Task
+
+BATCH = 128  # problems sampled at a time
+
+
+def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """95 % interval of a share: (p + z²/2n ± z√(p(1−p)/n + z²/4n²)) / (1 + z²/n).
+
+    >>> low, high = wilson(5, 10)
+    >>> round(low, 4), round(high, 4)
+    (0.2366, 0.7634)
+    """
+    p, zz = successes / n, z * z / n
+    half = z * math.sqrt(p * (1 - p) / n + zz / (4 * n))
+    return (p + zz / 2 - half) / (1 + zz), (p + zz / 2 + half) / (1 + zz)
+
+
+def evaluate(policy: Policy, task: Task, config: Config, max_tokens: int) -> dict[str, float]:
+    """One sampled answer to each of the first test problems: share with reward above ½, and its 95 % interval.
+
+    The random numbers are the same at every evaluation of a run, so that differences are the policy's.
+    """
+    problems = list(islice(task.problems("test"), config.eval_problems))
+    if not problems:
+        return {}
+    generator = torch.Generator(policy.device).manual_seed(config.seed)
+    right, reward = 0, 0.0
+    for start in range(0, len(problems), BATCH):
+        batch = roll_out(policy, task, problems[start:start + BATCH], 1, max_tokens=max_tokens,
+                         temperature=config.temperature, top_p=config.top_p, generator=generator)
+        right += int((batch.rollouts.reward > 0.5).sum())
+        reward += float(batch.rollouts.reward.sum())
+    low, high = wilson(right, len(problems))
+    return {"eval/accuracy": right / len(problems), "eval/low": low, "eval/high": high,
+            "eval/reward": reward / len(problems), "eval/problems": len(problems)}

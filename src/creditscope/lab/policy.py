@@ -1,0 +1,221 @@
+"""A policy: any Hugging Face causal language model with its tokenizer, loaded by name, folder, GGUF file or `tiny`."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from creditscope.errors import CreditscopeError, unknown
+
+TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
+
+
+@dataclass
+class Policy:
+    """A model that can be sampled from and trained, and the tokenizer that goes with it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    chat: bool = False
+    """Wrap prompts in the tokenizer's chat template."""
+    lora: bool = False
+    _pieces: dict[int, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and completion together."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or 10**9)
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """Ids that end a completion: the tokenizer's and those the model's own generation config names."""
+        own = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        own = [own] if isinstance(own, int) else list(own or [])
+        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *own]))
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter, tied weights once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a prompt, ready to be continued."""
+        if self.chat:
+            message = [{"role": "user", "content": prompt}]
+            prompt = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a completion, without its end token."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text that each token adds: joined, they are `decode(ids)`.
+
+        Most tokens decode alone to what they add; where that does not join up (a character split over tokens, a
+        tokenizer that sets spaces by neighbours), each piece is the growth of the decoded prefix.
+        """
+        for i in ids:
+            if i not in self._pieces:
+                self._pieces[i] = self.decode([i])
+        alone = [self._pieces[i] for i in ids]
+        whole = self.decode(ids)
+        if "".join(alone) == whole:
+            return alone
+        cuts = [0]
+        for t in range(1, len(ids) + 1):
+            # An unfinished character decodes to a replacement mark: it belongs to the token that completes it.
+            text = self.decode(ids[:t])
+            cuts.append(len(text) if whole.startswith(text) else cuts[-1])
+        cuts[-1] = len(whole)
+        return [whole[a:b] for a, b in pairwise(cuts)]
+
+    def reference(self) -> Policy:
+        """A frozen copy of the policy as it is now; with LoRA the base model itself, adapters off."""
+        if self.lora:
+            return _Base(self.name, self.model, self.tokenizer, self.chat, self.lora)
+        frozen = copy.deepcopy(self.model).requires_grad_(False)
+        return Policy(f"{self.name} (reference)", frozen, self.tokenizer, self.chat)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The context in which the model is this policy."""
+        yield
+
+
+class _Base(Policy):
+    """The base model under LoRA adapters: the same weights with the adapters switched off."""
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with self.model.disable_adapter():
+            yield
+
+
+def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora: int = 0, chat: str = "auto",
+                seed: int = 0) -> Policy:
+    """The policy behind a name: `tiny`, a folder, a .gguf file, or a model on the hub.
+
+    Only a hub name touches the network. `lora` is the rank of adapters to train in place of the weights, 0 for none.
+    """
+    where, extra = _locate(name)
+    torch_dtype = _dtype(dtype)
+    device = _device(device)
+    model, tokenizer = _load(name, where, extra, torch_dtype)
+    if tokenizer.eos_token_id is None:
+        raise CreditscopeError(f"the tokenizer of {name!r} names no end token, so completions would never end; "
+                               f"set eos_token in its tokenizer_config.json")
+    use_chat = tokenizer.chat_template is not None if chat == "auto" else chat == "on"
+    if use_chat and tokenizer.chat_template is None:
+        raise CreditscopeError(f"--chat on, but the tokenizer of {name!r} has no chat template; use --chat off")
+    if lora:
+        model = _with_adapters(model, lora, seed)
+    # Dropout stays off: with it the ratio of the very first step would not be 1.
+    return Policy(name, model.to(device).eval(), tokenizer, use_chat, lora > 0)
+
+
+def _locate(name: str) -> tuple[str, dict[str, Any]]:
+    """Where from_pretrained should look, and what it needs besides."""
+    if name == "tiny":
+        return str(TINY), {"local_files_only": True}
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise CreditscopeError(f"no such GGUF file: {name}")
+        if importlib.util.find_spec("gguf") is None:
+            raise CreditscopeError("reading a GGUF file needs the gguf package: pip install 'creditscope[gguf]'")
+        return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
+    if path.is_dir():
+        return str(path), {"local_files_only": True}
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CreditscopeError(f"no model {name!r}: no such folder, and not a hub name of the form owner/name; "
+                               f"give tiny, a folder, a .gguf file or owner/name")
+    return name, {}
+
+
+def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would write over our own display
+
+    def attempt(what: str, job: Any) -> Any:
+        try:
+            # trust_remote_code stays off: a model folder is data, not a program.
+            return job.from_pretrained(where, **extra) if what == "tokenizer" else \
+                job.from_pretrained(where, dtype=dtype, use_safetensors=None if "gguf_file" in extra else True, **extra)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CreditscopeError(f"cannot load the {what} of {name!r}: {first}") from error
+
+    return attempt("model", AutoModelForCausalLM), attempt("tokenizer", AutoTokenizer)
+
+
+def _with_adapters(model: Any, rank: int, seed: int) -> Any:
+    if rank < 0:
+        raise CreditscopeError(f"--lora is the rank of the adapters, got {rank}; give 0 for none, or 8, 16, 32 ...")
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise CreditscopeError("--lora needs peft: pip install 'creditscope[lora]'") from None
+    torch.manual_seed(seed)  # adapters start at random
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0))
+
+
+def _dtype(name: str) -> torch.dtype:
+    choices = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+    if name not in choices:
+        raise unknown("dtype", name, choices)
+    return choices[name]
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise CreditscopeError(f"cannot use device {name!r}: {str(error).splitlines()[0]}") from None
+    return name
+
+
+def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor, temperature: float,
+               grad: bool = True) -> Tensor:
+    """(B, T) log π of the chosen tokens at the sampling temperature, 0 where the mask is False; float32 or wider.
+
+    Prompts are padded on the left so that completions line up, and logits are kept for the completion alone.
+    """
+    rows, width = tokens.shape
+    longest = max(len(p) for p in prompts)
+    ids = torch.zeros(rows, longest + width, dtype=torch.int64)
+    attend = torch.zeros(rows, longest + width, dtype=torch.int64)
+    for i, prompt in enumerate(prompts):
+        ids[i, longest - len(prompt):longest] = torch.tensor(prompt)
+        attend[i, longest - len(prompt):longest] = 1
+    ids, attend = ids.to(policy.device), attend.to(policy.device)
+    extent = (mask * torch.arange(1, width + 1, device=mask.device)).amax(dim=1, keepdim=True)
+    ids[:, longest:] = tokens
+    attend[:, longest:] = torch.arange(width, device=mask.device) < extent
+    position = (attend.cumsum(dim=1) - 1).clamp(min=0)
+    with policy.active(), nullcontext() if grad else torch.no_grad():
+        logits = policy.model(input_ids=ids, attention_mask=attend, position_ids=position, use_cache=False,
+                              logits_to_keep=width + 1).logits[:, :-1]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scaled = logits / temperature if temperature != 1.0 else logits
+        chosen = scaled.gather(2, tokens[..., None]).squeeze(2) - scaled.logsumexp(dim=2)
+        masked: Tensor = chosen.masked_fill(~mask, 0.0)
+    return masked

@@ -1,0 +1,111 @@
+"""From problems to Rollouts: sample each prompt R times, judge every answer, and line the steps up with the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from creditscope.groups import Groups
+from creditscope.lab.policy import Policy
+from creditscope.lab.sampling import Samples, sample
+from creditscope.rollouts import Rollouts
+from creditscope.tasks import Problem, Step, Task, Verdict
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts with what the trainer needs besides."""
+
+    rollouts: Rollouts
+    prompts: list[list[int]]
+    """Token ids of each row's prompt."""
+    finished: Tensor
+    """(B,) False where the answer was cut at the limit."""
+    errors: list[str]
+    """What the verifier could not judge."""
+    sampled: int
+    """Rollouts spent, replaced groups included."""
+
+    @property
+    def dead(self) -> Tensor:
+        """(B,) True in groups whose rewards are all equal."""
+        return Groups(self.rollouts.group).unanimous(self.rollouts.reward)
+
+
+def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int, *, max_tokens: int,
+             temperature: float, top_p: float, generator: torch.Generator) -> Batch:
+    """R answers to each problem, judged."""
+    encoded = [policy.encode(problem.prompt) for problem in problems]
+    samples = sample(policy.model, encoded, group, max_tokens=max_tokens, end=policy.end, temperature=temperature,
+                     top_p=top_p, generator=generator)
+    rows = [problem for problem in problems for _ in range(group)]
+    ids = [tokens[mask].tolist() for tokens, mask in zip(samples.tokens.cpu(), samples.mask.cpu(), strict=True)]
+    texts = [policy.decode(row) for row in ids]
+    verdicts = [task.verify(problem, text) for problem, text in zip(rows, texts, strict=True)]
+    pieces = [policy.pieces(row) for row in ids]
+    step, step_reward = step_tensors(verdicts, pieces, samples.tokens.shape[1])
+    device = samples.tokens.device
+    rollouts = Rollouts(
+        tokens=samples.tokens, mask=samples.mask, logp=samples.logp, entropy=samples.entropy,
+        reward=torch.tensor([v.reward for v in verdicts], dtype=torch.float32, device=device),
+        group=torch.arange(len(problems), device=device).repeat_interleave(group),
+        step=None if step is None else step.to(device),
+        step_reward=None if step_reward is None else step_reward.to(device),
+        prompt=[problem.prompt for problem in rows], text=texts, pieces=pieces)
+    errors = [f"{problem.id}: {v.error}" for problem, v in zip(rows, verdicts, strict=True) if v.error]
+    prompts = [prompt for prompt in encoded for _ in range(group)]
+    return Batch(rollouts, prompts, samples.finished, errors, len(rows))
+
+
+def replace_dead(batch: Batch, fresh: Batch) -> Batch:
+    """The batch with its unanimous groups replaced, one for one, by groups of `fresh` that are not."""
+    groups = batch.rollouts.group
+    dead = Groups(groups[batch.dead]).ids.tolist()
+    spare = Groups(fresh.rollouts.group[~fresh.dead]).ids.tolist()
+    swap = dict(zip(dead, spare, strict=False))
+    keep = torch.tensor([g not in swap for g in groups.tolist()], device=groups.device)
+    taken = torch.tensor([g in swap.values() for g in fresh.rollouts.group.tolist()], device=groups.device)
+    spent = batch.sampled + fresh.sampled
+    if not swap:
+        return replace(batch, sampled=spent, errors=batch.errors + fresh.errors)
+    back = {new: old for old, new in swap.items()}
+    renamed = torch.tensor([back[g] for g in fresh.rollouts.group[taken].tolist()], device=groups.device)
+    joined = Rollouts.cat([batch.rollouts.rows(keep), replace(fresh.rollouts.rows(taken), group=renamed)])
+    prompts = [*_where(batch.prompts, keep), *_where(fresh.prompts, taken)]
+    finished = torch.cat([batch.finished[keep], fresh.finished[taken]])
+    return Batch(joined, prompts, finished, batch.errors + fresh.errors, spent)
+
+
+def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]],
+                 width: int) -> tuple[Tensor | None, Tensor | None]:
+    """(B, T) step index of each token and (B, S) step rewards, or None where the task knows no steps."""
+    most = max((len(v.steps) for v in verdicts), default=0)
+    if most == 0:
+        return None, None
+    step = torch.full((len(verdicts), width), -1, dtype=torch.int64)
+    reward = torch.zeros(len(verdicts), most)
+    for i, (verdict, row) in enumerate(zip(verdicts, pieces, strict=True)):
+        reward[i, : len(verdict.steps)] = torch.tensor([s.reward for s in verdict.steps])
+        for t, index in enumerate(_step_of_each(verdict.steps, row)):
+            step[i, t] = index
+    return step, reward
+
+
+def _step_of_each(steps: Sequence[Step], pieces: Sequence[str]) -> Iterator[int]:
+    """For each token the step in which its first character stands, -1 for none."""
+    at, index = 0, 0
+    for piece in pieces:
+        while index < len(steps) and at >= steps[index].end:
+            index += 1
+        yield index if piece and index < len(steps) and at >= steps[index].start else -1
+        at += len(piece)
+
+
+def _where(values: list[list[int]], keep: Tensor) -> list[list[int]]:
+    return [value for value, kept in zip(values, keep.tolist(), strict=True) if kept]
+
+
+__all__ = ["Batch", "Samples", "replace_dead", "roll_out", "step_tensors"]

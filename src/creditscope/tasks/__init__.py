@@ -1,0 +1,117 @@
+"""Tasks: where prompts come from and how an answer is judged. `find_task("arithmetic")` gives one by name.
+
+    task.problems(split, seed) -> Problem ...        problem, completion text -> task.verify -> Verdict
+
+Light to import: no torch, no transformers. Each task's module is loaded when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+from creditscope.errors import CreditscopeError, unknown
+
+__all__ = ["SPLITS", "TASKS", "Problem", "Step", "Task", "Verdict", "check_split", "find_task"]
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question. `prompt` is what the policy reads; `meta` holds what only the verifier and people need."""
+
+    id: str
+    prompt: str
+    answer: str
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Characters [start, end) of the completion form one reasoning step (or turn), worth `reward`.
+
+    Spans are disjoint, in order, and take in the line break that ends the line, so that a token of a line
+    always has a step.
+    """
+
+    start: int
+    end: int
+    reward: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an answer earned. `error` says why it could not be judged; the reward is then 0 and the run goes on."""
+
+    reward: float
+    steps: tuple[Step, ...] = ()
+    error: str | None = None
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What the trainer needs of a task."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_tokens(self) -> int:
+        """A sensible limit for the length of a completion, in tokens."""
+        ...
+
+    def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
+        """Problems in a reproducible order. Generated `train` never ends; files end; `test` is a fixed list."""
+        ...
+
+    def verify(self, problem: Problem, text: str) -> Verdict:
+        """Judge a completion. Never raises, whatever the text holds."""
+        ...
+
+
+TASKS: Mapping[str, str] = MappingProxyType({
+    "arithmetic": "creditscope.tasks.arithmetic:Arithmetic",
+    "gsm8k": "creditscope.tasks.gsm8k:Gsm8k",
+    "jsonl": "creditscope.tasks.jsonl:Jsonl",
+    "turns": "creditscope.tasks.turns:Ladder",
+})
+"""Name -> module:class. The class takes the task's options as keyword arguments."""
+
+
+def find_task(spec: str, **options: Any) -> Task:
+    """The task of that name. What follows a colon is its `source`: a file, a folder or a hub name.
+
+    >>> find_task("arithmetic", max_steps=3).name
+    'arithmetic'
+    >>> find_task("arithmatic")
+    Traceback (most recent call last):
+    creditscope.errors.CreditscopeError: unknown task 'arithmatic'; did you mean 'arithmetic'? Choices: arithmetic, \
+gsm8k, jsonl, turns.
+    """
+    name, colon, source = spec.partition(":")
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    if colon:
+        options = {"source": source, **options}
+    module, _, cls = TASKS[name].partition(":")
+    factory = getattr(importlib.import_module(module), cls)
+    allowed = inspect.signature(factory).parameters
+    for given in options:
+        if given == "source" and given not in allowed:
+            raise CreditscopeError(f"task {name!r} is generated and takes no source, got {spec!r}; write {name!r}")
+        if given not in allowed:
+            raise unknown(f"option of task {name!r}", given, allowed)
+    task: Task = factory(**options)
+    return task
+
+
+def check_split(split: str) -> str:
+    """`split` itself, if it is one of SPLITS."""
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    return split

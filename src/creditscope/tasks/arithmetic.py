@@ -1,0 +1,147 @@
+"""`arithmetic`: generated word problems of 2 to 6 steps, in which every line of the answer can be checked.
+
+    Question: Mia has 12 apples. She buys 7 more apples. ... How many apples does Mia have now?
+    Answer:
+    12 + 7 = 19
+    #### 19
+
+A line is right when it is true and it is a line of the reference solution: `12 + 5 = 17` is true, but wrong when
+the 5 was the distractor. Train and test share no solution, whatever the wording: they are split by its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from creditscope.errors import CreditscopeError
+from creditscope.tasks import Problem, Step, Verdict, check_split
+from creditscope.tasks.stories import NUMBER_WORDS, compute, tell
+
+LINE = re.compile(r"(\d{1,9}) ?([-+*/]) ?(\d{1,9}) ?= ?(\d{1,9})(?: [A-Za-z]{1,20})?\.?")
+ANSWER = re.compile(r"#### ?(-?\d{1,9})(?: [A-Za-z]{1,20})?\.?")
+TEST_SHARE = 8  # one solution in eight belongs to the test split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """Generated word problems. Harder with more steps, larger numbers, more distractors.
+
+    >>> task = Arithmetic()
+    >>> problem = next(task.problems("test"))
+    >>> task.verify(problem, problem.meta["solution"]).reward
+    1.0
+    """
+
+    min_steps: int = 2
+    max_steps: int = 6
+    largest: int = 99
+    """No number in a problem or its solution is larger."""
+    distractor: float = 0.3
+    """Chance that a sentence with a number that is not needed stands before an event."""
+    test_size: int = 1000
+    name: str = "arithmetic"
+    max_tokens: int = 80
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_steps <= self.max_steps <= 12:
+            raise CreditscopeError(f"arithmetic needs 1 <= min_steps <= max_steps <= 12, "
+                                   f"got {self.min_steps} and {self.max_steps}")
+        if not 20 <= self.largest <= 9999:
+            raise CreditscopeError(f"arithmetic's largest must be in 20..9999, got {self.largest}")
+        if not 0 <= self.distractor <= 1:
+            raise CreditscopeError(f"arithmetic's distractor is a probability in 0..1, got {self.distractor}")
+        if self.test_size < 1:
+            raise CreditscopeError(f"arithmetic's test_size must be at least 1, got {self.test_size}")
+
+    def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
+        """Endless for `train`. `test` is the same `test_size` different problems whatever the seed."""
+        if check_split(split) == "train":
+            return (self.problem("train", i, seed) for i in itertools.count())
+        return iter(self._test())
+
+    def problem(self, split: str, index: int, seed: int = 0) -> Problem:
+        """Problem `index` of the split; it does not depend on how many were drawn before it."""
+        name = f"train-{seed}-{index}" if split == "train" else f"test-{index}"
+        rng = random.Random(f"{name}/{self.min_steps}-{self.max_steps}/{self.largest}/{self.distractor}")
+        while True:
+            story = tell(rng, rng.randint(self.min_steps, self.max_steps), self.largest, self.distractor)
+            if split_of(story.solution) == split:
+                break
+        meta = {"solution": story.solution, "chain": tuple(story.chain), "distractors": story.distractors}
+        return Problem(name, story.prompt, str(story.x), meta)
+
+    def verify(self, problem: Problem, text: str) -> Verdict:
+        """1 if the number after the first `####` is the answer; a step a line, the answer's line among them."""
+        left = list(problem.meta.get("chain", ()))  # reference lines not written yet
+        known = _numbers(problem.prompt)
+        reward: float | None = None
+        steps = []
+        for start, end in _lines(text):
+            line = text[start:end].strip()
+            if not line:
+                continue
+            right = False
+            if reward is None and line.startswith("####"):
+                found = ANSWER.fullmatch(line)
+                right = found is not None and int(found[1]) == int(problem.answer)
+                reward = float(right)
+            elif reward is None:  # what follows the answer earns nothing
+                right = self._judge(line, known, left, reference="chain" in problem.meta)
+            steps.append(Step(start, end, float(right)))
+        return Verdict(reward or 0.0, tuple(steps))
+
+    @staticmethod
+    def _judge(line: str, known: set[int], left: list[str], reference: bool) -> bool:
+        """Whether the line is true, from known numbers, and (given a reference) its next use in the solution."""
+        found = LINE.fullmatch(line)
+        if not found:
+            return False
+        first, op, second, result = int(found[1]), found[2], int(found[3]), int(found[4])
+        if compute(first, op, second) != result or not {first, second} <= known:
+            return False
+        if reference:
+            ways = [f"{first} {op} {second} = {result}"]
+            if op in "+*":
+                ways.append(f"{second} {op} {first} = {result}")
+            match = next((way for way in ways if way in left), None)
+            if match is None:
+                return False
+            left.remove(match)
+        known.add(result)
+        return True
+
+    def _test(self) -> list[Problem]:
+        seen: dict[str, Problem] = {}
+        for i in itertools.count():
+            problem = self.problem("test", i)
+            seen.setdefault(problem.meta["solution"], problem)
+            if len(seen) == self.test_size:
+                break
+        return list(seen.values())
+
+
+def split_of(solution: str) -> str:
+    """The split a solution belongs to, from its hash: names, things and wording do not matter.
+
+    >>> split_of("12 + 7 = 19\\n#### 19")
+    'train'
+    """
+    digest = hashlib.blake2b(solution.encode(), digest_size=4).digest()
+    return "test" if int.from_bytes(digest, "big") % TEST_SHARE == 0 else "train"
+
+
+def _numbers(prompt: str) -> set[int]:
+    digits = {int(n) for n in re.findall(r"\d{1,9}", prompt)}
+    return digits | {value for word, value in NUMBER_WORDS.items() if word in prompt}
+
+
+def _lines(text: str) -> Iterator[tuple[int, int]]:
+    start = 0
+    for line in text.splitlines(keepends=True):
+        yield start, start + len(line)
+        start += len(line)

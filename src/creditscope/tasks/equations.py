@@ -1,0 +1,141 @@
+"""Equations inside a line of prose: found by walking from each `=`, judged in exact fractions. No eval, no regex.
+
+    "She earned 0.2 x 50 = $<<0.2*50=10>>10."  ->  0.2*50 = 10
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+SIGNS = {"x": "*", "X": "*", "×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"}
+LEFT = set("0123456789.,$% +-*/()") | set(SIGNS)
+REACH = 80  # characters looked at on each side of an equals sign
+DIGITS = 15  # a longer number is not a reasoning step
+
+
+def equations(line: str) -> list[tuple[str, str]]:
+    """(left, right) of every equation that is whole: an expression on its left, one plain number on its right.
+
+    Prose cuts many short (`60 g * 4 = 240`, `2 * x = 80`, `= 3 1/2`): those are left out, not called wrong.
+
+    >>> equations("May: 48/2 = <<48/2=24>>24 clips, so 48+24=72.")
+    [('48/2', '24'), ('48+24', '72')]
+    """
+    found = []
+    for i, char in enumerate(line):
+        if char != "=":
+            continue
+        start = i
+        while start > 0 and i - start < REACH and line[start - 1] in LEFT:
+            start -= 1
+        left, right = _plain(line[start:i]), _first_number(line[i + 1:i + REACH])
+        if right and any(op in left[1:] for op in "+-*/") and evaluate(left) is not None:
+            found.append((left, right))
+    return found
+
+
+def _first_number(text: str) -> str:
+    """The number the text starts with, unless something follows that makes it part of more."""
+    text = text.lstrip(" $").replace(",", "")
+    end = 0
+    while end < len(text) and (text[end] in "0123456789." or (end == 0 and text[end] in "-−")):
+        end += 1
+    rest = text[end:].lstrip()
+    if rest[:1] in set("%+-*/×÷^(") or rest[:1].isdigit():
+        return ""
+    return text[:end].replace("−", "-").rstrip(".")
+
+
+def holds(left: str, right: str) -> bool:
+    """Whether left = right, where right may be rounded: half a unit of its last digit is forgiven.
+
+    >>> holds("100/3", "33.33"), holds("7+5", "13"), holds("7+", "7")
+    (True, False, False)
+    """
+    value, result = evaluate(left), _number(right)
+    if value is None or result is None:
+        return False
+    decimals = len(right.partition(".")[2])
+    return abs(value - result) <= (Fraction(1, 2 * 10**decimals) if decimals else 0)
+
+
+def evaluate(expression: str) -> Fraction | None:
+    """The value of + − * / and brackets over decimal numbers; None if it is not such an expression.
+
+    >>> evaluate("2*(3+4)-1/2"), evaluate("1/0"), evaluate("2**3")
+    (Fraction(27, 2), None, None)
+    """
+    try:
+        value, rest = _sum(_tokens(expression))
+    except (_NotOne, ZeroDivisionError, RecursionError):
+        return None
+    return value if not rest else None
+
+
+class _NotOne(Exception):
+    """The text is no expression."""
+
+
+def _tokens(text: str) -> list[str]:
+    tokens: list[str] = []
+    for char in text[:4 * REACH]:
+        if char.isspace():
+            tokens.append(" ")
+        elif (char.isdigit() or char == ".") and tokens and (tokens[-1][-1].isdigit() or tokens[-1][-1] == "."):
+            tokens[-1] += char
+        else:
+            tokens.append(char)
+    return [t for t in tokens if t != " "]
+
+
+def _sum(tokens: list[str]) -> tuple[Fraction, list[str]]:
+    value, tokens = _product(tokens)
+    while tokens and tokens[0] in "+-":
+        term, rest = _product(tokens[1:])
+        value = value + term if tokens[0] == "+" else value - term
+        tokens = rest
+    return value, tokens
+
+
+def _product(tokens: list[str]) -> tuple[Fraction, list[str]]:
+    value, tokens = _atom(tokens)
+    while tokens and tokens[0] in "*/":
+        factor, rest = _atom(tokens[1:])
+        value = value * factor if tokens[0] == "*" else value / factor
+        tokens = rest
+    return value, tokens
+
+
+def _atom(tokens: list[str]) -> tuple[Fraction, list[str]]:
+    if not tokens:
+        raise _NotOne
+    head, rest = tokens[0], tokens[1:]
+    if head == "-":
+        value, rest = _atom(rest)
+        return -value, rest
+    if head == "(":
+        value, rest = _sum(rest)
+        if not rest or rest[0] != ")":
+            raise _NotOne
+        return value, rest[1:]
+    number = _number(head)
+    if number is None:
+        raise _NotOne
+    return number, rest
+
+
+def _plain(text: str) -> str:
+    for sign, plain in SIGNS.items():
+        text = text.replace(sign, plain)
+    # A percent sign means a hundredth.
+    return text.replace(",", "").replace("$", "").replace("%", "/100").replace(" ", "")
+
+
+def _number(text: str) -> Fraction | None:
+    if len(text) > DIGITS or not set(text) <= set("0123456789.-"):  # no exponents: 1e99999 would be written out
+        return None
+    try:
+        return Fraction(Decimal(text))
+    except InvalidOperation:
+        return None

@@ -1,0 +1,111 @@
+"""`jsonl`: the user's own file and the user's own reward.
+
+    {"prompt": "...", "answer": "...", anything else}           one row a line
+    def reward(text: str, row: dict) -> float: ...              given as module:function
+
+The function runs in a process that can be killed (`worker`). Whatever it does, the run goes on: a row it could not
+judge gets reward 0 and an error that names the row, and `errors` counts them. The function's name comes from whoever
+starts the run, never from the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from creditscope.errors import CreditscopeError
+from creditscope.tasks import Problem, Verdict, check_split
+from creditscope.tasks.worker import Worker, WorkerError
+
+TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class Jsonl:
+    """Rows of `source`, judged by `reward`. Without a `test` file, about `held_out` of the prompts are the test."""
+
+    name = "jsonl"
+
+    def __init__(self, source: str | Path = "", reward: str = "", test: str | Path = "", held_out: float = 0.1,
+                 seconds: float = 5.0, max_tokens: int = 512) -> None:
+        if not source:
+            raise CreditscopeError("task 'jsonl' needs a file; write jsonl:FILE, or source=FILE")
+        if not TARGET.fullmatch(reward):
+            raise CreditscopeError(f"task 'jsonl' needs a reward function as module:function, got {reward!r}; "
+                                   f"for example my_rewards:score, with my_rewards.py in this folder")
+        if not 0 <= held_out < 1:
+            raise CreditscopeError(f"held_out is a share in 0..1, 1 excluded, got {held_out}")
+        if not 0 < seconds < float("inf"):
+            raise CreditscopeError(f"seconds must be positive, got {seconds}")
+        self.reward, self.max_tokens, self.errors = reward, max_tokens, 0
+        rows = [_problem(row, where, number) for row, where, number in read_rows(source)]
+        if test:
+            self._rows = {"train": rows, "test": [_problem(*found) for found in read_rows(test)]}
+        else:
+            self._rows = {"train": [p for p in rows if _draw(p.prompt) >= held_out],
+                          "test": [p for p in rows if _draw(p.prompt) < held_out]}
+        self._worker = Worker(reward, seconds)
+        try:
+            self._worker.start()
+        except WorkerError as error:
+            raise CreditscopeError(f"the reward function {reward!r} could not be loaded: it {error}") from error
+
+    def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
+        """The file's rows, in its order."""
+        return iter(self._rows[check_split(split)])
+
+    def verify(self, problem: Problem, text: str) -> Verdict:
+        try:
+            return Verdict(self._worker(text, {**problem.meta, "prompt": problem.prompt, "answer": problem.answer}))
+        except WorkerError as error:
+            self.errors += 1
+            return Verdict(0.0, error=f"row {problem.id}: {self.reward} {error}")
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, int]]:
+    """The objects of a JSONL file, each with the file and the line it stands on."""
+    file = Path(path)
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise CreditscopeError(f"there is no file {str(path)!r}; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CreditscopeError(f"{file} cannot be read: {error}; it must be a UTF-8 text file") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise CreditscopeError(f"{file}, line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise CreditscopeError(f"{file}, line {number} must be an object {{...}}, got {type(row).__name__}")
+        yield row, file, number
+
+
+def text_of(row: dict[str, Any], key: str, where: Path, number: int) -> str:
+    """The row's text under that key; a number is taken as its text."""
+    value = row.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip():
+        have = ", ".join(map(str, row)) or "nothing"
+        raise CreditscopeError(f"{where}, line {number} needs a text {key!r}; it has {have}")
+    return value
+
+
+def _problem(row: dict[str, Any], where: Path, number: int) -> Problem:
+    prompt = text_of(row, "prompt", where, number)
+    answer = text_of(row, "answer", where, number) if row.get("answer") is not None else ""
+    return Problem(str(row.get("id", number)), prompt, answer, row)
+
+
+def _draw(prompt: str) -> float:
+    """A number in [0, 1) from the prompt, so that equal prompts are never split over train and test."""
+    return int.from_bytes(hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / 2**48

@@ -1,0 +1,97 @@
+"""`creditscope demo`: the main job. Train the packaged model with R = 2, 4, 8 from the same start and compare."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.table import Table
+
+from creditscope.errors import CreditscopeError
+from creditscope.lab.config import Config
+from creditscope.record import Record
+from creditscope.verbs.output import Output
+from creditscope.verbs.train import run_training
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Watch a real language model learn by GRPO on this machine: R = 2, 4 and 8 from the same start."""
+
+    steps: int = 60
+    """Steps of each run."""
+    seed: int = 0
+    """Fixes everything."""
+    out: Path | None = None
+    """Where the runs go; by default the first free one of runs/demo, runs/demo-2, ..."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        out = self.out or _free(Path("runs") / "demo")
+        if out.exists() and any(out.iterdir()):
+            raise CreditscopeError(f"{out} is not empty; choose another --out")
+        console = self.output.console()
+        say = console if not self.output.json else None
+        start = time.perf_counter()
+        lines: list[dict[str, Any]] = []
+        for group in (2, 4, 8):
+            config = Config(group=group, steps=self.steps, seed=self.seed, eval_problems=1000, **TUNED)
+            if say:
+                say.print(f"[bold]R = {group}[/]: {config.prompts} prompts × {group} rollouts, {config.steps} steps")
+            quiet = console if say else type(console)(quiet=True)
+            _, stopped = run_training(config, out / f"r{group}", quiet, label=f"R = {group}")
+            if stopped:
+                return 130
+            lines.append(summary(out / f"r{group}"))
+        if self.output.json:
+            self.output.emit({"out": str(out), "runs": lines, "seconds": time.perf_counter() - start})
+            return 0
+        console.print(_table(lines))
+        console.print("test: share of 1,000 unseen problems solved by one sample at temperature 1, with 95 % interval.")
+        console.print(f"wrote {out}/r2, r4, r8 in {time.perf_counter() - start:.0f} s")
+        console.print(f"Next: creditscope train --group 16 --steps {self.steps}   creditscope methods")
+        return 0
+
+
+TUNED: dict[str, Any] = {"lr": 1e-4}
+"""Settings under which the packaged model learns fastest without breaking; see docs/results.md."""
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """A finished run in a few numbers, read from its record."""
+    record = Record.open(path)
+    steps = record.steps()
+    trained = [s for s in steps if "reward/mean" in s]
+    before, after = steps[0], steps[-1]
+    tail = trained[-10:]
+    return {"group": record.config["group"], "steps": len(trained),
+            "rollouts": sum(s["rollouts/sampled"] for s in trained),
+            "before": [before[f"eval/{k}"] for k in ("accuracy", "low", "high")],
+            "after": [after[f"eval/{k}"] for k in ("accuracy", "low", "high")],
+            "reward": sum(s["reward/mean"] for s in tail) / len(tail),
+            "dead_groups": sum(s["signal/dead_groups"] for s in tail) / len(tail),
+            "seconds": sum(s["time/step"] for s in trained), "path": str(path)}
+
+
+def _table(lines: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for header in ("R", "rollouts", "test before", "test after", "gain", "reward (last 10)", "dead groups", "time"):
+        table.add_column(header, justify="right")
+    for line in lines:
+        (a, a_low, a_high), (b, b_low, b_high) = line["before"], line["after"]
+        table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{a_low:.1%}, {a_high:.1%}]",
+                      f"{b:.1%} [{b_low:.1%}, {b_high:.1%}]", f"{b - a:+.1%}", f"{line['reward']:.3f}",
+                      f"{line['dead_groups']:.0%}", f"{line['seconds']:.0f} s")
+    return table
+
+
+def _free(path: Path) -> Path:
+    """The first of path, path-2, path-3 ... that is not there yet."""
+    number = 1
+    while (candidate := path if number == 1 else path.with_name(f"{path.name}-{number}")).exists():
+        number += 1
+    return candidate

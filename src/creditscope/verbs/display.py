@@ -1,0 +1,114 @@
+"""What a run looks like while it goes: a live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+
+class Display:
+    """Shows the metrics of each step of a run of `total` steps."""
+
+    def __init__(self, console: Console, label: str, total: int, every: int = 10) -> None:
+        self._console, self._label, self._total, self._every = console, label, total, every
+        self._live: Live | None = None
+        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                                  TextColumn("left"), TimeRemainingColumn(), console=console)
+        self._bar = self._progress.add_task(label, total=total)
+        self._eval = ""
+        self._warned = False
+        self._start = time.perf_counter()
+        self._seen = 0
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live = Live(self._progress, console=self._console, refresh_per_second=4)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def show(self, m: dict[str, Any]) -> None:
+        """One step's metrics, or the final evaluation."""
+        if "eval/accuracy" in m:
+            self._eval = f"test {m['eval/accuracy']:.1%} [{m['eval/low']:.1%}, {m['eval/high']:.1%}]"
+            if self._live is None:
+                self._console.print(f"{self._label}  step {m['step']}  {self._eval}")
+        if "reward/mean" not in m:
+            return
+        self._warn(m)
+        self._seen += 1
+        if self._live is not None:
+            self._progress.update(self._bar, completed=m["step"] + 1)
+            self._live.update(Group(self._progress, self._panel(m)))
+        elif m["step"] % self._every == 0 or m["step"] + 1 == self._total:
+            left = (time.perf_counter() - self._start) / self._seen * (self._total - m["step"] - 1)
+            self._console.print(f"{self._label}  step {m['step']:>4}  " + "  ".join(
+                f"{name} {value}" for name, value in readings(m).items()) + f"  left {left:.0f} s")
+
+    def _panel(self, m: dict[str, Any]) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, value in readings(m).items():
+            table.add_row(Text(name, style="dim"), value)
+        if self._eval:
+            table.add_row(Text("evaluation", style="dim"), self._eval)
+        return table
+
+    def _warn(self, m: dict[str, Any]) -> None:
+        """Say once what would otherwise spoil a run in silence."""
+        if self._warned:
+            return
+        if m["length/truncated"] > 0.2:
+            cut = f"{m['length/truncated']:.0%} of the answers were cut at the limit"
+            self._console.print(f"[yellow]warning:[/] {cut}; raise --max-tokens")
+            self._warned = True
+        elif m.get("reward/errors"):
+            first = f"{m['reward/errors']} answers could not be judged; the first: {m['reward/first_error']}"
+            self._console.print(Text(f"warning: {first}"))
+            self._warned = True
+
+
+def readings(m: dict[str, Any]) -> dict[str, str]:
+    """The few numbers that say how a run goes."""
+    parts = {name: m[f"time/{name}"] for name in ("sample", "train", "scope") if f"time/{name}" in m}
+    out = {"reward": f"{m['reward/mean']:.3f}", "live groups": f"{m['signal/live_groups']}/{m['signal/groups']}",
+           "entropy": f"{m['entropy/mean']:.3f}" if "entropy/mean" in m else "",
+           "length": f"{m['length/mean']:.1f}",
+           "time": f"{m['time/step']:.2f} s (" + ", ".join(f"{k} {v:.2f}" for k, v in parts.items()) + ")"}
+    return {name: value for name, value in out.items() if value}
+
+
+class Interrupt:
+    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.asked = False
+
+    def __enter__(self) -> Interrupt:
+        self._before = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._console.print("stopping after this step; everything is kept (again to stop at once)")

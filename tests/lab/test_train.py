@@ -1,0 +1,288 @@
+"""The loop on the packaged model: bit-reproducible, resumable after a kill, exact under accumulation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from creditscope import METHODS, CreditscopeError
+from creditscope.lab.config import Config
+from creditscope.lab.policy import load_policy, token_logp
+from creditscope.lab.train import deal, make_optimizer, take_step, train
+from creditscope.record import Record
+
+SMALL = Config(prompts=2, group=4, steps=3, max_tokens=56, eval_problems=8, checkpoint_every=1, keep_every=2, lr=1e-4)
+
+
+def run(config: Config, out: Path, resume: bool = False) -> list[dict[str, Any]]:
+    list(train(config, out, {}, resume))
+    return facts(out)
+
+
+def facts(out: Path) -> list[dict[str, Any]]:
+    """The recorded steps without the times, which no seed can fix."""
+    return [{k: v for k, v in s.items() if not k.startswith("time/")} for s in Record.open(out).steps()]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    record = Record.open(out)
+    return load_file(record.checkpoint_path(record.checkpoints()[-1]) / "policy.safetensors")
+
+
+def test_two_runs_with_one_seed_are_equal_bit_by_bit_and_another_seed_differs(tmp_path: Path) -> None:
+    first, second = run(SMALL, tmp_path / "a"), run(SMALL, tmp_path / "b")
+    assert first == second
+    one, two = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert run(replace(SMALL, seed=1), tmp_path / "c") != first
+
+
+def test_a_run_cut_into_pieces_is_the_run_in_one_piece(tmp_path: Path) -> None:
+    whole = run(replace(SMALL, steps=4), tmp_path / "whole")
+    run(replace(SMALL, steps=2), tmp_path / "cut")
+    assert run(replace(SMALL, steps=4), tmp_path / "cut", resume=True) == whole
+    one, two = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_first_and_the_last_line_hold_evaluations_with_intervals(tmp_path: Path) -> None:
+    steps = run(SMALL, tmp_path / "run")
+    assert len(steps) == SMALL.steps + 1
+    for line in (steps[0], steps[-1]):
+        assert 0 <= line["eval/low"] <= line["eval/accuracy"] <= line["eval/high"] <= 1
+    assert "reward/mean" not in steps[-1]
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_the_training_forward_reproduces_the_samplers_log_probs(tmp_path: Path) -> None:
+    steps = run(SMALL, tmp_path / "run")
+    assert max(s["policy/sampler_gap"] for s in steps if "policy/sampler_gap" in s) < 1e-4
+
+
+def test_kept_groups_hold_credit_text_and_steps(tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "run")
+    record = Record.open(tmp_path / "run")
+    assert record.groups() == [0, 2]
+    group = record.group(0)
+    rows, width = group["tokens"].shape
+    assert rows == 8
+    assert group["w"].shape == group["entropy"].shape == (rows, width)
+    assert (group["w"][~group["mask"]] == 0).all()
+    for i in range(rows):
+        assert "".join(group["pieces"][i]) == group["text"][i]
+        chosen = group["step"][i][group["mask"][i]]
+        named = chosen[chosen >= 0]
+        assert (named[1:] >= named[:-1]).all(), "steps follow each other"
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"ppo"}))
+def test_every_method_of_the_table_takes_steps(name: str, tmp_path: Path) -> None:
+    config = replace(SMALL, method=name, steps=1, inner_steps=2, minibatches=2, eval_problems=0, resample=1)
+    (step,) = run(config, tmp_path / "run")
+    assert step["reward/mean"] >= 0
+    assert "absent" not in step
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dapo", "reinforce_pp", "gtpo"])
+def test_accumulation_changes_memory_and_not_the_gradient(name: str) -> None:
+    from creditscope.lab.rollout import roll_out
+    from creditscope.tasks import find_task
+
+    grads = {}
+    for accumulate in (1, 3):
+        config = replace(SMALL, method=name, accumulate=accumulate, clip_norm=None)
+        policy, task = load_policy("tiny", dtype="float64"), find_task("arithmetic")
+        problems = [p for p, _ in zip(task.problems("train", 5), range(4), strict=False)]
+        batch = roll_out(policy, task, problems, 4, max_tokens=56, temperature=1.0, top_p=1.0,
+                         generator=torch.Generator().manual_seed(0))
+        take_step(policy, make_optimizer(policy, config), config, batch.rollouts, batch.prompts)
+        grads[accumulate] = torch.cat([p.grad.flatten() for p in policy.trainable().values()])  # type: ignore[union-attr]
+    assert grads[1].norm() > 0
+    assert torch.allclose(grads[1], grads[3], rtol=1e-9, atol=1e-12 * float(grads[1].abs().max()))
+
+
+def test_minibatches_hold_whole_groups_and_every_row_once() -> None:
+    group = torch.tensor([5, 5, 9, 9, 9, 2, 7, 7])
+    parts = deal(group, 2)
+    assert sorted(torch.cat(parts).tolist()) == list(range(8))
+    assert not set(group[parts[0]].tolist()) & set(group[parts[1]].tolist())
+
+
+def test_a_kl_term_does_nothing_while_the_policy_is_its_own_reference_and_something_later(tmp_path: Path) -> None:
+    plain = run(replace(SMALL, eval_problems=0), tmp_path / "plain")
+    pulled = run(replace(SMALL, eval_problems=0, beta=5.0), tmp_path / "pulled")
+    assert pulled[0]["grad/norm"] == pytest.approx(plain[0]["grad/norm"], rel=1e-3)
+    assert plain[0]["grad/norm"] > 0
+    ours, theirs = weights(tmp_path / "plain"), weights(tmp_path / "pulled")
+    assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_dapo_replaces_dead_groups_and_counts_what_it_spent(tmp_path: Path) -> None:
+    config = replace(SMALL, method="dapo", prompts=4, group=2, steps=2, eval_problems=0)
+    steps = run(config, tmp_path / "run")
+    lazy = run(replace(config, resample=0), tmp_path / "lazy")
+    assert sum(s["rollouts/sampled"] for s in steps) > sum(s["rollouts/sampled"] for s in lazy)
+    assert sum(s["signal/live_groups"] for s in steps) >= sum(s["signal/live_groups"] for s in lazy)
+    assert all(s["rollouts/used"] == 8 for s in steps)
+
+
+def test_lora_trains_adapters_alone_and_takes_the_base_as_its_reference(tmp_path: Path) -> None:
+    steps = run(replace(SMALL, lora=4, beta=0.1, eval_problems=0), tmp_path / "run")
+    assert len(steps) == SMALL.steps
+    assert all("lora_" in name for name in weights(tmp_path / "run"))
+    policy = load_policy("tiny", lora=4)
+    prompt, tokens = policy.encode("Question: 1"), torch.tensor([[5, 6]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    with torch.no_grad():
+        for p in policy.trainable().values():
+            p.add_(0.1)
+    moved = token_logp(policy, [prompt], tokens, mask, 1.0)
+    base = token_logp(policy.reference(), [prompt], tokens, mask, 1.0)
+    assert torch.allclose(base, token_logp(load_policy("tiny"), [prompt], tokens, mask, 1.0), atol=1e-5)
+    assert not torch.allclose(moved, base, atol=1e-3)
+
+
+def test_sgd_schedules_and_warm_up_reach_the_optimiser(tmp_path: Path) -> None:
+    config = replace(SMALL, optimizer="sgd", momentum=0.9, schedule="linear", warmup=1, eval_problems=0, lr=0.3)
+    assert [s["optimizer/lr"] for s in run(config, tmp_path / "run")] == [0.3, 0.3, pytest.approx(0.15)]
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_first_difference(tmp_path: Path) -> None:
+    run(replace(SMALL, steps=1), tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "000001" / "policy.safetensors"
+    other = load_file(path)
+    name = sorted(other)[0]
+    other[name] = torch.zeros(3, 3)
+    save_file(other, path)
+    with pytest.raises(CreditscopeError, match=rf"belongs to another model: {name} is \(3, 3\) there"):
+        run(SMALL, tmp_path / "run", resume=True)
+    assert len(Record.open(tmp_path / "run").steps()) == 2  # untouched
+
+
+def test_a_checkpoint_cut_in_half_says_how_to_go_on(tmp_path: Path) -> None:
+    run(replace(SMALL, steps=2), tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "000002" / "policy.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CreditscopeError, match="delete that folder to resume from the one before"):
+        run(SMALL, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"group": 1}, "--group 1: method 'grpo' compares a rollout with its group"),
+    ({"method": "ppo"}, "takes its credit from a critic"),
+    ({"method": "dapo", "beta": 0.1}, "has no KL term"),
+    ({"minibatches": 3}, "cannot deal out --prompts 2"),
+    ({"lr": 0.0}, "--lr must be above 0"),
+    ({"schedule": "cosin"}, "unknown --schedule 'cosin'; did you mean 'cosine'"),
+    ({"steps": 0}, "--steps must be at least 1, got 0"),
+    ({"temperature": 0.0}, "--temperature must be above 0"),
+])
+def test_settings_that_cannot_work_are_refused_before_anything_starts(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CreditscopeError, match=message):
+        replace(SMALL, **changes)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"model": "no/such/folder"}, "no model 'no/such/folder'"),
+    ({"model": "absent.gguf"}, "no such GGUF file"),
+    ({"task": "arithmatic"}, "did you mean 'arithmetic'"),
+    ({"dtype": "float8"}, "unknown dtype 'float8'"),
+    ({"device": "cuda:99"}, "cannot use device 'cuda:99'"),
+    ({"max_tokens": 10**6}, "context"),
+])
+def test_what_cannot_be_loaded_is_named_and_leaves_a_readable_record(changes: dict[str, Any], message: str,
+                                                                     tmp_path: Path) -> None:
+    with pytest.raises(CreditscopeError, match=message):
+        run(replace(SMALL, **changes), tmp_path / "run")
+    if (tmp_path / "run").exists():
+        assert Record.open(tmp_path / "run").steps() == []
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    load_policy("tiny").model.save_pretrained(tmp_path / "bare")
+    with pytest.raises(CreditscopeError, match=r"cannot load the tokenizer of|names no end token"):
+        load_policy(str(tmp_path / "bare"))
+
+
+def cli(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "creditscope", "train", *args], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+FLAGS = ["--prompts", "2", "--group", "4", "--max-tokens", "56", "--eval-problems", "0", "--checkpoint-every", "2",
+         "--lr", "1e-4"]
+
+
+def wait_for_steps(out: Path, count: int) -> None:
+    for _ in range(600):
+        if (out / "steps.jsonl").exists() and len((out / "steps.jsonl").read_bytes().splitlines()) >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run did not get under way")
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_identically(tmp_path: Path) -> None:
+    whole = cli(*FLAGS, "--steps", "9", "--out", str(tmp_path / "whole"))
+    assert whole.wait(timeout=300) == 0
+    for kill_at in (1, 4):
+        out = tmp_path / f"killed{kill_at}"
+        child = cli(*FLAGS, "--steps", "9", "--out", str(out))
+        wait_for_steps(out, kill_at)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert len(Record.open(out).steps()) >= kill_at
+        again = cli(*FLAGS, "--steps", "9", "--out", str(out), "--resume")
+        assert again.wait(timeout=300) == 0, again.stderr.read() if again.stderr else ""
+        assert facts(out) == facts(tmp_path / "whole")
+        one, two = weights(out), weights(tmp_path / "whole")
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    child = cli(*FLAGS, "--steps", "500", "--out", str(out))
+    wait_for_steps(out, 2)
+    child.send_signal(signal.SIGINT)
+    stdout, stderr = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert "Traceback" not in stderr
+    assert f"--out {out} --resume" in stdout
+    record = Record.open(out)
+    assert record.checkpoints()[-1] == len(record.steps())
+
+
+def test_a_second_run_into_the_same_folder_is_exit_code_2(tmp_path: Path) -> None:
+    run(replace(SMALL, steps=1, eval_problems=0), tmp_path / "run")
+    child = cli(*FLAGS, "--steps", "1", "--out", str(tmp_path / "run"))
+    _, stderr = child.communicate(timeout=120)
+    assert child.returncode == 2
+    assert "already holds a run; continue it with --resume or choose another --out" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_metrics_reach_a_tracker_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "run"
+    child = cli(*FLAGS, "--steps", "2", "--out", str(out), "--log", "tensorboard")
+    _, stderr = child.communicate(timeout=200)
+    assert child.returncode == 0, stderr
+    events = next((out / "creditscope").rglob("events.out.*"))
+    reader = EventAccumulator(str(events.parent))
+    reader.Reload()
+    logged = [e.value for e in reader.Scalars("reward/mean")]
+    assert logged == pytest.approx([s["reward/mean"] for s in Record.open(out).steps()])
