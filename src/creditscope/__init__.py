@@ -17,9 +17,10 @@ _HOME = {
     "advantage": "advantages",
     "surrogate": "objective",
     "effective_credit": "objective",
+    "Record": "record",
     "CreditscopeError": "errors",
 }
-__all__ = ["METHODS", "CreditscopeError", "Method", "Rollouts", "advantage", "effective_credit", "surrogate"]
+__all__ = ["METHODS", "CreditscopeError", "Method", "Record", "Rollouts", "advantage", "effective_credit", "surrogate"]
 
 if TYPE_CHECKING:
     from creditscope.advantages import advantage
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from creditscope.method import Method
     from creditscope.methods import METHODS
     from creditscope.objective import effective_credit, surrogate
+    from creditscope.record import Record
     from creditscope.rollouts import Rollouts
 
 

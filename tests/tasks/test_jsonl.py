@@ -60,11 +60,12 @@ def test_rows_are_judged_by_the_function(file: Path) -> None:
     assert task.verify(problem, "no").reward == 0
 
 
-def test_rows_keep_their_order_and_equal_prompts_their_split(file: Path) -> None:
+def test_train_is_shuffled_by_the_seed_and_equal_prompts_keep_their_split(file: Path) -> None:
     task = Jsonl(file, reward="my_rewards:same")
     train, test = list(task.problems("train")), list(task.problems("test"))
     assert sorted([*train, *test], key=lambda p: int(p.id)) == sorted([*train, *test], key=lambda p: int(p.answer))
-    assert [int(p.id) for p in train] == sorted(int(p.id) for p in train)
+    assert train == list(task.problems("train")) != list(task.problems("train", seed=1))
+    assert [int(p.id) for p in test] == sorted(int(p.id) for p in test)
     assert not {p.prompt for p in train} & {p.prompt for p in test}
     assert len(train) + len(test) == 40
     whole = Jsonl(file, reward="my_rewards:same", test=file)

@@ -103,14 +103,15 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             if ends:
                 break
 
-        last = len([s for s in record.steps() if "reward/mean" in s])
-        if config.eval_problems and last == config.steps:
+        if record.checkpoints()[-1:] != [config.steps]:
+            return  # somebody stopped it: there is more to come
+        policy.model.save_pretrained(out / "model")
+        policy.tokenizer.save_pretrained(out / "model")
+        if config.eval_problems:
             metrics = evaluate(policy, task, config, max_tokens)
-            record.rewind(last)
-            record.append(last, metrics)
-            policy.model.save_pretrained(out / "model")
-            policy.tokenizer.save_pretrained(out / "model")
-            yield {"step": last} | metrics
+            record.rewind(config.steps)
+            record.append(config.steps, metrics)
+            yield {"step": config.steps} | metrics
 
 
 # -- the pieces ------------------------------------------------------------------------------------------------------

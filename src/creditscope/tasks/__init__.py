@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from creditscope.errors import CreditscopeError, unknown
 
-__all__ = ["SPLITS", "TASKS", "Problem", "Step", "Task", "Verdict", "check_split", "find_task"]
+__all__ = ["SPLITS", "TASKS", "Problem", "Step", "Task", "Verdict", "check_split", "find_task", "in_order"]
 
 SPLITS = ("train", "test")
 
@@ -66,7 +67,7 @@ class Task(Protocol):
         ...
 
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
-        """Problems in a reproducible order. Generated `train` never ends; files end; `test` is a fixed list."""
+        """Problems in an order that the seed fixes. Generated `train` never ends; files end; `test` is a fixed list."""
         ...
 
     def verify(self, problem: Problem, text: str) -> Verdict:
@@ -108,6 +109,11 @@ gsm8k, jsonl, turns.
             raise unknown(f"option of task {name!r}", given, allowed)
     task: Task = factory(**options)
     return task
+
+
+def in_order(rows: list[Problem], split: str, seed: int) -> Iterator[Problem]:
+    """The rows of a file: `test` as it stands, `train` shuffled by the seed, so that every epoch has its own order."""
+    return iter(rows if split == "test" else random.Random(seed).sample(rows, len(rows)))
 
 
 def check_split(split: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
-from creditscope.tasks import Problem, Step, Verdict, check_split
+from creditscope.tasks import Problem, Step, Verdict, check_split, in_order
 from creditscope.tasks.equations import equations, holds
 from creditscope.tasks.jsonl import read_rows, text_of
 from creditscope.tasks.worker import Worker, WorkerError
@@ -47,10 +47,9 @@ class Gsm8k:
         self._rows: dict[str, list[Problem]] = {}
 
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
-        """The rows, in their order."""
         if check_split(split) not in self._rows:
             self._rows[split] = [self._problem(row, where, number, split) for row, where, number in self._read(split)]
-        return iter(self._rows[split])
+        return in_order(self._rows[split], split, seed)
 
     def verify(self, problem: Problem, text: str) -> Verdict:
         """1 if the marked answer equals the reference. With `flexible`, an unmarked last number counts too."""

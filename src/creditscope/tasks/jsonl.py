@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
-from creditscope.tasks import Problem, Verdict, check_split
+from creditscope.tasks import Problem, Verdict, check_split, in_order
 from creditscope.tasks.worker import Worker, WorkerError
 
 TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -54,8 +54,7 @@ class Jsonl:
             raise CreditscopeError(f"the reward function {reward!r} could not be loaded: it {error}") from error
 
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
-        """The file's rows, in its order."""
-        return iter(self._rows[check_split(split)])
+        return in_order(self._rows[check_split(split)], split, seed)
 
     def verify(self, problem: Problem, text: str) -> Verdict:
         try:

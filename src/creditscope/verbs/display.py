@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,8 +24,7 @@ class Display:
         self._bar = self._progress.add_task(label, total=total)
         self._eval = ""
         self._warned = False
-        self._start = time.perf_counter()
-        self._seen = 0
+        self._seen, self._spent = 0, 0.0
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -49,11 +47,12 @@ class Display:
             return
         self._warn(m)
         self._seen += 1
+        self._spent += m["time/step"] - m.get("time/eval", 0.0)
         if self._live is not None:
             self._progress.update(self._bar, completed=m["step"] + 1)
             self._live.update(Group(self._progress, self._panel(m)))
         elif m["step"] % self._every == 0 or m["step"] + 1 == self._total:
-            left = (time.perf_counter() - self._start) / self._seen * (self._total - m["step"] - 1)
+            left = self._spent / self._seen * (self._total - m["step"] - 1)
             self._console.print(f"{self._label}  step {m['step']:>4}  " + "  ".join(
                 f"{name} {value}" for name, value in readings(m).items()) + f"  left {left:.0f} s")
 

@@ -72,7 +72,7 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
                 last = metrics
         finally:
             trackers.close()
-    return last, stop.asked
+    return last, stop.asked and not (out / "model").exists()
 
 
 def default_out(config: Config) -> Path:
