@@ -17,11 +17,11 @@ demo: $(VENV)/demo.ready  ## set up, run the main job, leave a report
 	$(PY) -m creditscope demo
 
 test: $(VENV)/test.ready lint  ## set up, then linters, all tests and the mutation check
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto
 	$(PY) tests/mutants.py
 
 fast: $(VENV)/test.ready  ## the tests that take no time
-	$(PY) -m pytest -m "not slow and not conformance"
+	$(PY) -m pytest -n auto -m "not slow and not conformance"
 
 lint: $(VENV)/test.ready
 	$(PY) -m ruff check .

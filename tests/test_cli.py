@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,49 @@ def test_an_unknown_method_is_exit_code_2_with_the_nearest_name(capsys: pytest.C
 def test_an_unknown_verb_and_an_unknown_flag_are_exit_code_2() -> None:
     assert run("methds") == 2
     assert run("methods", "--jsn") == 2
+
+
+ROW = {"tokens": [1, 2], "logp": [-0.5, -0.25], "reward": 1.0, "group": 0}
+
+
+def rollouts_file(path: Path, *rows: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_scope_reads_signal_and_credit_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [ROW, ROW | {"reward": 0.0, "tokens": [1], "logp": [-1.0]}, ROW | {"group": 1}, ROW | {"group": 1}]
+    assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows), "--method", "dr_grpo", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["rollouts"], facts["signal/groups"], facts["signal/live_groups"]) == (4, 2, 1)
+    # w = ±½/(4·2) on 2 and 1 tokens of the live group, 0 on the 4 of the dead one.
+    assert facts["credit/zero"] == pytest.approx(4 / 7)
+    assert facts["credit/positive_mass"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("rows", "message"), [
+    ([ROW, ROW | {"group": 1}, ROW], "group 1 has one rollout"),
+    ([ROW | {"mask": [False, False]}] * 2, "mask is False everywhere"),
+    ([ROW, ROW | {"reward": float("nan")}], "line 2: not valid JSON: NaN is not allowed"),
+    ([ROW, ROW | {"logp": [-0.5]}], "line 2: 'logp' has 1 entries for 2 tokens"),
+])
+def test_a_bad_file_is_exit_code_2_in_words(rows: list[dict[str, object]], message: str, tmp_path: Path,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows)) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_line_of_ten_gigabytes_is_exit_code_2_in_bounded_memory(tmp_path: Path) -> None:
+    with (tmp_path / "huge.jsonl").open("wb") as out:
+        out.truncate(10 * 2**30)
+    code = ("import resource; resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30,) * 2);"
+            "from creditscope.cli import main; main()")
+    done = subprocess.run([sys.executable, "-c", code, "scope", str(tmp_path / "huge.jsonl")], capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 2
+    assert "line 1: the line is longer than 67,108,864 bytes" in done.stderr
 
 
 def test_env_names_versions_and_no_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -35,6 +37,23 @@ def test_the_page_of_conformance_is_current() -> None:
 
     page = without_rounding(generator().conformance_page())
     assert page == without_rounding((ROOT / "docs" / "conformance.md").read_text()), "run: make docs"
+
+
+def test_the_readmes_first_snippet_prints_what_the_readme_shows() -> None:
+    readme = (ROOT / "README.md").read_text()
+    snippet = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", readme, re.DOTALL)
+    assert snippet is not None
+    done = subprocess.run([sys.executable, "-c", snippet[1]], capture_output=True, text=True, check=True)
+    assert done.stdout == snippet[2]
+
+
+@pytest.mark.parametrize("verb", ["methods dr_grpo"])
+def test_what_the_readme_shows_of_a_verb_is_what_it_prints(verb: str) -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(rf"\$ creditscope {verb}\n(.*?)```", readme, re.DOTALL)
+    assert shown is not None
+    command = [sys.executable, "-m", "creditscope", *verb.split()]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == shown[1]
 
 
 def test_every_link_in_the_pages_leads_somewhere() -> None:

@@ -22,7 +22,7 @@ LAYERS = [
     {"catalogue"},
     {"advantages"},
     {"weights", "ratios"},
-    {"penalties"},
+    {"penalties", "metrics"},
     {"objective"},
     {"describe", "properties"},
     {"tasks"},

@@ -55,6 +55,11 @@ def test_wrong_shapes_and_kinds_name_the_field_and_the_repair(field: str, value:
         replace(make([1, 0], group=[0, 0], lengths=[2, 3]), **{field: value})
 
 
+def test_a_batch_in_which_nothing_was_chosen_is_refused() -> None:
+    with pytest.raises(CreditscopeError, match="mask is False everywhere: in none of the 2 rows"):
+        make([1, 0], group=[0, 0], lengths=[0, 0], width=3)
+
+
 def test_no_rows_at_all_is_refused() -> None:
     empty = torch.zeros(0, 3)
     with pytest.raises(CreditscopeError, match="at least one row"):

@@ -12,11 +12,13 @@ from creditscope.errors import CreditscopeError
 from creditscope.verbs.demo import Demo
 from creditscope.verbs.env import Env
 from creditscope.verbs.methods import Methods
+from creditscope.verbs.scope import Scope
 from creditscope.verbs.train import Train
 
 Verb = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Scope, tyro.conf.subcommand("scope")]
     | Annotated[Methods, tyro.conf.subcommand("methods")]
     | Annotated[Env, tyro.conf.subcommand("env")]
 )

@@ -102,6 +102,9 @@ class Rollouts:
                                        f"got {len(value)}")
 
     def _check_values(self) -> None:
+        if not bool(self.mask.any()):
+            raise CreditscopeError(f"Rollouts.mask is False everywhere: in none of the {len(self)} rows did the policy "
+                                   f"choose a token; skip the batch, or mark the chosen tokens True")
         _refuse_rows("reward", ~torch.isfinite(self.reward), self.reward)
         for name in ("logp", "ref_logp", "entropy"):
             value = getattr(self, name)

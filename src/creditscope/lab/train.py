@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from creditscope import metrics
 from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
@@ -53,9 +54,9 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
         problems = problem_stream(task, config.seed, skip=used)
         for step in range(done, config.steps):
             clock = Clock()
-            metrics: Metrics = {}
+            line: Metrics = {}
             if config.eval_problems and (step == 0 or (config.eval_every and step % config.eval_every == 0)):
-                metrics |= evaluate(policy, task, config, max_tokens)
+                line |= evaluate(policy, task, config, max_tokens)
                 clock.lap("eval")
 
             # Sample. A method that drops unanimous groups may have them replaced by fresh prompts.
@@ -90,16 +91,16 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             assert first is not None
 
             # Record.
-            metrics |= signal_metrics(batch) | first.metrics | {"optimizer/lr": config.learning_rate(step)}
-            metrics |= clock.metrics()
-            record.append(step, metrics)
+            line |= batch_metrics(batch) | first.metrics | {"optimizer/lr": config.learning_rate(step)}
+            line |= clock.metrics()
+            record.append(step, line)
             if config.keep_every and step % config.keep_every == 0:
                 record.save_group(step, kept_arrays(first))
             ends = step + 1 == config.steps or stop()
             if ends or (step + 1) % config.checkpoint_every == 0:
                 with record.checkpoint(step + 1) as folder:
                     save_checkpoint(folder, policy, optimizer, {"step": step + 1, "problems": used})
-            yield {"step": step} | metrics
+            yield {"step": step} | line
             if ends:
                 break
 
@@ -108,10 +109,10 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
         policy.model.save_pretrained(out / "model")
         policy.tokenizer.save_pretrained(out / "model")
         if config.eval_problems:
-            metrics = evaluate(policy, task, config, max_tokens)
+            line = evaluate(policy, task, config, max_tokens)
             record.rewind(config.steps)
-            record.append(config.steps, metrics)
-            yield {"step": config.steps} | metrics
+            record.append(config.steps, line)
+            yield {"step": config.steps} | line
 
 
 # -- the pieces ------------------------------------------------------------------------------------------------------
@@ -152,7 +153,9 @@ def take_step(policy: Policy, optimizer: torch.optim.Optimizer, config: Config, 
         raise CreditscopeError(f"the gradient's norm is {norm.item()}; the run's record is whole up to the step "
                                f"before. Lower --lr, set --clip-norm, or use --dtype float32")
     optimizer.step()
-    return Update(part, w, logp, credit_metrics(part, logp, w) | {"objective/value": value, "grad/norm": float(norm)})
+    gap = (logp - part.logp).abs()[part.mask]  # how far the training forward stands from the sampler
+    return Update(part, w, logp, metrics.credit(w, part.mask) | {
+        "objective/value": value, "grad/norm": float(norm), "policy/sampler_gap": float(gap.max())})
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
@@ -218,37 +221,13 @@ class Clock:
             "time/step": time.perf_counter() - self._start}
 
 
-def signal_metrics(batch: Batch) -> Metrics:
-    """What the samples hold, before any method looks at them."""
-    r = batch.rollouts
-    groups, live = len(Groups(r.group)), len(Groups(r.group[~batch.dead]))
-    lengths = r.lengths.float()
-    out: Metrics = {
-        "reward/mean": float(r.reward.mean()), "reward/std": float(r.reward.std()) if len(r) > 1 else 0.0,
-        "signal/groups": groups, "signal/live_groups": live, "signal/dead_groups": 1 - live / groups,
-        "rollouts/sampled": batch.sampled, "rollouts/used": len(r),
-        "length/mean": float(lengths.mean()), "length/max": int(lengths.max()),
-        "length/truncated": float((~batch.finished).float().mean()),
-    }
-    if r.entropy is not None:
-        out["entropy/mean"] = float(r.entropy[r.mask].mean())
-    if r.step_reward is not None and r.step is not None:
-        exists = torch.arange(r.step_reward.shape[1], device=r.step.device) <= r.step.amax(dim=1, keepdim=True)
-        if bool(exists.any()):
-            out["reward/steps"] = float(r.step_reward[exists].mean())
+def batch_metrics(batch: Batch) -> Metrics:
+    """What was sampled, what it cost, and what could not be judged."""
+    out = metrics.signal(batch.rollouts) | {
+        "rollouts/sampled": batch.sampled, "rollouts/used": len(batch.rollouts),
+        "length/truncated": float((~batch.finished).double().mean())}
     if batch.errors:
         out |= {"reward/errors": len(batch.errors), "reward/first_error": batch.errors[0]}
-    return out
-
-
-def credit_metrics(part: Rollouts, logp: Tensor, w: Tensor) -> Metrics:
-    """Where the credit went, and how far the training forward stands from the sampler."""
-    size = w[part.mask].abs()
-    gap = (logp - part.logp).abs()[part.mask]
-    out: Metrics = {"policy/sampler_gap": float(gap.max()) if len(gap) else 0.0}
-    if len(size) and float(size.sum()) > 0:
-        top = size.sort(descending=True).values[: max(1, len(size) // 10)]
-        out |= {"credit/top10_mass": float(top.sum() / size.sum()), "credit/zero": float((size == 0).float().mean())}
     return out
 
 

@@ -1,0 +1,44 @@
+"""Readings of a batch, named area/name. A reading that does not exist is absent, never 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from creditscope.groups import Groups
+from creditscope.rollouts import Rollouts
+
+
+def signal(rollouts: Rollouts) -> dict[str, Any]:
+    """What the samples hold, before any method looks at them."""
+    groups = Groups(rollouts.group)
+    live = len(Groups(rollouts.group[~groups.unanimous(rollouts.reward)]))
+    lengths = rollouts.lengths.double()
+    out: dict[str, Any] = {
+        "reward/mean": float(rollouts.reward.mean()), "signal/groups": len(groups), "signal/live_groups": live,
+        "signal/dead_groups": 1 - live / len(groups), "length/mean": float(lengths.mean()),
+        "length/max": int(lengths.max()), "length/empty": int((lengths == 0).sum()),
+    }
+    if len(rollouts) > 1:
+        out["reward/std"] = float(rollouts.reward.std())
+    if rollouts.entropy is not None:
+        out["entropy/mean"] = float(rollouts.entropy[rollouts.mask].mean())
+    if rollouts.step_reward is not None and rollouts.step is not None:
+        column = torch.arange(rollouts.step_reward.shape[1], device=rollouts.step.device)
+        exists = column <= rollouts.step.amax(dim=1, keepdim=True)
+        if bool(exists.any()):
+            out["reward/steps"] = float(rollouts.step_reward[exists].mean())
+    return out
+
+
+def credit(w: Tensor, mask: Tensor) -> dict[str, Any]:
+    """How the credit is spread over the tokens: nothing to say where there is none."""
+    size = w[mask].abs()
+    total = float(size.sum())
+    if total == 0:
+        return {}
+    top = size.sort(descending=True).values[: max(1, len(size) // 10)]
+    return {"credit/top10_mass": float(top.sum()) / total, "credit/zero": float((size == 0).double().mean()),
+            "credit/positive_mass": float(w[mask].clamp(min=0).sum()) / total}
