@@ -17,7 +17,7 @@ SRC = Path(creditscope.__file__).parent
 LAYERS = [
     {"errors"},
     {"method", "rollouts", "groups"},
-    {"methods", "rollouts_jsonl", "record"},
+    {"methods", "rollouts_jsonl", "record", "microscope"},
     {"dialects"},
     {"catalogue"},
     {"advantages"},
@@ -32,7 +32,8 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "tasks", "lab.config", "cli"}
+NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "microscope.spectrum", "tasks", "lab.config",
+            "cli"}
 
 
 def modules() -> list[Path]:
