@@ -7,13 +7,13 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test fast lint docs mutants bench constraints clean
+.PHONY: help demo test fast lint docs mutants constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/demo.ready  ## set up, run the main job, leave a report
+demo: $(VENV)/demo.ready  ## set up, then watch a language model learn by GRPO (three minutes)
 	$(PY) -m creditscope demo
 
 test: $(VENV)/test.ready lint  ## set up, then linters, all tests and the mutation check

@@ -193,3 +193,15 @@ def test_half_precision_rewards_are_summed_in_float32() -> None:
     got = advantage(METHODS["p1_grpo"], r, torch.zeros(4096, dtype=torch.int64))
     assert got.dtype == torch.float32
     assert got[1].item() == pytest.approx(1 / 4096, rel=1e-4)  # bfloat16 sums would stop at 256
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_beta_density_does_not_fit_a_spike_to_rounding(dtype: torch.dtype) -> None:
+    # The same rewards in another order: means that differ by an ulp, and a density of 1 for both groups.
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        one = torch.rand(7, generator=draw).to(dtype)
+        r = torch.cat([one, one[torch.randperm(7, generator=draw)]])
+        group = torch.arange(2).repeat_interleave(7)
+        got = advantage(METHODS["bnpo"], r, group)
+        assert torch.allclose(got, r - r[:7].mean(), atol=1e-5)

@@ -30,8 +30,7 @@ def test_methods_json_is_the_table_as_data(capsys: pytest.CaptureFixture[str]) -
     assert run("methods", "--json") == 0
     table = json.loads(capsys.readouterr().out)
     assert set(table) == set(METHODS)
-    assert table["dr_grpo"]["diff"] == {"scale": ["group_std", "none"], "aggregate": ["sequence_mean", "constant"],
-                                        "kl": ["k3", "none"]}
+    assert table["dr_grpo"]["diff"] == {"scale": ["group_std", "none"], "aggregate": ["sequence_mean", "constant"]}
     assert table["dr_grpo"]["properties"]["prefix_cancels"] is True
 
 

@@ -16,7 +16,7 @@ SRC = Path(creditscope.__file__).parent
 # Lowest first. A module may import creditscope modules from its own layer or from lower ones.
 LAYERS = [
     {"errors"},
-    {"method", "rollouts", "groups"},
+    {"method", "rollouts", "groups", "jsonlines"},
     {"methods", "rollouts_jsonl", "record", "microscope"},
     {"dialects"},
     {"catalogue"},
@@ -32,8 +32,8 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "microscope.spectrum", "tasks", "lab.config",
-            "cli"}
+NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "microscope.spectrum", "tasks",
+            "lab.config", "cli"}
 
 
 def modules() -> list[Path]:

@@ -402,3 +402,32 @@ def test_conflict_weights_equal_their_definition_read_token_by_token(batch: Roll
             conflict = t < lead or t >= length - tail
             expected = (2.0 if batch.reward[i] > 0 else 0.0) if conflict else 1.0
             assert weight[i, t] == expected, (i, t)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("name", ALL)
+def test_a_ratio_that_overflows_gives_no_nan(name: str, dtype: torch.dtype) -> None:
+    batch = make([1, 0, 1, 1, 0, 0], group=[0, 0, 1, 1, 2, 2], lengths=[4] * 6, dtype=dtype)
+    huge = 900.0 if dtype == D else 95.0
+    for sign in (1.0, -1.0):
+        w = w_of(METHODS[name], batch, batch.logp + sign * huge * batch.mask)
+        assert torch.isfinite(w).all()
+
+
+def test_a_good_token_far_above_its_clip_has_credit_zero_and_not_nan() -> None:
+    batch, logp = one_token([1, 0], [95.0, 0.0])
+    batch = replace(batch, logp=batch.logp.float(), reward=batch.reward.float())
+    assert w_of(GRPO, batch, logp.float())[0, 0] == 0
+
+
+def test_half_precision_rewards_are_told_apart_by_the_filter_as_by_the_advantage() -> None:
+    batch = make([1.0, 0.95], group=[0, 0], lengths=[1, 1])
+    batch = replace(batch, reward=batch.reward.bfloat16())
+    assert w_of(METHODS["dapo"], batch).abs().min() > 0
+
+
+def test_the_id_of_the_padding_changes_nothing() -> None:
+    plain = make([1, 0, 1], group=[0] * 3, lengths=[4, 2, 3])
+    other = replace(plain, tokens=torch.where(plain.mask, plain.tokens, 2))
+    for name in ALL:
+        assert torch.equal(w_of(METHODS[name], other), w_of(METHODS[name], plain)), name

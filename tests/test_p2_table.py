@@ -64,7 +64,7 @@ TABLE: dict[str, Callable[[Parts], Tensor]] = {
     "dapo": lambda p: p.sum(clip_term(p.ratio, p.A, .2, .28) / (p.sigma * p.total)),
     "cppo": lambda p: p.sum(p.a * ((p.A / p.sigma).abs() > 0.5) * clip_term(p.ratio, p.A, .2, .2))
     - BETA * p.sum(((p.A / p.sigma).abs() > 0.5) * p.K3 / (p.R * p.L)),
-    "dr_grpo": lambda p: p.sum(clip_term(p.ratio, p.A, .2, .2) / p.R) / p.m.shape[1],
+    "dr_grpo": lambda p: p.sum((clip_term(p.ratio, p.A, .2, .2) - BETA * p.K3) / p.R) / p.m.shape[1],
     "gpg": lambda p: p.sum(p.log_pi * p.A / p.total),
     "cispo": lambda p: p.sum(p.ratio.detach().clamp(max=1.28) * p.log_pi * p.A / (p.sigma * p.total)),
     "gcpo": lambda p: (clip_term(p.sequence.exp(), p.A, .2, .2) / (p.sigma * p.R)).sum(),

@@ -70,12 +70,21 @@ def test_rewind_forgets_later_steps_groups_and_checkpoints(tmp_path: Path) -> No
 
 
 def test_two_writers_never_share_a_folder(tmp_path: Path) -> None:
-    with new(tmp_path / "run"):
+    with new(tmp_path / "run") as record:
+        with pytest.raises(CreditscopeError, match="another process is writing"):
+            new(tmp_path / "run")
+        record.append(0, {})
         with pytest.raises(CreditscopeError, match="already holds a run; continue it with --resume"):
             new(tmp_path / "run")
         with pytest.raises(CreditscopeError, match="another process is writing"):
             Record.resume(tmp_path / "run", CONFIG)
     Record.resume(tmp_path / "run", CONFIG).close()
+
+
+def test_a_run_that_took_no_step_may_be_started_anew(tmp_path: Path) -> None:
+    new(tmp_path / "run").close()
+    with Record.create(tmp_path / "run", CONFIG | {"seed": 7}, {}):
+        assert Record.open(tmp_path / "run").config["seed"] == 7
 
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:

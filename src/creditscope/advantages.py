@@ -157,15 +157,17 @@ def _by_beta_density(centred: Tensor, reward: Tensor, groups: Groups, method: Me
         row = int(((reward < 0) | (reward > 1)).nonzero()[0])
         raise CreditscopeError(f"method {method.name!r} models success rates, so rewards must lie in [0, 1]: "
                                f"row {row} has {reward[row].item():.4g}; rescale the rewards")
-    p = groups.totals(reward) / groups.counts
-    spread = p.var() if len(p) > 1 else p.new_zeros(())
-    m = p.mean()
-    fit = (m * (1 - m) / spread.clamp(min=torch.finfo(p.dtype).tiny) - 1) if bool(spread > 0) else p.new_zeros(())
+    p = (groups.totals(reward) / groups.counts).double()
+    m, v = p.mean(), p.var() if len(p) > 1 else p.new_zeros(())
+    # Rates that differ by rounding alone would be fitted by a spike of any height.
+    varies = v > (8 * torch.finfo(reward.dtype).eps * m) ** 2
+    fit = torch.where(varies, m * (1 - m) / v.clamp(min=torch.finfo(p.dtype).tiny) - 1, torch.zeros_like(m))
     alpha, beta = (1 + fit * m / 3).clamp(min=1), (1 + fit * (1 - m) / 3).clamp(min=1)
     log_f = torch.special.xlogy(alpha - 1, p) + torch.special.xlog1py(beta - 1, -p) \
         - (torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta))
-    # The density vanishes at p = 0 or 1, where the group is unanimous and its advantage 0 already: cap, then multiply.
-    return centred * torch.exp(-log_f).clamp(max=1e6)[groups.index]
+    scaled = centred * torch.exp(-log_f).to(centred.dtype)[groups.index]
+    # The density may vanish at p = 0 or 1, where the group is unanimous and has no advantage to divide.
+    return torch.where(centred == 0, centred, scaled)
 
 
 SCALES: dict[str, Callable[[Tensor, Tensor, Groups, Method], Tensor]] = {

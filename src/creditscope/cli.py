@@ -8,12 +8,14 @@ from typing import Annotated
 
 import tyro
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, printable
 from creditscope.verbs.demo import Demo
 from creditscope.verbs.env import Env
 from creditscope.verbs.methods import Methods
 from creditscope.verbs.scope import Scope
 from creditscope.verbs.train import Train
+
+DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
 
 Verb = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
@@ -26,13 +28,16 @@ Verb = (
 
 def main(args: Sequence[str] | None = None) -> None:
     """Parse, run, and turn what users can cause into an exit code."""
+    args = list(sys.argv[1:] if args is None else args)
     try:
-        verb = tyro.cli(Verb, prog="creditscope", args=args,
-                        description="See where the credit goes when a language model is trained by reinforcement.")
+        verb = tyro.cli(Verb, prog="creditscope", args=args, description=DESCRIPTION)
+        if isinstance(verb, Train) and verb.resume:
+            # Flags that are not given keep the run's own values: they become the defaults of a second reading.
+            verb = tyro.cli(Train, prog="creditscope train", args=args[1:], default=verb.as_recorded())
         code = verb.run()
         sys.stdout.flush()
     except CreditscopeError as error:
-        print(f"creditscope: {error}", file=sys.stderr)
+        print(f"creditscope: {printable(str(error))}", file=sys.stderr)
         code = 2
     except BrokenPipeError:
         # The reader left, as in `creditscope methods | head`: not our error, and nothing more to say.

@@ -10,6 +10,15 @@ class CreditscopeError(ValueError):
     """Bad input. The command line prints it without a traceback and exits with 2."""
 
 
+def printable(text: str) -> str:
+    """Text that is safe to show on a terminal: control characters, which could move the cursor or worse, are named.
+
+    >>> printable("red \x1b[31m alert")
+    'red \\x1b[31m alert'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def unknown(kind: str, given: object, choices: Iterable[str], see: str = "") -> CreditscopeError:
     """An error for a name that is not one of `choices`, with the nearest one as a guess.
 

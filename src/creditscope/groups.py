@@ -49,8 +49,10 @@ class Groups:
         """(B,) True where all values of the row's group are equal up to rounding.
 
         The mean of equal floats may miss them by an ulp, and a std of one ulp would turn that into an advantage of
-        one: so groups that differ by rounding alone are found by their range, not by their std.
+        one: so groups that differ by rounding alone are found by their range, not by their std. Rounding is float32's
+        at least: rewards stored in half precision are told apart as far as they differ.
         """
+        value = value if value.dtype == torch.float64 else value.float()
         high = value.new_full((len(self),), -torch.inf).scatter_reduce_(0, self.index, value, "amax")
         low = value.new_full((len(self),), torch.inf).scatter_reduce_(0, self.index, value, "amin")
         rounding = 8 * torch.finfo(value.dtype).eps * torch.maximum(high.abs(), low.abs())

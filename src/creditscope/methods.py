@@ -44,9 +44,10 @@ GRPO_V32 = GRPO.but(
     note="The paper prints no δ; 0.5 is ours.")
 
 DR_GRPO = GRPO.but(
-    name="dr_grpo", title="Dr.GRPO", arxiv="2503.20783", scale="none", aggregate="constant", kl="none",
+    name="dr_grpo", title="Dr.GRPO", arxiv="2503.20783", scale="none", aggregate="constant", paper_beta=None,
     cites={"scale": "no std", "aggregate": "code: token sum / generate_max_length, mean over sequences",
-           "kl": "code: β = 0"})
+           "kl": "arXiv:2601.05002, Table 1: K3; the authors' code has β = 0"},
+    note="L_max is max_tokens; a trainer sets it to its limit, and without one the width of the batch is taken.")
 
 DAPO = GRPO.but(
     name="dapo", title="DAPO", arxiv="2503.14476", aggregate="token_mean", clip_high=0.28, keep="live_groups",
@@ -90,7 +91,7 @@ GCPO = GRPO.but(
 
 CPPO = GRPO.but(
     name="cppo", title="CPPO", arxiv="2503.22342", keep="large_advantage", keep_threshold=0.5,
-    cites={"keep": "Eq. 7: |A| ≥ γ", "denominator": "Eq. 7: G"},
+    cites={"keep": "arXiv:2601.05002, Table 1: |A| > γ", "denominator": "Eq. 7: G"},
     note="The paper prints no γ; 0.5 is ours. Its experiments prune by rank: `cppo_topk`.")
 
 CPPO_TOPK = CPPO.but(

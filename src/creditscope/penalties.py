@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from creditscope.method import Method
-from creditscope.ratios import ratio
+from creditscope.ratios import exp_bounded, ratio
 from creditscope.rollouts import Rollouts
 
 
@@ -43,7 +43,7 @@ def k2(apart: Tensor) -> Tensor:
 
 def k3(apart: Tensor) -> Tensor:
     """π_ref/π − log(π_ref/π) − 1."""
-    return (-apart).exp() + apart - 1
+    return exp_bounded(-apart) + apart - 1
 
 
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

@@ -5,6 +5,7 @@ Everything works on `log_ratio` = log π − log π_old, (B, T), 0 where the mas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,7 +16,15 @@ from creditscope.method import Method
 
 def ratio(method: Method, log_ratio: Tensor, mask: Tensor) -> Tensor:
     """The method's s, (B, T) or (B, 1). Methods without a ratio have none to ask for."""
-    return torch.exp(LOG_RATIOS[method.ratio](log_ratio, mask))
+    return exp_bounded(LOG_RATIOS[method.ratio](log_ratio, mask))
+
+
+def exp_bounded(x: Tensor) -> Tensor:
+    """exp(x), held at e^80 in float32 and e^638 in float64, with slope 0 beyond.
+
+    Past that exp overflows, and a token that the clip has stopped would get 0 · ∞ = NaN instead of 0.
+    """
+    return x.clamp(max=0.9 * math.log(torch.finfo(x.dtype).max)).exp()
 
 
 def bounded(method: Method, logp: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
@@ -86,7 +95,7 @@ def _clip_inside(method: Method, logp: Tensor, log_ratio: Tensor, mask: Tensor, 
     assert method.clip_high is not None
     clipped = log_ratio.clamp(-method.clip_low, method.clip_high)
     pessimistic = torch.where(credit >= 0, torch.minimum(log_ratio, clipped), torch.maximum(log_ratio, clipped))
-    return torch.exp(_sequence_mean(pessimistic, mask)) * credit
+    return exp_bounded(_sequence_mean(pessimistic, mask)) * credit
 
 
 def _stop_gradient(method: Method, logp: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:

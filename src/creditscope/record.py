@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from creditscope.errors import CreditscopeError
 
@@ -51,17 +52,18 @@ class Record:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CreditscopeError(f"cannot make the run folder {path}: {error.strerror}") from None
-        if (path / "run.json").exists():
+        started = (path / "run.json").exists()
+        if started and cls.open(path)._lines():  # a run that never took a step is not worth keeping
             raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out")
         strangers = [entry.name for entry in path.iterdir() if entry.name != "run.lock"]
-        if strangers:
+        if strangers and not started:
             raise CreditscopeError(f"{path} is not empty (it holds {strangers[0]!r}); choose another --out")
         record = cls(path, {"format": FORMAT, "config": dict(config), "versions": dict(versions)}, _locked(path))
         with _disk(path):
             (path / "groups").mkdir(exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
             (path / "steps.jsonl").touch()
-            _write_atomically(path / "run.json", json.dumps(record.run, indent=2, allow_nan=False).encode() + b"\n")
+            _write_atomically(path / "run.json", _run_json(record.run))
         return record
 
     @classmethod
@@ -78,8 +80,10 @@ class Record:
                                        f"give the same settings, or start a new run with another --out")
         for scrap in [*path.glob(".*.part"), *path.glob("*/.*.part")]:
             shutil.rmtree(scrap) if scrap.is_dir() else scrap.unlink()
-        with _disk(path):  # without the torn line that a kill may have left
-            _write_atomically(path / "steps.jsonl", b"".join(record._lines()))
+        record.run["config"] = dict(config)
+        with _disk(path):
+            _write_atomically(path / "run.json", _run_json(record.run))
+            _write_atomically(path / "steps.jsonl", b"".join(record._lines()))  # without a line that a kill tore
         return record
 
     @classmethod
@@ -165,8 +169,16 @@ class Record:
     @contextlib.contextmanager
     def checkpoint(self, step: int, keep: int = 2) -> Iterator[Path]:
         """A folder to fill; it becomes checkpoints/<step> when the block ends well, and older ones than `keep` go."""
+        with self.folder(f"checkpoints/{step:06d}") as part:
+            yield part
+        for old in self.checkpoints()[:-keep]:
+            shutil.rmtree(self.path / "checkpoints" / f"{old:06d}", ignore_errors=True)
+
+    @contextlib.contextmanager
+    def folder(self, name: str) -> Iterator[Path]:
+        """A folder to fill; it takes its name when the block ends well, in place of an older one."""
         self._must_write()
-        final = self.path / "checkpoints" / f"{step:06d}"
+        final = self.path / name
         part = final.with_name(f".{final.name}.part")
         with _disk(self.path):
             shutil.rmtree(part, ignore_errors=True)
@@ -180,8 +192,6 @@ class Record:
                 part.replace(final)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
-        for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(self.path / "checkpoints" / f"{old:06d}", ignore_errors=True)
 
     def _must_write(self) -> None:
         if self._lock is None:
@@ -249,6 +259,10 @@ def _locked(path: Path) -> IO[str]:
     return lock
 
 
+def _run_json(run: dict[str, Any]) -> bytes:
+    return json.dumps(run, indent=2, allow_nan=False).encode() + b"\n"
+
+
 def _write_atomically(path: Path, data: bytes) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
@@ -266,6 +280,7 @@ def _disk(path: Path) -> Iterator[None]:
     """A disk that is full or read-only ends the run in words; what was written before stays readable."""
     try:
         yield
-    except OSError as error:
-        raise CreditscopeError(f"cannot write into {path}: {error.strerror or error}; what was recorded so far is "
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CreditscopeError(f"cannot write into {path}: {why}; what was recorded so far is "
                                f"whole. Make room and continue with --resume") from error

@@ -29,7 +29,7 @@ class Rollouts:
     """
 
     tokens: Tensor
-    """(B, T) int64 token ids of the completion."""
+    """(B, T) int64 token ids of the completion; 0 after a row's last chosen token."""
     mask: Tensor
     """(B, T) bool: True where the policy chose the token. False on padding and on text that others wrote."""
     logp: Tensor
@@ -105,6 +105,11 @@ class Rollouts:
         if not bool(self.mask.any()):
             raise CreditscopeError(f"Rollouts.mask is False everywhere: in none of the {len(self)} rows did the policy "
                                    f"choose a token; skip the batch, or mark the chosen tokens True")
+        # What stands after the last chosen token is padding, whatever id it was padded with.
+        column = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        tail = column >= self.extents[:, None]
+        if bool((self.tokens[tail] != 0).any()):
+            object.__setattr__(self, "tokens", self.tokens.masked_fill(tail, 0))
         _refuse_rows("reward", ~torch.isfinite(self.reward), self.reward)
         for name in ("logp", "ref_logp", "entropy"):
             value = getattr(self, name)
@@ -137,10 +142,9 @@ class Rollouts:
 
     @property
     def extents(self) -> Tensor:
-        """(B,) columns up to the last that holds anything: a chosen token or somebody else's text."""
-        used = self.mask | (self.tokens != 0)
+        """(B,) columns up to the last chosen token; what others wrote before it is inside, what follows is padding."""
         columns = torch.arange(1, self.tokens.shape[1] + 1, device=self.tokens.device)
-        return (used * columns).amax(dim=1) if used.shape[1] else used.new_zeros(len(self), dtype=torch.int64)
+        return (self.mask * columns).amax(dim=1)
 
     def require(self, name: str, who: str) -> Tensor:
         """The optional field `name`, or an error that says who needs it."""
@@ -187,7 +191,7 @@ class Rollouts:
         joined: dict[str, Any] = {}
         for f in fields(Rollouts):
             values = [getattr(part, f.name) for part in parts]
-            present = [value is not None and len(value) > 0 for value in values]
+            present = [value is not None and len(value) > 0 for value in values]  # texts are empty when unknown
             if not any(present):
                 joined[f.name] = values[0]
             elif not all(present):

@@ -14,15 +14,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.jsonlines import MAX_LINE, numbered_lines
 from creditscope.rollouts import Rollouts
-
-MAX_LINE = 64 * 2**20
-"""Longest line accepted, in bytes. A completion of a million tokens fits; a file without newlines does not."""
 
 _INT64 = range(-(2**63), 2**63)
 _PER_TOKEN = {"logp": float, "mask": bool, "ref_logp": float, "entropy": float, "step": int, "pieces": str}
@@ -35,17 +33,8 @@ Row = dict[str, Any]
 
 def read_rows(path: str | Path, max_line: int = MAX_LINE) -> Iterator[Row]:
     """Checked rows of a file, one at a time; memory is bounded by the longest line allowed."""
-    with _opened(path) as lines:
-        number = 0
-        while line := lines.readline(max_line + 1):
-            number += 1
-            if len(line) > max_line:
-                raise _bad(path, number, f"the line is longer than {max_line:,} bytes; "
-                                         f"write one rollout a line, ended by a newline")
-            if line.strip():
-                yield _parse(line, partial(_bad, path, number))
-        if number == 0:
-            raise CreditscopeError(f"{path} is empty; expected one JSON object a line")
+    for number, line in numbered_lines(path, max_line):
+        yield _parse(line, partial(_bad, path, number))
 
 
 def read_jsonl(path: str | Path, max_line: int = MAX_LINE, dtype: torch.dtype = torch.float32) -> Rollouts:
@@ -137,11 +126,9 @@ def to_rows(rollouts: Rollouts) -> Iterator[Row]:
 # -- one line ---------------------------------------------------------------------------------------------------
 
 
-def _parse(line: bytes, bad: Callable[[str], CreditscopeError]) -> Row:
+def _parse(line: str, bad: Callable[[str], CreditscopeError]) -> Row:
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        raise bad(f"not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}") from None
+        row = json.loads(line, parse_constant=_no_constant)
     except RecursionError:
         raise bad("the JSON is nested too deeply") from None
     except ValueError as error:
@@ -210,12 +197,3 @@ def _no_constant(name: str) -> float:
 
 def _bad(path: str | Path, number: int, what: str) -> CreditscopeError:
     return CreditscopeError(f"{path}, line {number}: {what}")
-
-
-def _opened(path: str | Path) -> BinaryIO:
-    try:
-        return Path(path).open("rb")
-    except FileNotFoundError:
-        raise CreditscopeError(f"no such file: {path}") from None
-    except OSError as error:
-        raise CreditscopeError(f"cannot read {path}: {error.strerror}") from None

@@ -15,11 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from creditscope import METHODS, CreditscopeError
+import creditscope
+from creditscope import METHODS, CreditscopeError, Rollouts
+from creditscope.advantages import token_advantage
 from creditscope.lab.config import Config
 from creditscope.lab.policy import load_policy, token_logp
 from creditscope.lab.train import deal, make_optimizer, take_step, train
 from creditscope.record import Record
+from makers import make
 
 SMALL = Config(prompts=2, group=4, steps=3, max_tokens=56, eval_problems=8, checkpoint_every=1, keep_every=2, lr=1e-4)
 
@@ -76,7 +79,7 @@ def test_kept_groups_hold_credit_text_and_steps(tmp_path: Path) -> None:
     group = record.group(0)
     rows, width = group["tokens"].shape
     assert rows == 8
-    assert group["w"].shape == group["entropy"].shape == (rows, width)
+    assert group["w"].shape == group["entropy"].shape == group["credit"].shape == (rows, width)
     assert (group["w"][~group["mask"]] == 0).all()
     for i in range(rows):
         assert "".join(group["pieces"][i]) == group["text"][i]
@@ -105,7 +108,9 @@ def test_accumulation_changes_memory_and_not_the_gradient(name: str) -> None:
         problems = [p for p, _ in zip(task.problems("train", 5), range(4), strict=False)]
         batch = roll_out(policy, task, problems, 4, max_tokens=56, temperature=1.0, top_p=1.0,
                          generator=torch.Generator().manual_seed(0))
-        take_step(policy, make_optimizer(policy, config), config, batch.rollouts, batch.prompts)
+        credit = token_advantage(config.row, batch.rollouts).expand_as(batch.rollouts.mask)
+        take_step(policy, make_optimizer(policy, config), config.row, config, batch.rollouts, batch.prompts, credit,
+                  torch.arange(len(batch.rollouts)))
         grads[accumulate] = torch.cat([p.grad.flatten() for p in policy.trainable().values()])  # type: ignore[union-attr]
     assert grads[1].norm() > 0
     assert torch.allclose(grads[1], grads[3], rtol=1e-9, atol=1e-12 * float(grads[1].abs().max()))
@@ -134,6 +139,92 @@ def test_dapo_replaces_dead_groups_and_counts_what_it_spent(tmp_path: Path) -> N
     assert sum(s["rollouts/sampled"] for s in steps) > sum(s["rollouts/sampled"] for s in lazy)
     assert sum(s["signal/live_groups"] for s in steps) >= sum(s["signal/live_groups"] for s in lazy)
     assert all(s["rollouts/used"] == 8 for s in steps)
+    # The signal is that of the first draw, which replacing does not beautify: same seed, same first step.
+    for honest in ("reward/mean", "signal/dead_groups", "length/mean"):
+        assert steps[0][honest] == lazy[0][honest]
+    assert steps[0]["signal/used_live_groups"] >= lazy[0]["signal/used_live_groups"]
+
+
+def test_credit_that_is_whitened_over_the_batch_does_not_see_minibatches(tmp_path: Path) -> None:
+    config = replace(SMALL, method="reinforce_pp", steps=1, eval_problems=0, keep_every=1)
+    run(config, tmp_path / "one")
+    run(replace(config, minibatches=2), tmp_path / "two")
+    one, two = (Record.open(tmp_path / name).group(0) for name in ("one", "two"))
+    assert (one["credit"] == two["credit"]).all()
+    assert len(two["credit"]) == 8, "every minibatch is kept"
+
+
+def test_dr_grpo_divides_by_the_trainers_limit_and_not_by_the_longest_answer(tmp_path: Path) -> None:
+    config = replace(SMALL, method="dr_grpo", steps=1, eval_problems=0, max_tokens=60)
+    run(config, tmp_path / "run")
+    group = Record.open(tmp_path / "run").group(0)
+    assert group["w"].shape[1] < 60
+    # w = A/(B·L_max) at ratio 1 (the gap to the sampler is below 1e-4).
+    expected = group["credit"] * group["mask"] / (8 * 60)
+    assert abs(group["w"] - expected).max() <= 1e-4 * abs(expected).max()
+
+
+def test_a_lora_run_leaves_a_model_that_can_be_trained_again(tmp_path: Path) -> None:
+    run(replace(SMALL, lora=4, steps=1, eval_problems=0), tmp_path / "run")
+    again = run(replace(SMALL, model=str(tmp_path / "run" / "model"), steps=1, eval_problems=0), tmp_path / "again")
+    assert len(again) == 1
+
+
+def test_fewer_steps_than_were_taken_is_refused(tmp_path: Path) -> None:
+    run(replace(SMALL, steps=2, eval_problems=0), tmp_path / "run")
+    with pytest.raises(CreditscopeError, match="has taken 2 steps already; give --steps 2 or more"):
+        run(replace(SMALL, steps=1, eval_problems=0), tmp_path / "run", resume=True)
+
+
+def test_run_json_holds_the_settings_of_the_last_resume(tmp_path: Path) -> None:
+    run(replace(SMALL, steps=1, eval_problems=0), tmp_path / "run")
+    run(replace(SMALL, steps=2, eval_problems=0), tmp_path / "run", resume=True)
+    assert Record.open(tmp_path / "run").config["steps"] == 2
+
+
+def test_a_mistake_does_not_spoil_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(CreditscopeError, match="context"):
+        run(replace(SMALL, max_tokens=10**6), tmp_path / "run")
+    assert len(run(replace(SMALL, steps=1, eval_problems=0), tmp_path / "run")) == 1
+
+
+def test_a_disk_that_fills_up_ends_the_run_in_words(tmp_path: Path) -> None:
+    code = ("import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6));"
+            "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+            "from creditscope.cli import main; main(sys.argv[1:])")
+    done = subprocess.run([sys.executable, "-c", code, "train", *FLAGS, "--steps", "2", "--out", str(tmp_path / "run")],
+                          capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 2, done.stderr
+    assert "what was recorded so far is whole" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(Record.open(tmp_path / "run").steps()) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "shape"])
+def test_a_damaged_model_folder_is_refused_in_words(damage: str, tmp_path: Path) -> None:
+    load_policy("tiny").save(tmp_path / "model")
+    if damage == "cut":
+        path = tmp_path / "model" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:5000])
+    else:
+        path = tmp_path / "model" / "config.json"
+        path.write_text(path.read_text().replace('"hidden_size": 160', '"hidden_size": 80'))
+    with pytest.raises(CreditscopeError, match="cannot load the model of"):
+        load_policy(str(tmp_path / "model"))
+
+
+def test_a_draw_without_steps_joins_one_with_steps() -> None:
+    from creditscope.lab.rollout import step_tensors
+    from creditscope.tasks import Step, Verdict
+
+    none, empty = step_tensors([Verdict(0.0)], [["a", "b"]], 2)
+    some, reward = step_tensors([Verdict(1.0, (Step(0, 1, 1.0),))], [["a", "b"]], 2)
+    assert (none.tolist(), tuple(empty.shape)) == ([[-1, -1]], (1, 0))
+    assert (some.tolist(), reward.tolist()) == ([[0, -1]], [[1.0]])
+    base = make([1.0], group=[0], lengths=[2])
+    joined = Rollouts.cat([replace(base, step=none, step_reward=empty), replace(base, step=some, step_reward=reward)])
+    assert joined.step_reward is not None
+    assert joined.step_reward.tolist() == [[0.0], [1.0]]
 
 
 def test_lora_trains_adapters_alone_and_takes_the_base_as_its_reference(tmp_path: Path) -> None:
@@ -186,6 +277,9 @@ def test_a_checkpoint_cut_in_half_says_how_to_go_on(tmp_path: Path) -> None:
     ({"schedule": "cosin"}, "unknown --schedule 'cosin'; did you mean 'cosine'"),
     ({"steps": 0}, "--steps must be at least 1, got 0"),
     ({"temperature": 0.0}, "--temperature must be above 0"),
+    ({"top_p": 2.0}, "--top-p must be above 0 and at most 1, got 2.0"),
+    ({"max_tokens": 0}, "--max-tokens must be at least 1, got 0"),
+    ({"seed": 10**20}, "--seed must be in 0"),
 ])
 def test_settings_that_cannot_work_are_refused_before_anything_starts(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):
@@ -260,7 +354,39 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
     assert f"--out {out} --resume" in stdout
     record = Record.open(out)
-    assert record.checkpoints()[-1] == len(record.steps())
+    done = len(record.steps())
+    assert record.checkpoints()[-1] == done
+    # The printed command is enough: settings that are not given are the run's own.
+    again = cli("--out", str(out), "--resume", "--steps", str(done + 1))
+    stdout, stderr = again.communicate(timeout=120)
+    assert again.returncode == 0, stderr
+    assert len(record.steps()) == done + 1
+    assert f"creditscope train {out / 'model'}" in stdout
+
+
+@pytest.mark.slow
+def test_a_longer_run_that_is_stopped_does_not_pass_for_finished(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert cli(*FLAGS, "--steps", "1", "--out", str(out)).wait(timeout=200) == 0
+    child = cli("--out", str(out), "--resume", "--steps", "500")
+    wait_for_steps(out, 3)
+    child.send_signal(signal.SIGTERM)
+    stdout, _ = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert f"--out {out} --resume" in stdout
+
+
+def test_text_from_a_reward_cannot_move_the_cursor_and_a_bracket_in_a_path_is_no_markup(tmp_path: Path) -> None:
+    (tmp_path / "bad_reward.py").write_text("def score(text, row):\n    raise ValueError('\\x1b]0;gone\\x07')\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 3)
+    where = os.pathsep.join([str(Path(creditscope.__file__).parent.parent), str(tmp_path)])
+    command = [sys.executable, "-m", "creditscope", "train", "--task", "jsonl:p.jsonl", "--reward", "bad_reward:score"]
+    child = subprocess.run([*command, *FLAGS, "--steps", "1", "--out", "odd[/name]"], cwd=tmp_path, capture_output=True,
+                           env=os.environ | {"PYTHONPATH": where}, text=True, check=False, timeout=200)
+    assert child.returncode == 0, child.stderr
+    assert "\x1b" not in child.stdout + child.stderr
+    assert "8 answers could not be judged" in child.stderr
+    assert "odd[/name]" in child.stdout
 
 
 def test_a_second_run_into_the_same_folder_is_exit_code_2(tmp_path: Path) -> None:

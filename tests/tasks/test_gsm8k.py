@@ -138,5 +138,5 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, row: object, says: 
 def test_missing_data_says_what_to_write() -> None:
     with pytest.raises(CreditscopeError, match="gsm8k:FOLDER"):
         find_task("gsm8k")
-    with pytest.raises(CreditscopeError, match=r"no file 'nowhere/test\.jsonl'"):
+    with pytest.raises(CreditscopeError, match=r"no such file: nowhere/test\.jsonl"):
         find_task("gsm8k:nowhere/test.jsonl").problems("test")

@@ -91,6 +91,12 @@ class Config:
         for name, low in at_least.items():
             if getattr(self, name) < low:
                 raise CreditscopeError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise CreditscopeError(f"--max-tokens must be at least 1, got {self.max_tokens}; or leave it out")
+        if not 0 <= self.seed < 2**31:
+            raise CreditscopeError(f"--seed must be in 0 .. 2^31 - 1, got {self.seed}")
+        if not 0 < self.top_p <= 1:
+            raise CreditscopeError(f"--top-p must be above 0 and at most 1, got {self.top_p}; 1 keeps every token")
         if not self.lr > 0:
             raise CreditscopeError(f"--lr must be above 0, got {self.lr}")
         if not self.temperature > 0:

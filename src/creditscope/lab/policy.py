@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError, unknown
@@ -35,11 +36,6 @@ class Policy:
     def device(self) -> torch.device:
         found: torch.device = next(self.model.parameters()).device
         return found
-
-    @property
-    def context(self) -> int:
-        """Longest prompt and completion together."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0) or 10**9)
 
     @property
     def end(self) -> tuple[int, ...]:
@@ -84,6 +80,12 @@ class Policy:
         cuts[-1] = len(whole)
         return [whole[a:b] for a, b in pairwise(cuts)]
 
+    def save(self, folder: Path) -> None:
+        """The model in Hugging Face format, adapters merged into the weights, with its tokenizer."""
+        model = copy.deepcopy(self.model).merge_and_unload() if self.lora else self.model
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
     def reference(self) -> Policy:
         """A frozen copy of the policy as it is now; with LoRA the base model itself, adapters off."""
         if self.lora:
@@ -124,6 +126,9 @@ def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora
         raise CreditscopeError(f"--chat on, but the tokenizer of {name!r} has no chat template; use --chat off")
     if lora:
         model = _with_adapters(model, lora, seed)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise CreditscopeError(f"{name!r} has no trainable parameter; if it is a folder of adapters, merge them into "
+                               f"their base model first")
     # Dropout stays off: with it the ratio of the very first step would not be 1.
     return Policy(name, model.to(device).eval(), tokenizer, use_chat, lora > 0)
 
@@ -158,7 +163,7 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> t
             # trust_remote_code stays off: a model folder is data, not a program.
             return job.from_pretrained(where, **extra) if what == "tokenizer" else \
                 job.from_pretrained(where, dtype=dtype, use_safetensors=None if "gguf_file" in extra else True, **extra)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CreditscopeError(f"cannot load the {what} of {name!r}: {first}") from error
 

@@ -52,8 +52,7 @@ def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int
         tokens=samples.tokens, mask=samples.mask, logp=samples.logp, entropy=samples.entropy,
         reward=torch.tensor([v.reward for v in verdicts], dtype=torch.float32, device=device),
         group=torch.arange(len(problems), device=device).repeat_interleave(group),
-        step=None if step is None else step.to(device),
-        step_reward=None if step_reward is None else step_reward.to(device),
+        step=step.to(device), step_reward=step_reward.to(device),
         prompt=[problem.prompt for problem in rows], text=texts, pieces=pieces)
     errors = [f"{problem.id}: {v.error}" for problem, v in zip(rows, verdicts, strict=True) if v.error]
     prompts = [prompt for prompt in encoded for _ in range(group)]
@@ -79,12 +78,9 @@ def replace_dead(batch: Batch, fresh: Batch) -> Batch:
     return Batch(joined, prompts, finished, batch.errors + fresh.errors, spent)
 
 
-def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]],
-                 width: int) -> tuple[Tensor | None, Tensor | None]:
-    """(B, T) step index of each token and (B, S) step rewards, or None where the task knows no steps."""
+def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]], width: int) -> tuple[Tensor, Tensor]:
+    """(B, T) step index of each token, -1 for none, and (B, S) step rewards; S = 0 where no answer has steps."""
     most = max((len(v.steps) for v in verdicts), default=0)
-    if most == 0:
-        return None, None
     step = torch.full((len(verdicts), width), -1, dtype=torch.int64)
     reward = torch.zeros(len(verdicts), most)
     for i, (verdict, row) in enumerate(zip(verdicts, pieces, strict=True)):

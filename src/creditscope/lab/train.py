@@ -8,7 +8,7 @@ w, so that a micro-batch changes memory and nothing else, whatever the method's 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from creditscope import metrics
+from creditscope.advantages import token_advantage
 from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
@@ -26,6 +27,7 @@ from creditscope.lab.config import Config
 from creditscope.lab.evaluate import evaluate
 from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.rollout import Batch, replace_dead, roll_out
+from creditscope.method import Method
 from creditscope.objective import effective_credit, surrogate
 from creditscope.record import Record
 from creditscope.rollouts import Rollouts
@@ -35,15 +37,17 @@ Metrics = dict[str, Any]
 
 
 def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = False,
-          stop: Callable[[], bool] = lambda: False) -> Iterator[Metrics]:
-    """Run the training and yield the metrics of each step once they are on disk.
+          stop: Callable[[], bool] = lambda: False) -> Generator[Metrics, None, bool]:
+    """Run the training and yield the metrics of each step once they are on disk; at last, those of the evaluation.
 
-    The last item holds the final evaluation. `stop` is asked after each step: an early end keeps everything.
+    `stop` is asked after each step: an early end keeps everything. Returns whether the run came to its end.
     """
     policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora, chat=config.chat,
                          seed=config.seed)
     task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
-    method, max_tokens = config.row, config.max_tokens or task.max_tokens
+    check_problems(task, config)
+    max_tokens = config.max_tokens or task.max_tokens
+    method = with_limit(config.row, max_tokens)
     reference = policy.reference() if config.needs_reference else None
     optimizer = make_optimizer(policy, config)
     settings = asdict(config) | {"log": list(config.log)}
@@ -51,6 +55,8 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
 
     with record:
         done, used = restore(record, policy, optimizer)
+        if done > config.steps:
+            raise CreditscopeError(f"{out} has taken {done} steps already; give --steps {done} or more")
         problems = problem_stream(task, config.seed, skip=used)
         for step in range(done, config.steps):
             clock = Clock()
@@ -67,7 +73,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                 return roll_out(policy, task, list(islice(problems, count)), config.group, max_tokens=max_tokens,
                                 temperature=config.temperature, top_p=config.top_p, generator=generator)
 
-            batch = draw(config.prompts, 0)
+            drawn = batch = draw(config.prompts, 0)
             for attempt in range(1, config.resample + 1 if method.keep == "live_groups" else 1):
                 if not bool(batch.dead.any()):
                     break
@@ -81,21 +87,25 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                     reference, batch.prompts, rollouts.tokens, rollouts.mask, config.temperature, grad=False))
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate(step)
-            first: Update | None = None
+            # Credit is the whole batch's, so that what is whitened or counted over it does not see minibatches.
+            credit = token_advantage(method, rollouts).expand_as(rollouts.mask)
+            updates: list[Update] = []
             for _ in range(config.inner_steps):
                 for rows in deal(rollouts.group, config.minibatches):
                     part, prompts = rollouts.rows(rows), [batch.prompts[i] for i in rows.tolist()]
-                    update = take_step(policy, optimizer, config, part, prompts)
-                    first = first or update
+                    updates.append(take_step(policy, optimizer, method, config, part, prompts, credit[rows], rows))
             clock.lap("train")
-            assert first is not None
 
-            # Record.
-            line |= batch_metrics(batch) | first.metrics | {"optimizer/lr": config.learning_rate(step)}
+            # Record: w and log-probs of the first pass over the batch.
+            w, live = gather(updates[: config.minibatches], rollouts)
+            line |= batch_metrics(drawn, batch) | metrics.credit(w, rollouts.mask)
+            line |= {"policy/sampler_gap": float((live - rollouts.logp).abs()[rollouts.mask].max()),
+                     "objective/value": updates[0].value, "grad/norm": updates[0].norm,
+                     "optimizer/lr": config.learning_rate(step)}
             line |= clock.metrics()
             record.append(step, line)
             if config.keep_every and step % config.keep_every == 0:
-                record.save_group(step, kept_arrays(first))
+                record.save_group(step, kept_arrays(rollouts, credit, w, live))
             ends = step + 1 == config.steps or stop()
             if ends or (step + 1) % config.checkpoint_every == 0:
                 with record.checkpoint(step + 1) as folder:
@@ -105,14 +115,15 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                 break
 
         if record.checkpoints()[-1:] != [config.steps]:
-            return  # somebody stopped it: there is more to come
-        policy.model.save_pretrained(out / "model")
-        policy.tokenizer.save_pretrained(out / "model")
+            return False  # somebody stopped it: there is more to come
+        with record.folder("model") as folder:
+            policy.save(folder)
         if config.eval_problems:
             line = evaluate(policy, task, config, max_tokens)
             record.rewind(config.steps)
             record.append(config.steps, line)
             yield {"step": config.steps} | line
+        return True
 
 
 # -- the pieces ------------------------------------------------------------------------------------------------------
@@ -120,42 +131,65 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
 
 @dataclass(frozen=True)
 class Update:
-    """What one optimiser step did: w and the log-probs it was computed at, and numbers about them."""
+    """What one optimiser step did to the rows `rows` of the batch."""
 
-    rows: Rollouts
+    rows: Tensor
     w: Tensor
     logp: Tensor
-    metrics: Metrics
+    value: float
+    """J at the log-probs before the step."""
+    norm: float
+    """The gradient's norm before it was clipped."""
 
 
-def take_step(policy: Policy, optimizer: torch.optim.Optimizer, config: Config, part: Rollouts,
-              prompts: Sequence[Sequence[int]]) -> Update:
+def take_step(policy: Policy, optimizer: torch.optim.Optimizer, method: Method, config: Config, part: Rollouts,
+              prompts: Sequence[Sequence[int]], credit: Tensor, rows: Tensor) -> Update:
     """One optimiser step on −J: ∇J = Σ_it w_it ∇log π_it, micro-batch by micro-batch."""
-    method = config.row
 
-    def forward(rows: Tensor, grad: bool) -> Tensor:
-        chosen = [prompts[i] for i in rows.tolist()]
-        return token_logp(policy, chosen, part.tokens[rows], part.mask[rows], config.temperature, grad)
+    def forward(chunk: Tensor, grad: bool) -> Tensor:
+        chosen = [prompts[i] for i in chunk.tolist()]
+        return token_logp(policy, chosen, part.tokens[chunk], part.mask[chunk], config.temperature, grad)
 
     chunks = torch.arange(len(part), device=part.tokens.device).chunk(config.accumulate)
-    live = [forward(rows, grad=len(chunks) == 1) for rows in chunks]
+    live = [forward(chunk, grad=len(chunks) == 1) for chunk in chunks]
     logp = torch.cat([x.detach() for x in live])
-    value = float(surrogate(method, logp, part))
-    w = effective_credit(lambda lp: surrogate(method, lp, part), logp)
+    value = float(surrogate(method, logp, part, credit))
+    w = effective_credit(lambda lp: surrogate(method, lp, part, credit), logp)
 
     optimizer.zero_grad(set_to_none=True)
-    for i, rows in enumerate(chunks):
-        with_graph = live[i] if len(chunks) == 1 else forward(rows, grad=True)
-        torch.autograd.backward(with_graph, -w[rows].to(with_graph.dtype))
+    for i, chunk in enumerate(chunks):
+        with_graph = live[i] if len(chunks) == 1 else forward(chunk, grad=True)
+        torch.autograd.backward(with_graph, -w[chunk].to(with_graph.dtype))
     parameters = list(policy.trainable().values())
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm or torch.inf)
     if not bool(torch.isfinite(norm)):
         raise CreditscopeError(f"the gradient's norm is {norm.item()}; the run's record is whole up to the step "
                                f"before. Lower --lr, set --clip-norm, or use --dtype float32")
     optimizer.step()
-    gap = (logp - part.logp).abs()[part.mask]  # how far the training forward stands from the sampler
-    return Update(part, w, logp, metrics.credit(w, part.mask) | {
-        "objective/value": value, "grad/norm": float(norm), "policy/sampler_gap": float(gap.max())})
+    return Update(rows, w, logp, value, float(norm))
+
+
+def gather(updates: Sequence[Update], rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    """(B, T) w and live log-probs of one pass, rows back in the batch's order."""
+    w, live = (like.new_zeros(rollouts.mask.shape) for like in (updates[0].w, updates[0].logp))
+    for update in updates:
+        w[update.rows], live[update.rows] = update.w, update.logp
+    return w, live
+
+
+def with_limit(method: Method, max_tokens: int) -> Method:
+    """The row with the trainer's own limit as L_max, where its aggregate divides by one."""
+    if method.aggregate != "constant" or method.max_tokens is not None:
+        return method
+    return replace(method, max_tokens=max_tokens)
+
+
+def check_problems(task: Task, config: Config) -> None:
+    """Meet the first problems before anything is written: a wrong path is found now, not in a run's folder."""
+    if next(iter(task.problems("train", config.seed)), None) is None:
+        raise CreditscopeError(f"task {config.task!r} has no train problems")
+    if config.eval_problems and next(iter(task.problems("test")), None) is None:
+        raise CreditscopeError(f"task {config.task!r} has no test problems; give it some, or --eval-problems 0")
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
@@ -182,12 +216,7 @@ def problem_stream(task: Task, seed: int, skip: int) -> Iterator[Problem]:
     def endless() -> Iterator[Problem]:
         epoch = 0
         while True:
-            empty = True
-            for problem in task.problems("train", seed + epoch):
-                empty = False
-                yield problem
-            if empty:
-                raise CreditscopeError(f"task {task.name!r} has no train problems")
+            yield from task.problems("train", seed + epoch)
             epoch += 1
 
     return islice(endless(), skip, None)
@@ -221,25 +250,24 @@ class Clock:
             "time/step": time.perf_counter() - self._start}
 
 
-def batch_metrics(batch: Batch) -> Metrics:
-    """What was sampled, what it cost, and what could not be judged."""
-    out = metrics.signal(batch.rollouts) | {
-        "rollouts/sampled": batch.sampled, "rollouts/used": len(batch.rollouts),
-        "length/truncated": float((~batch.finished).double().mean())}
-    if batch.errors:
-        out |= {"reward/errors": len(batch.errors), "reward/first_error": batch.errors[0]}
+def batch_metrics(drawn: Batch, used: Batch) -> Metrics:
+    """What was sampled at first, before any group was replaced; what it cost; what could not be judged."""
+    out = metrics.signal(drawn.rollouts) | {
+        "signal/used_live_groups": metrics.signal(used.rollouts)["signal/live_groups"],
+        "rollouts/sampled": used.sampled, "rollouts/used": len(used.rollouts),
+        "length/truncated": float((~drawn.finished).double().mean())}
+    if used.errors:
+        out |= {"reward/errors": len(used.errors), "reward/first_error": used.errors[0]}
     return out
 
 
-def kept_arrays(update: Update) -> dict[str, Any]:
-    """The rollouts of an update as plain arrays, with the w they were given."""
-    rows = update.rows
-    arrays = {"tokens": rows.tokens, "mask": rows.mask, "logp": rows.logp, "reward": rows.reward, "group": rows.group,
-              "entropy": rows.entropy, "step": rows.step, "step_reward": rows.step_reward, "ref_logp": rows.ref_logp,
-              "w": update.w, "live_logp": update.logp}
+def kept_arrays(rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor) -> dict[str, Any]:
+    """The rollouts of a step as plain arrays, with the credit they were given and the w it became."""
+    names = ("tokens", "mask", "logp", "reward", "group", "entropy", "step", "step_reward", "ref_logp")
+    tensors = {name: getattr(rollouts, name) for name in names} | {"credit": credit, "w": w, "live_logp": live}
     out: dict[str, Any] = {k: v.float().cpu().numpy() if v.is_floating_point() else v.cpu().numpy()
-                           for k, v in arrays.items() if v is not None}
-    width = rows.tokens.shape[1]
-    out["prompt"], out["text"] = np.array(list(rows.prompt)), np.array(list(rows.text))
-    out["pieces"] = np.array([[*row, *[""] * (width - len(row))] for row in rows.pieces])
+                           for k, v in tensors.items() if v is not None}
+    width = rollouts.tokens.shape[1]
+    out["prompt"], out["text"] = np.array(list(rollouts.prompt)), np.array(list(rollouts.text))
+    out["pieces"] = np.array([[*row, *[""] * (width - len(row))] for row in rollouts.pieces])
     return out

@@ -112,6 +112,6 @@ def orthogonal_null(right: int, rollouts: int) -> float:
     (8.0, 3.5)
     """
     if not 0 < right < rollouts:
-        raise CreditscopeError(f"the null needs a mixed group, 0 < k < R, got k = {right} of R = {rollouts}; a unanimous "
-                               f"group has no gradient")
+        raise CreditscopeError(f"the null needs a mixed group, 0 < k < R, got k = {right} of R = {rollouts}; a "
+                               f"unanimous group has no gradient")
     return 4 * right * (rollouts - right) / rollouts

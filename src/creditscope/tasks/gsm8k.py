@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
-from creditscope.tasks import Problem, Step, Verdict, check_split, in_order
+from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order
 from creditscope.tasks.equations import equations, holds
-from creditscope.tasks.jsonl import read_rows, text_of
+from creditscope.tasks.jsonl import draw, read_rows, text_of
 from creditscope.tasks.worker import Worker, WorkerError
 
 MARK = re.compile(r"<<[^<>\n]{0,200}>>")
 NUMBER = re.compile(r"[-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{1,12})?", re.IGNORECASE)
 LONGEST = 1000  # characters of an answer that are read; real ones have a handful
 INSTRUCTION = "{question}\nSolve it step by step, one step a line. End with a line '#### N', where N is the answer."
+
+HELD_OUT = 0.1  # share of a lone file's questions that form the test
 
 
 class Gsm8k:
@@ -86,9 +88,12 @@ class Gsm8k:
         if place.is_dir():
             return read_rows(place / f"{split}.jsonl")
         if place.suffix in (".jsonl", ".json") or place.exists() or self.source.startswith((".", "/", "~")):
-            # One file is one split: a sister file named for the other split stands beside it, or it serves both.
-            sister = place.with_name(place.name.replace("train", split).replace("test", split))
-            return read_rows(sister if sister.exists() else place)
+            # A sister file named for the other split may stand beside it; else a tenth of the questions is held out.
+            sisters = {s: place.with_name(place.name.replace("train", s).replace("test", s)) for s in SPLITS}
+            if sisters["train"] != sisters["test"] and all(path.exists() for path in sisters.values()):
+                return read_rows(sisters[split])
+            return (found for found in read_rows(place)
+                    if (draw(str(found[0].get("question"))) < HELD_OUT) == (split == "test"))
         return _from_hub(self.source, split)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
+from creditscope.jsonlines import numbered_lines
 from creditscope.tasks import Problem, Verdict, check_split, in_order
 from creditscope.tasks.worker import Worker, WorkerError
 
@@ -45,8 +46,8 @@ class Jsonl:
         if test:
             self._rows = {"train": rows, "test": [_problem(*found) for found in read_rows(test)]}
         else:
-            self._rows = {"train": [p for p in rows if _draw(p.prompt) >= held_out],
-                          "test": [p for p in rows if _draw(p.prompt) < held_out]}
+            self._rows = {"train": [p for p in rows if draw(p.prompt) >= held_out],
+                          "test": [p for p in rows if draw(p.prompt) < held_out]}
         self._worker = Worker(reward, seconds)
         try:
             self._worker.start()
@@ -70,15 +71,7 @@ class Jsonl:
 def read_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, int]]:
     """The objects of a JSONL file, each with the file and the line it stands on."""
     file = Path(path)
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise CreditscopeError(f"there is no file {str(path)!r}; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CreditscopeError(f"{file} cannot be read: {error}; it must be a UTF-8 text file") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(file):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -105,6 +98,6 @@ def _problem(row: dict[str, Any], where: Path, number: int) -> Problem:
     return Problem(str(row.get("id", number)), prompt, answer, row)
 
 
-def _draw(prompt: str) -> float:
+def draw(prompt: str) -> float:
     """A number in [0, 1) from the prompt, so that equal prompts are never split over train and test."""
     return int.from_bytes(hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / 2**48

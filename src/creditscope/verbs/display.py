@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType, TracebackType
 from typing import Any
@@ -12,22 +13,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from creditscope.errors import printable
+
 
 class Display:
     """Shows the metrics of each step of a run of `total` steps."""
 
-    def __init__(self, console: Console, label: str, total: int, every: int = 10) -> None:
-        self._console, self._label, self._total, self._every = console, label, total, every
+    def __init__(self, console: Console, label: str, total: int, every: int = 10, quiet: bool = False) -> None:
+        self._console, self._label, self._total, self._every, self._quiet = console, label, total, every, quiet
         self._live: Live | None = None
         self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                                   TextColumn("left"), TimeRemainingColumn(), console=console)
         self._bar = self._progress.add_task(label, total=total)
         self._eval = ""
-        self._warned = False
+        self._warned: set[str] = set()
         self._seen, self._spent = 0, 0.0
 
     def __enter__(self) -> Display:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._quiet:
             self._live = Live(self._progress, console=self._console, refresh_per_second=4)
             self._live.__enter__()
         return self
@@ -38,14 +41,17 @@ class Display:
             self._live.__exit__(kind, error, trace)
 
     def show(self, m: dict[str, Any]) -> None:
-        """One step's metrics, or the final evaluation."""
+        """One step's metrics, or the final evaluation. Warnings are for everyone, the rest not for programs."""
+        if "reward/mean" in m:
+            self._warn(m)
+        if self._quiet:
+            return
         if "eval/accuracy" in m:
             self._eval = f"test {m['eval/accuracy']:.1%} [{m['eval/low']:.1%}, {m['eval/high']:.1%}]"
             if self._live is None:
                 self._console.print(f"{self._label}  step {m['step']}  {self._eval}")
         if "reward/mean" not in m:
             return
-        self._warn(m)
         self._seen += 1
         self._spent += m["time/step"] - m.get("time/eval", 0.0)
         if self._live is not None:
@@ -65,17 +71,19 @@ class Display:
         return table
 
     def _warn(self, m: dict[str, Any]) -> None:
-        """Say once what would otherwise spoil a run in silence."""
-        if self._warned:
-            return
+        """Say once, on the error stream, each thing that would otherwise spoil a run in silence."""
+        found = {}
         if m["length/truncated"] > 0.2:
-            cut = f"{m['length/truncated']:.0%} of the answers were cut at the limit"
-            self._console.print(f"[yellow]warning:[/] {cut}; raise --max-tokens")
-            self._warned = True
-        elif m.get("reward/errors"):
-            first = f"{m['reward/errors']} answers could not be judged; the first: {m['reward/first_error']}"
-            self._console.print(Text(f"warning: {first}"))
-            self._warned = True
+            found["cut"] = f"{m['length/truncated']:.0%} of the answers were cut at the limit; raise --max-tokens"
+        if m.get("reward/errors"):
+            found["errors"] = f"{m['reward/errors']} answers could not be judged; the first: {m['reward/first_error']}"
+        if m.get("policy/sampler_gap", 0.0) > 0.01:
+            found["gap"] = (f"the training forward is off the sampler by {m['policy/sampler_gap']:.2g} in log-prob, so "
+                            f"ratios do not start at 1; use --top-p 1, and float32 weights")
+        for cause, text in found.items():
+            if cause not in self._warned:
+                self._warned.add(cause)
+                Console(stderr=True).print(f"warning: {printable(text)}", markup=False, highlight=False)
 
 
 def readings(m: dict[str, Any]) -> dict[str, str]:
@@ -91,8 +99,7 @@ def readings(m: dict[str, Any]) -> dict[str, str]:
 class Interrupt:
     """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
         self.asked = False
 
     def __enter__(self) -> Interrupt:
@@ -110,4 +117,5 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self._console.print("stopping after this step; everything is kept (again to stop at once)")
+        # os.write, because a signal may arrive in the middle of a print.
+        os.write(2, b"stopping after this step; everything is kept (again to stop at once)\n")

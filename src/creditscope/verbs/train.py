@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from creditscope.errors import CreditscopeError
 from creditscope.lab.config import Config
+from creditscope.record import Record
 from creditscope.verbs.display import Display, Interrupt
 from creditscope.verbs.env import environment
 from creditscope.verbs.output import Output
@@ -44,41 +44,53 @@ class Train:
 
     def run(self) -> int:
         out = self.out or default_out(self.config)
-        console = Console(stderr=True, quiet=True) if self.output.json else self.output.console()
-        last, stopped = run_training(self.config, out, console, self.resume)
+        console = self.output.console()
+        last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
         if self.output.json:
-            self.output.emit({"out": str(out), "stopped": stopped, "last": last})
-            return 130 if stopped else 0
-        again = f"creditscope train --out {out} --resume"
-        console.print(f"wrote {out}: run.json, steps.jsonl, groups/, checkpoints/" + ("" if stopped else ", model/"))
-        console.print(f"Next: {again}" if stopped else f"Next: creditscope train {out / 'model'}")
-        return 130 if stopped else 0
+            self.output.emit({"out": str(out), "finished": finished, "last": last})
+            return 0 if finished else 130
+        files = "run.json, steps.jsonl, groups/, checkpoints/" + (", model/" if finished else "")
+        console.print(f"wrote {out}: {files}", markup=False)
+        again = f"creditscope train {out / 'model'}" if finished else f"creditscope train --out {out} --resume"
+        console.print(f"Next: {again}", markup=False)
+        return 0 if finished else 130
+
+    def as_recorded(self) -> Train:
+        """The settings of the run that this command resumes, as defaults for reading the command once more."""
+        out = self.out or default_out(self.config)
+        known = {f.name for f in fields(Settings)}
+        stored = {name: value for name, value in Record.open(out).config.items() if name in known}
+        return Train(config=Settings(**(stored | {"log": tuple(stored.get("log", ()))})), out=out)
 
 
-def run_training(config: Config, out: Path, console: Console, resume: bool = False,
-                 label: str | None = None) -> tuple[dict[str, Any], bool]:
-    """Train and show it: (the last metrics, whether somebody stopped it)."""
+def run_training(config: Config, out: Path, console: Console, resume: bool = False, label: str | None = None,
+                 quiet: bool = False) -> tuple[dict[str, Any], bool]:
+    """Train and show it: (the last metrics, whether the run came to its end)."""
     # Heavy imports wait until there is something to train, so that --help answers at once.
     from creditscope.lab.trackers import Trackers
     from creditscope.lab.train import train
 
+    if config.dtype == "bfloat16" and not config.lora:
+        Console(stderr=True).print("warning: bfloat16 weights round small updates away; add --lora, or use float32")
     trackers = Trackers(config.log, out, asdict(config))
     last: dict[str, Any] = {}
-    with Interrupt(console) as stop, Display(console, label or config.method, config.steps) as display:
+    with Interrupt() as stop, Display(console, label or config.method, config.steps, quiet=quiet) as display:
+        steps = train(config, out, environment(), resume, stop)
         try:
-            for metrics in train(config, out, environment()["packages"], resume, stop):
-                display.show(metrics)
-                trackers.log(metrics)
-                last = metrics
+            while True:
+                last = next(steps)
+                display.show(last)
+                trackers.log(last)
+        except StopIteration as end:
+            return last, bool(end.value)
         finally:
+            steps.close()
             trackers.close()
-    return last, stop.asked and not (out / "model").exists()
 
 
 def default_out(config: Config) -> Path:
     """runs/MODEL-TASK-METHOD-rR-sSEED, with nothing in it that a path could stumble over."""
-    parts = [Path(config.model).stem, config.task.split(":")[0], config.method, f"r{config.group}", f"s{config.seed}"]
+    model = Path(config.model).name.removesuffix(".gguf")
+    parts = [model, config.task.split(":")[0], config.method, f"r{config.group}", f"s{config.seed}"]
     name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in part) for part in parts)
-    if not name.strip("._-"):
-        raise CreditscopeError(f"cannot make a folder name from --model {config.model!r}; give --out")
-    return Path("runs") / name
+    return Path("runs") / name.lstrip(".")
