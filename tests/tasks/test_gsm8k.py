@@ -140,3 +140,14 @@ def test_missing_data_says_what_to_write() -> None:
         find_task("gsm8k")
     with pytest.raises(CreditscopeError, match=r"no such file: nowhere/test\.jsonl"):
         find_task("gsm8k:nowhere/test.jsonl").problems("test")
+
+
+def test_a_lone_file_holds_out_a_tenth_of_its_questions(tmp_path: Path) -> None:
+    rows = [{"question": f"How much is {i} + 1?", "answer": f"{i}+1 = <<{i}+1={i + 1}>>{i + 1}\n#### {i + 1}"}
+            for i in range(300)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = find_task(f"gsm8k:{tmp_path / 'mine.jsonl'}")
+    train, test = ({p.prompt for p in task.problems(split)} for split in ("train", "test"))
+    assert not train & test
+    assert len(train) + len(test) == 300
+    assert 10 <= len(test) <= 55
