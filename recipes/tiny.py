@@ -33,6 +33,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from creditscope.lab.evaluate import wilson
 from creditscope.tasks.arithmetic import Arithmetic
 from creditscope.tasks.stories import PIECE, compute, pieces, vocabulary
 
@@ -137,13 +138,6 @@ def rate(step: int, steps: int, peak: float) -> float:
     """Warm-up over 50 steps, constant, linear decay to a tenth over the last quarter."""
     left = (steps - step) / (0.25 * steps)
     return peak * min(1.0, (step + 1) / 50) * min(1.0, 0.1 + 0.9 * left)
-
-
-def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a share: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)."""
-    p = right / count
-    middle, spread = p + z * z / (2 * count), z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
-    return max(0.0, (middle - spread) / (1 + z * z / count)), (middle + spread) / (1 + z * z / count)
 
 
 @torch.no_grad()

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import Rollouts
+
+
+def load_script(path: Path) -> ModuleType:
+    """A script that is no part of the package, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def make(reward: Sequence[float], group: Sequence[int], lengths: Sequence[int], seed: int = 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -11,16 +10,13 @@ from types import ModuleType
 
 import pytest
 
+from makers import load_script
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "docs" / "generate.py")
 
 
 def test_the_page_of_methods_is_current() -> None:

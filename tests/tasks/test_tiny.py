@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import random
@@ -16,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import creditscope
 from creditscope.tasks.arithmetic import Arithmetic
 from creditscope.tasks.stories import pieces
+from makers import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(creditscope.__file__).parent / "models" / "tiny"
@@ -29,12 +29,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="module")
 def recipe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("recipe_tiny", ROOT / "recipes" / "tiny.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "recipes" / "tiny.py")
 
 
 def test_it_is_a_small_llama_without_code_of_its_own() -> None:

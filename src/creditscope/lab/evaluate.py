@@ -24,7 +24,7 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
     """
     p, zz = successes / n, z * z / n
     half = z * math.sqrt(p * (1 - p) / n + zz / (4 * n))
-    return (p + zz / 2 - half) / (1 + zz), (p + zz / 2 + half) / (1 + zz)
+    return max(0.0, (p + zz / 2 - half) / (1 + zz)), min(1.0, (p + zz / 2 + half) / (1 + zz))
 
 
 def evaluate(policy: Policy, task: Task, config: Config, max_tokens: int) -> dict[str, float]:
