@@ -56,6 +56,11 @@ def test_an_unknown_method_is_exit_code_2_with_the_nearest_name(capsys: pytest.C
     assert "Traceback" not in err
 
 
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("creditscope 0.")
+
+
 def test_an_unknown_verb_and_an_unknown_flag_are_exit_code_2() -> None:
     assert run("methds") == 2
     assert run("methods", "--jsn") == 2

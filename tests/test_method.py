@@ -89,6 +89,8 @@ def test_a_user_adds_a_method_in_five_lines() -> None:
     ({"max_tokens": 9}, "goes with aggregate='constant', not 'sequence_mean'"),
     ({"gamma_pos": (1.0, 1.0)}, "go with bound='gamma'"),
     ({"name": "Dr. GRPO"}, "lower-case letters"),
+    ({"clip_high": float("nan")}, "clip_high must be a finite number, got nan"),
+    ({"clip_high": "a"}, "clip_high must be a finite number, got 'a'"),
 ])
 def test_an_impossible_row_cannot_be_built_and_says_how_to_repair_it(changes: dict[str, object], message: str) -> None:
     with pytest.raises(CreditscopeError) as caught:

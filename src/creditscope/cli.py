@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from creditscope import __version__
 from creditscope.errors import CreditscopeError, printable
 from creditscope.verbs.demo import Demo
 from creditscope.verbs.env import Env
@@ -29,6 +30,9 @@ Verb = (
 def main(args: Sequence[str] | None = None) -> None:
     """Parse, run, and turn what users can cause into an exit code."""
     args = list(sys.argv[1:] if args is None else args)
+    if args == ["--version"]:
+        print(f"creditscope {__version__}")
+        sys.exit(0)
     try:
         verb = tyro.cli(Verb, prog="creditscope", args=args, description=DESCRIPTION)
         if isinstance(verb, Train) and verb.resume:

@@ -11,7 +11,7 @@ class CreditscopeError(ValueError):
 
 
 def printable(text: str) -> str:
-    """Text that is safe to show on a terminal: control characters, which could move the cursor or worse, are named.
+    r"""Text that is safe to show on a terminal: control characters, which could move the cursor or worse, are named.
 
     >>> printable("red \x1b[31m alert")
     'red \\x1b[31m alert'
@@ -26,7 +26,7 @@ def unknown(kind: str, given: object, choices: Iterable[str], see: str = "") -> 
     unknown method 'grop'; did you mean 'grpo'? Choices: dapo, grpo. See: creditscope methods
     """
     names = sorted(choices)
-    near = difflib.get_close_matches(str(given), names, n=1)
-    guess = f" did you mean {near[0]!r}?" if near else ""
+    near = difflib.get_close_matches(str(given).lower(), names, n=1)
+    guess = f"; did you mean {near[0]!r}?" if near else "."
     tail = f" See: {see}" if see else ""
-    return CreditscopeError(f"unknown {kind} {given!r};{guess} Choices: {', '.join(names)}.{tail}")
+    return CreditscopeError(f"unknown {kind} {given!r}{guess} Choices: {', '.join(names)}.{tail}")

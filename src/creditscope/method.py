@@ -8,6 +8,7 @@ A row holds names and numbers only. The functions behind the names live in `adva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
@@ -99,6 +100,11 @@ AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
 })
 
 
+NUMBERS = frozenset({"std_eps", "whiten_eps", "entropy_cost", "keep_threshold", "max_tokens", "clip_low", "clip_high",
+                     "dual_clip", "gate_pos", "gate_neg", "gamma_pos", "gamma_neg", "trust_low", "trust_high", "beta",
+                     "paper_beta"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """One row of the table. Write a new one as its difference from another: `GRPO.but(name="mine", scale="none")`."""
@@ -173,6 +179,12 @@ class Method:
         for axis, choices in AXES.items():
             if getattr(self, axis) not in choices:
                 raise unknown(f"{axis} of method {self.name!r}:", getattr(self, axis), choices)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if f.name in NUMBERS and value is not None and not all(
+                    isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+                raise CreditscopeError(f"method {self.name!r}: {f.name} must be a finite number, got {value!r}")
         for broken, why in _RULES:
             if broken(self):
                 raise CreditscopeError(f"method {self.name!r}: {why.format(m=self)}")

@@ -8,6 +8,7 @@ Required: tokens, logp, reward, group. Optional: prompt, text, pieces, ref_logp,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -95,8 +96,11 @@ def write_jsonl(path: str | Path, batches: Iterable[Rollouts] | Rollouts) -> int
                     out.write(json.dumps(row, allow_nan=False) + "\n")
                     count += 1
         part.replace(path)
+    except OSError as error:
+        raise CreditscopeError(f"cannot write {path}: {error.strerror}") from None
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
     return count
 
 

@@ -277,6 +277,10 @@ def test_a_checkpoint_cut_in_half_says_how_to_go_on(tmp_path: Path) -> None:
     ({"schedule": "cosin"}, "unknown --schedule 'cosin'; did you mean 'cosine'"),
     ({"steps": 0}, "--steps must be at least 1, got 0"),
     ({"temperature": 0.0}, "--temperature must be above 0"),
+    ({"lr": float("inf")}, "--lr must be a finite number of at least 0, got inf"),
+    ({"weight_decay": -1.0}, "--weight-decay must be a finite number of at least 0, got -1.0"),
+    ({"momentum": 1.0}, "--momentum must be below 1"),
+    ({"top_p": float("nan")}, "--top-p must be above 0"),
     ({"top_p": 2.0}, "--top-p must be above 0 and at most 1, got 2.0"),
     ({"max_tokens": 0}, "--max-tokens must be at least 1, got 0"),
     ({"seed": 10**20}, "--seed must be in 0"),
@@ -292,7 +296,8 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts(changes: d
     ({"task": "arithmatic"}, "did you mean 'arithmetic'"),
     ({"dtype": "float8"}, "unknown dtype 'float8'"),
     ({"device": "cuda:99"}, "cannot use device 'cuda:99'"),
-    ({"max_tokens": 10**6}, "context"),
+    ({"max_tokens": 10**6}, "problem train-0-0 has a prompt of .* over the context of 256"),
+    ({"reward": "mod:fn"}, "judges answers itself; --reward goes with --task jsonl"),
 ])
 def test_what_cannot_be_loaded_is_named_and_leaves_a_readable_record(changes: dict[str, Any], message: str,
                                                                      tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ class Config:
     model: str = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
     task: str = "arithmetic"
-    """arithmetic; gsm8k:FILE or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
+    """arithmetic; turns; gsm8k:FILE, gsm8k:FOLDER or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
     reward: str | None = None
-    """module:function that scores an answer, for --task jsonl."""
+    """module:function for --task jsonl: f(text, row) -> float, with the row of the file as a dict; 5 s an answer."""
     method: str = "grpo"
     """A row of the table: creditscope methods."""
     beta: float | None = None
@@ -97,6 +97,12 @@ class Config:
             raise CreditscopeError(f"--seed must be in 0 .. 2^31 - 1, got {self.seed}")
         if not 0 < self.top_p <= 1:
             raise CreditscopeError(f"--top-p must be above 0 and at most 1, got {self.top_p}; 1 keeps every token")
+        for name in ("lr", "weight_decay", "momentum", "temperature", "clip_norm", "beta"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise CreditscopeError(f"--{name.replace('_', '-')} must be a finite number of at least 0, got {value}")
+        if self.momentum >= 1:
+            raise CreditscopeError(f"--momentum must be below 1, got {self.momentum}")
         if not self.lr > 0:
             raise CreditscopeError(f"--lr must be above 0, got {self.lr}")
         if not self.temperature > 0:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
 from creditscope.lab.policy import Policy
 from creditscope.lab.sampling import Samples, sample
@@ -39,6 +40,12 @@ def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int
              temperature: float, top_p: float, generator: torch.Generator) -> Batch:
     """R answers to each problem, judged."""
     encoded = [policy.encode(problem.prompt) for problem in problems]
+    room = getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    for problem, prompt in zip(problems, encoded, strict=True):
+        if room is not None and len(prompt) + max_tokens > room:
+            raise CreditscopeError(f"problem {problem.id} has a prompt of {len(prompt)} tokens and --max-tokens is "
+                                   f"{max_tokens}: together over the context of {room} of model {policy.name!r}; lower "
+                                   f"--max-tokens, shorten or drop that problem, or take a model with more room")
     samples = sample(policy.model, encoded, group, max_tokens=max_tokens, end=policy.end, temperature=temperature,
                      top_p=top_p, generator=generator)
     rows = [problem for problem in problems for _ in range(group)]
@@ -54,7 +61,7 @@ def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int
         group=torch.arange(len(problems), device=device).repeat_interleave(group),
         step=step.to(device), step_reward=step_reward.to(device),
         prompt=[problem.prompt for problem in rows], text=texts, pieces=pieces)
-    errors = [f"{problem.id}: {v.error}" for problem, v in zip(rows, verdicts, strict=True) if v.error]
+    errors = [v.error for v in verdicts if v.error]
     prompts = [prompt for prompt in encoded for _ in range(group)]
     return Batch(rollouts, prompts, samples.finished, errors, len(rows))
 

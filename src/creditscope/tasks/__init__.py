@@ -105,6 +105,8 @@ gsm8k, jsonl, turns.
     for given in options:
         if given == "source" and given not in allowed:
             raise CreditscopeError(f"task {name!r} is generated and takes no source, got {spec!r}; write {name!r}")
+        if given == "reward" and given not in allowed:
+            raise CreditscopeError(f"task {name!r} judges answers itself; --reward goes with --task jsonl:FILE")
         if given not in allowed:
             raise unknown(f"option of task {name!r}", given, allowed)
     task: Task = factory(**options)

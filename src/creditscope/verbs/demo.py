@@ -49,7 +49,8 @@ class Demo:
             self.output.emit({"out": str(out), "runs": lines, "seconds": time.perf_counter() - start})
             return 0
         console.print(_table(lines))
-        console.print("test: share of 1,000 unseen problems solved by one sample at temperature 1, with 95 % interval.")
+        console.print("test: share of 1,000 unseen problems solved by one sample at temperature 1, 95 % interval.\n"
+                      "reward and dead groups: mean of the last 10 steps.")
         console.print(f"wrote {out}/r2, r4, r8 in {time.perf_counter() - start:.0f} s", markup=False)
         console.print(f"Next: creditscope train --group 16 --steps {self.steps}   creditscope methods")
         return 0
@@ -77,12 +78,12 @@ def summary(path: Path) -> dict[str, Any]:
 
 def _table(lines: list[dict[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in ("R", "rollouts", "test before", "test after", "gain", "reward (last 10)", "dead groups", "time"):
+    for header in ("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "time"):
         table.add_column(header, justify="right")
     for line in lines:
         (a, a_low, a_high), (b, b_low, b_high) = line["before"], line["after"]
-        table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{a_low:.1%}, {a_high:.1%}]",
-                      f"{b:.1%} [{b_low:.1%}, {b_high:.1%}]", f"{b - a:+.1%}", f"{line['reward']:.3f}",
+        table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{a_low:.0%}, {a_high:.0%}]",
+                      f"{b:.1%} [{b_low:.0%}, {b_high:.0%}]", f"{b - a:+.1%}", f"{line['reward']:.2f}",
                       f"{line['dead_groups']:.0%}", f"{line['seconds']:.0f} s")
     return table
 

@@ -40,6 +40,12 @@ class Display:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
+    def begin(self, problems: int) -> None:
+        """Say what the first seconds are spent on."""
+        if not self._quiet:
+            first = f", then one answer to each of {problems} test problems" if problems else ""
+            self._console.print(f"{self._label}  loading the model{first}", markup=False)
+
     def show(self, m: dict[str, Any]) -> None:
         """One step's metrics, or the final evaluation. Warnings are for everyone, the rest not for programs."""
         if "reward/mean" in m:

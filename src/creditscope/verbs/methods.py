@@ -18,8 +18,10 @@ from creditscope.method import Method
 from creditscope.methods import METHODS
 from creditscope.verbs.output import Output
 
-_COLUMNS = {"zero_sum": "Σ A = 0", "uniform_credit": "uniform", "prefix_cancels": "prefix\ncancels",
+_COLUMNS = {"zero_sum": "Σ A\n= 0", "uniform_credit": "even\ncredit", "prefix_cancels": "prefix\ncancels",
             "scale_invariant": "reward\nscale", "shift_invariant": "reward\nshift"}
+WIDE = 150
+"""Columns of a terminal from which on the formulas fit into the table."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,21 @@ class Methods:
             return
         table = Table(title="J = Σ_it α_it · term_it − β·R      w_it = ∂J/∂log π_it", title_justify="left",
                       header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
-        for header in ("method", "arXiv", "advantage A", "weight α", "term", "R"):
+        console = self.output.console()
+        formulas = ("advantage A", "weight α", "term", "R") if console.width >= WIDE else ()
+        for header in ("method", "arXiv"):
+            table.add_column(header, no_wrap=True)
+        for header in formulas:
             table.add_column(header, overflow="fold")
         for header in _COLUMNS.values():
             table.add_column(header, justify="center")
         for name, row in rows.items():
+            texts = (advantage_equation(row).split("   ")[0], alpha_text(row), term_text(row), penalty_text(row))
             marks = [_mark(value) for value in measured(row).values()]
-            short = advantage_equation(row).split("   ")[0]
-            table.add_row(name, row.arxiv, *(escape(text) for text in (
-                short, alpha_text(row), term_text(row), penalty_text(row))), *marks)
-        console = self.output.console()
+            table.add_row(name, row.arxiv, *(escape(text) for text in texts[: len(formulas)]), *marks)
         console.print(table)
+        if not formulas:
+            console.print(f"Formulas are left out below {WIDE} columns.")
         console.print("Properties are measured on a probe batch at ratio 1, β = 0. yes: holds  no: does not  "
                       "–: credit comes from outside.")
         console.print("Next: creditscope methods NAME" + ("" if self.dialects else "   creditscope methods --dialects"))

@@ -75,6 +75,7 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
     trackers = Trackers(config.log, out, asdict(config))
     last: dict[str, Any] = {}
     with Interrupt() as stop, Display(console, label or config.method, config.steps, quiet=quiet) as display:
+        display.begin(config.eval_problems)
         steps = train(config, out, environment(), resume, stop)
         try:
             while True:
