@@ -296,7 +296,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts(changes: d
     ({"task": "arithmatic"}, "did you mean 'arithmetic'"),
     ({"dtype": "float8"}, "unknown dtype 'float8'"),
     ({"device": "cuda:99"}, "cannot use device 'cuda:99'"),
-    ({"max_tokens": 10**6}, "problem train-0-0 has a prompt of .* over the context of 256"),
+    ({"max_tokens": 10**6}, "problem test-0 has a prompt of .* over the context of 256"),
     ({"reward": "mod:fn"}, "judges answers itself; --reward goes with --task jsonl"),
 ])
 def test_what_cannot_be_loaded_is_named_and_leaves_a_readable_record(changes: dict[str, Any], message: str,

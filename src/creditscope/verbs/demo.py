@@ -82,8 +82,8 @@ def _table(lines: list[dict[str, Any]]) -> Table:
         table.add_column(header, justify="right")
     for line in lines:
         (a, a_low, a_high), (b, b_low, b_high) = line["before"], line["after"]
-        table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{a_low:.0%}, {a_high:.0%}]",
-                      f"{b:.1%} [{b_low:.0%}, {b_high:.0%}]", f"{b - a:+.1%}", f"{line['reward']:.2f}",
+        table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{100 * a_low:.0f}, {100 * a_high:.0f}]",
+                      f"{b:.1%} [{100 * b_low:.0f}, {100 * b_high:.0f}]", f"{b - a:+.1%}", f"{line['reward']:.2f}",
                       f"{line['dead_groups']:.0%}", f"{line['seconds']:.0f} s")
     return table
 
