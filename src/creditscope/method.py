@@ -164,7 +164,7 @@ class Method:
     kl_level: str = "token"
     kl_weight: str = "none"
     beta: float = 0.0
-    """Weight of the KL term. Every row of the table has 0, so that no reference policy is needed until you ask."""
+    """Weight of the KL term. In the table it is 0 where it would need a reference policy, so none is until you ask."""
     paper_beta: float | None = None
     """The weight that the paper used: `m.but(name="grpo_kl", beta=m.paper_beta)`."""
 

@@ -1,7 +1,7 @@
 """The table: every method as one row, written as its difference from a parent.
 
-Equation numbers are the papers' own where the text could be read; "code" names the authors' repository. β is 0 in
-every row (see `Method.beta`); `paper_beta` holds what the paper used.
+Equation numbers are the papers' own where the text could be read; "code" names the authors' repository. β is 0
+wherever it would need a reference policy (see `Method.beta`); `paper_beta` holds what the paper used.
 """
 
 from __future__ import annotations
