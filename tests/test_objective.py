@@ -393,7 +393,7 @@ def test_conflict_weights_equal_their_definition_read_token_by_token(batch: Roll
                     seen.add(float(batch.reward[j]))
         return seen == {0.0, 1.0}
 
-    weight = conflict_weight(batch, batch.reward[:, None]).expand_as(batch.mask)
+    weight = conflict_weight(batch).expand_as(batch.mask)
     for i in range(len(batch)):
         length = int(batch.lengths[i])
         lead = next((t for t in range(length) if not contested(i, t, end=False)), length)

@@ -42,7 +42,7 @@ class Parts:
         self.keep = (self.sequence.detach() / self.L >= -0.5) | (self.A >= 0)
         self.H = (batch.entropy * self.m).sum(1, keepdim=True) / self.L  # type: ignore[operator]
         self.delta = self.H <= 0.6931471805599453
-        self.lam = conflict_weight(batch, self.A)
+        self.lam = conflict_weight(batch)
         self.total = self.L.sum()
 
     def sum(self, x: Tensor) -> Tensor:

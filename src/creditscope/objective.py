@@ -37,7 +37,7 @@ def surrogate(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tensor |
     trust = trusted(method, logp, old, rollouts.mask, own)
     if trust is not None:
         term = term * trust
-    value = (alpha(method, rollouts, own, keep, logp.dtype) * term).sum()
+    value = (alpha(method, rollouts, keep, logp.dtype) * term).sum()
     if method.has_loss_kl:
         shares = aggregate(method, rollouts, keep, logp.dtype)
         value = value - method.beta * (shares * penalty(method, logp, log_ratio, rollouts)).sum()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import math
 import os
@@ -154,17 +155,10 @@ class Record:
         for name, value in arrays.items():
             if value.dtype.hasobject:
                 raise CreditscopeError(f"group array {name!r} has dtype {value.dtype}; store numbers or text")
-        final = self.path / "groups" / f"{step:06d}.npz"
-        part = final.with_name(f".{final.name}.part")
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **dict(arrays))  # type: ignore[arg-type]
         with _disk(self.path):
-            try:
-                with part.open("wb") as out:
-                    np.savez_compressed(out, **dict(arrays))  # type: ignore[arg-type]
-                    out.flush()
-                    os.fsync(out.fileno())
-                part.replace(final)
-            finally:
-                part.unlink(missing_ok=True)
+            _write_atomically(self.path / "groups" / f"{step:06d}.npz", packed.getvalue())
 
     @contextlib.contextmanager
     def checkpoint(self, step: int, keep: int = 2) -> Iterator[Path]:

@@ -21,10 +21,10 @@ def kept(method: Method, rollouts: Rollouts, credit: Tensor) -> Tensor:
     return KEEPS[method.keep](method, rollouts, credit)
 
 
-def alpha(method: Method, rollouts: Rollouts, credit: Tensor, keep: Tensor, dtype: torch.dtype) -> Tensor:
+def alpha(method: Method, rollouts: Rollouts, keep: Tensor, dtype: torch.dtype) -> Tensor:
     """(B, T) α_it of the policy term. Rollouts and tokens that do not count have exactly 0."""
     weight = aggregate(method, rollouts, keep, dtype)
-    return weight * TOKEN_WEIGHTS[method.token_weight](rollouts, credit).to(dtype)
+    return weight * TOKEN_WEIGHTS[method.token_weight](rollouts).to(dtype)
 
 
 def aggregate(method: Method, rollouts: Rollouts, keep: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,15 +83,15 @@ KEEPS: dict[str, Callable[[Method, Rollouts, Tensor], Tensor]] = {
 }
 
 
-# -- how much a token weighs: (rollouts, credit) -> λ, broadcastable to (B, T) ------------------------------------
+# -- how much a token weighs: rollouts -> λ, broadcastable to (B, T) ----------------------------------------------
 
 
-def _even(rollouts: Rollouts, credit: Tensor) -> Tensor:
+def _even(rollouts: Rollouts) -> Tensor:
     """λ_it = 1."""
-    return credit.new_ones(1, 1)
+    return torch.ones(1, 1, device=rollouts.reward.device)
 
 
-def conflict_weight(rollouts: Rollouts, credit: Tensor) -> Tensor:
+def conflict_weight(rollouts: Rollouts) -> Tensor:
     """λ_it = 2 (A > 0) or 0 (A < 0) on conflict tokens, 1 elsewhere (arXiv:2508.03772).
 
     A token is in conflict when the same id stands at the same position in a rollout with A > 0 and in one with A < 0
@@ -131,7 +131,7 @@ def _contested_run(tokens: Tensor, inside: Tensor, groups: Groups, sign: Tensor)
     return out
 
 
-TOKEN_WEIGHTS: dict[str, Callable[[Rollouts, Tensor], Tensor]] = {"none": _even, "conflict": conflict_weight}
+TOKEN_WEIGHTS: dict[str, Callable[[Rollouts], Tensor]] = {"none": _even, "conflict": conflict_weight}
 
 
 # -- what the sum is divided by: (L, counted rows, width) -> a, one factor a row ----------------------------------

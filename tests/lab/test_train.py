@@ -171,9 +171,11 @@ def test_a_lora_run_leaves_a_model_that_can_be_trained_again(tmp_path: Path) -> 
 
 
 def test_fewer_steps_than_were_taken_is_refused(tmp_path: Path) -> None:
-    run(replace(SMALL, steps=2, eval_problems=0), tmp_path / "run")
+    before = run(replace(SMALL, steps=2), tmp_path / "run")
     with pytest.raises(CreditscopeError, match="has taken 2 steps already; give --steps 2 or more"):
-        run(replace(SMALL, steps=1, eval_problems=0), tmp_path / "run", resume=True)
+        run(replace(SMALL, steps=1), tmp_path / "run", resume=True)
+    assert facts(tmp_path / "run") == before, "a refusal changes nothing"
+    assert Record.open(tmp_path / "run").config["steps"] == 2
 
 
 def test_run_json_holds_the_settings_of_the_last_resume(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
 from creditscope.lab.policy import Policy
-from creditscope.lab.sampling import Samples, sample
+from creditscope.lab.sampling import sample
 from creditscope.rollouts import Rollouts
 from creditscope.tasks import Problem, Step, Task, Verdict
 
@@ -109,6 +109,3 @@ def _step_of_each(steps: Sequence[Step], pieces: Sequence[str]) -> Iterator[int]
 
 def _where(values: list[list[int]], keep: Tensor) -> list[list[int]]:
     return [value for value, kept in zip(values, keep.tolist(), strict=True) if kept]
-
-
-__all__ = ["Batch", "Samples", "replace_dead", "roll_out", "step_tensors"]

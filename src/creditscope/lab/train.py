@@ -51,12 +51,12 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     reference = policy.reference() if config.needs_reference else None
     optimizer = make_optimizer(policy, config)
     settings = asdict(config) | {"log": list(config.log)}
+    if resume and (taken := max(Record.open(out).checkpoints(), default=0)) > config.steps:
+        raise CreditscopeError(f"{out} has taken {taken} steps already; give --steps {taken} or more")
     record = Record.resume(out, settings, config.free) if resume else Record.create(out, settings, versions)
 
     with record:
         done, used = restore(record, policy, optimizer)
-        if done > config.steps:
-            raise CreditscopeError(f"{out} has taken {done} steps already; give --steps {done} or more")
         problems = problem_stream(task, config.seed, skip=used)
         for step in range(done, config.steps):
             clock = Clock()
