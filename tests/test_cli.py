@@ -75,12 +75,13 @@ def rollouts_file(path: Path, *rows: dict[str, object]) -> str:
 
 
 def test_scope_reads_signal_and_credit_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [ROW, ROW | {"reward": 0.0, "tokens": [1], "logp": [-1.0]}, ROW | {"group": 1}, ROW | {"group": 1}]
+    dead = [ROW | {"group": g} for g in (1, 1, 2, 2)]
+    rows = [ROW, ROW | {"reward": 0.0, "tokens": [1], "logp": [-1.0]}, *dead]
     assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows), "--method", "dr_grpo", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["rollouts"], facts["signal/groups"], facts["signal/live_groups"]) == (4, 2, 1)
-    # w = ±½/(4·2) on 2 and 1 tokens of the live group, 0 on the 4 of the dead one.
-    assert facts["credit/zero"] == pytest.approx(4 / 7)
+    assert (facts["rollouts"], facts["signal/groups"], facts["signal/live_groups"]) == (6, 3, 1)
+    # w = ±½/(6·2) on 2 and 1 tokens of the live group, 0 on the 8 of the dead ones.
+    assert facts["credit/zero"] == pytest.approx(8 / 11)
     assert facts["credit/positive_mass"] == pytest.approx(2 / 3)
 
 

@@ -116,6 +116,38 @@ def test_accumulation_changes_memory_and_not_the_gradient(name: str) -> None:
     assert torch.allclose(grads[1], grads[3], rtol=1e-9, atol=1e-12 * float(grads[1].abs().max()))
 
 
+def test_the_recorded_credit_is_the_group_relative_reward_and_w_has_its_sign(tmp_path: Path) -> None:
+    run(replace(SMALL, steps=1, eval_problems=0, prompts=4, method="p1_grpo"), tmp_path / "run")
+    group = Record.open(tmp_path / "run").group(0)
+    assert group["credit"].any(), "a mixed group, else nothing is tested"
+    for g in set(group["group"].tolist()):
+        rows = group["group"] == g
+        expected = group["reward"][rows] - group["reward"][rows].mean()
+        assert abs(group["credit"][rows][:, 0] - expected).max() < 1e-6
+    # w = A/B, up to nothing: the method has no ratio.
+    assert abs(group["w"] - group["credit"] * group["mask"] / 16).max() < 1e-7
+
+
+@pytest.mark.parametrize("name", ["grpo", "p1_grpo", "gspo", "cispo", "sapo"])
+def test_a_step_raises_the_objective_that_it_climbs(name: str) -> None:
+    from creditscope.lab.rollout import roll_out
+    from creditscope.tasks import find_task
+
+    config = replace(SMALL, method=name, optimizer="sgd", lr=1e-3, clip_norm=1.0)
+    policy, task = load_policy("tiny", dtype="float64"), find_task("arithmetic")
+    problems = [p for p, _ in zip(task.problems("train", 5), range(4), strict=False)]
+    batch = roll_out(policy, task, problems, 4, max_tokens=56, temperature=1.0, top_p=1.0,
+                     generator=torch.Generator().manual_seed(0))
+    r = batch.rollouts
+    credit = token_advantage(config.row, r).expand_as(r.mask)
+    update = take_step(policy, make_optimizer(policy, config), config.row, config, r, batch.prompts, credit,
+                       torch.arange(len(r)))
+    moved = token_logp(policy, batch.prompts, r.tokens, r.mask, 1.0, grad=False) - update.logp
+    # First order: ΔJ = Σ w Δlog π = lr·‖∇J‖², the gradient being clipped to norm 1 where it is longer.
+    gained = float((update.w * moved).sum())
+    assert gained == pytest.approx(config.lr * update.norm * min(1.0, update.norm), rel=0.02)
+
+
 def test_minibatches_hold_whole_groups_and_every_row_once() -> None:
     group = torch.tensor([5, 5, 9, 9, 9, 2, 7, 7])
     parts = deal(group, 2)
