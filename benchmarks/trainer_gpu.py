@@ -19,6 +19,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from creditscope import Rollouts
+from creditscope.advantages import token_advantage
 from creditscope.lab.config import Config
 from creditscope.lab.policy import Policy, token_logp
 from creditscope.lab.sampling import sample
@@ -70,7 +71,9 @@ def measure(name: str, sampler: Any, model: Any, prompts: list[list[int]], confi
         rollouts = sampler(policy, prompts, config.group, limit, ends, turn)
         _wait(policy)
         middle = time.perf_counter()
-        take_step(policy, optimizer, config, rollouts, flat)
+        credit = token_advantage(config.row, rollouts).expand_as(rollouts.mask)
+        take_step(policy, optimizer, config.row, config, rollouts, flat, credit,
+                  torch.arange(len(rollouts), device=policy.device))
         _wait(policy)
         end = time.perf_counter()
         if turn:  # the first one warms up and captures

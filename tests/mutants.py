@@ -2,7 +2,8 @@
 
     python tests/mutants.py         every mutant must turn at least three tests red; exit code 1 otherwise
 
-Each mutant is one textual change in a copy of the package, run against the formula tests, two at a time.
+Each mutant is one textual change in a copy of the package, run against the tests of its part, two at a time, until
+enough of them are red.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ["tests/test_advantages.py", "tests/test_objective.py", "tests/test_p2_table.py"]
+FORMULAS = ("tests/test_advantages.py", "tests/test_objective.py", "tests/test_p2_table.py")
+MICROSCOPE = ("tests/microscope/test_layer_rules.py", "tests/microscope/test_regimes.py",
+              "tests/microscope/test_families.py")
+READINGS = ("tests/microscope/test_geometry.py", "tests/microscope/test_spectrum.py", "tests/microscope/test_sketch.py")
 ENOUGH = 3
 
 
@@ -28,6 +32,7 @@ class Mutant:
     file: str
     old: str
     new: str
+    tests: tuple[str, ...] = FORMULAS
 
 
 MUTANTS = [
@@ -51,6 +56,20 @@ MUTANTS = [
            'if method.denominator == "kept" else', 'if method.denominator == "never" else'),
     Mutant("unanimous groups not guarded", "advantages.py",
            "centred.masked_fill(groups.unanimous(reward) & ~raw, 0.0)", "centred"),
+    Mutant("rows of the tied head and its embedding not crossed", "microscope/gram.py",
+           "gram += cross + cross.t()", "pass", MICROSCOPE),
+    Mutant("upper triangle of the products lost", "microscope/gram.py",
+           "gram[j:j + TILE, i:i + TILE] = tile, tile.t()", "gram[j:j + TILE, i:i + TILE] = tile, tile", MICROSCOPE),
+    Mutant("positions shared by the rows looked up once", "microscope/rows.py",
+           "return ids.expand(self.batch, *ids.shape[1:]) if", "return ids if", MICROSCOPE),
+    Mutant("padding of unequal rollouts kept", "microscope/rows.py",
+           "if blank and self.real is not None:", "if False:", MICROSCOPE),
+    Mutant("r_eff on squared values", "microscope/spectrum.py",
+           "return float(self.values.sum() ** 2 / self._energy)",
+           "return float(self._energy ** 2 / (self.values**4).sum())", READINGS),
+    Mutant("conflict counts every pair", "microscope/geometry.py",
+           "< -max(eps, 1e-12)).mean()", "< 2).mean()", READINGS),
+    Mutant("one side of the sketch not scaled", "microscope/sketch.py", "alpha=1 / self.k", "alpha=1.0", READINGS),
 ]
 
 
@@ -65,7 +84,8 @@ def reds(mutant: Mutant) -> int:
                              f"bring tests/mutants.py up to date")
         (package / mutant.file).write_text(source.replace(mutant.old, mutant.new))
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *TESTS, "-p", "no:cacheprovider", "--no-header", "--tb=no"],
+            [sys.executable, "-m", "pytest", *mutant.tests, "-p", "no:cacheprovider", "--no-header", "--tb=no",
+             f"--maxfail={ENOUGH}"],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
             check=False)
         if done.returncode not in (0, 1):

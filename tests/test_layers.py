@@ -32,8 +32,8 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "microscope.spectrum", "tasks",
-            "lab.config", "cli"}
+NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "microscope.spectrum",
+            "microscope.geometry", "tasks", "lab.config", "cli"}
 
 
 def modules() -> list[Path]:

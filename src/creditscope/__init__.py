@@ -19,16 +19,18 @@ _HOME = {
     "effective_credit": "objective",
     "Record": "record",
     "spectrum": "microscope.spectrum",
+    "Microscope": "microscope.scope",
     "CreditscopeError": "errors",
 }
-__all__ = ["METHODS", "CreditscopeError", "Method", "Record", "Rollouts", "advantage", "effective_credit", "spectrum",
-           "surrogate"]
+__all__ = ["METHODS", "CreditscopeError", "Method", "Microscope", "Record", "Rollouts", "advantage", "effective_credit",
+           "spectrum", "surrogate"]
 
 if TYPE_CHECKING:
     from creditscope.advantages import advantage
     from creditscope.errors import CreditscopeError
     from creditscope.method import Method
     from creditscope.methods import METHODS
+    from creditscope.microscope.scope import Microscope
     from creditscope.microscope.spectrum import spectrum
     from creditscope.objective import effective_credit, surrogate
     from creditscope.record import Record

@@ -3,6 +3,7 @@
     run.json          what was run: config, versions, seed
     steps.jsonl       one object a step, appended and synced; a torn last line is not a step
     groups/*.npz      selected rollouts of a step: tokens, w, credit, entropy, text
+    scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
     checkpoints/*     folders that appear whole or not at all
     run.lock          held by the one process that writes
 
@@ -32,6 +33,7 @@ from safetensors import SafetensorError
 from creditscope.errors import CreditscopeError
 
 FORMAT = 1
+SHELVES = ("groups", "scope")
 _NAME = re.compile(r"\d{6}")
 
 
@@ -142,23 +144,33 @@ class Record:
         kept = [line for line in self._lines() if json.loads(line)["step"] < steps]
         with _disk(self.path):
             _write_atomically(self.path / "steps.jsonl", b"".join(kept))
-        for step in self.groups():
-            if step >= steps:
-                (self.path / "groups" / f"{step:06d}.npz").unlink()
+        for shelf in SHELVES:
+            for step in self._kept(shelf):
+                if step >= steps:
+                    self._file(shelf, step).unlink()
         for step in self.checkpoints():
             if step > steps:
                 shutil.rmtree(self.path / "checkpoints" / f"{step:06d}")
 
     def save_group(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep selected rollouts of a step. Numbers and text only: nothing that would need pickle."""
+        """Keep selected rollouts of a step."""
+        self._save("groups", step, arrays)
+
+    def save_reading(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what the microscope read at a step."""
+        self._save("scope", step, arrays)
+
+    def _save(self, shelf: str, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Numbers and text only: nothing that would need pickle."""
         self._must_write()
         for name, value in arrays.items():
             if value.dtype.hasobject:
-                raise CreditscopeError(f"group array {name!r} has dtype {value.dtype}; store numbers or text")
+                raise CreditscopeError(f"array {name!r} for {shelf} has dtype {value.dtype}; store numbers or text")
         packed = io.BytesIO()
         np.savez_compressed(packed, **dict(arrays))  # type: ignore[arg-type]
         with _disk(self.path):
-            _write_atomically(self.path / "groups" / f"{step:06d}.npz", packed.getvalue())
+            (self.path / shelf).mkdir(exist_ok=True)
+            _write_atomically(self._file(shelf, step), packed.getvalue())
 
     @contextlib.contextmanager
     def checkpoint(self, step: int, keep: int = 2) -> Iterator[Path]:
@@ -204,17 +216,34 @@ class Record:
 
     def groups(self) -> list[int]:
         """The steps whose rollouts were kept."""
-        return sorted(int(p.stem) for p in (self.path / "groups").glob("*.npz") if _NAME.fullmatch(p.stem))
+        return self._kept("groups")
 
     def group(self, step: int) -> dict[str, NDArray[Any]]:
         """The rollouts kept of a step."""
+        return self._load("groups", step, "rollouts")
+
+    def readings(self) -> list[int]:
+        """The steps that were read by the microscope."""
+        return self._kept("scope")
+
+    def reading(self, step: int) -> dict[str, NDArray[Any]]:
+        """What the microscope read at a step."""
+        return self._load("scope", step, "readings")
+
+    def _file(self, shelf: str, step: int) -> Path:
+        return self.path / shelf / f"{step:06d}.npz"
+
+    def _kept(self, shelf: str) -> list[int]:
+        return sorted(int(p.stem) for p in (self.path / shelf).glob("*.npz") if _NAME.fullmatch(p.stem))
+
+    def _load(self, shelf: str, step: int, what: str) -> dict[str, NDArray[Any]]:
         try:
-            with np.load(self.path / "groups" / f"{step:06d}.npz", allow_pickle=False) as stored:
+            with np.load(self._file(shelf, step), allow_pickle=False) as stored:
                 return dict(stored)
         except FileNotFoundError:
-            raise CreditscopeError(f"no rollouts were kept of step {step}; kept: {self.groups()}") from None
+            raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise CreditscopeError(f"cannot read the rollouts of step {step} in {self.path}: {error}") from None
+            raise CreditscopeError(f"cannot read the {what} of step {step} in {self.path}: {error}") from None
 
     def checkpoints(self) -> list[int]:
         """The steps after which a checkpoint was kept, oldest first."""

@@ -73,6 +73,12 @@ class Config:
     chat: str = "auto"
     """on, off, or auto: wrap prompts in the chat template where the tokenizer has one."""
 
+    scope: str = "off"
+    """off; light: the exact Gram of per-rollout gradients inside each backward pass; full: also the unweighted scores
+    (a second pass), nulls, the optimal baseline, spectra of each layer's gradient, and the path over steps."""
+    every: int = 1
+    """Steps between readings of the microscope."""
+
     eval_every: int = 0
     """Steps between evaluations on the test split; 0 evaluates before the first and after the last step."""
     eval_problems: int = 400
@@ -87,7 +93,7 @@ class Config:
     def __post_init__(self) -> None:
         at_least = {"group": 1, "prompts": 1, "steps": 1, "inner_steps": 1, "minibatches": 1, "accumulate": 1,
                     "resample": 0, "warmup": 0, "eval_every": 0, "eval_problems": 0, "checkpoint_every": 1,
-                    "keep_every": 0, "lora": 0}
+                    "keep_every": 0, "lora": 0, "every": 1}
         for name, low in at_least.items():
             if getattr(self, name) < low:
                 raise CreditscopeError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
@@ -110,12 +116,16 @@ class Config:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise CreditscopeError(f"--clip-norm must be above 0 or None, got {self.clip_norm}")
         for name, choices in {"optimizer": ("adamw", "sgd"), "schedule": ("constant", "linear", "cosine"),
-                              "chat": ("auto", "on", "off")}.items():
+                              "chat": ("auto", "on", "off"), "scope": ("off", "light", "full")}.items():
             if getattr(self, name) not in choices:
                 raise unknown(f"--{name}", getattr(self, name), choices)
         if self.minibatches > self.prompts:
             raise CreditscopeError(f"--minibatches {self.minibatches} cannot deal out --prompts {self.prompts} groups; "
                                    f"give at most one minibatch a prompt")
+        if self.scope != "off" and self.accumulate > self.prompts // self.minibatches:
+            raise CreditscopeError(f"--scope {self.scope} compares rollouts inside one micro-batch, but --accumulate "
+                                   f"{self.accumulate} would cut groups apart: --prompts {self.prompts} and "
+                                   f"--minibatches {self.minibatches} allow at most {self.prompts // self.minibatches}")
         if self.row.centred and self.group < 2:
             raise CreditscopeError(f"--group {self.group}: method {self.method!r} compares a rollout with its group, "
                                    f"so a group of one has advantage 0; give --group 2 or more, or --method reinforce")

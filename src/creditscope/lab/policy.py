@@ -204,6 +204,36 @@ def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor,
 
     Prompts are padded on the left so that completions line up, and logits are kept for the completion alone.
     """
+    with policy.active(), nullcontext() if grad else torch.no_grad():
+        scaled = _scaled_logits(policy, prompts, tokens, mask, temperature)
+        chosen = scaled.gather(2, tokens[..., None]).squeeze(2) - scaled.logsumexp(dim=2)
+        masked: Tensor = chosen.masked_fill(~mask, 0.0)
+    return masked
+
+
+def head_norms(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
+               temperature: float) -> Tensor:
+    """(B, T) ‖∇_W log π(y_t)‖ for the output head W alone, from the forward pass; 0 where the mask is False.
+
+    log π = z_y/τ − log Σ exp(z/τ) and z = W h, so ∇_W log π = (e_y − p) hᵀ/τ, of norm ‖h‖ √(1 − 2p_y + Σ_v p_v²) / τ.
+    """
+    seen: list[Tensor] = []
+    head = policy.model.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    try:
+        with policy.active(), torch.no_grad():
+            p = _scaled_logits(policy, prompts, tokens, mask, temperature).softmax(dim=2)
+            spread = 1 - 2 * p.gather(2, tokens[..., None]).squeeze(2) + p.square().sum(dim=2)
+            hidden = seen[0][:, -tokens.shape[1] - 1:-1].to(p.dtype)
+            norms: Tensor = (spread.clamp(min=0).sqrt() * hidden.norm(dim=2) / temperature).masked_fill(~mask, 0.0)
+    finally:
+        handle.remove()
+    return norms
+
+
+def _scaled_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
+                   temperature: float) -> Tensor:
+    """(B, T, V) z/τ from which each completion token was chosen, in float32 or wider."""
     rows, width = tokens.shape
     longest = max(len(p) for p in prompts)
     ids = torch.zeros(rows, longest + width, dtype=torch.int64)
@@ -216,11 +246,7 @@ def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor,
     ids[:, longest:] = tokens
     attend[:, longest:] = torch.arange(width, device=mask.device) < extent
     position = (attend.cumsum(dim=1) - 1).clamp(min=0)
-    with policy.active(), nullcontext() if grad else torch.no_grad():
-        logits = policy.model(input_ids=ids, attention_mask=attend, position_ids=position, use_cache=False,
-                              logits_to_keep=width + 1).logits[:, :-1]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        scaled = logits / temperature if temperature != 1.0 else logits
-        chosen = scaled.gather(2, tokens[..., None]).squeeze(2) - scaled.logsumexp(dim=2)
-        masked: Tensor = chosen.masked_fill(~mask, 0.0)
-    return masked
+    logits: Tensor = policy.model(input_ids=ids, attention_mask=attend, position_ids=position, use_cache=False,
+                                  logits_to_keep=width + 1).logits[:, :-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits / temperature if temperature != 1.0 else logits

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from creditscope.groups import Groups
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.config import Config
 from creditscope.lab.evaluate import evaluate
-from creditscope.lab.policy import Policy, load_policy, token_logp
+from creditscope.lab.lens import Lens
+from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, replace_dead, roll_out
 from creditscope.method import Method
 from creditscope.objective import effective_credit, surrogate
@@ -50,6 +52,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     method = with_limit(config.row, max_tokens)
     reference = policy.reference() if config.needs_reference else None
     optimizer = make_optimizer(policy, config)
+    lens = Lens(policy, config) if config.scope != "off" else None
     settings = asdict(config) | {"log": list(config.log)}
     if resume and (taken := max(Record.open(out).checkpoints(), default=0)) > config.steps:
         raise CreditscopeError(f"{out} has taken {taken} steps already; give --steps {taken} or more")
@@ -90,11 +93,15 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             # Credit is the whole batch's, so that what is whitened or counted over it does not see minibatches.
             credit = token_advantage(method, rollouts).expand_as(rollouts.mask)
             updates: list[Update] = []
-            for _ in range(config.inner_steps):
+            look = lens if lens is not None and step % config.every == 0 else None
+            for inner in range(config.inner_steps):
                 for rows in deal(rollouts.group, config.minibatches):
                     part, prompts = rollouts.rows(rows), [batch.prompts[i] for i in rows.tolist()]
-                    updates.append(take_step(policy, optimizer, method, config, part, prompts, credit[rows], rows))
+                    updates.append(take_step(policy, optimizer, method, config, part, prompts, credit[rows], rows,
+                                             look if inner == 0 else None))
             clock.lap("train")
+            if look is not None:
+                clock.move("train", "scope", look.seconds)
 
             # Record: w and log-probs of the first pass over the batch.
             w, live = gather(updates[: config.minibatches], rollouts)
@@ -102,6 +109,11 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             line |= {"policy/sampler_gap": float((live - rollouts.logp).abs()[rollouts.mask].max()),
                      "objective/value": updates[0].value, "grad/norm": updates[0].norm,
                      "optimizer/lr": config.learning_rate(step)}
+            if look is not None:
+                line |= look.metrics(rollouts, w, clock.spent)
+                record.save_reading(step, look.arrays(rollouts, w))
+                look.reset()
+                clock.lap("scope")
             line |= clock.metrics()
             record.append(step, line)
             if config.keep_every and step % config.keep_every == 0:
@@ -143,30 +155,67 @@ class Update:
 
 
 def take_step(policy: Policy, optimizer: torch.optim.Optimizer, method: Method, config: Config, part: Rollouts,
-              prompts: Sequence[Sequence[int]], credit: Tensor, rows: Tensor) -> Update:
-    """One optimiser step on −J: ∇J = Σ_it w_it ∇log π_it, micro-batch by micro-batch."""
+              prompts: Sequence[Sequence[int]], credit: Tensor, rows: Tensor, lens: Lens | None = None) -> Update:
+    """One optimiser step on −J: ∇J = Σ_it w_it ∇log π_it, micro-batch by micro-batch, under the lens if any."""
 
     def forward(chunk: Tensor, grad: bool) -> Tensor:
         chosen = [prompts[i] for i in chunk.tolist()]
         return token_logp(policy, chosen, part.tokens[chunk], part.mask[chunk], config.temperature, grad)
 
-    chunks = torch.arange(len(part), device=part.tokens.device).chunk(config.accumulate)
-    live = [forward(chunk, grad=len(chunks) == 1) for chunk in chunks]
-    logp = torch.cat([x.detach() for x in live])
-    value = float(surrogate(method, logp, part, credit))
-    w = effective_credit(lambda lp: surrogate(method, lp, part, credit), logp)
+    def weigh(logp: Tensor) -> Tensor:
+        return effective_credit(lambda lp: surrogate(method, lp, part, credit), logp)
 
+    def pull(chunk: Tensor, cotangent: Callable[[Tensor], Tensor]) -> None:
+        live = forward(chunk, grad=True)
+        torch.autograd.backward(live, cotangent(live.detach()).to(live.dtype))
+
+    def score(live: Tensor, chunk: Tensor) -> Tensor:
+        return part.mask[chunk].to(live.dtype)
+
+    chunks = micro_batches(part.group, config.accumulate)
+    if lens is not None:
+        lens.calibrate(partial(pull, chunks[0], partial(score, chunk=chunks[0])))
+        for chunk in chunks if config.scope == "full" else ():
+            lens.read_scores(rows[chunk], partial(pull, chunk, partial(score, chunk=chunk)))
+            lens.read_tokens(rows[chunk], head_norms(policy, [prompts[i] for i in chunk.tolist()], part.tokens[chunk],
+                                                     part.mask[chunk], config.temperature), part.mask[chunk])
+
+    # With one micro-batch, w comes from the same forward that is pulled back; with several it must come first.
     optimizer.zero_grad(set_to_none=True)
-    for i, chunk in enumerate(chunks):
-        with_graph = live[i] if len(chunks) == 1 else forward(chunk, grad=True)
-        torch.autograd.backward(with_graph, -w[chunk].to(with_graph.dtype))
+    seen: dict[str, Tensor] = {}
+    if len(chunks) > 1:
+        parts = [forward(chunk, grad=False) for chunk in chunks]
+        logp = parts[0].new_zeros(credit.shape)
+        for chunk, x in zip(chunks, parts, strict=True):
+            logp[chunk] = x
+        seen = {"logp": logp, "w": weigh(logp)}
+
+    def descend(live: Tensor, chunk: Tensor) -> Tensor:
+        if not seen:
+            seen.update(logp=live, w=weigh(live))
+        return -seen["w"][chunk]
+
+    for chunk in chunks:
+        run = partial(pull, chunk, partial(descend, chunk=chunk))
+        run() if lens is None else lens.watch(rows[chunk], run)
+    value = float(surrogate(method, seen["logp"], part, credit))
+    before = lens.before_update() if lens is not None and config.scope == "full" else None
     parameters = list(policy.trainable().values())
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm or torch.inf)
     if not bool(torch.isfinite(norm)):
         raise CreditscopeError(f"the gradient's norm is {norm.item()}; the run's record is whole up to the step "
                                f"before. Lower --lr, set --clip-norm, or use --dtype float32")
     optimizer.step()
-    return Update(rows, w, logp, value, float(norm))
+    if lens is not None and before is not None:
+        lens.after_update(before)
+    return Update(rows, seen["w"], seen["logp"], value, float(norm))
+
+
+def micro_batches(group: Tensor, parts: int) -> list[Tensor]:
+    """Row indices of each micro-batch: whole groups where there are enough of them, so that a group's rows meet."""
+    if parts <= len(Groups(group)):
+        return deal(group, parts)
+    return list(torch.arange(len(group), device=group.device).chunk(parts))
 
 
 def gather(updates: Sequence[Update], rollouts: Rollouts) -> tuple[Tensor, Tensor]:
@@ -242,8 +291,17 @@ class Clock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self._laps[name] = now - self._last
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Book seconds of one part under another."""
+        self._laps[source] -= seconds
+        self._laps[target] = self._laps.get(target, 0.0) + seconds
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self._start
 
     def metrics(self) -> Metrics:
         return {f"time/{name}": spent for name, spent in self._laps.items()} | {

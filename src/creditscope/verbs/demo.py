@@ -38,7 +38,7 @@ class Demo:
         start = time.perf_counter()
         lines: list[dict[str, Any]] = []
         for group in (2, 4, 8):
-            config = Config(group=group, steps=self.steps, seed=self.seed, eval_problems=1000, lr=LR)
+            config = Config(group=group, steps=self.steps, seed=self.seed, eval_problems=1000, lr=LR, scope="light")
             if not self.output.json:
                 console.print(f"[bold]R = {group}[/]: {config.prompts} prompts × {group} rollouts, {self.steps} steps")
             _, finished = run_training(config, out / f"r{group}", console, label=f"R = {group}", quiet=self.output.json)
@@ -49,12 +49,18 @@ class Demo:
             self.output.emit({"out": str(out), "runs": lines, "seconds": time.perf_counter() - start})
             return 0
         console.print(_table(lines))
-        console.print("test: share of 1,000 unseen problems solved by one sample at temperature 1, 95 % interval.\n"
-                      "reward and dead groups: mean of the last 10 steps.")
+        console.print(LEGEND)
         console.print(f"wrote {out}/r2, r4, r8 in {time.perf_counter() - start:.0f} s", markup=False)
         console.print(f"Next: creditscope train --group 16 --steps {self.steps}   creditscope methods")
         return 0
 
+
+LEGEND = """\
+test: share of 1,000 unseen problems solved by one sample at temperature 1, 95 % interval.
+reward and dead groups: mean of the last 10 steps.
+rank: effective rank (Σσ)²/Σσ² of a group's R rollout gradients over all parameters, mean over live groups and steps.
+null: the same for orthogonal gradients of equal norm. cut to 2: the rank that an SVD truncated to two values prints;
+arXiv:2606.29238 reports a rank of about 2 for every R."""
 
 LR = 1e-4
 """The packaged model learns fastest here: 3e-4 breaks it within 60 steps (recipes/README.md)."""
@@ -73,18 +79,32 @@ def summary(path: Path) -> dict[str, Any]:
             "after": [after[f"eval/{k}"] for k in ("accuracy", "low", "high")],
             "reward": sum(s["reward/mean"] for s in tail) / len(tail),
             "dead_groups": sum(s["signal/dead_groups"] for s in tail) / len(tail),
+            "effective_rank": _mean(trained, "gram/group/effective_rank"),
+            "effective_rank_truncated_2": _mean(trained, "gram/group/effective_rank_truncated_2"),
+            "orthogonal_null": _mean(trained, "gram/group/orthogonal_null"),
+            "scope_ratio": trained[-1].get("scope/ratio"),
             "seconds": sum(s["time/step"] for s in trained), "path": str(path)}
+
+
+def _mean(steps: list[dict[str, Any]], name: str) -> float | None:
+    """Over the steps that have the reading."""
+    found = [step[name] for step in steps if name in step]
+    return sum(found) / len(found) if found else None
 
 
 def _table(lines: list[dict[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in ("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "time"):
+    for header in ("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null", "cut to 2",
+                   "time"):
         table.add_column(header, justify="right")
     for line in lines:
         (a, a_low, a_high), (b, b_low, b_high) = line["before"], line["after"]
         table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{100 * a_low:.0f}, {100 * a_high:.0f}]",
                       f"{b:.1%} [{100 * b_low:.0f}, {100 * b_high:.0f}]", f"{b - a:+.1%}", f"{line['reward']:.2f}",
-                      f"{line['dead_groups']:.0%}", f"{line['seconds']:.0f} s")
+                      f"{line['dead_groups']:.0%}",
+                      *("" if line[name] is None else f"{line[name]:.1f}" for name in
+                        ("effective_rank", "orthogonal_null", "effective_rank_truncated_2")),
+                      f"{line['seconds']:.0f} s")
     return table
 
 

@@ -97,9 +97,17 @@ def readings(m: dict[str, Any]) -> dict[str, str]:
     parts = {name: m[f"time/{name}"] for name in ("sample", "train", "scope") if f"time/{name}" in m}
     out = {"reward": f"{m['reward/mean']:.3f}", "live groups": f"{m['signal/live_groups']}/{m['signal/groups']}",
            "entropy": f"{m['entropy/mean']:.3f}" if "entropy/mean" in m else "",
-           "length": f"{m['length/mean']:.1f}",
+           "length": f"{m['length/mean']:.1f}", "rank": rank(m),
            "time": f"{m['time/step']:.2f} s (" + ", ".join(f"{k} {v:.2f}" for k, v in parts.items()) + ")"}
     return {name: value for name, value in out.items() if value}
+
+
+def rank(m: dict[str, Any]) -> str:
+    """r_eff of a group's rollout gradients beside what orthogonal gradients of equal norm would give."""
+    if "gram/group/effective_rank" not in m:
+        return ""
+    null = m.get("gram/group/orthogonal_null")
+    return f"{m['gram/group/effective_rank']:.1f}" + (f" (null {null:.1f})" if null is not None else "")
 
 
 class Interrupt:

@@ -32,6 +32,7 @@ class Train:
       creditscope train                                        the packaged model, arithmetic, GRPO, R = 8
       creditscope train --method dapo --group 16 --steps 100
       creditscope train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
+      creditscope train --scope light --every 5                 read the geometry of the gradients every fifth step
       creditscope train --out runs/mine --resume               go on after a stop or a kill
     """
 
@@ -49,7 +50,11 @@ class Train:
         if self.output.json:
             self.output.emit({"out": str(out), "finished": finished, "last": last})
             return 0 if finished else 130
-        files = "run.json, steps.jsonl, groups/, checkpoints/" + (", model/" if finished else "")
+        looked = cost_of_scope(Record.open(out))
+        if looked:
+            console.print(looked)
+        files = "run.json, steps.jsonl, groups/, " + ("scope/, " if looked else "") + "checkpoints/" + (
+            ", model/" if finished else "")
         console.print(f"wrote {out}: {files}", markup=False)
         again = f"creditscope train {out / 'model'}" if finished else f"creditscope train --out {out} --resume"
         console.print(f"Next: {again}", markup=False)
@@ -87,6 +92,16 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
         finally:
             steps.close()
             trackers.close()
+
+
+def cost_of_scope(record: Record) -> str:
+    """What the microscope cost in this run, or nothing where it was off."""
+    steps = [step for step in record.steps() if "scope/share" in step]
+    if not steps:
+        return ""
+    share = sum(step["scope/share"] for step in steps) / len(steps)
+    return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1]['scope/ratio']:.2f} of a plain one (timed "
+            f"side by side on the first step), {share:.0%} of a step's time")
 
 
 def default_out(config: Config) -> Path:

@@ -1,0 +1,286 @@
+"""The microscope at work in the trainer: when it looks, what it looks at, and what that costs.
+
+`light` reads the step's own backward pass. `full` adds a second pass whose cotangent is 1 on every chosen token: its
+rows are the unweighted scores ψ_i, which zero credit cannot hide, and what hangs on them: the centred rank, the null of
+shuffled credits, the optimal baseline. Groups are never cut, so each group's block is exact; blocks of different
+micro-batches are not compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from creditscope.lab.config import Config
+from creditscope.lab.policy import Policy
+from creditscope.microscope import geometry
+from creditscope.microscope.matrices import model_spectra
+from creditscope.microscope.scope import Microscope
+from creditscope.microscope.sketch import Sketcher
+from creditscope.microscope.spectrum import spectrum
+from creditscope.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class Block:
+    """The Grams of the rollouts of one micro-batch."""
+
+    rows: Tensor
+    """Their rows in the batch."""
+    gram: NDArray[np.float64]
+    layers: dict[str, NDArray[np.float64]]
+    eps: float
+
+
+class Lens:
+    """Looks at a policy's steps through the microscope, on schedule."""
+
+    def __init__(self, policy: Policy, config: Config) -> None:
+        self._policy, self._config = policy, config
+        self._scope = Microscope(policy.model)
+        self._sketcher = Sketcher()
+        self._cost: dict[str, float] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the last step."""
+        self._rows: list[Block] = []
+        self._scores: list[Block] = []
+        self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._extra: dict[str, Any] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._seconds = 0.0  # what a reading costs beside the step's own passes
+        self.seconds = 0.0
+        """All that was spent inside the step on looking, the calibration included."""
+
+    # -- while a step is taken --------------------------------------------------------------------------------------
+
+    def watch(self, rows: Tensor, pull: Callable[[], None]) -> None:
+        """Run one forward and backward under the microscope."""
+        with self._scope:
+            pull()
+        self._rows.append(self._block(rows))
+
+    def calibrate(self, pull: Callable[[], None]) -> None:
+        """Once a run: what a pass costs without and with the microscope, side by side, the best of three."""
+        if self._cost:
+            return
+        spent: dict[str, list[float]] = {"plain": [], "scoped": []}
+        for kind in ("plain", "scoped") * 3:
+            start = self._now()
+            with self._scope if kind == "scoped" else nullcontext():
+                pull()
+            spent[kind].append(self._now() - start)
+        self._cost = {kind: min(seconds) for kind, seconds in spent.items()}
+        self.seconds += sum(map(sum, spent.values()))
+
+    def read_scores(self, rows: Tensor, pull: Callable[[], None]) -> None:
+        """A pass whose cotangents are 1: the unweighted scores."""
+        start = self._now()
+        with self._scope:
+            pull()
+        self._scores.append(self._block(rows))
+        self._spend(start)
+
+    def read_tokens(self, rows: Tensor, norms: Tensor, mask: Tensor) -> None:
+        """full: the score norms of single tokens, for the output head alone: below it they have no cheap form."""
+        self._tokens.append((rows, norms, mask))
+
+    def before_update(self) -> dict[str, Tensor]:
+        """full: read the gradient as a whole, and remember the weights that the update will move."""
+        start = self._now()
+        parameters = self._policy.trainable()
+        grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        self._arrays["path_gradient"] = _numbers(self._sketcher.gradient(grads.items()))
+        self._extra |= self._layer_spectra()
+        kept = {name: p.detach().clone() for name, p in parameters.items()}
+        self._spend(start)
+        return kept
+
+    def after_update(self, before: dict[str, Tensor]) -> None:
+        """full: the update that the optimiser made, as a point of the path."""
+        start = self._now()
+        parameters = self._policy.trainable()
+        self._arrays["path_update"] = _numbers(self._sketcher.gradient(
+            (name, p.detach() - before[name]) for name, p in parameters.items()))
+        self._spend(start)
+
+    # -- afterwards -------------------------------------------------------------------------------------------------
+
+    def metrics(self, rollouts: Rollouts, w: Tensor, seconds: float) -> dict[str, Any]:
+        """`gram/…` of the rows as they were weighted, `scores/…` unweighted, and the cost as a share of the step."""
+        start = self._now()
+        credit = row_credit(w, rollouts.mask)
+        out = _merged([self._summary(block, rollouts, credit) for block in self._rows], "gram/live_groups")
+        if self._scores:
+            out |= _merged([self._score_summary(block, rollouts, credit) for block in self._scores],
+                           "scores/live_groups")
+            out |= self._baselines(rollouts) | self._token_concentration()
+        out |= self._extra
+        spent = self._seconds + self._now() - start
+        if self._cost:
+            out["scope/ratio"] = self._cost["scoped"] / self._cost["plain"]
+            extra = (self._cost["scoped"] - self._cost["plain"]) * len(self._rows)
+            out["scope/share"] = (max(extra, 0.0) + spent) / (seconds + spent)
+        return out
+
+    def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
+        """Everything that was read: Grams of all rows and, by parameter, of each group; NaN where rows never met."""
+        count = len(rollouts)
+        credit = row_credit(w, rollouts.mask)
+        out = dict(self._arrays) | {"group": rollouts.group.cpu().numpy(), "reward": _numbers(rollouts.reward),
+                                    "eps": np.array(max(block.eps for block in self._rows))}
+        if credit is not None:
+            out["credit"] = credit
+        for name, blocks in (("gram", self._rows), ("scores", self._scores)):
+            if blocks:
+                whole = np.full((count, count), np.nan)
+                for block in blocks:
+                    rows = block.rows.cpu().numpy()
+                    whole[np.ix_(rows, rows)] = block.gram
+                out[name] = whole
+        if self._tokens:
+            norms = np.zeros(tuple(rollouts.mask.shape))
+            for picked, x, _ in self._tokens:
+                norms[picked.cpu().numpy()] = _numbers(x)
+            out["token_norms_head"] = norms
+        out["layer_names"] = np.array(list(self._rows[0].layers))
+        groups = [(block, rows) for block in self._rows for _, rows in
+                  _by_group(rollouts.group[block.rows].cpu().numpy())]
+        out["layer_groups"] = np.array([int(rollouts.group[block.rows[rows[0]]]) for block, rows in groups])
+        out["layers"] = np.array([[block.layers[name][np.ix_(rows, rows)] for block, rows in groups]
+                                  for name in self._rows[0].layers], dtype=np.float32)
+        return out
+
+    def _block(self, rows: Tensor) -> Block:
+        scope = self._scope
+        return Block(rows, scope.gram.numpy(), {name: k.numpy() for name, k in scope.layers.items()}, scope.eps)
+
+    def _summary(self, block: Block, rollouts: Rollouts, credit: NDArray[np.float64] | None) -> dict[str, float]:
+        rows = block.rows.cpu().numpy()
+        return geometry.summary(block.gram, None if credit is None else credit[rows],
+                                rollouts.group[block.rows].cpu().numpy(), _right(rollouts, block.rows), block.eps)
+
+    def _score_summary(self, block: Block, rollouts: Rollouts, credit: NDArray[np.float64] | None) -> dict[str, float]:
+        """What needs the unweighted scores. Names say which rows: scores/… are ψ_i, null/… are shuffled credits."""
+        group = rollouts.group[block.rows].cpu().numpy()
+        plain = geometry.summary(block.gram, group=group, eps=block.eps)
+        out = {name.replace("gram/", "scores/", 1): value for name, value in plain.items()}
+        if credit is None:  # a credit that varies inside a rollout cannot be dealt out again
+            return out
+        mine = credit[block.rows.cpu().numpy()]
+        centred: list[float] = []
+        nulls: list[dict[str, geometry.Null]] = []
+        for _, rows in _by_group(group):
+            if not mine[rows].any():
+                continue
+            inner = block.gram[np.ix_(rows, rows)]
+            nulls.append(geometry.permutation_null(inner, mine[rows], draws=100, eps=block.eps))
+            around_mean = geometry.centred(inner, mine[rows])
+            # What the subtraction leaves has to stand above the rounding of what it started from.
+            if np.abs(around_mean).max() > len(rows) * block.eps * np.abs(inner).max() * (mine[rows] ** 2).max():
+                centred.append(spectrum(around_mean, block.eps).effective_rank)
+        if nulls:
+            out |= {f"null/group/{name}": _mean(null[name].mean for null in nulls if name in null)
+                    for name in ("effective_rank", "cancellation", "conflict") if any(name in null for null in nulls)}
+        if centred:
+            out["gram/group/centred_effective_rank"] = _mean(centred)
+        return out
+
+    def _token_concentration(self) -> dict[str, float]:
+        """How few tokens hold Σ‖∇_W log π(y_t)‖², W the output head alone."""
+        norms = torch.cat([x[mask] for _, x, mask in self._tokens]) if self._tokens else torch.zeros(0)
+        found = geometry.concentration(_numbers(norms)) if len(norms) else None
+        if found is None:
+            return {}
+        return {"tokens/head_top1": found.top1, "tokens/head_top10": found.top10,
+                "tokens/head_effective_share": found.effective_number / len(norms)}
+
+    def _baselines(self, rollouts: Rollouts) -> dict[str, float]:
+        """The mean reward as a baseline beside the optimal one, over the groups that have both right and wrong."""
+        found = [b for block in self._scores for b in geometry.optimal_baseline(
+            np.diag(block.gram), _numbers(rollouts.reward[block.rows]), rollouts.group[block.rows].cpu().numpy())]
+        least = sum(b.variance_optimal for b in found)
+        if least <= 0:
+            return {}
+        return {"baseline/mean": _mean(b.mean for b in found), "baseline/optimal": _mean(b.optimal for b in found),
+                "baseline/variance_lost": sum(b.excess for b in found) / least,
+                "baseline/variance_lost_by_chance": sum(b.by_chance for b in found) / least}
+
+    def _layer_spectra(self) -> dict[str, float]:
+        """Spectra of each layer's gradient matrix: their table goes to the arrays, their means to the metrics."""
+        grads = [p.grad for p in self._policy.trainable().values() if p.dim() == 2]
+        if not any(g is not None and bool(g.any()) for g in grads):
+            return {}
+        found = model_spectra(self._policy.model)
+        self._arrays |= {"matrix_names": np.array(list(found)),
+                         "matrix_stable_rank": np.array([s.stable_rank for s in found.values()]),
+                         "matrix_effective_rank": np.array([s.effective_rank for s in found.values()]),
+                         "matrix_energy": np.array([s.energy for s in found.values()])}
+        return {"matrix/stable_rank_low": _mean(s.stable_rank.low for s in found.values()),
+                "matrix/stable_rank_high": _mean(s.stable_rank.high for s in found.values()),
+                "matrix/effective_rank_low": _mean(s.effective_rank.low for s in found.values()),
+                "matrix/effective_rank_high": _mean(s.effective_rank.high for s in found.values())}
+
+    def _spend(self, start: float) -> None:
+        spent = self._now() - start
+        self._seconds += spent
+        self.seconds += spent
+
+    def _now(self) -> float:
+        if self._policy.device.type == "cuda":
+            torch.cuda.synchronize(self._policy.device)
+        return time.perf_counter()
+
+
+def row_credit(w: Tensor, mask: Tensor) -> NDArray[np.float64] | None:
+    """(B,) the credit of each rollout where all its tokens have the same, else None.
+
+    >>> row_credit(torch.tensor([[2.0, 2.0], [3.0, 0.0]]), torch.tensor([[True, True], [True, False]])).tolist()
+    [2.0, 3.0]
+    """
+    inf = torch.tensor(torch.inf, dtype=w.dtype, device=w.device)
+    low, high = w.where(mask, inf).amin(dim=1), w.where(mask, -inf).amax(dim=1)
+    empty = ~mask.any(dim=1)
+    low, high = low.masked_fill(empty, 0.0), high.masked_fill(empty, 0.0)
+    if bool((high - low > 1e-5 * w.abs().max()).any()):
+        return None
+    return _numbers((low + high) / 2)
+
+
+def _merged(parts: Sequence[dict[str, float]], live: str) -> dict[str, float]:
+    """Readings of one block as they are; of several, the means over their live groups: blocks never met."""
+    if len(parts) == 1:
+        return parts[0]
+    out = {live: sum(part[live] for part in parts)}
+    for name in dict.fromkeys(name for part in parts for name in part if "/group/" in name):
+        have = [part for part in parts if name in part]
+        out[name] = float(np.average([part[name] for part in have], weights=[part[live] for part in have]))
+    return out
+
+
+def _right(rollouts: Rollouts, rows: Tensor) -> NDArray[Any] | None:
+    """Which answers are right, where rewards are 0 and 1."""
+    reward = rollouts.reward[rows]
+    return (reward == 1).cpu().numpy() if bool(((reward == 0) | (reward == 1)).all()) else None
+
+
+def _by_group(group: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:
+    """(group id, its row numbers), ascending."""
+    return [(int(name), np.flatnonzero(group == name)) for name in np.unique(group)]
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(list(values)))
+
+
+def _numbers(x: Tensor) -> NDArray[np.float64]:
+    return x.detach().double().cpu().numpy()

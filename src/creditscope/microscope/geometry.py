@@ -1,0 +1,494 @@
+"""What the Gram K_ij = ⟨g_i, g_j⟩ of per-rollout rows says beyond its spectrum, and the nulls to read it beside.
+
+A row is g_i = c_i ψ_i, with c_i the rollout's credit and ψ_i = Σ_t ∇ log π(y_it) its score, so K = diag(c) S diag(c)
+where S_ij = ⟨ψ_i, ψ_j⟩. That holds when all tokens of a rollout have one credit (arXiv:2606.29238, Theorem 3.1); with
+token credit the row is Σ_t w_it ∇ log π(y_it) and there is no c_i to divide by. The rows sum to the gradient; a row of
+zeros is a rollout too and counts in N. A reading that cannot be taken is None, never 0. numpy only: no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditscope.errors import CreditscopeError
+from creditscope.microscope.spectrum import Spectrum, orthogonal_null, spectrum
+
+Array = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+
+
+# Credit in and out of the Gram.
+
+def live(credit: Any) -> NDArray[np.bool_]:
+    """(N,) True where c_i ≠ 0: the rows whose score can be read back from their gradient.
+
+    >>> live([0.5, 0.0, -0.5]).tolist()
+    [True, False, True]
+    """
+    return np.not_equal(_vector(credit, "credit"), 0)
+
+
+def weighted(scores_gram: Any, credit: Any) -> Array:
+    """K_ij = c_i c_j S_ij, the Gram of the rows c_i ψ_i.
+
+    >>> weighted([[1.0, 1.0], [1.0, 4.0]], [2.0, -1.0]).tolist()
+    [[4.0, -2.0], [-2.0, 4.0]]
+    """
+    s = _square(scores_gram)
+    c = _vector(credit, "credit", len(s))
+    return s * np.outer(c, c)
+
+
+def unweighted(gram: Any, credit: Any) -> Array:
+    """S_ij = K_ij / (c_i c_j), the Gram of the scores ψ_i. A row with c = 0 has lost its score: that is an error.
+
+    >>> unweighted([[4.0, -2.0], [-2.0, 4.0]], [2.0, -1.0]).tolist()
+    [[1.0, 1.0], [1.0, 4.0]]
+    """
+    k = _square(gram)
+    c = _vector(credit, "credit", len(k))
+    dead = np.flatnonzero(~live(c))
+    if len(dead):
+        raise CreditscopeError(f"rows {_few(dead)} have credit 0, so their gradient is 0 and their score cannot be "
+                               f"read back from it; pass only the rows where live(credit) holds, or measure the scores "
+                               f"in a pass of their own")
+    return k / np.outer(c, c)
+
+
+def centred(scores_gram: Any, credit: Any, group: Any = None) -> Array:
+    """The Gram of A_i(ψ_i − ψ̄), ψ̄ the mean score of row i's group: rank at most R − 1 for R rows.
+
+    With C = I − 11ᵀ/R inside each group it is diag(A) C S C diag(A). Zero-sum advantages do not do this by themselves:
+    the rows A_i ψ_i are independent whenever the scores are (P1.5, doubt 1). Without `group` all rows are one group;
+    every row of a group must be given, those with A = 0 too, since ψ̄ is the mean over all of them.
+
+    >>> centred([[1.0, 0.0], [0.0, 1.0]], [1.0, -1.0]).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+    s = _square(scores_gram)
+    ids = _groups(group, len(s))
+    same = ids[:, None] == ids[None, :]
+    centring = np.eye(len(s)) - same / same.sum(axis=1, keepdims=True)
+    return weighted(centring @ s @ centring, credit)
+
+
+def pooled(gram: Any, group: Any) -> Array:
+    """(P, P) the Gram of the group sums Σ_{i ∈ g} g_i, groups in ascending order of their ids.
+
+    Rollouts that share a baseline are not independent (P1.2); groups are. So sampling noise is counted in groups.
+    """
+    k = _square(gram)
+    ids = _groups(group, len(k))
+    member = (np.unique(ids)[:, None] == ids[None, :]).astype(np.float64)
+    return np.asarray(member @ k @ member.T, dtype=np.float64)
+
+
+def by_group(gram: Any, group: Any) -> Iterator[tuple[int, Array]]:
+    """(group id, its block of the Gram) in ascending order of the ids.
+
+    >>> [(g, block.tolist()) for g, block in by_group([[1., 0., 2.], [0., 3., 0.], [2., 0., 5.]], [7, 4, 7])]
+    [(4, [[3.0]]), (7, [[1.0, 2.0], [2.0, 5.0]])]
+    """
+    k = _square(gram)
+    for name, rows in _rows(_groups(group, len(k))):
+        yield name, k[np.ix_(rows, rows)]
+
+
+# One number from one Gram.
+
+def cancellation(gram: Any) -> float | None:
+    """‖Σ g_i‖² / Σ‖g_i‖², how much of the rows survives their sum; None where every row is 0.
+
+    0 when the rows sum to zero, 1 when they are orthogonal, N when they are identical.
+
+    >>> [cancellation([[1.0, cosine], [cosine, 1.0]]) for cosine in (-1.0, 0.0, 1.0)]
+    [0.0, 1.0, 2.0]
+    """
+    k = _square(gram)
+    energy = float(np.trace(k))
+    # A sum of squares cannot be negative; rounding of a sum that cancels can.
+    return max(float(k.sum()), 0.0) / energy if energy > 0 else None
+
+
+def conflict(gram: Any, eps: float = EPS) -> float | None:
+    """The share of pairs i < j with cos(g_i, g_j) < 0; rows of norm 0 are left out, None with fewer than two others.
+
+    A cosine within the Gram's own precision of 0 is no conflict: `eps` as in `spectrum`, 1e-12 at the least.
+
+    >>> conflict([[1.0, -0.5, 0.2], [-0.5, 1.0, 0.0], [0.2, 0.0, 1.0]])
+    0.3333333333333333
+    """
+    k = _square(gram)
+    norm = np.sqrt(np.clip(np.diag(k), 0.0, None))
+    rows = np.flatnonzero(norm > 0)
+    if len(rows) < 2:
+        return None
+    cosine = k[np.ix_(rows, rows)] / norm[rows, None] / norm[None, rows]
+    return float((cosine[np.triu_indices(len(rows), 1)] < -max(eps, 1e-12)).mean())
+
+
+def noise_scale(gram: Any) -> float | None:
+    """B = tr Σ / ‖G‖², the batch size at which sampling noise equals signal: B_simple of arXiv:1812.06162.
+
+    The rows sum to the gradient, so a sample's own gradient is G_i = N g_i, with mean G and covariance Σ. From pairs
+    that are independent, E⟨G_i, G_j⟩ = ‖G‖² and E‖G_i‖² = ‖G‖² + tr Σ, so both estimates are unbiased:
+
+        ‖G‖² = N² mean_{i≠j} K_ij        tr Σ = N² mean_i K_ii − ‖G‖²
+
+    N² drops out of the ratio: B does not depend on how the rows are scaled, and is counted in rows. None when the
+    estimate of ‖G‖² is not positive: the batch is too small to see the gradient, and no number would be true. Rollouts
+    of one prompt share its gradient and its baseline, so they are not independent: with several groups, pass `pooled`.
+
+    >>> noise_scale([[5.0, 1.0], [1.0, 3.0]])
+    3.0
+    """
+    k = _square(gram)
+    n = len(k)
+    if n < 2:
+        return None
+    diagonal = float(np.trace(k)) / n
+    signal = float(k.sum() - np.trace(k)) / (n * (n - 1))
+    # Below rounding of the sums a positive estimate is an accident.
+    return (diagonal - signal) / signal if signal > n * EPS * diagonal else None
+
+
+def norm_null(gram: Any) -> float | None:
+    """r_eff of orthogonal rows that have the measured norms: (Σ‖g_i‖)² / Σ‖g_i‖²; None where every row is 0.
+
+    The measured r_eff never exceeds it (the diagonal of K is majorised by its eigenvalues). What lies between
+    `credit_null` and this is unequal score norms, what lies between this and the measurement is alignment.
+
+    >>> norm_null([[9.0, 3.0], [3.0, 1.0]])
+    1.6
+    """
+    return _number(np.sqrt(np.clip(np.diag(_square(gram)), 0.0, None)))
+
+
+def credit_null(credit: Any) -> float | None:
+    """r_eff of orthogonal scores of equal norm under these credits: (Σ|c|)² / Σc²; None where every credit is 0.
+
+    For A = r − mean(r) with k right answers of R it is `orthogonal_null`, 4k(R−k)/R.
+
+    >>> credit_null([0.75, -0.25, -0.25, -0.25])
+    3.0
+    """
+    return _number(np.abs(_vector(credit, "credit")))
+
+
+# How the energy is spread over rollouts or tokens.
+
+@dataclass(frozen=True)
+class Concentration:
+    """Where the energy x_i = ‖·‖² of N items sits."""
+
+    top1: float
+    """max x / Σx."""
+    top10: float
+    """The share of Σx held by the largest tenth of the items (N // 10 of them, one at the least)."""
+    effective_number: float
+    """(Σx)² / Σx²: N items of equal energy give N, one item gives 1."""
+
+
+def concentration(norms: Any) -> Concentration | None:
+    """How few of the norms hold Σ‖·‖², over rollouts or tokens; None where all of them are 0.
+
+    >>> concentration([2.0, 1.0, 1.0, 0.0])
+    Concentration(top1=0.6666666666666666, top10=0.6666666666666666, effective_number=2.0)
+    """
+    x = _vector(norms, "norms")
+    if (x < 0).any():
+        raise CreditscopeError(f"a norm is not negative, item {int(np.argmin(x))} is {x.min()}; pass norms, not their "
+                               f"logarithms")
+    if not x.any():
+        return None
+    x = np.sort((x / x.max()) ** 2)[::-1]
+    return Concentration(float(x[0] / x.sum()), float(x[: max(1, len(x) // 10)].sum() / x.sum()),
+                         float(x.sum() ** 2 / (x * x).sum()))
+
+
+# The baseline of P1.11.
+
+@dataclass(frozen=True)
+class Baseline:
+    """The mean reward of one group beside the baseline that minimises V(b) = Σ_i (r_i − b)²‖ψ_i‖²."""
+
+    group: int
+    mean: float
+    optimal: float
+    """b* = E[r‖ψ‖²] / E[‖ψ‖²]."""
+    covariance: float
+    """Cov(‖ψ‖², r) over the group's R rows, Σ/R. b* − mean = Cov / E‖ψ‖², so the mean is optimal iff it is 0."""
+    variance_mean: float
+    """V(mean)."""
+    variance_optimal: float
+    """V(b*)."""
+    by_chance: float
+    """The mean of V(mean) − V(b*) over all ways to deal the group's norms to its rewards: what b*, fitted to the same R
+    rollouts, gains when norms and rewards have nothing to do with each other: R·Var(‖ψ‖²)·Var(r) / ((R−1)·E‖ψ‖²).
+    """
+
+    @property
+    def excess(self) -> float:
+        """V(mean) − V(b*) = (mean − b*)² Σ‖ψ‖² ≥ 0. In a sample it is never negative: read it beside `by_chance`."""
+        return max(self.variance_mean - self.variance_optimal, 0.0)
+
+    @property
+    def lost(self) -> float | None:
+        """(V(mean) − V(b*)) / V(b*), the variance lost by using the mean; None where V(b*) is 0."""
+        none_left = self.variance_optimal <= EPS * self.variance_mean
+        return None if none_left else self.excess / self.variance_optimal
+
+
+def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> list[Baseline]:
+    """b* and the mean for each group with a score and two rewards or more, from ‖ψ_i‖² (N,) and r_i (N,); P1.11.
+
+    The estimator (r − b)ψ has the same mean for every b, since E[ψ] = 0, and the trace of its covariance is V(b) less a
+    constant. V(b) = V(b*) + (b − b*)² Σ‖ψ‖².
+
+    >>> [(b.mean, b.optimal, b.lost) for b in optimal_baseline([3.0, 1.0], [1.0, 0.0])]
+    [(0.5, 0.75, 0.3333333333333333)]
+    """
+    x = _vector(scores_gram_diag, "scores_gram_diag")
+    if (x < 0).any():
+        raise CreditscopeError(f"‖ψ‖² is not negative: row {int(np.argmin(x))} has {x.min()}; pass the diagonal of the "
+                               f"scores' Gram")
+    r = _vector(reward, "reward", len(x))
+    found = []
+    for name, rows in _rows(_groups(group, len(x))):
+        norm, value = x[rows], r[rows]
+        if norm.sum() == 0 or np.ptp(value) == 0:
+            continue
+        mean, best = float(value.mean()), float((value * norm).sum() / norm.sum())
+        chance = len(rows) * norm.var() * value.var() / ((len(rows) - 1) * norm.mean())
+        found.append(Baseline(name, mean, best, covariance=float((norm * (value - mean)).mean()),
+                              variance_mean=_second_moment(norm, value, mean),
+                              variance_optimal=_second_moment(norm, value, best), by_chance=float(chance)))
+    return found
+
+
+def _second_moment(norm: Array, reward: Array, baseline: float) -> float:
+    """V(b) = Σ (r − b)²‖ψ‖²."""
+    return float(((reward - baseline) ** 2 * norm).sum())
+
+
+# Chance.
+
+@dataclass(frozen=True, eq=False)
+class Null:
+    """A reading, and the same reading when chance deals the credits."""
+
+    observed: float
+    values: Array
+    """One for each draw."""
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The middle `level` of the draws."""
+        if not 0 < level < 1:
+            raise CreditscopeError(f"an interval needs a level 0 < level < 1, got {level}; for example 0.95")
+        low, high = np.quantile(self.values, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+    @property
+    def at_least(self) -> float:
+        """P(draw ≥ observed), the observation counted as one draw so that it is never 0."""
+        slack = 1e-9 * max(abs(self.observed), 1.0)
+        return float((1 + (self.values >= self.observed - slack).sum()) / (1 + len(self.values)))
+
+
+def permutation_null(scores_gram: Any, credit: Any, group: Any = None, draws: int = 200, seed: int = 0,
+                     eps: float = EPS) -> dict[str, Null]:
+    """Every rank, cancellation and conflict of the rows c_i ψ_i when the credits are shuffled inside each group.
+
+    A spectrum sees |c| alone, for signs are an orthogonal matrix: diag(±1) K diag(±1). So under binary reward the ranks
+    move only as the larger |A| of the rarer answer meets other scores: at k = R/2 all |A| are equal and the null of the
+    ranks is one point, R = 2 included; elsewhere it has at most C(R, k) values. Cancellation and conflict do see the
+    signs: their null asks whether right answers point another way than wrong ones. A draw in which a reading does not
+    exist is left out of it.
+    """
+    s = _square(scores_gram)
+    c = _vector(credit, "credit", len(s))
+    groups = [rows for _, rows in _rows(_groups(group, len(s)))]
+    if draws < 1:
+        raise CreditscopeError(f"permutation_null needs one draw or more, got {draws}; 200 give a 95 % interval")
+    random = np.random.default_rng(seed)
+    observed = _readings(weighted(s, c), eps)
+    if not observed:
+        raise CreditscopeError("every row c_i ψ_i is 0 (every group may be unanimous), so there is nothing to shuffle")
+    values: dict[str, list[float]] = {name: [] for name in observed}
+    for _ in range(draws):
+        dealt = c.copy()
+        for rows in groups:
+            dealt[rows] = c[random.permutation(rows)]
+        found = _readings(weighted(s, dealt), eps)
+        for name in found.keys() & values.keys():
+            values[name].append(found[name])
+    return {name: Null(observed[name], np.array(kept)) for name, kept in values.items() if kept}
+
+
+def _readings(gram: Array, eps: float) -> dict[str, float]:
+    if not gram.any():
+        return {}
+    out = ranks(spectrum(gram, eps))
+    for name, value in (("cancellation", cancellation(gram)), ("conflict", conflict(gram, eps))):
+        if value is not None:
+            out[name] = value
+    return out
+
+
+# All of it.
+
+RANKS: dict[str, Callable[[Spectrum], float]] = {
+    "effective_rank": lambda s: s.effective_rank,
+    "entropy_rank": lambda s: s.entropy_rank,
+    "participation_ratio": lambda s: s.participation_ratio,
+    "stable_rank": lambda s: s.stable_rank,
+    "energy_rank_90": lambda s: s.energy_rank(0.9),
+    "energy_rank_99": lambda s: s.energy_rank(0.99),
+    "numerical_rank": lambda s: s.numerical_rank,
+    "top1": lambda s: s.top1,
+}
+
+
+def ranks(s: Spectrum) -> dict[str, float]:
+    """Every reading of a spectrum by its name, and r_eff as an SVD truncated to two values would print it."""
+    out = {name: float(rank(s)) for name, rank in RANKS.items()}
+    if len(s.values) >= 2:
+        out["effective_rank_truncated_2"] = s.truncated(2).effective_rank
+    return out
+
+
+def summary(gram: Any, credit: Any = None, group: Any = None, right: Any = None, eps: float = EPS) -> dict[str, float]:
+    """`gram/…` of the batch and `gram/group/…`, the means over its live groups; what does not exist is absent.
+
+    `credit` (N,) adds the null of the credits and the centred rank (a group with a zero credit has none: its scores
+    cannot be read back). `right` (N,) of bool, for binary rewards, adds the orthogonal null 4k(R−k)/R of
+    A = r − mean(r); over a batch the nulls of its groups add, since Σ|A| = 2ΣA² in each. A group is live when its block
+    is not 0. A mean over groups is over those that have the reading; `gram/noise_scale_groups` is counted in groups.
+
+    >>> summary([[1.0, 0.0], [0.0, 1.0]])["gram/effective_rank"]
+    2.0
+    """
+    k = _square(gram)
+    c = None if credit is None else _vector(credit, "credit", len(k))
+    verdict = None if right is None else _verdicts(right, len(k))
+    out = {f"gram/{name}": value for name, value in _one(k, c, eps).items()}
+    blocks: list[dict[str, float]] = []
+    nulls: list[float] = []
+    for _, rows in _rows(_groups(group, len(k))):
+        block = k[np.ix_(rows, rows)]
+        if not block.any():
+            continue
+        found = _one(block, None if c is None else c[rows], eps)
+        # The noise of one group's few, coupled rows would be read only where it happens to come out positive.
+        found.pop("noise_scale", None)
+        if c is not None and (rank := _centred_effective_rank(block, c[rows], eps)) is not None:
+            found["centred_effective_rank"] = rank
+        if verdict is not None and 0 < verdict[rows].sum() < len(rows):
+            nulls.append(orthogonal_null(int(verdict[rows].sum()), len(rows)))
+            found["orthogonal_null"] = nulls[-1]
+        blocks.append(found)
+    if nulls:
+        out["gram/orthogonal_null"] = float(sum(nulls))
+    if group is not None:
+        out["gram/live_groups"] = float(len(blocks))
+        across = noise_scale(pooled(k, group))
+        if across is not None:
+            out["gram/noise_scale_groups"] = across
+        for name in sorted({name for found in blocks for name in found}):
+            out[f"gram/group/{name}"] = float(np.mean([found[name] for found in blocks if name in found]))
+    elif blocks and "centred_effective_rank" in blocks[0]:
+        out["gram/centred_effective_rank"] = blocks[0]["centred_effective_rank"]
+    return out
+
+
+def _one(gram: Array, credit: Array | None, eps: float) -> dict[str, float]:
+    """The readings of one Gram that exist."""
+    if not gram.any():
+        return {}
+    norms = concentration(np.sqrt(np.clip(np.diag(gram), 0.0, None)))
+    readings = {
+        **_readings(gram, eps), "noise_scale": noise_scale(gram), "norm_null": norm_null(gram),
+        "credit_null": None if credit is None else credit_null(credit),
+        "norm_top1": None if norms is None else norms.top1,
+        "norm_effective_number": None if norms is None else norms.effective_number,
+    }
+    return {name: value for name, value in readings.items() if value is not None}
+
+
+def _centred_effective_rank(block: Array, credit: Array, eps: float) -> float | None:
+    """r_eff of A_i(ψ_i − ψ̄); None where a score is lost (A = 0) or where centring leaves nothing but rounding."""
+    if not live(credit).all():
+        return None
+    scores = unweighted(block, credit)
+    rows = centred(scores, credit)
+    # An entry of the scores is off by eps of the largest; after the subtraction that is a larger share of what is left.
+    before, after = np.abs(scores).max() * (credit**2).max(), np.abs(rows).max()
+    if after <= len(rows) * max(eps, EPS) * before:
+        return None
+    return spectrum(rows, max(eps, EPS) * before / after).effective_rank
+
+
+# What comes in.
+
+def _square(gram: Any) -> Array:
+    k = np.asarray(gram, dtype=np.float64)
+    if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape[0] == 0:
+        raise CreditscopeError(f"the geometry needs a square Gram matrix (N, N), got shape {k.shape}")
+    if not np.isfinite(k).all():
+        i, j = np.argwhere(~np.isfinite(k))[0]
+        raise CreditscopeError(f"the Gram matrix must be finite: entry ({i}, {j}) is {k[i, j]}")
+    return k
+
+
+def _vector(values: Any, name: str, rows: int | None = None) -> Array:
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or len(x) == 0 or (rows is not None and len(x) != rows):
+        wanted = "(N,)" if rows is None else f"(N,) = ({rows},), one value a row of the Gram"
+        raise CreditscopeError(f"{name} must be {wanted}, got shape {x.shape}")
+    if not np.isfinite(x).all():
+        i = int(np.argmin(np.isfinite(x)))
+        raise CreditscopeError(f"{name} must be finite: row {i} is {x[i]}")
+    return x
+
+
+def _groups(group: Any, rows: int) -> NDArray[np.int64]:
+    if group is None:
+        return np.zeros(rows, dtype=np.int64)
+    ids = np.asarray(group)
+    if ids.shape != (rows,) or not np.issubdtype(ids.dtype, np.integer):
+        raise CreditscopeError(f"group must be (N,) = ({rows},) integers, one id a row of the Gram, got shape "
+                               f"{ids.shape} of {ids.dtype}")
+    return ids.astype(np.int64)
+
+
+def _verdicts(right: Any, rows: int) -> NDArray[np.bool_]:
+    x = np.asarray(right)
+    if x.shape != (rows,) or not np.isin(x, (0, 1)).all():
+        raise CreditscopeError(f"right must be (N,) = ({rows},) of True and False (binary rewards), got shape "
+                               f"{x.shape} with values {_few(np.unique(x))}; leave it out when rewards are graded")
+    return x.astype(bool)
+
+
+def _rows(ids: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """(group id, its row numbers) in ascending order of the ids."""
+    for name in np.unique(ids):
+        yield int(name), np.flatnonzero(ids == name)
+
+
+def _number(x: Array) -> float | None:
+    """(Σx)² / Σx²."""
+    return float(x.sum() ** 2 / (x * x).sum()) if x.any() else None
+
+
+def _few(items: NDArray[Any]) -> str:
+    shown = ", ".join(str(item) for item in items[:8].tolist())
+    return shown + (f" and {len(items) - 8} more" if len(items) > 8 else "")

@@ -1,0 +1,159 @@
+"""Per-rollout gradients of one parameter, as their sum and their Gram matrix; N×P numbers are never held.
+
+Index legend: i, j rollouts (N); t positions of a rollout (T); o, d outputs and inputs of a weight.
+Products are taken in the rows' own precision (float32 for bfloat16 rows) and added up in float64.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import torch
+from torch import Tensor
+
+SCRATCH = {"cpu": 8 << 20, "cuda": 64 << 20}
+"""Bytes of per-rollout gradients held at a time: on a CPU about what its caches hold, on a GPU its L2."""
+
+
+class Scratch:
+    """Room for the rows that are held at a time, kept from layer to layer: fresh pages cost more than the products."""
+
+    def __init__(self) -> None:
+        self._room: Tensor | None = None
+
+    def take(self, count: int, like: Tensor) -> Tensor:
+        """`count` numbers of like's kind; what was taken before is overwritten."""
+        if self._room is None or len(self._room) < count or self._room.dtype != like.dtype:
+            self._room = like.new_empty(count)
+        return self._room[:count]
+
+
+def weight_gram(delta: Tensor, a: Tensor, scratch: Scratch | None = None) -> tuple[Tensor, Tensor]:
+    """(N,T,o), (N,T,d) → dW = Σ_i dW_i (o,d) and K_ij = ⟨dW_i, dW_j⟩, with dW_i = Σ_t δ_it a_itᵀ.
+
+    >>> delta, a = torch.ones(2, 1, 1), torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]])
+    >>> weight_gram(delta, a)[1].tolist()
+    [[5.0, 3.0], [3.0, 9.0]]
+    """
+    if delta.is_cuda and has_triton():
+        from creditscope.microscope import kernels
+
+        return kernels.weight_gram(delta, a)
+    return materialise(delta, a, scratch or Scratch())
+
+
+def materialise(delta: Tensor, a: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """weight_gram in plain torch: per-rollout gradients of a block of outputs at a time, then their products."""
+    dtype = a.dtype
+    if not delta.is_cuda and dtype in (torch.bfloat16, torch.float16):
+        delta, a = delta.float(), a.float()
+    (n, _, outputs), inputs = delta.shape, a.shape[2]
+    parts = -(-outputs * n * inputs * a.element_size() // SCRATCH[_kind(a)])
+    block = -(-outputs // min(parts, outputs))
+    dw = a.new_empty(outputs, inputs)
+    gram = torch.zeros(n, n, dtype=torch.float64, device=a.device)
+    for start in range(0, outputs, block):
+        some = delta[:, :, start:start + block].transpose(1, 2)
+        each = scratch.take(n * some.shape[1] * inputs, a).view(n, some.shape[1], inputs)
+        torch.bmm(some, a, out=each)
+        gram += products(each.view(n, -1))
+        torch.sum(each, dim=0, out=dw[start:start + block])
+    return dw.to(dtype), gram
+
+
+def dense_gram(g: Tensor) -> Tensor:
+    """(N, ...) explicit rows → (N, N) float64, a slice of columns at a time."""
+    flat = g.reshape(len(g), -1)
+    if flat.dtype in (torch.bfloat16, torch.float16) and not flat.is_cuda:
+        flat = flat.float()
+    width = max(1, (1 << 22) // len(flat))
+    gram = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=g.device)
+    for start in range(0, flat.shape[1], width):
+        gram += products(flat[:, start:start + width])
+    return gram
+
+
+TILE, SPAN = 8, 1024
+"""A CPU multiplies few long rows best eight by eight, over spans of columns that stay in its first cache."""
+
+
+def products(rows: Tensor) -> Tensor:
+    """(N, c) → (N, N) inner products, never rounded to half precision."""
+    if rows.is_cuda:
+        half = rows.dtype in (torch.bfloat16, torch.float16)
+        return torch.mm(rows, rows.t(), out_dtype=torch.float32) if half else torch.mm(rows, rows.t())
+    (n, columns), gram = rows.shape, rows.new_zeros(len(rows), len(rows))
+    whole = columns // SPAN * SPAN if n <= 2 * TILE else 0
+    if whole:
+        spans = rows[:, :whole].reshape(n, -1, SPAN).transpose(0, 1)
+        for i in range(0, n, TILE):
+            for j in range(i, n, TILE):
+                tile = torch.bmm(spans[:, i:i + TILE], spans[:, j:j + TILE].transpose(1, 2)).sum(dim=0)
+                gram[i:i + TILE, j:j + TILE], gram[j:j + TILE, i:i + TILE] = tile, tile.t()
+    if whole < columns:
+        gram += torch.mm(rows[:, whole:], rows[:, whole:].t())
+    return gram
+
+
+class Lookup:
+    """Per-rollout gradients of an embedding: row v of rollout i is Σ_{t: id_it = v} δ_it, over the ids that occur."""
+
+    def __init__(self, ids: Tensor, delta: Tensor) -> None:
+        n = len(ids)
+        self.seen, place = torch.unique(ids, return_inverse=True)
+        self._slot = (place + torch.arange(n, device=ids.device)[:, None] * len(self.seen)).flatten()
+        self._delta = delta.reshape(-1, delta.shape[-1])
+        self.count = n
+
+    def _columns(self) -> int:
+        """Features to hold at a time."""
+        room = SCRATCH[_kind(self._delta)] // (4 * self.count * max(1, len(self.seen)))
+        return max(1, min(self._delta.shape[1], room))
+
+    def slice(self, start: int, stop: int) -> Tensor:
+        """(N, U, c) the gradients of features start to stop, in float32 or wider."""
+        some = self._delta[:, start:stop]
+        some = some.to(torch.promote_types(some.dtype, torch.float32))
+        out = some.new_zeros(self.count * len(self.seen), some.shape[1])
+        return out.index_add_(0, self._slot, some).view(self.count, len(self.seen), -1)
+
+    def gram(self, head: Tensor | None = None) -> Tensor:
+        """(N, N) of E_i, or of H_i + E_i less ⟨H_i, H_j⟩ where `head` (N, U, d) holds the rows `seen` of a tied head.
+
+        ⟨H_i + E_i, H_j + E_j⟩ = HH + HE + EH + EE: only the rows of H for ids that occur meet E.
+        """
+        step, width = self._columns(), self._delta.shape[1]
+        gram = torch.zeros(self.count, self.count, dtype=torch.float64, device=self._delta.device)
+        for start in range(0, width, step):
+            rows = self.slice(start, start + step).flatten(1)
+            gram += products(rows)
+            if head is not None:
+                cross = torch.mm(head[:, :, start:start + step].to(rows.dtype).flatten(1), rows.t())
+                gram += cross + cross.t()
+        return gram
+
+
+def squared_norm(g: Tensor) -> Tensor:
+    """‖g‖² in float64 at the price of one read.
+
+    A flat float32 norm over millions of entries is itself wrong by 3e-4; row norms of 4,096 entries are not.
+    """
+    flat = g.detach().reshape(-1)
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        short: Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32).double().square()
+        return short
+    whole = len(flat) // 4096 * 4096
+    total: Tensor = torch.linalg.vector_norm(flat[:whole].view(-1, 4096), dim=1).double().square().sum()
+    rest: Tensor = torch.linalg.vector_norm(flat[whole:]).double().square()
+    return total + rest
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the fused kernels can be built here."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _kind(x: Tensor) -> str:
+    return "cuda" if x.is_cuda else "cpu"

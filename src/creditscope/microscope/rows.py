@@ -1,0 +1,172 @@
+"""Which rollout owns each position of a batch.
+
+A batch has B rows of T positions. By default row i is rollout i. Several rows may belong to one rollout (`rows`, one id
+a row), and a packed row may hold several rollouts (`segments`, one id a position). Layers see activations whose leading
+axes are (B, T, ...) or (B·T,); everything here turns those into "N rollouts × their positions".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from creditscope.errors import CreditscopeError
+
+NOBODY = -1
+"""The owner of a position that belongs to no rollout: padding between packed sequences."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The owners of a batch of `batch` rows and, where it has a time axis, `width` positions."""
+
+    batch: int
+    width: int | None
+    count: int
+    """N, the number of rollouts."""
+    owner: Tensor | None = None
+    """(B,) or (B, T) ids from 0 to N−1, or NOBODY; None where row i is rollout i."""
+    index: Tensor | None = None
+    """(N, W) each rollout's base positions (rows, or row·T + column), padded with 0."""
+    real: Tensor | None = None
+    """(N, W) False where `index` is padding; None where nothing is padded."""
+    lost: Tensor | None = None
+    """Base positions that belong to nobody; None where there are none."""
+    pieces: tuple[Tensor, ...] = ()
+    """Each rollout's base positions, without padding."""
+
+    @staticmethod
+    def of(lead: tuple[int, ...], rows: Tensor | None, segments: Tensor | None, device: torch.device) -> Rows:
+        """The owners in a batch whose input has leading axes (B,) or (B, T).
+
+        >>> Rows.of((4, 9), torch.tensor([0, 0, 1, 1]), None, torch.device("cpu")).count
+        2
+        """
+        batch, width = lead[0], lead[1] if len(lead) > 1 else None
+        owner = segments if segments is not None else rows
+        if owner is None:
+            return Rows(batch, width, batch)
+        want = (batch,) if segments is None else (batch, width)
+        what = "rows" if segments is None else "segments"
+        if tuple(owner.shape) != want:
+            raise CreditscopeError(f"{what} must name the rollout of each "
+                                   f"{'row' if segments is None else 'position'}: shape {want}, got "
+                                   f"{tuple(owner.shape)}")
+        flat = owner.flatten().cpu()
+        count = int(flat.max()) + 1 if len(flat) else 0
+        present = torch.bincount(flat[flat >= 0], minlength=max(count, 1))
+        absent = (present == 0).nonzero().flatten().tolist() if count > 0 else []
+        if int(flat.min()) < NOBODY or count < 1 or absent:
+            raise CreditscopeError(f"{what} must hold the ids 0 ... N−1, each at least once, and −1 for nobody; got "
+                                   f"ids from {int(flat.min())} to {int(flat.max())}"
+                                   + (f", without {absent[0]}" if absent else ""))
+        pieces = [(flat == i).nonzero().squeeze(1) for i in range(count)]
+        index = torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True)
+        real = torch.arange(index.shape[1]) < present[:, None]
+        lost = (flat == NOBODY).nonzero().squeeze(1)
+        return Rows(batch, width, count, owner.to(device), index.to(device),
+                    None if bool(real.all()) else real.to(device), lost.to(device) if len(lost) else None,
+                    tuple(piece.to(device) for piece in pieces))
+
+    @property
+    def by_position(self) -> bool:
+        """Whether owners are named for each position rather than for each row."""
+        return self.owner is not None and self.owner.dim() == 2
+
+    @property
+    def base(self) -> int:
+        """How many owned units there are: rows, or positions."""
+        return self.batch * (self.width or 1) if self.by_position else self.batch
+
+    def owned(self, lead: tuple[int, ...], where: str) -> int:
+        """How many vectors with leading axes `lead` fall to each base unit; an error where the owner cannot be told."""
+        size = prod(lead)
+        tokens = self.batch * (self.width or 1)
+        fits = lead[:2] == (self.batch, self.width) or lead == (tokens,) if self.by_position else \
+            lead[:1] == (self.batch,) or (lead == (tokens,) and self.width is not None)
+        if fits and lead == (self.batch,) and self.batch == self.width != 1 and not self.by_position:
+            raise CreditscopeError(f"{where} got {self.batch} vectors in a batch of {self.batch} rows of {self.width} "
+                                   f"positions: they may be one a row or one a position. Give the batch another width")
+        if not fits:
+            hint = " (with segments, keep all positions: no logits_to_keep)" if self.by_position else ""
+            raise CreditscopeError(
+                f"{where} got vectors with leading axes {lead}, but the batch has {self.batch} rows"
+                + (f" of {self.width} positions" if self.width else "") + f", so their rollouts cannot be told{hint}. "
+                f"Name the module around it in slow=[...] to have it measured as a whole")
+        return size // self.base
+
+    def arrange(self, x: Tensor, where: str, blank: bool = False) -> Tensor:
+        """(*lead, d) → (N, W, d): each rollout's vectors side by side; `blank` sets the padding to 0."""
+        each = self.owned(tuple(x.shape[:-1]), where)
+        units = x.reshape(self.base, each, x.shape[-1])
+        if self.index is None:
+            return units
+        picked = units[self.index]
+        if blank and self.real is not None:
+            picked = picked.masked_fill(~self.real[..., None, None], 0)
+        return picked.flatten(1, 2)
+
+    def stray(self, x: Tensor) -> Tensor | None:
+        """Σ x² over the vectors that belong to nobody; it has to be 0."""
+        if self.lost is None:
+            return None
+        return x.reshape(self.base, -1)[self.lost].float().square().sum()
+
+    def spread_shape(self, lead: tuple[int, ...], features: int, where: str) -> tuple[int, ...]:
+        """The leading axes of one copy of a parameter per base unit that broadcasts against (*lead, *features)."""
+        self.owned(lead, where)
+        kept = lead[:2] if self.by_position and len(lead) > 1 else lead[:1]
+        return (*kept, *[1] * (len(lead) + 1 - features - len(kept)))
+
+    def fold(self, g: Tensor, features: int) -> Tensor:
+        """(*spread, *shape) gradients of the copies → (N, *shape): each rollout's sum."""
+        shape = g.shape[g.dim() - features:]
+        units = g.reshape(self.base, -1, *shape).sum(dim=1)
+        if self.index is None:
+            return units
+        picked = units[self.index]
+        if self.real is not None:
+            picked = picked.masked_fill(~self.real.reshape(*self.real.shape, *[1] * features), 0)
+        return picked.sum(dim=1)
+
+    def expand(self, ids: Tensor) -> Tensor:
+        """Ids shared by all rows, (1, T) or (T,), become (B, T): a shared look-up would sum over rows unseen."""
+        if ids.dim() == 1 and self.batch > 1 and len(ids) == self.width:
+            if self.width == self.batch:
+                raise CreditscopeError(f"ids of shape ({self.width},) in a batch of {self.batch} rows of {self.width} "
+                                       f"positions may be one a row or one a position; give the batch another width")
+            return ids.expand(self.batch, *ids.shape)
+        return ids.expand(self.batch, *ids.shape[1:]) if ids.dim() > 1 and ids.shape[0] == 1 else ids
+
+    # -- one rollout at a time, for modules that are run again for each ------------------------------------------------
+
+    def _units(self, x: Tensor) -> Tensor | None:
+        """x with one leading axis of base units, or None where x is not laid out by rows."""
+        if self.width is not None and x.dim() > 0 and x.shape[0] == self.batch * self.width != self.batch:
+            return x if self.by_position else x.reshape(self.batch, self.width, *x.shape[1:])
+        if self.by_position:
+            return x.flatten(0, 1) if tuple(x.shape[:2]) == (self.batch, self.width) else None
+        return x if x.dim() > 0 and x.shape[0] == self.batch else None
+
+    def _of(self, i: int) -> Tensor | slice:
+        return self.pieces[i] if self.pieces else slice(i, i + 1)
+
+    def piece(self, x: Tensor, i: int) -> Tensor | None:
+        """The part of x that is rollout i's, in the layout of a smaller batch; None where x is shared by all rows."""
+        units = self._units(x)
+        if units is None:
+            return None
+        part = units[self._of(i)]
+        flat = self.width is not None and x.shape[0] == self.batch * self.width != self.batch
+        if self.by_position:
+            return part if flat else part[None]
+        return part.flatten(0, 1) if flat else part
+
+    def place(self, out: Tensor, part: Tensor, i: int) -> None:
+        """Write rollout i's part into a tensor of the batch's layout: the inverse of `piece`."""
+        units = self._units(out)
+        assert units is not None
+        units[self._of(i)] = part.reshape(units[self._of(i)].shape)

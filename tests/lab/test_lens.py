@@ -1,0 +1,193 @@
+"""The microscope in the trainer: what it records is right, on schedule, and changes nothing about the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from creditscope import CreditscopeError, Record, Rollouts, spectrum
+from creditscope.advantages import token_advantage
+from creditscope.lab.config import Config
+from creditscope.lab.lens import Lens, row_credit
+from creditscope.lab.policy import Policy, load_policy, token_logp
+from creditscope.lab.rollout import Batch, roll_out
+from creditscope.lab.train import make_optimizer, take_step, train
+from creditscope.microscope.sketch import Sketcher
+from creditscope.tasks import find_task
+
+LOOK = Config(prompts=3, group=4, steps=2, max_tokens=56, eval_problems=0, checkpoint_every=1, keep_every=0, lr=1e-4,
+              scope="full", dtype="float64")
+
+
+def sampled(config: Config) -> tuple[Policy, Batch]:
+    policy = load_policy(config.model, dtype=config.dtype)
+    task = find_task(config.task)
+    problems = [problem for problem, _ in zip(task.problems("train", 0), range(config.prompts), strict=False)]
+    batch = roll_out(policy, task, problems, config.group, max_tokens=config.max_tokens or 56, temperature=1.0,
+                     top_p=1.0, generator=torch.Generator().manual_seed(1))
+    # Rewards of our own: one dead group, two live ones, so that every reading has something to read.
+    reward = torch.tensor([0.0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 1], dtype=batch.rollouts.reward.dtype)
+    return policy, replace(batch, rollouts=replace(batch.rollouts, reward=reward))
+
+
+def looked(config: Config) -> tuple[Policy, Lens, Rollouts, torch.Tensor, dict[str, torch.Tensor], Batch]:
+    """One step under the lens: also the weights as they were."""
+    policy, batch = sampled(config)
+    before = {name: p.detach().clone() for name, p in policy.trainable().items()}
+    lens = Lens(policy, config)
+    credit = token_advantage(config.row, batch.rollouts).expand_as(batch.rollouts.mask)
+    update = take_step(policy, make_optimizer(policy, config), config.row, config, batch.rollouts, batch.prompts,
+                       credit, torch.arange(len(batch.rollouts)), lens)
+    return policy, lens, batch.rollouts, update.w, before, batch
+
+
+def slow_rows(policy: Policy, batch: Batch, w: torch.Tensor) -> torch.Tensor:
+    """(N, P) the rows one by one, by plain autograd."""
+    rows = []
+    for i in range(len(batch.rollouts)):
+        policy.model.zero_grad()
+        r = batch.rollouts.rows(torch.tensor([i]))
+        logp = token_logp(policy, [batch.prompts[i]], r.tokens, r.mask, 1.0)
+        torch.autograd.backward(logp, w[i:i + 1, : logp.shape[1]].to(logp.dtype))
+        rows.append(torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+                               for p in policy.trainable().values()]))
+    return torch.stack(rows)
+
+
+def test_the_recorded_grams_are_those_of_rows_taken_one_by_one() -> None:
+    policy, lens, rollouts, w, before, batch = looked(LOOK)
+    arrays = lens.arrays(rollouts, w)
+    policy.model.load_state_dict(before, strict=False)
+    for name, weight in (("gram", w), ("scores", rollouts.mask.double())):
+        rows = slow_rows(policy, batch, weight)
+        slow = (rows @ rows.T).numpy()
+        assert np.abs(arrays[name] - slow).max() < 1e-10 * np.abs(slow).max()
+    # Parameter by parameter the groups' blocks add up to the groups' blocks of the whole.
+    for block, group in zip(arrays["layers"].sum(axis=0), arrays["layer_groups"], strict=True):
+        rows_of = arrays["group"] == group
+        inside = arrays["gram"][np.ix_(rows_of, rows_of)]
+        assert np.abs(block - inside).max() <= 1e-5 * max(np.abs(inside).max(), 1e-12)
+
+
+def test_the_readings_are_those_of_the_recorded_grams() -> None:
+    _, lens, rollouts, w, _, _ = looked(LOOK)
+    arrays, line = lens.arrays(rollouts, w), lens.metrics(rollouts, w, 1.0)
+    live = [arrays["group"] == g for g in (0, 2)]  # group 1 is unanimous
+    ranks = [spectrum(arrays["gram"][np.ix_(rows, rows)], float(arrays["eps"])).effective_rank for rows in live]
+    assert line["gram/group/effective_rank"] == pytest.approx(np.mean(ranks))
+    assert line["gram/live_groups"] == 2
+    assert line["scores/live_groups"] == 3
+    # k = 2 and k = 1 of R = 4: 4·2·2/4 = 4 and 4·1·3/4 = 3.
+    assert line["gram/group/orthogonal_null"] == pytest.approx(3.5)
+    assert 0 < line["scope/share"] < 1
+    assert line["scope/ratio"] > 0
+    # b* = Σ r‖ψ‖² / Σ‖ψ‖² in each mixed group, then the mean of the two.
+    norms, reward = np.diag(arrays["scores"]), arrays["reward"]
+    best = [(norms * reward)[rows].sum() / norms[rows].sum() for rows in live]
+    assert line["baseline/optimal"] == pytest.approx(np.mean(best))
+    assert line["baseline/mean"] == pytest.approx((0.5 + 0.25) / 2)
+
+
+def test_the_path_holds_the_sketches_of_the_gradient_and_of_the_update() -> None:
+    policy, lens, rollouts, w, before, batch = looked(LOOK)
+    arrays = lens.arrays(rollouts, w)
+    moved = {name: p.detach() - before[name] for name, p in policy.trainable().items()}
+    assert np.allclose(arrays["path_update"], Sketcher().gradient(moved.items()).double().numpy())
+    policy.model.load_state_dict(before, strict=False)
+    total, at = slow_rows(policy, batch, -w).sum(dim=0), 0
+    gradient = {}
+    for name, p in policy.trainable().items():
+        gradient[name] = total[at:at + p.numel()].view_as(p)
+        at += p.numel()
+    assert np.allclose(arrays["path_gradient"], Sketcher().gradient(gradient.items()).double().numpy(), atol=1e-8)
+
+
+def test_the_norms_of_single_tokens_are_those_of_the_head_alone() -> None:
+    policy, lens, rollouts, w, before, batch = looked(LOOK)
+    policy.model.load_state_dict(before, strict=False)
+    norms, line = lens.arrays(rollouts, w)["token_norms_head"], lens.metrics(rollouts, w, 1.0)
+    head = torch.nn.Linear(1, 1, bias=False)  # an untied head: the packaged model's is tied to its embedding
+    head.weight = torch.nn.Parameter(policy.model.get_output_embeddings().weight.detach().clone())
+    policy.model.lm_head = head
+    for i, t in ((0, 0), (3, 5), (9, 2)):
+        r = rollouts.rows(torch.tensor([i]))
+        logp = token_logp(policy, [batch.prompts[i]], r.tokens, r.mask, 1.0)[0, t]
+        (grad,) = torch.autograd.grad(logp, head.weight)
+        assert norms[i, t] == pytest.approx(float(grad.norm()), rel=1e-9)
+    x = np.sort(norms[rollouts.mask.numpy()] ** 2)[::-1]
+    assert line["tokens/head_top10"] == pytest.approx(x[: len(x) // 10].sum() / x.sum())
+
+
+def test_micro_batches_keep_groups_whole_so_their_readings_do_not_change() -> None:
+    _, lens, rollouts, w, _, _ = looked(LOOK)
+    _, parted, same, v, _, _ = looked(replace(LOOK, accumulate=2))
+    one, two = lens.metrics(rollouts, w, 1.0), parted.metrics(same, v, 1.0)
+    shared = [name for name in one if "/group/" in name or name.startswith("baseline/")]
+    assert len(shared) > 20
+    for name in shared:
+        assert two[name] == pytest.approx(one[name], rel=1e-6), name
+    # Rows of different micro-batches never met: no reading of the batch, and NaN in the Gram.
+    assert "gram/effective_rank" in one
+    assert "gram/effective_rank" not in two
+    assert np.isnan(parted.arrays(same, v)["gram"]).any()
+    assert not np.isnan(lens.arrays(rollouts, w)["gram"]).any()
+
+
+def test_looking_changes_the_run_by_rounding_only(tmp_path: Path) -> None:
+    def last(scope: str) -> dict[str, torch.Tensor]:
+        from safetensors.torch import load_file
+
+        list(train(replace(LOOK, scope=scope), tmp_path / scope, {}))
+        return load_file(Record.open(tmp_path / scope).checkpoint_path(2) / "policy.safetensors")
+
+    plain = last("off")
+    for scope in ("light", "full"):
+        for name, weight in last(scope).items():
+            assert torch.allclose(weight, plain[name], rtol=0, atol=1e-9), (scope, name)
+
+
+def test_readings_come_on_schedule_and_a_rewound_run_forgets_them(tmp_path: Path) -> None:
+    config = replace(LOOK, scope="light", every=2, steps=3, dtype="float32")
+    list(train(config, tmp_path, {}))
+    record = Record.open(tmp_path)
+    assert record.readings() == [0, 2]
+    read: list[dict[str, Any]] = record.steps()
+    assert ["gram/live_groups" in step for step in read] == [True, False, True]
+    with Record.resume(tmp_path, record.config, frozenset()) as again:
+        again.rewind(2)
+        assert again.readings() == [0]
+    with pytest.raises(CreditscopeError, match=r"no readings were kept of step 2; kept: \[0\]"):
+        Record.open(tmp_path).reading(2)
+
+
+def test_a_batch_without_any_signal_is_read_without_readings_of_rank() -> None:
+    policy, batch = sampled(LOOK)
+    r = replace(batch.rollouts, reward=torch.ones_like(batch.rollouts.reward))
+    lens = Lens(policy, LOOK)
+    credit = token_advantage(LOOK.row, r).expand_as(r.mask)
+    update = take_step(policy, make_optimizer(policy, LOOK), LOOK.row, LOOK, r, batch.prompts, credit,
+                       torch.arange(len(r)), lens)
+    line = lens.metrics(r, update.w, 1.0)
+    assert line["gram/live_groups"] == 0
+    assert not any(name.startswith(("gram/group/", "baseline/", "null/", "matrix/")) for name in line)
+    assert line["scores/group/effective_rank"] > 1  # the scores are there all the same
+
+
+def test_row_credit_is_absent_when_tokens_of_one_answer_differ() -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    assert row_credit(torch.tensor([[1.0, 2.0]]), mask) is None
+    found = row_credit(torch.tensor([[1.0, 1.0]]), mask)
+    assert found is not None
+    assert found.tolist() == [1.0]
+
+
+def test_groups_that_micro_batches_would_cut_are_refused_with_the_numbers() -> None:
+    with pytest.raises(CreditscopeError, match=r"--accumulate 4 would cut groups apart.*at most 3"):
+        replace(LOOK, accumulate=4)
+    with pytest.raises(CreditscopeError, match="ligth"):
+        replace(LOOK, scope="ligth")

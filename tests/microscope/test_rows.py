@@ -1,0 +1,113 @@
+"""Which rollout owns which position: by hand on small batches, and as inverses of each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from creditscope import CreditscopeError
+from creditscope.microscope.rows import Rows
+
+CPU = torch.device("cpu")
+
+
+def of(lead: tuple[int, ...], rows: list[int] | None = None, segments: list[list[int]] | None = None) -> Rows:
+    return Rows.of(lead, None if rows is None else torch.tensor(rows),
+                   None if segments is None else torch.tensor(segments), CPU)
+
+
+def numbered(*shape: int) -> Tensor:
+    """Each vector holds its own number, twice."""
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float64).view(*shape, 1).expand(*shape, 2)
+
+
+def test_by_default_row_i_is_rollout_i_with_or_without_a_flat_batch_and_more_axes() -> None:
+    rows = of((2, 3))
+    assert rows.count == 2
+    assert rows.arrange(numbered(2, 3), "x")[..., 0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert rows.arrange(numbered(6), "x")[..., 0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert rows.arrange(numbered(2, 1), "x")[..., 0].tolist() == [[0], [1]]
+    assert rows.arrange(numbered(2, 2, 2), "x")[..., 0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_rows_that_share_a_rollout_stand_side_by_side_padded_to_the_longest() -> None:
+    # Rollout 0 owns rows 0 and 2, rollout 1 owns row 1: its second place is padding.
+    arranged = of((3, 2), rows=[0, 1, 0]).arrange(numbered(3, 2), "x", blank=True)
+    assert arranged[..., 0].tolist() == [[0, 1, 4, 5], [2, 3, 0, 0]]
+    assert not arranged[1, 2:].any()
+
+
+def test_segments_name_each_position_and_minus_one_is_nobody() -> None:
+    rows = of((2, 3), segments=[[0, 0, 1], [1, -1, 2]])
+    arranged = rows.arrange(1 + numbered(2, 3), "x", blank=True)
+    assert arranged[..., 0].tolist() == [[1, 2], [3, 4], [6, 0]]
+    # Position 4 is nobody's: its vector (5, 5) has Σ x² = 50.
+    assert float(rows.stray(1 + numbered(2, 3))) == 50
+    assert of((2, 3), segments=[[0, 0, 1], [1, 1, 2]]).stray(numbered(2, 3)) is None
+
+
+@given(st.lists(st.integers(-1, 3), min_size=6, max_size=6), st.booleans())
+def test_pieces_put_back_in_their_places_give_the_whole_again(owners: list[int], flat: bool) -> None:
+    present = sorted({o for o in owners if o >= 0})
+    owner = torch.tensor([present.index(o) if o >= 0 else -1 for o in owners])
+    if not present:
+        return
+    for rows in (Rows.of((2, 3), None, owner.view(2, 3), CPU), Rows.of((6, 2), owner, None, CPU)):
+        lead = (rows.batch, rows.width or 1)
+        x = numbered(lead[0] * lead[1]) if flat else numbered(*lead)
+        out = torch.full_like(x, -7)
+        for i in range(rows.count):
+            piece = rows.piece(x, i)
+            assert piece is not None
+            rows.place(out, piece, i)
+        base = owner.repeat_interleave(1 if rows.by_position else 2) >= 0
+        assert torch.equal(out.reshape(-1, 2)[base], x.reshape(-1, 2)[base])
+        assert bool((out.reshape(-1, 2)[~base] == -7).all())
+
+
+@given(st.lists(st.integers(0, 2), min_size=6, max_size=6))
+def test_folding_copies_sums_what_arranging_puts_side_by_side(owners: list[int]) -> None:
+    present = sorted(set(owners))
+    owner = torch.tensor([present.index(o) for o in owners]).view(2, 3)
+    rows = Rows.of((2, 3), None, owner, CPU)
+    x = 1 + numbered(2, 3)
+    assert torch.equal(rows.fold(x, 1), rows.arrange(x, "x", blank=True).sum(1))
+    # One copy of a (2,)-vector a position: leading axes (2, 3) broadcast against (2, 3, 4, 2).
+    assert rows.spread_shape((2, 3, 4), 1, "x") == (2, 3, 1)
+    assert of((2, 3)).spread_shape((2, 3, 4), 1, "x") == (2, 1, 1)
+
+
+def test_shared_ids_are_repeated_for_each_row() -> None:
+    rows = of((3, 5))
+    assert rows.expand(torch.arange(5)[None]).shape == (3, 5)
+    assert rows.expand(torch.arange(5)).shape == (3, 5)
+    assert rows.expand(torch.zeros(3, 5).long()).shape == (3, 5)
+    with pytest.raises(CreditscopeError, match=r"ids of shape \(4,\).*one a row or one a position"):
+        of((4, 4)).expand(torch.arange(4))
+
+
+@pytest.mark.parametrize(("rows", "segments", "words"), [
+    ([0, 1], None, r"rows must name the rollout of each row: shape \(3,\), got \(2,\)"),
+    (None, [[0, 1]], r"segments must name the rollout of each position: shape \(3, 2\), got \(1, 2\)"),
+    ([0, 2, 2], None, "rows must hold the ids 0 ... N−1, each at least once.*without 1"),
+    (None, [[0, 0], [3, 3], [1, 1]], "segments must hold the ids.*without 2"),
+    ([0, -2, 1], None, "ids from -2 to 1"),
+    ([-1, -1, -1], None, "ids from -1 to -1"),
+])
+def test_wrong_owners_are_refused_with_what_is_wrong(rows: list[int] | None, segments: list[list[int]] | None,
+                                                     words: str) -> None:
+    with pytest.raises(CreditscopeError, match=words):
+        of((3, 2), rows, segments)
+
+
+def test_vectors_whose_rollout_cannot_be_told_are_refused_with_their_place_and_a_way_out() -> None:
+    with pytest.raises(CreditscopeError, match=r"experts.0 got vectors with leading axes \(7,\).*3 rows of 5.*slow"):
+        of((3, 5)).arrange(numbered(7), "experts.0")
+    with pytest.raises(CreditscopeError, match=r"score got 4 vectors in a batch of 4 rows of 4.*another width"):
+        of((4, 4)).arrange(numbered(4), "score")
+    assert of((4, 5)).arrange(numbered(4), "score").shape == (4, 1, 2)
+    with pytest.raises(CreditscopeError, match="logits_to_keep"):
+        of((2, 3), segments=[[0, 0, 1], [1, 1, 2]]).arrange(numbered(2, 1), "lm_head")

@@ -1,0 +1,527 @@
+"""Sketches against the gradients they stand for: by identity, by enumeration of all signs, by a z-test over seeds."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path as File
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from creditscope import CreditscopeError, spectrum
+from creditscope.microscope.sketch import Path, Sketch, Sketcher, assemble, product_variance, signs
+
+N, T, OUT, IN = 3, 5, 6, 4
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def outer(delta: Tensor, a: Tensor) -> Tensor:
+    return torch.einsum("nto,nti->noi", delta, a)
+
+
+def by_hand(sketcher: Sketcher, name: str, weight: Tensor) -> Tensor:
+    """P_out dW P_inᵀ / k with everything written out."""
+    left = signs(sketcher.seed, name, "out", weight.shape[1], sketcher.k).double()
+    right = signs(sketcher.seed, name, "in", weight.shape[2], sketcher.k).double()
+    return torch.einsum("or,noi,is->nrs", left, weight, right).flatten(1) / sketcher.k
+
+
+def z_scores(draw: Callable[[int], Tensor], truth: Tensor, seeds: int) -> Tensor:
+    """(mean − truth)/standard error of the mean, over seeds."""
+    draws = torch.stack([draw(seed) for seed in range(seeds)])
+    return (draws.mean(0) - truth) / (draws.std(0) / seeds**0.5)
+
+
+# Identities.
+
+def test_a_matrix_is_its_projected_gradient_and_equals_dense() -> None:
+    sketcher, delta, a = Sketcher(k=4), random(N, T, OUT), random(N, T, IN, seed=1)
+    got = sketcher.matrix("w", delta, a)
+    assert got.shape == (N, 16)
+    assert torch.allclose(got, by_hand(sketcher, "w", outer(delta, a)), atol=1e-12)
+    assert torch.allclose(got, sketcher.dense("w", outer(delta, a)), atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(9, 2), (2, 9)])
+def test_dense_is_the_same_whichever_side_is_longer(shape: tuple[int, int]) -> None:
+    sketcher, g = Sketcher(k=3, seed=7), random(N, *shape)
+    assert torch.allclose(sketcher.dense("w", g), by_hand(sketcher, "w", g), atol=1e-12)
+
+
+def test_a_tied_head_and_its_embedding_add_up_to_the_sketch_of_the_summed_gradient() -> None:
+    vocabulary, width = 11, 4
+    ids = torch.tensor([[0, 3, 3, 10, 1], [5, 5, 5, 5, 5], [2, 9, 0, 7, 3]])
+    logits, hidden, embedded = random(N, T, vocabulary), random(N, T, width, seed=1), random(N, T, width, seed=2)
+    one_hot = torch.nn.functional.one_hot(ids, vocabulary).double()
+    sketcher = Sketcher(k=4)
+    tied = sketcher.matrix("emb", logits, hidden) + sketcher.rows("emb", ids, embedded, vocabulary)
+    assert torch.allclose(tied, sketcher.dense("emb", outer(logits, hidden) + outer(one_hot, embedded)), atol=1e-12)
+
+
+def test_a_vector_is_the_diagonal_matrix_it_multiplies_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketcher, g = Sketcher(k=4), random(N, 10)
+    whole = sketcher.vector("norm", g)
+    assert torch.allclose(whole, by_hand(sketcher, "norm", torch.diag_embed(g)), atol=1e-12)
+    assert torch.equal(sketcher.dense("norm", g), whole)
+    # Ten entries in chunks of four: the last chunk is short.
+    monkeypatch.setattr("creditscope.microscope.sketch.VECTOR_CHUNK", 4)
+    assert torch.allclose(sketcher.vector("norm", g), whole, atol=1e-12)
+
+
+def test_experts_are_one_tall_matrix_and_a_number_is_a_vector_of_one() -> None:
+    sketcher, g = Sketcher(k=4), random(N, 2, 5, 3)
+    assert torch.equal(sketcher.dense("experts", g), sketcher.dense("experts", g.reshape(N, 10, 3)))
+    # One entry with signs ±1: S = ±g/k in all 16 cells, so ⟨S_i, S_j⟩ = 16 g_i g_j/4² = g_i g_j, without error.
+    s = sketcher.dense("scale", random(N))
+    assert torch.allclose(s @ s.T, torch.outer(random(N), random(N)))
+
+
+def test_one_entry_is_kept_exactly_because_signs_have_no_variance() -> None:
+    # dW = 3 e₂e₁ᵀ and 5 e₂e₁ᵀ: S = ±(3 or 5)/k everywhere, K = [[9, 15], [15, 25]].
+    g = torch.zeros(2, OUT, IN, dtype=torch.float64)
+    g[0, 2, 1], g[1, 2, 1] = 3, 5
+    gram = Sketch(Sketcher(k=4).dense("w", g), 4, 0, ("w",)).gram
+    assert torch.allclose(gram, torch.tensor([[9.0, 15.0], [15.0, 25.0]], dtype=torch.float64))
+
+
+@given(st.integers(0, 99), st.floats(-3, 3))
+def test_a_sketch_is_linear_in_the_gradient(seed: int, c: float) -> None:
+    sketcher, x, y = Sketcher(k=4, seed=seed), random(N, OUT, IN, seed=seed), random(N, OUT, IN, seed=seed + 1)
+    apart = sketcher.dense("w", x) + c * sketcher.dense("w", y)
+    assert torch.allclose(sketcher.dense("w", x + c * y), apart, atol=1e-11)
+
+
+def test_padding_with_zero_delta_changes_nothing() -> None:
+    sketcher, delta, a = Sketcher(k=4), random(N, T, OUT), random(N, T, IN, seed=1)
+    delta[:, 3:] = 0
+    assert torch.allclose(sketcher.matrix("w", delta, a), sketcher.matrix("w", delta[:, :3], a[:, :3]), atol=1e-12)
+
+
+def test_a_whole_gradient_is_the_sum_over_names_and_over_rollouts() -> None:
+    sketcher = Sketcher(k=4)
+    weight, scale = random(N, OUT, IN), random(N, OUT, seed=1)
+    rows = sketcher.dense("w", weight) + sketcher.vector("s", scale)
+    total = sketcher.gradient([("w", weight.sum(0)), ("s", scale.sum(0))])
+    assert total.shape == (16,)
+    assert torch.allclose(total, rows.sum(0), atol=1e-12)
+
+
+# Seeds.
+
+PINNED = "from creditscope.microscope.sketch import signs; print(signs(3, 'model.layers.0.q', 'in', 2, 5).tolist())"
+
+
+def test_signs_are_pinned_and_the_same_in_another_process_with_another_hash_seed() -> None:
+    # SHAKE-256 of "creditscope sketch|3|in|model.layers.0.q" begins with the bits 10111100 11...: 1 is +, 0 is −.
+    expected = [[1, -1, 1, 1, 1], [1, -1, -1, 1, 1]]
+    assert signs(3, "model.layers.0.q", "in", 2, 5).tolist() == expected
+    source = str(File(__file__).parents[2] / "src")
+    env = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    said = subprocess.run([sys.executable, "-c", PINNED], env=env, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == str(expected)
+
+
+def test_a_sketch_is_pinned() -> None:
+    # signs(0, 'head.weight', 'out', 3, 4) are in the docstring of signs. Column sums over the three rows: 3 rows of
+    # (−−+−), (−−−+), (+++−) give (−1, −1, 1, −1). dW = all ones, so S = outer(column sums of P_out, of P_in)/4.
+    right = signs(0, "head.weight", "in", 2, 4).double().sum(0)
+    expected = torch.outer(torch.tensor([-1.0, -1.0, 1.0, -1.0]).double(), right) / 4
+    assert torch.equal(Sketcher(k=4).dense("head.weight", torch.ones(1, 3, 2).double())[0], expected.flatten())
+
+
+def test_seed_name_and_side_each_change_the_signs_and_a_longer_side_keeps_the_first() -> None:
+    base = signs(0, "w", "out", 64, 8)
+    for other in (signs(1, "w", "out", 64, 8), signs(0, "v", "out", 64, 8), signs(0, "w", "in", 64, 8)):
+        # 512 fair signs agree in 256 ± 11: five standard deviations are 57.
+        assert abs(int((base == other).sum()) - 256) < 57
+    assert torch.equal(signs(0, "w", "out", 99, 8)[:64], base)
+    assert set(base.unique().tolist()) == {-1, 1}
+
+
+# Precision.
+
+@pytest.mark.filterwarnings("ignore:TF32")
+@pytest.mark.parametrize(("dtype", "tolerance", "out"), [
+    (torch.float64, 1e-14, torch.float64), (torch.float32, 1e-6, torch.float32), (torch.bfloat16, 4e-3, torch.float32),
+])
+def test_every_dtype_gives_the_same_sketch_within_its_rounding(dtype: torch.dtype, tolerance: float,
+                                                               out: torch.dtype) -> None:
+    # The inputs are bfloat16 numbers, so only the arithmetic differs: bfloat16 rounds each projected factor by 2⁻⁹.
+    delta, a = (x.to(torch.bfloat16) for x in (random(N, 40, 64), random(N, 40, 32, seed=1)))
+    ids = torch.arange(N * 40).reshape(N, 40) % 64
+    exact = Sketcher(k=4)
+    for call in (lambda s, d, x: s.matrix("w", d, x), lambda s, d, x: s.rows("e", ids, x, 64),
+                 lambda s, d, x: s.vector("v", d[:, 0]), lambda s, d, x: s.dense("dense", d)):
+        # oneDNN's bfloat16 dies of an illegal instruction on virtual machines that announce AMX and do not allow it.
+        with torch.backends.mkldnn.flags(enabled=False):
+            want, got = call(exact, delta.double(), a.double()), call(Sketcher(k=4), delta.to(dtype), a.to(dtype))
+        assert got.dtype == out
+        assert float((got.double() - want).norm() / want.norm()) <= tolerance
+
+
+@pytest.mark.filterwarnings("ignore:TF32")
+def test_a_backward_inside_autocast_does_not_round_the_sketch() -> None:
+    delta, a = random(N, T, OUT).float(), random(N, T, IN, seed=1).float()
+    weight = outer(delta, a)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.backends.mkldnn.flags(enabled=False):
+        got, dense = Sketcher(k=4).matrix("w", delta, a), Sketcher(k=4).dense("w", weight)
+    assert got.dtype == dense.dtype == torch.float32
+    # Autocast rounds each projected factor by 2⁻⁹, and nothing after that.
+    want = Sketcher(k=4).matrix("w", delta.double(), a.double())
+    assert float((got - want).norm() / want.norm()) < 4e-3
+    assert float((dense - want).norm() / want.norm()) < 1e-6
+
+
+# Expectation and variance.
+
+def all_sketches(a: Tensor, b: Tensor, k: int) -> Tensor:
+    """Sketches of A and B under every choice of signs: (choices, 2, k²)."""
+    out, into = a.shape
+    draws = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=k * (out + into))), dtype=torch.float64)
+    left, right = draws[:, : k * out].view(-1, k, out), draws[:, k * out:].view(-1, k, into)
+    return torch.einsum("cro,noi,csi->cnrs", left, torch.stack([a, b]), right).flatten(2) / k
+
+
+def test_the_gram_is_unbiased_and_its_variance_is_the_formula_by_enumeration() -> None:
+    # k = 2 and 2 × 3 gradients: 2^(4+6) = 1024 choices of signs, each equally likely.
+    a, b = random(2, 3), random(2, 3, seed=1)
+    for x, y in ((a, b), (a, a), (b, a + b)):
+        s = all_sketches(x, y, 2)
+        gram = (s[:, 0] * s[:, 1]).sum(1)
+        assert float(gram.mean()) == pytest.approx(float((x * y).sum()), abs=1e-12)
+        assert float(gram.var(correction=0)) == pytest.approx(product_variance(x, y, 2), rel=1e-12)
+
+
+def test_the_measured_variance_is_unbiased_by_enumeration() -> None:
+    a, b = random(2, 3), random(2, 3, seed=1)
+    measured = torch.stack([Sketch(s, 2, 0, ("w",)).variance for s in all_sketches(a, b, 2)]).mean(0)
+    expected = [[product_variance(x, y, 2) for y in (a, b)] for x in (a, b)]
+    assert torch.allclose(measured, torch.tensor(expected, dtype=torch.float64), rtol=1e-10)
+
+
+def test_the_variance_never_passes_the_bound_and_a_spread_matrix_of_rank_one_comes_near() -> None:
+    k, d = 16, 400
+    u = torch.ones(d, 1, dtype=torch.float64) / d**0.5
+    bound = 4 * (k + 1) / k**2
+    # A = B = u uᵀ with equal entries: M = L = u uᵀ, ‖M‖² = tr M² = 1, and what signs save is of order 1/d.
+    assert product_variance(u @ u.T, u @ u.T, k) == pytest.approx(bound, rel=0.02)
+    for seed in range(5):
+        a, b = random(7, 5, seed=seed), random(7, 5, seed=seed + 50)
+        assert product_variance(a, b, k) < bound * float((a * a).sum() * (b * b).sum())
+
+
+def two_layers() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    delta, a = random(N, T, OUT), random(N, T, IN, seed=1)
+    # The second layer is like the first, as neighbouring layers are: cross terms then have one sign.
+    return delta, a, delta + 0.3 * random(N, T, OUT, seed=2), a + 0.3 * random(N, T, IN, seed=3)
+
+
+def test_the_gram_over_layers_is_unbiased_and_one_name_for_two_layers_biases_it() -> None:
+    d1, a1, d2, a2 = two_layers()
+    g1, g2 = outer(d1, a1).flatten(1), outer(d2, a2).flatten(1)
+    truth, wrong = g1 @ g1.T + g2 @ g2.T, (g1 + g2) @ (g1 + g2).T
+
+    def gram(seed: int, second: str) -> Tensor:
+        sketcher = Sketcher(k=4, seed=seed)
+        s = sketcher.matrix("one", d1, a1) + sketcher.matrix(second, d2, a2)
+        return s @ s.T
+
+    # Six different entries: |z| > 4.5 has probability 4e-5 if the mean is right.
+    assert z_scores(lambda seed: gram(seed, "two"), truth, 1500).abs().max() < 4.5
+    # With shared signs the sketch is that of g₁ + g₂, whose Gram has the cross terms too.
+    assert z_scores(lambda seed: gram(seed, "one"), wrong, 1500).abs().max() < 4.5
+    assert z_scores(lambda seed: gram(seed, "one"), truth, 1500).abs().max() > 20
+    # And the test sees a scale that is wrong by a tenth.
+    assert z_scores(lambda seed: 1.1 * gram(seed, "two"), truth, 1500).abs().max() > 4.5
+
+
+def test_rows_and_vectors_are_unbiased_over_seeds() -> None:
+    ids, delta, g = torch.tensor([[0, 1, 1], [2, 0, 1]]), random(2, 3, 4), random(2, 5, seed=1)
+    table = outer(torch.nn.functional.one_hot(ids, 3).double(), delta).flatten(1)
+
+    def rows(seed: int) -> Tensor:
+        s = Sketcher(k=3, seed=seed).rows("e", ids, delta, 3)
+        return s @ s.T
+
+    def vector(seed: int) -> Tensor:
+        s = Sketcher(k=3, seed=seed).vector("v", g)
+        return s @ s.T
+
+    assert z_scores(rows, table @ table.T, 1500).abs().max() < 4.5
+    assert z_scores(vector, g @ g.T, 1500).abs().max() < 4.5
+
+
+def test_a_vector_has_the_variance_of_a_dense_projection_to_k_squared_numbers() -> None:
+    # Var = (|x|²|y|² + (x·y)² − 2Σx²y²)/k². For x = y = (1, 1, 1, 1): (16 + 16 − 8)/9 = 24/9.
+    ones = torch.ones(4, dtype=torch.float64)
+    assert product_variance(torch.diag(ones), torch.diag(ones), 3) == pytest.approx(24 / 9)
+    grams = np.array([float((Sketcher(k=3, seed=s).vector("v", ones[None]) ** 2).sum()) for s in range(3000)])
+    assert grams.var() == pytest.approx(24 / 9, rel=0.12)
+
+
+# The measured error.
+
+def model(seed: int, k: int = 8) -> tuple[Sketch, Tensor]:
+    """A sketch of six rollouts over six unequal layers, an embedding and two scales, and the exact Gram."""
+    n, sketcher, total, rows = 6, Sketcher(k=k, seed=seed), torch.zeros(6, 6, dtype=torch.float64), 0
+    common = random(1, 4, 12, seed=99)
+    parts: list[tuple[str, Tensor]] = []
+    for layer in range(6):
+        delta = random(n, 4, 12, seed=layer) + common
+        parts.append((f"w{layer}", outer(delta, random(n, 4, 9, seed=layer + 20)) * (1 + layer / 3)))
+    parts += [(f"v{i}", random(n, 12, seed=40 + i) * 3) for i in range(2)]
+    for name, g in parts:
+        rows = rows + sketcher.dense(name, g)
+        total = total + g.flatten(1) @ g.flatten(1).T
+    assert isinstance(rows, Tensor)
+    return Sketch(rows, k, seed, tuple(name for name, _ in parts)), total
+
+
+def test_the_measured_error_is_right_on_average_and_covers() -> None:
+    runs = [model(seed) for seed in range(250)]
+    truth = runs[0][1]
+    error2 = torch.stack([(s.gram - truth).square() for s, _ in runs])
+    claimed = torch.stack([s.variance for s, _ in runs])
+    # Pooled over 36 entries and 250 seeds: the claimed mean square error is the true one within a tenth.
+    assert float(claimed.sum()) == pytest.approx(float(error2.sum()), rel=0.1)
+    # Diagonal and off-diagonal entries apart, since their variances differ by a factor of two or more.
+    on = torch.eye(6, dtype=torch.bool)
+    for entries in (on, ~on):
+        assert float(claimed[:, entries].sum()) == pytest.approx(float(error2[:, entries].sum()), rel=0.15)
+    # Two standard errors hold the truth about as often as they should; a variance from 8 rows and columns costs some.
+    inside = (error2 <= 4 * claimed.clamp(min=0)).double().mean()
+    assert 0.84 < float(inside) < 0.97
+    # ‖K̂ − K‖/‖K‖, root mean square over seeds, is what relative_error says in the median run.
+    rms = float((error2.sum((1, 2)).mean() / truth.square().sum()).sqrt())
+    assert float(np.median([s.relative_error for s, _ in runs])) == pytest.approx(rms, rel=0.15)
+
+
+def test_twice_the_k_gives_an_error_smaller_by_a_factor_between_root_two_and_two() -> None:
+    # Var = c₁/k + c₂/k²: doubling k divides the standard error by √2 to 2.
+    errors = [float(np.mean([model(seed, k)[0].relative_error for seed in range(40)])) for k in (8, 16)]
+    assert 2**0.5 * 0.95 < errors[0] / errors[1] < 2 * 1.05
+
+
+def test_the_jackknife_error_of_a_rank_covers_its_spread_and_is_not_idle() -> None:
+    def rank(gram: Tensor) -> float:
+        return spectrum(gram).effective_rank
+
+    got = np.array([model(seed, 16)[0].jackknife(rank) for seed in range(60)])
+    spread = got[:, 0].std()
+    claimed = float(np.sqrt((got[:, 1] ** 2).mean()))
+    # Too large by at most √2; 60 seeds know the spread to a tenth.
+    assert 0.8 < claimed / spread < 2**0.5 * 1.25
+
+
+def test_the_jackknife_by_hand_sees_rows_and_columns() -> None:
+    # One rollout, k = 2, S = [[1, 1], [0, 0]]: K̂ = 2. Without row 1 or 2 it is 2·0 and 2·2, mean 2: ½(4 + 4) = 4.
+    # Without a column it is 2·1 either way: 0. So se = √(4 + 0); the transpose has the two the other way round.
+    for rows in ([[1.0, 1.0, 0.0, 0.0]], [[1.0, 0.0, 1.0, 0.0]]):
+        assert Sketch(torch.tensor(rows), 2, 0, ("w",)).jackknife(lambda gram: float(gram)) == (2, 2)
+
+
+def test_noise_alone_has_an_infinite_error_and_nothing_has_none() -> None:
+    # 200 independent rows in 2² coordinates: K̂'s norm is all noise, as N/k² = 50 says.
+    sketcher = Sketcher(k=2)
+    s = sum((sketcher.vector(f"v{i}", random(200, 50, seed=i)) for i in range(20)), torch.zeros(200, 4))
+    assert Sketch(s, 2, 0, ("v",)).relative_error > 1.5
+    assert np.isnan(Sketch(torch.zeros(3, 4), 2, 0, ("v",)).relative_error)
+    # All variance in the gram, none of it signal: rows cancel in every cell but one.
+    spike = torch.zeros(1, 16)
+    spike[0, 5] = 1
+    assert Sketch(spike, 4, 0, ("v",)).relative_error == float("inf")
+
+
+# Micro-batches and ranks.
+
+def test_stacked_sketches_have_every_pair_and_the_gram_of_one_batch() -> None:
+    whole, _ = model(0)
+    parts = [Sketch(whole.rows[i:i + 2], whole.k, whole.seed, whole.names[::-1]) for i in (0, 2, 4)]
+    joined = Sketch.cat(parts)
+    assert torch.equal(joined.gram, whole.gram)
+    assert joined.gram.dtype == torch.float64
+
+
+def test_context_parallel_shards_are_summed_before_the_gram() -> None:
+    sketcher, delta, a = Sketcher(k=4), random(N, T, OUT), random(N, T, IN, seed=1)
+    shards = [Sketch(sketcher.matrix("w", delta[:, t], a[:, t]), 4, 0, ("w",)) for t in (slice(2), slice(2, T))]
+    whole = Sketch(sketcher.matrix("w", delta, a), 4, 0, ("w",))
+    assert torch.allclose(Sketch.sum(shards).gram, whole.gram, atol=1e-12)
+    assert not torch.allclose(shards[0].gram + shards[1].gram, whole.gram, rtol=0.05)
+
+
+def test_parts_of_a_model_are_summed_under_the_union_of_their_names() -> None:
+    sketcher, g, h = Sketcher(k=4), random(N, OUT, IN), random(N, OUT, seed=1)
+    parts = [Sketch(sketcher.dense("w", g), 4, 0, ("w",)), Sketch(sketcher.vector("b", h), 4, 0, ("b",))]
+    both = Sketch.sum(parts)
+    assert both.names == ("w", "b")
+    assert torch.allclose(both.rows, sketcher.dense("w", g) + sketcher.vector("b", h))
+
+
+def plain(n: int = 2, k: int = 2, seed: int = 0, names: tuple[str, ...] = ("w",)) -> Sketch:
+    return Sketch(torch.ones(n, k * k), k, seed, names)
+
+
+@pytest.mark.parametrize(("join", "sketches", "message"), [
+    (Sketch.cat, [], "no sketches were given"),
+    (Sketch.cat, [plain(), plain(k=3)], "k is 2 in the first and 3 in number 1"),
+    (Sketch.cat, [plain(), plain(seed=5)], "seed is 0 in the first and 5 in number 1"),
+    (Sketch.cat, [plain(names=("w", "v")), plain()], "only the first has v, only number 1 has nothing"),
+    (Sketch.sum, [plain(), plain(3)], "same rollouts: the first has 2, number 1 has 3"),
+    (Sketch.sum, [plain(), plain(names=("w", "norm"))], "w are in several"),
+    (Sketch.sum, [plain(), plain(names=("v",)), plain()], "w are in several"),
+])
+def test_sketches_that_do_not_fit_are_refused_with_the_difference(
+    join: Callable[[list[Sketch]], Sketch], sketches: list[Sketch], message: str,
+) -> None:
+    with pytest.raises(CreditscopeError, match=message):
+        join(sketches)
+
+
+def test_exact_blocks_stay_beside_the_sketch_and_measure_its_error() -> None:
+    sketch, truth = model(0)
+    both = assemble([truth[:4, :4], truth[4:, 4:]], sketch)
+    assert torch.equal(both.gram, sketch.gram)
+    assert both.repair == ""
+    # The error over the two blocks, written out.
+    gaps = [(sketch.gram - truth)[s, s].square().sum() for s in (slice(4), slice(4, 6))]
+    norms = [truth[s, s].square().sum() for s in (slice(4), slice(4, 6))]
+    assert both.measured_error == pytest.approx(float((sum(gaps) / sum(norms)) ** 0.5))
+    assert both.expected_error == sketch.relative_error
+    assert torch.equal(torch.cat([b.flatten() for b in both.blocks]),
+                       torch.cat([truth[:4, :4].flatten(), truth[4:, 4:].flatten()]))
+
+
+def test_the_measured_error_agrees_with_the_estimated_one_over_seeds() -> None:
+    both = [assemble([truth], sketch) for sketch, truth in (model(seed) for seed in range(80))]
+    measured = np.sqrt(np.mean([b.measured_error**2 for b in both]))
+    assert measured == pytest.approx(float(np.median([b.expected_error for b in both])), rel=0.2)
+
+
+def test_a_joined_matrix_is_indefinite_until_it_is_repaired_and_the_repair_says_so() -> None:
+    # Two rollouts whose sketches have norm² 4 and product 4, while their exact norms² are 1: [[1, 4], [4, 1]] has
+    # eigenvalues 5 and −3. The nearest PSD matrix keeps 5·½[[1, 1], [1, 1]] and moved by 3/√34.
+    sketch = Sketch(torch.ones(2, 4), 2, 0, ("w",))
+    one = torch.ones(1, 1)
+    with pytest.raises(CreditscopeError, match="no negative eigenvalue"):
+        spectrum([[1.0, 4.0], [4.0, 1.0]])
+    fixed = assemble([one, one], sketch, repair=True)
+    assert torch.allclose(fixed.gram, torch.full((2, 2), 2.5).double())
+    assert fixed.moved == pytest.approx(3 / 34**0.5)
+    assert "1 negative of 2 eigenvalues" in fixed.repair
+    assert fixed.measured_error == pytest.approx(3.0)
+    assert spectrum(fixed.gram).effective_rank == pytest.approx(1)
+
+
+def test_blocks_that_do_not_cover_the_sketch_are_refused() -> None:
+    with pytest.raises(CreditscopeError, match=r"cover all 2 rollouts .* got shapes \[\(1, 1\)\]"):
+        assemble([torch.ones(1, 1)], plain())
+
+
+# The path.
+
+def walk(rows: Tensor, k: int) -> Path:
+    path = Path(k, 0, "update")
+    for step, row in enumerate(rows):
+        path.append(step, row)
+    return path
+
+
+def test_a_path_by_hand() -> None:
+    # Steps 3e₁, 4e₁, 0, 5e₂: cosines 1, none, none; ‖Σ‖ = 3, 7, 7, √74 after lengths 3, 7, 7, 12.
+    rows = torch.zeros(4, 16)
+    rows[0, 0], rows[1, 0], rows[3, 1] = 3, 4, 5
+    path = walk(rows, 4)
+    assert path.cosines[0] == 1
+    assert np.isnan(path.cosines[1:]).all()
+    assert path.drift.tolist() == pytest.approx([1, 1, 1, 74 / 144])
+    # σ = (5, 5): rank 2 by every name.
+    assert path.spectrum().effective_rank == pytest.approx(2)
+    assert path.spectrum().numerical_rank == 2
+    assert path.gram[0, 1] == 12
+
+
+def test_a_path_of_sketched_gradients_has_their_geometry() -> None:
+    # Steps move in three fixed directions of 3 layers of 40 × 30: the true matrix (12 steps × 3600) has rank 3.
+    basis = [(f"w{layer}", random(3, 40, 30, seed=layer)) for layer in range(3)]
+    coefficients = random(12, 3, seed=9)
+    sketcher, path = Sketcher(k=16), Path(16, 0)
+    full = torch.cat([torch.einsum("sb,boi->soi", coefficients, g).flatten(1) for _, g in basis], 1)
+    for step, c in enumerate(coefficients):
+        path.append(step, sketcher.gradient((n, torch.einsum("b,boi->oi", c, g)) for n, g in basis))
+    exact = spectrum(full @ full.T)
+    assert path.spectrum().numerical_rank == 3
+    assert path.spectrum().effective_rank == pytest.approx(exact.effective_rank, rel=0.1)
+    cosines = torch.nn.functional.cosine_similarity(full[:-1], full[1:]).numpy()
+    assert np.abs(path.cosines - cosines).max() < 0.25
+    assert path.relative_error < 0.3
+
+
+def test_orthogonal_steps_look_correlated_as_their_number_nears_k_squared() -> None:
+    # The docstring's S/(1 + S/k²): S = 16 of k² = 64 shows 12.8, and 64 shows 32.
+    for steps in (16, 64):
+        sketcher = Sketcher(k=8)
+        rows = torch.stack([sketcher.gradient([("v", torch.eye(600)[s * 9:s * 9 + 9].sum(0))]) for s in range(steps)])
+        ratio = spectrum(rows.double() @ rows.double().T).participation_ratio
+        assert ratio == pytest.approx(steps / (1 + steps / 64), rel=0.1)
+
+
+def test_more_steps_than_a_quarter_of_k_squared_are_refused_and_a_window_is_not() -> None:
+    path = walk(random(5, 16), 4)
+    assert path.saturated
+    with pytest.raises(CreditscopeError, match=r"5 steps .* k² = 16 .* at most k²/4 = 4 steps. Sketch with k=8, or"):
+        path.spectrum()
+    recent = path.last(4)
+    assert not recent.saturated
+    assert recent.steps == [1, 2, 3, 4]
+    assert recent.spectrum().numerical_rank == 4
+    # The window is a copy: going on with it leaves the path alone.
+    recent.append(9, torch.ones(16))
+    assert len(path) == 5
+
+
+def test_a_path_saved_with_its_checkpoint_goes_on_as_if_never_stopped() -> None:
+    rows, file = random(4, 16), io.BytesIO()
+    path = walk(rows[:3], 4)
+    np.savez(file, **path.state())
+    file.seek(0)
+    resumed = Path.load(np.load(file, allow_pickle=False))
+    for p in (path, resumed):
+        p.append(3, rows[3])
+    assert (resumed.k, resumed.seed, resumed.what, resumed.steps) == (4, 0, "update", [0, 1, 2, 3])
+    assert np.array_equal(resumed.gram, path.gram)
+    assert np.abs(resumed.matrix - rows.numpy()).max() < 1e-6
+    assert len(Path.load(Path(4, 0).state())) == 0
+
+
+def test_wrong_input_is_refused_with_what_was_given() -> None:
+    sketcher = Sketcher(k=4)
+    sketcher.vector("w", torch.ones(2, 5))
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: Sketcher(k=1), "k ≥ 2, got 1"),
+        (lambda: sketcher.vector("w", torch.ones(2, 6)), "'w' had size 5 on its out side and now has 6"),
+        (lambda: sketcher.vector("x", torch.ones(2, 3, 4)), r"needs \(N, d\), got \(2, 3, 4\)"),
+        (lambda: sketcher.matrix("x", torch.ones(2, 3, 4), torch.ones(2, 4, 4)), r"got \(2, 3, 4\) and \(2, 4, 4\)"),
+        (lambda: sketcher.rows("x", torch.ones(2, 4).long(), torch.ones(2, 3, 4), 9), r"got \(2, 4\) and \(2, 3, 4\)"),
+        (lambda: sketcher.gradient([]), "no tensor to sketch"),
+        (lambda: Sketch(torch.ones(2, 5), 4, 0, ()), r"rows \(N, 16\), got \(2, 5\)"),
+        (lambda: Path(4, 0).append(0, torch.ones(9)), r"takes rows \(16,\), got \(9,\)"),
+        (lambda: walk(torch.ones(2, 16), 4).append(1, torch.ones(16)), "step 1 came after step 1"),
+        (lambda: Path(4, 0).last(0), "at least 1 step, got 0"),
+        (lambda: Path.load({"k": 4}), "missing: rows, seed, step, what"),
+    ]
+    for call, message in calls:
+        with pytest.raises(CreditscopeError, match=message):
+            call()
