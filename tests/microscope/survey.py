@@ -178,7 +178,8 @@ def examine(model: nn.Module) -> str:
     worst = max((float((k - want[name]).abs().max() / whole.abs().max()), name) for name, k in scope.layers.items())
     rules: dict[str, Counter[str]] = {}
     for site, rule in scope._plan:
-        rules.setdefault("linear" if rule.__name__ == "<lambda>" else rule.__name__, Counter())[
+        name = getattr(rule, "func", rule).__name__
+        rules.setdefault("linear" if name == "<lambda>" else name, Counter())[
             type(site.module).__name__] += 1
     said = "; ".join(f"{rule}: {', '.join(kinds)}" for rule, kinds in sorted(rules.items()) if rule != "linear")
     fine = 1e-6 if next(model.parameters()).dtype == torch.float64 else 1e-4

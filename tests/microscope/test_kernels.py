@@ -124,3 +124,16 @@ def test_on_a_gpu_a_rollout_without_gradient_has_a_row_of_zeros() -> None:
         gram = ROUTES[name](delta, a)[1]
         assert not gram[3].any()
         assert torch.equal(gram, gram.T)
+
+
+@gpu
+@pytest.mark.parametrize("shape", [(1, 1, 64), (3, 65, 100), (8, 512, 3072)])
+def test_on_a_gpu_the_rows_of_a_layer_norm_are_those_of_its_own_backward(shape: tuple[int, int, int]) -> None:
+    n, _, d = shape
+    x, grad = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    _, mean, rstd = torch.native_layer_norm(x, (d,), None, None, 1e-5)
+    dw, db = kernels.norm_rows(grad, x, mean, rstd)
+    for i in range(n):
+        alone = torch.nn.functional.layer_norm(x[i].double(), (d,))
+        assert float((dw[i] - (alone * grad[i].double()).sum(0)).norm() / dw[i].norm()) < 1e-4
+        assert float((db[i] - grad[i].double().sum(0)).norm() / db[i].norm()) < 1e-5

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from creditscope import CreditscopeError
 from creditscope.microscope.gram import dense_gram, weight_gram
-from creditscope.microscope.layers import embedding, functional, linear, spread, whole
+from creditscope.microscope.layers import embedding, functional, layer_norm, linear, spread, whole
 from creditscope.microscope.scope import Microscope
 from small_models import apart, gradient, grams, loop, total
 
@@ -139,7 +139,8 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 def test_norms_and_scales_are_read_by_copies_for_each_row(make: Callable[[], nn.Module],
                                                           shape: tuple[int, ...]) -> None:
     model = perturbed(make())
-    assert rules(model) == {"the model": spread}
+    (rule,) = rules(model).values()
+    assert getattr(rule, "func", rule) in (spread, layer_norm)
     against_loop(model, noise(*shape, seed=9))
 
 

@@ -503,3 +503,29 @@ def test_nobodys_positions_have_no_part_in_the_sketch() -> None:
     dense = sum(Sketcher(4).dense(name, g.view(3, *p.shape)) for (name, p), g in
                 zip(model.named_parameters(), want.values(), strict=True))
     assert apart(scope.sketch.rows, dense) <= 1e-12
+
+
+# Whose gradient it is.
+
+def test_a_loss_of_one_rollout_proves_that_rows_are_not_mixed_and_a_mixed_loss_is_found() -> None:
+    model, (ids, credit) = build("llama"), batch()
+    alone = torch.zeros_like(credit)
+    alone[2] = credit[2]
+    with Microscope(model) as scope:
+        objective(model, ids, alone).backward()
+    scope.require_only(2)
+    with refuses("the loss of rollout 1 alone has a gradient through rollout 2"):
+        scope.require_only(1)
+    model.zero_grad()
+    with Microscope(model) as scope:
+        logits = model(input_ids=ids, use_cache=False).logits
+        ((logits[0] - logits.mean(dim=0)).square().sum()).backward()  # the batch's mean is in the loss of one row
+    with refuses(r"the loss of rollout 0 alone has a gradient through rollout 1 \(\d+ such\).*the loss mixes rows"):
+        scope.require_only(0)
+
+
+def test_a_gradient_that_is_gone_before_the_block_has_ended_is_missed() -> None:
+    model, (ids, credit) = build("llama"), batch()
+    with refuses("is gone before the with block has ended.*zero_grad.. after the block"), Microscope(model):
+        objective(model, ids, credit).backward()
+        model.zero_grad()

@@ -36,7 +36,7 @@ def weight_gram(delta: Tensor, a: Tensor, scratch: Scratch | None = None) -> tup
     >>> weight_gram(delta, a)[1].tolist()
     [[5.0, 3.0], [3.0, 9.0]]
     """
-    if delta.is_cuda and has_triton():
+    if delta.is_cuda:
         from creditscope.microscope import kernels
 
         return kernels.weight_gram(delta, a)
@@ -44,22 +44,21 @@ def weight_gram(delta: Tensor, a: Tensor, scratch: Scratch | None = None) -> tup
 
 
 def materialise(delta: Tensor, a: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
-    """weight_gram in plain torch: per-rollout gradients of a block of outputs at a time, then their products."""
+    """weight_gram on a CPU: per-rollout gradients of a block of outputs at a time, then their products."""
     dtype = a.dtype
-    if not delta.is_cuda and dtype in (torch.bfloat16, torch.float16):
+    if dtype in (torch.bfloat16, torch.float16):
         delta, a = delta.float(), a.float()
     (n, _, outputs), inputs = delta.shape, a.shape[2]
-    parts = -(-outputs * n * inputs * a.element_size() // SCRATCH[_kind(a)])
+    parts = -(-outputs * n * inputs * a.element_size() // SCRATCH["cpu"])
     block = -(-outputs // min(parts, outputs))
-    dw = a.new_empty(outputs, inputs)
-    gram = torch.zeros(n, n, dtype=torch.float64, device=a.device)
+    dw, grams = a.new_empty(outputs, inputs), []
     for start in range(0, outputs, block):
         some = delta[:, :, start:start + block].transpose(1, 2)
         each = scratch.take(n * some.shape[1] * inputs, a).view(n, some.shape[1], inputs)
         torch.bmm(some, a, out=each)
-        gram += products(each.view(n, -1))
+        grams.append(products(each.view(n, -1)))
         torch.sum(each, dim=0, out=dw[start:start + block])
-    return dw.to(dtype), gram
+    return dw.to(dtype), _total(grams)
 
 
 def dense_gram(g: Tensor) -> Tensor:
@@ -68,32 +67,28 @@ def dense_gram(g: Tensor) -> Tensor:
     if flat.dtype in (torch.bfloat16, torch.float16) and not flat.is_cuda:
         flat = flat.float()
     width = max(1, (1 << 22) // len(flat))
-    gram = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=g.device)
-    for start in range(0, flat.shape[1], width):
-        gram += products(flat[:, start:start + width])
-    return gram
+    return _total([products(flat[:, start:start + width]) for start in range(0, flat.shape[1], width)])
 
 
-TILE, SPAN = 8, 1024
-"""A CPU multiplies few long rows best eight by eight, over spans of columns that stay in its first cache."""
+SPAN = 1024
+"""Columns that stay in a CPU's first cache."""
 
 
 def products(rows: Tensor) -> Tensor:
     """(N, c) → (N, N) inner products, never rounded to half precision."""
+    n, columns = rows.shape
     if rows.is_cuda:
         half = rows.dtype in (torch.bfloat16, torch.float16)
         return torch.mm(rows, rows.t(), out_dtype=torch.float32) if half else torch.mm(rows, rows.t())
-    (n, columns), gram = rows.shape, rows.new_zeros(len(rows), len(rows))
-    whole = columns // SPAN * SPAN if n <= 2 * TILE else 0
-    if whole:
-        spans = rows[:, :whole].reshape(n, -1, SPAN).transpose(0, 1)
-        for i in range(0, n, TILE):
-            for j in range(i, n, TILE):
-                tile = torch.bmm(spans[:, i:i + TILE], spans[:, j:j + TILE].transpose(1, 2)).sum(dim=0)
-                gram[i:i + TILE, j:j + TILE], gram[j:j + TILE, i:i + TILE] = tile, tile.t()
-    if whole < columns:
-        gram += torch.mm(rows[:, whole:], rows[:, whole:].t())
-    return gram
+    if n <= 8 and columns % SPAN == 0:  # so few rows are not spread over the threads unless they are cut
+        spans = rows.view(n, -1, SPAN).transpose(0, 1)
+        return torch.bmm(spans, spans.transpose(1, 2)).sum(dim=0)
+    return torch.mm(rows, rows.t())
+
+
+def _total(grams: list[Tensor]) -> Tensor:
+    """The sum in float64."""
+    return grams[0].double() if len(grams) == 1 else torch.stack(grams).sum(dim=0, dtype=torch.float64)
 
 
 class Lookup:
@@ -134,19 +129,27 @@ class Lookup:
         return gram
 
 
-def squared_norm(g: Tensor) -> Tensor:
-    """‖g‖² in float64 at the price of one read.
+def squared_norms(grads: list[Tensor]) -> Tensor:
+    """‖g‖² of each gradient, in float64, at the price of reading them once.
 
-    A flat float32 norm over millions of entries is itself wrong by 3e-4; row norms of 4,096 entries are not.
+    A flat float32 norm over millions of entries is itself wrong by 3e-4 on a CPU; row norms of 4,096 entries are not.
     """
-    flat = g.detach().reshape(-1)
-    if flat.dtype in (torch.bfloat16, torch.float16):
-        short: Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32).double().square()
-        return short
-    whole = len(flat) // 4096 * 4096
-    total: Tensor = torch.linalg.vector_norm(flat[:whole].view(-1, 4096), dim=1).double().square().sum()
-    rest: Tensor = torch.linalg.vector_norm(flat[whole:]).double().square()
-    return total + rest
+    if not grads:
+        return torch.zeros(0, dtype=torch.float64)
+    if grads[0].is_cuda:
+        return torch.stack(torch._foreach_norm(grads, 2, torch.float32)).double().square()
+    rows: list[Tensor] = []
+    for g in grads:
+        flat = g.detach().reshape(-1)
+        flat = flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
+        whole = len(flat) // 4096 * 4096
+        parts = [torch.linalg.vector_norm(flat[:whole].view(-1, 4096), dim=1)] if whole else []
+        if whole < len(flat):
+            parts.append(torch.linalg.vector_norm(flat[whole:]).reshape(1))
+        rows.append(torch.cat(parts) if len(parts) > 1 else parts[0] if parts else flat.new_zeros(1))
+    owner = torch.repeat_interleave(torch.tensor([len(r) for r in rows]))
+    squares = torch.cat([r.double() for r in rows]).square()
+    return torch.zeros(len(grads), dtype=torch.float64).index_add_(0, owner, squares)
 
 
 @cache

@@ -462,6 +462,34 @@ def _ghost_kernel(a, delta, partial, n, blocks, d_in, d_out, TOKENS: tl.constexp
         tl.store(partial + ((j * n + i) * blocks + s) * blocks + t, total)
 
 
+@_kernel(triton, "t", "d")
+def _norm_kernel(grad, x, mean, rstd, dw, db, t, d, TOKENS: tl.constexpr, WIDTH: tl.constexpr):
+    """Σ_t δ_t x̂_t and Σ_t δ_t of one rollout, for WIDTH features; x̂ = (x − mean)·rstd."""
+    row, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    weight, bias = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
+    for start in range(0, t, TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        place = (row * t + token).to(tl.int64)
+        here = (token < t)[:, None] & (column < d)[None, :]
+        delta = tl.load(grad + place[:, None] * d + column[None, :], mask=here, other=0.0).to(tl.float32)
+        value = tl.load(x + place[:, None] * d + column[None, :], mask=here, other=0.0).to(tl.float32)
+        middle = tl.load(mean + place, mask=token < t, other=0.0)
+        scale = tl.load(rstd + place, mask=token < t, other=0.0)
+        weight += tl.sum(delta * (value - middle[:, None]) * scale[:, None], 0)
+        bias += tl.sum(delta, 0)
+    tl.store(dw + row * d + column, weight, mask=column < d)
+    tl.store(db + row * d + column, bias, mask=column < d)
+
+
+def norm_rows(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Each rollout's gradient of a layer norm's weight and bias, (N, d) float32, in one pass over δ and x (N, T, d)."""
+    n, t, d = x.shape
+    dw, db = (torch.empty(n, d, dtype=torch.float32, device=x.device) for _ in range(2))
+    _norm_kernel[(n, -(-d // 64))](grad.contiguous(), x.contiguous(), mean.contiguous(), rstd.contiguous(), dw, db, t,
+                                   d, 64, 64, num_warps=4)
+    return dw, db
+
+
 # ---- routes ----------------------------------------------------------------------------------------------------------
 
 
@@ -553,12 +581,11 @@ def fused(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     dw = a.new_empty(d_out, d_in)
     partial = a.new_empty(programs, 36, dtype=torch.float32)
     counters = a.new_zeros(2, chunk_count, dtype=torch.int32)
-    layout = gl.NVMMASharedLayout(128, 16, rank=3)
     # Programs wait for each other, so all must be on the chip at once: a cooperative launch.
     _fused_kernel[(programs,)](
-        _host.TensorDescriptor.from_tensor(delta, [1, 64, 128], layout),
-        _host.TensorDescriptor.from_tensor(a, [1, 64, 256], layout),
-        _host.TensorDescriptor.from_tensor(scratch, [128, 256], gl.NVMMASharedLayout(128, 16, rank=2)),
+        _host.TensorDescriptor.from_tensor(delta, [1, 64, 128], _layout(3)),
+        _host.TensorDescriptor.from_tensor(a, [1, 64, 256], _layout(3)),
+        _host.TensorDescriptor.from_tensor(scratch, [128, 256], _layout(2)),
         scratch.view(torch.int32), dw.view(torch.int32), partial, counters[0], counters[1], n, -(-t // 64), items,
         tiles * n, tall, wide, d_out, d_in, *_fma(a.dtype), BUFFERS, 3, num_warps=8,
         launch_cooperative_grid=True)
@@ -585,6 +612,11 @@ ROUTES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _layout(rank: int) -> Any:
+    return gl.NVMMASharedLayout(128, 16, rank=rank)
 
 
 @functools.cache
@@ -640,6 +672,7 @@ def seconds(name: str, n: int, t: int, d_out: int, d_in: int) -> float:
     raise CreditscopeError(f"no cost model for route {name!r}; there are: fused, pass, ghost")
 
 
+@functools.cache
 def route(n: int, t: int, d_out: int, d_in: int, dtype: torch.dtype) -> str:
     """The route predicted to be the fastest for one weight on a GPU."""
     if triton is None or n > 64 or dtype not in (torch.bfloat16, torch.float16) or d_out * d_in < SMALL:

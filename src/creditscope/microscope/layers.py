@@ -15,10 +15,12 @@ route.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from creditscope.errors import CreditscopeError
+from creditscope.microscope.gram import has_triton
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.rows import Rows
 
@@ -45,6 +48,8 @@ class Site:
     names: dict[str, str]
     """Attribute → the parameter's name in the model, for parameters that need a gradient."""
 
+
+Rule = Callable[[Site, Recorder], Forward]
 
 # -- linear ------------------------------------------------------------------------------------------------------------
 
@@ -84,12 +89,13 @@ def linear(site: Site, recorder: Recorder, transposed: bool = False) -> Forward:
     module: Any = site.module
 
     def forward(x: Tensor) -> Tensor:
-        recorder.rows(x)
+        rows = recorder.rows(x)
         recorder.forward("matrix", site.names.get("weight"))
-        recorder.forward("dense", site.names.get("bias"))
+        if "bias" in site.names:
+            recorder.forward("dense", site.names["bias"])
         if not torch.is_grad_enabled():
             return site.original(x)  # type: ignore[no-any-return]
-        recorder.rows(x).owned(tuple(x.shape[:-1]), site.where)  # refused here rather than in the middle of a backward
+        rows.owned(tuple(x.shape[:-1]), site.where)  # refused here rather than in the middle of a backward
         x, weight, bias = autocast(x, module.weight, module.bias)
         return _Linear.apply(x, weight, bias, site, recorder, transposed)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -245,6 +251,13 @@ class _RowLayerNorm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx, _, _ = torch.ops.aten.native_layer_norm_backward(grad.contiguous(), x, ctx.normal, mean, rstd, weight,
                                                                  bias, [True, False, False])
+        if _by_kernel(grad, x, mean, ctx.spread[0] or ctx.spread[1]):
+            from creditscope.microscope import kernels
+
+            dw, db = kernels.norm_rows(grad, x, mean, rstd)
+            dw = dw.view(ctx.spread[0]).to(weight.dtype) if ctx.needs_input_grad[2] else None
+            db = db.view(ctx.spread[1]).to(bias.dtype) if ctx.needs_input_grad[3] else None
+            return dx, None, dw, db, None
         if ctx.needs_input_grad[2]:
             wide = torch.promote_types(x.dtype, torch.float32)  # as the native kernel does: products are not rounded
             if mean.dtype != wide:  # a CPU keeps the statistics in half precision, which would show in the row
@@ -255,6 +268,12 @@ class _RowLayerNorm(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             db = grad.sum_to_size(ctx.spread[1]).to(bias.dtype)
         return dx, None, dw, db, None
+
+
+def _by_kernel(grad: Tensor, x: Tensor, mean: Tensor, spread: Sequence[int]) -> bool:
+    """Whether one pass of a GPU kernel can give the rows: (B, T, d) with one copy of the parameter for each of B."""
+    return (grad.is_cuda and has_triton() and x.dim() == 3 and tuple(spread) == (len(x), 1, x.shape[2])
+            and mean.dtype == torch.float32)
 
 
 def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
@@ -274,36 +293,64 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps
 BROADCAST: dict[Any, Callable[..., Any]] = {F.layer_norm: _layer_norm, F.rms_norm: _rms_norm}
 
 
-def spread(site: Site, recorder: Recorder) -> Forward:
+def spread(site: Site, recorder: Recorder, bare: bool = False) -> Forward:
+    """`bare` where the module broadcasts by itself; else torch's own norms inside it are given rules that do."""
+
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         recorder.forward("dense", *site.names.values())
         if not torch.is_grad_enabled():
             return site.original(x, *args, **kwargs)
-        copies = {}
-        for attribute, name in site.names.items():
-            p = getattr(site.module, attribute)
-            rows = recorder.rows(x, features=max(1, p.dim()))
-            lead = rows.spread_shape(tuple(x.shape[:-1]), p.dim(), site.where)
-            copies[attribute] = _Spread.apply(p, lead, site, name, recorder, rows)  # type: ignore[no-untyped-call]
-        if len(copies) < len(site.module._parameters):  # frozen beside trainable: both must broadcast alike
-            for attribute, frozen in site.module._parameters.items():
-                if frozen is not None and attribute not in copies:
-                    copies[attribute] = frozen.expand(*next(iter(copies.values())).shape[: -frozen.dim()],
-                                                      *frozen.shape)
-        with _replaced(site.module, copies), _Instead(BROADCAST):
+        with _replaced(site.module, _copies(site, recorder, x)), nullcontext() if bare else _Instead(BROADCAST):
             return site.original(x, *args, **kwargs)
 
     return forward
 
 
+def layer_norm(site: Site, recorder: Recorder, offset: float) -> Forward:
+    """nn.LayerNorm, and subclasses that scale by weight + offset (Nemotron's 1P): `spread` without detours."""
+    module: Any = site.module
+    detour = spread(site, recorder)
+
+    def forward(x: Tensor) -> Any:
+        if not torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):  # each class casts in its own way
+            return detour(x)
+        recorder.forward("dense", *site.names.values())
+        copies = _copies(site, recorder, x)
+        weight = copies["weight"] + offset if offset else copies["weight"]
+        return _layer_norm(x, module.normalized_shape, weight, copies.get("bias"), module.eps)
+
+    return forward
+
+
+def _copies(site: Site, recorder: Recorder, x: Tensor) -> dict[str, Tensor]:
+    """One copy of each parameter for each row; frozen ones beside them must broadcast alike."""
+    copies: dict[str, Tensor] = {}
+    held = site.module._parameters
+    for attribute, name in site.names.items():
+        p = held[attribute]
+        assert p is not None
+        rows = recorder.rows(x, features=max(1, p.dim()))
+        lead = rows.spread_shape(tuple(x.shape[:-1]), p.dim(), site.where)
+        copies[attribute] = _Spread.apply(p, lead, site, name, recorder, rows)  # type: ignore[no-untyped-call]
+    for attribute, frozen in held.items() if len(copies) < len(held) else ():
+        if frozen is not None and attribute not in copies:
+            copies[attribute] = frozen.expand(*next(iter(copies.values())).shape[: -frozen.dim()], *frozen.shape)
+    return copies
+
+
 _SWAP = threading.RLock()
 
 
-def spreads(module: nn.Module, original: Forward, attributes: Sequence[str]) -> bool:
-    """Whether the module's parameters act by broadcasting: tried on a small input, value and gradients compared."""
+def spreads(module: nn.Module, original: Forward, attributes: Sequence[str], rule: Rule) -> bool:
+    """Whether the rule gives the module's value and its rows' gradients: tried on a small input."""
     parameters = [module._parameters[name] for name in attributes]
     if any(p is None or p.dim() != 1 for p in parameters) or next(module.children(), None) is not None:
         return False
+    if any(p is not None and torch.finfo(p.dtype).bits < 32 for p in parameters):
+        if "forward" in module.__dict__:
+            return False
+        module = copy.deepcopy(module).float()  # half precision would let a wrong rule pass
+        original, parameters = module.forward, [module._parameters[name] for name in attributes]
     first = parameters[0]
     assert first is not None
     generator = torch.Generator().manual_seed(0)
@@ -314,7 +361,7 @@ def spreads(module: nn.Module, original: Forward, attributes: Sequence[str]) -> 
     recorder.dense = lambda name, g: rows.setdefault(name, g).sum(dim=0)  # type: ignore[method-assign]
     try:
         with torch.enable_grad():
-            ours = spread(Site("probe", module, original, {a: a for a in attributes}), recorder)(x)
+            ours = rule(Site("probe", module, original, {a: a for a in attributes}), recorder)(x)
             plain = original(x)
             if not (isinstance(plain, Tensor) and plain.shape == x.shape and _close(ours, plain)):
                 return False
@@ -530,7 +577,7 @@ def _replaced(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
 # -- which rule for which module ---------------------------------------------------------------------------------------
 
 
-def rule_for(module: nn.Module, original: Forward, attributes: Sequence[str]) -> Callable[[Site, Recorder], Forward]:
+def rule_for(module: nn.Module, original: Forward, attributes: Sequence[str]) -> Rule:
     """The rule for a module that owns these trainable parameters itself; `whole` where no other fits."""
     if "forward" not in module.__dict__ and "weight" in module._parameters and {*attributes} <= {"weight", "bias"}:
         forward = type(module).forward
@@ -544,7 +591,10 @@ def rule_for(module: nn.Module, original: Forward, attributes: Sequence[str]) ->
         return linear
     if calls_linear(module, original, attributes):
         return functional
-    return spread if spreads(module, original, attributes) else whole
+    broadcast: list[Rule] = [partial(spread, bare=True), spread]
+    if isinstance(module, nn.LayerNorm) and "weight" in attributes:
+        broadcast = [partial(layer_norm, offset=0.0), partial(layer_norm, offset=1.0), *broadcast]
+    return next((rule for rule in broadcast if spreads(module, original, attributes, rule)), whole)
 
 
 def calls_linear(module: nn.Module, original: Forward, attributes: Sequence[str]) -> bool:

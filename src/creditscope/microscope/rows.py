@@ -100,6 +100,8 @@ class Rows:
 
     def arrange(self, x: Tensor, where: str, blank: bool = False) -> Tensor:
         """(*lead, d) → (N, W, d): each rollout's vectors side by side; `blank` sets the padding to 0."""
+        if self.index is None and x.dim() == 3 and x.shape[0] == self.batch:
+            return x
         each = self.owned(tuple(x.shape[:-1]), where)
         units = x.reshape(self.base, each, x.shape[-1])
         if self.index is None:

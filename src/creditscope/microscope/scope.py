@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.gram import squared_norm
-from creditscope.microscope.layers import Site, rule_for, whole
+from creditscope.microscope.gram import squared_norms
+from creditscope.microscope.layers import Rule, Site, rule_for, whole
 from creditscope.microscope.recorder import Recorder, in_backward
 from creditscope.microscope.sketch import Sketch, Sketcher
 
@@ -70,6 +71,8 @@ class Microscope:
         self._undo: list[Callable[[], None]] = []
         self._norms: dict[str, list[Tensor]] = {}
         self._kept: dict[str, Tensor] = {}
+        self._older: set[str] = set()
+        """Parameters whose .grad was not empty when the context was entered."""
         self._result: _Result | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -101,6 +104,18 @@ class Microscope:
         """The relative precision of the Gram's entries, for `spectrum(gram, eps)`: values below its floor are noise."""
         return max(ROUNDING[precision] for precision in self._read().precisions)
 
+    def require_only(self, rollout: int) -> None:
+        """An error unless this rollout alone has a gradient: the proof that neither model nor loss mixes rows.
+
+        Read it once after a pass whose loss is that rollout's part of the loss; rows that mix show up in the others.
+        """
+        norms = self.gram.diagonal()
+        others = [i for i, x in enumerate(norms.tolist()) if i != rollout and x > self.eps * float(norms.max())]
+        if others:
+            raise CreditscopeError(f"the loss of rollout {rollout} alone has a gradient through rollout {others[0]} "
+                                   f"({len(others)} such): the model or the loss mixes rows, by batch statistics for "
+                                   f"example, or rows= and segments= name the wrong owners")
+
     @property
     def sketch(self) -> Sketch:
         """Sketched rows, for pairs with rollouts of other batches and ranks, and for the path over steps."""
@@ -123,7 +138,7 @@ class Microscope:
         self._look_again()
         recorder = Recorder(self._owners, self._exact, self._sketcher)
         recorder.heights = {name: len(p) for name, p in self._parameters.items() if p.dim() == 2}
-        self._open, self._result, self._norms, self._kept = recorder, None, {}, {}
+        self._open, self._result, self._norms, self._kept, self._older = recorder, None, {}, {}, set()
         try:
             self._install(recorder)
         except BaseException:
@@ -153,8 +168,11 @@ class Microscope:
         for module in entrances(self._model):
             handle = module.register_forward_pre_hook(_meet(recorder, module is self._model), with_kwargs=True)
             self._undo.append(handle.remove)
+        # Where .grad is empty now, it holds this pass's gradient at the end. Elsewhere it is caught as it comes.
         for name, p in self._parameters.items():
-            self._undo.append(p.register_hook(self._weigh(name, p)).remove)  # type: ignore[no-untyped-call]
+            if p.grad is not None:
+                self._undo.append(p.register_hook(self._weigh(name, p)).remove)  # type: ignore[no-untyped-call]
+                self._older.add(name)
 
     def _patch(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         own = module.__dict__.get("forward")
@@ -182,7 +200,7 @@ class Microscope:
         """‖∇‖² of the gradient as it arrives, before it is added to what .grad holds already."""
 
         def hook(g: Tensor) -> None:
-            self._norms.setdefault(name, []).append(squared_norm(g))
+            self._norms.setdefault(name, []).append(squared_norms([g.detach()])[0])
             if len(self._norms[name]) == 1:
                 recorder = self._open
                 shared = recorder is not None and sum(
@@ -195,10 +213,11 @@ class Microscope:
 
     def _finish(self, recorder: Recorder) -> _Result | None:
         forward, backward = recorder.seen
-        if not forward and not recorder.entered and (backward or self._norms):
+        norms = self._arrived(recorder)
+        if not forward and not recorder.entered and (backward or norms):
             raise CreditscopeError("a backward ran inside the Microscope, but its forward ran before the with block; "
                                    "put both inside")
-        if not backward and not self._norms:
+        if not backward and not norms:
             if forward:
                 raise CreditscopeError("a forward ran inside the Microscope, but no backward; call loss.backward() "
                                        "inside the with block")
@@ -206,12 +225,27 @@ class Microscope:
         recorder.settle()
         _refuse_strays(recorder)
         _refuse_mixing(recorder)
-        return self._judge(recorder)
+        return self._judge(recorder, norms)
 
-    def _judge(self, recorder: Recorder) -> _Result:
+    def _arrived(self, recorder: Recorder) -> dict[str, float]:
+        """‖∇‖² of this pass by parameter, for those that got a gradient."""
+        whole = {name: p.grad for name, p in self._parameters.items() if name not in self._older and p.grad is not None}
+        gone = next((name for name in recorder.precision if name not in self._older and name not in whole), None)
+        if gone is not None:
+            raise CreditscopeError(f"the gradient of {gone!r} is gone before the with block has ended, so nothing is "
+                                   f"left to check against; call optimizer.step() and zero_grad() after the block")
+        for name, parts in self._norms.items():
+            if len(parts) > 1:  # it came in several parts: read it as a whole
+                grad = self._parameters[name].grad
+                assert grad is not None
+                whole[name] = grad - self._kept[name] if name in self._kept else grad
+        norms = dict(zip(whole, squared_norms(list(whole.values())).tolist(), strict=True))
+        return {name: norms[name] if name in norms else float(self._norms[name][0]) for name in self._parameters
+                if name in norms or name in self._norms}
+
+    def _judge(self, recorder: Recorder, norms: dict[str, float]) -> _Result:
         """The self-check: every parameter that got a gradient is accounted for, and by the right amount."""
-        names = [name for name in self._parameters if name in self._norms]
-        norms = {name: self._arrived(name) for name in names}
+        names = list(norms)
         missing = [name for name in names if name not in recorder.precision and norms[name] > 0
                    and not any(fnmatchcase(name, pattern) for pattern in self._allow)]
         if missing:
@@ -235,9 +269,11 @@ class Microscope:
             raise CreditscopeError(f"nothing was measured: the microscope saw none of the {len(names)} parameter(s) "
                                    f"that got a gradient, and allow=[...] names them all")
         stacked = torch.stack([recorder.grams[name] for name in order]).cpu()
-        layers = {name: (k + k.t()) / 2 for name, k in zip(order, stacked, strict=True)}
-        checks = {name: self._compare(name, layers[name], norms.get(name, 0.0), recorder.precision[name])
-                  for name in order}
+        stacked = (stacked + stacked.transpose(1, 2)) / 2
+        layers = dict(zip(order, stacked.unbind(), strict=True))
+        totals, traces = stacked.sum(dim=(1, 2)).tolist(), stacked.diagonal(dim1=1, dim2=2).sum(dim=1).tolist()
+        checks = {name: self._compare(total, trace, norms.get(name, 0.0), recorder.precision[name])
+                  for name, total, trace in zip(order, totals, traces, strict=True)}
         for name, check in checks.items():
             if not check.error <= check.tolerance:
                 raise CreditscopeError(
@@ -247,18 +283,9 @@ class Microscope:
                     f"scaled its gradient")
         return _Result(layers, checks, coverage, sketch, precisions)
 
-    def _arrived(self, name: str) -> float:
-        """‖∇‖² of this pass. A gradient that came in several parts is read from .grad as a whole."""
-        parts = self._norms[name]
-        if len(parts) == 1:
-            return float(parts[0])
-        grad = self._parameters[name].grad
-        assert grad is not None
-        return float(squared_norm(grad - self._kept[name] if name in self._kept else grad))
-
-    def _compare(self, name: str, gram: Tensor, norm: float, precision: torch.dtype) -> Check:
+    def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> Check:
         tolerance = TOLERANCE[precision] if self._tolerance is None else self._tolerance
-        total, scale = float(gram.sum()), float(gram.trace()) + norm
+        scale = trace + norm
         return Check(total, norm, abs(total - norm) / scale if scale > 0 else 0.0, tolerance)
 
 
@@ -277,15 +304,15 @@ class _Result:
 def check_model(model: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable parameters by name; an error where the model cannot be measured."""
     for where, module in model.named_modules():
-        if getattr(module, "_creditscope", False):
+        if "_creditscope" in module.__dict__:
             raise CreditscopeError("another Microscope is open on this model; close it first")
-        if (hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        if ("_orig_mod" in module._modules or module._compiled_call_impl is not None
                 or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")):
             raise CreditscopeError(
                 f"{where or 'the model'} is compiled: a compiled graph has its gradients fused before "
                 f"the microscope could read them. Measure the model before torch.compile (it shares its parameters: "
                 f"model._orig_mod), and call that one on the steps you measure")
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
+        if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
             raise CreditscopeError(f"{where} ({type(module).__name__}) mixes the rows of a batch through its "
                                    f"statistics, so no rollout has a gradient of its own; call model.eval(), or use "
                                    f"LayerNorm")
@@ -300,7 +327,7 @@ def check_model(model: nn.Module) -> dict[str, nn.Parameter]:
     return trainable
 
 
-Plan = list[tuple[Site, Callable[[Site, Recorder], Callable[..., Any]]]]
+Plan = list[tuple[Site, Rule]]
 
 
 def plan(model: nn.Module, trainable: dict[str, nn.Parameter], slow: Sequence[str]) -> Plan:
