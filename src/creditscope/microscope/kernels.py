@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
+from creditscope.microscope.gram import products
 
 
 def _find(name: str) -> Any:
@@ -524,16 +525,14 @@ def chunks(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     half = a.element_size() == 2
     if half and d_out * d_in < SMALL:
         delta, a = delta.float(), a.float()
-    # What is held is the chunk and, for half precision, its copy in float32.
-    rows = max(1, SCRATCH // max(1, n * d_in * (6 if half else a.element_size())))
+    rows = max(1, SCRATCH // max(1, n * d_in * a.element_size()))
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         for start in range(0, d_out, rows):
             part = torch.bmm(delta[:, :, start : start + rows].transpose(1, 2), a)
             dw[start : start + rows] = part.sum(0)
-            flat = part.flatten(1).float() if half else part.flatten(1)
-            gram += flat @ flat.T
+            gram += products(part.flatten(1))
     finally:
         torch.set_float32_matmul_precision(precision)
     return dw, gram

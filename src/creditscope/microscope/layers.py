@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -577,8 +578,23 @@ def _replaced(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
 # -- which rule for which module ---------------------------------------------------------------------------------------
 
 
+_FOUND: WeakKeyDictionary[nn.Module, tuple[Any, Rule]] = WeakKeyDictionary()
+"""Rules found before, so that a Microscope made anew for each step does not try them again. They hold no module."""
+
+
 def rule_for(module: nn.Module, original: Forward, attributes: Sequence[str]) -> Rule:
     """The rule for a module that owns these trainable parameters itself; `whole` where no other fits."""
+    held = tuple((name, None if p is None else (p.dtype, p.device, p.shape)) for name, p in module._parameters.items())
+    likeness = (type(module).forward, tuple(attributes), held)
+    if "forward" in module.__dict__:  # a wrapper's, which may hold the module and keep it alive
+        return _find_rule(module, original, attributes)
+    known = _FOUND.get(module)
+    if known is None or known[0] != likeness:
+        known = _FOUND[module] = (likeness, _find_rule(module, original, attributes))
+    return known[1]
+
+
+def _find_rule(module: nn.Module, original: Forward, attributes: Sequence[str]) -> Rule:
     if "forward" not in module.__dict__ and "weight" in module._parameters and {*attributes} <= {"weight", "bias"}:
         forward = type(module).forward
         if forward is nn.Linear.forward:
