@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from creditscope import CreditscopeError
+from creditscope.microscope import layers
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from small_models import apart, batch, build, by_loop, gradient, grams, loop, objective, total
@@ -529,3 +532,29 @@ def test_a_gradient_that_is_gone_before_the_block_has_ended_is_missed() -> None:
     with refuses("is gone before the with block has ended.*zero_grad.. after the block"), Microscope(model):
         objective(model, ids, credit).backward()
         model.zero_grad()
+
+
+def test_a_rule_found_once_is_remembered_found_anew_after_a_change_and_keeps_no_module_alive(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    find = layers._find_rule
+
+    def watched(module: nn.Module, *rest: Any) -> Any:
+        tried.append(type(module).__name__)
+        return find(module, *rest)
+
+    monkeypatch.setattr(layers, "_find_rule", watched)
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    Microscope(model)
+    Microscope(model)
+    assert tried == ["Linear", "LayerNorm"]
+    model[1].bias.requires_grad_(False)
+    Microscope(model)
+    model[1].forward = model[1].forward  # a wrapper's forward is looked at each time
+    Microscope(model)
+    Microscope(model)
+    assert tried[2:] == ["LayerNorm"] * 3
+    alive = weakref.ref(model[1])
+    del model
+    gc.collect()
+    assert alive() is None
