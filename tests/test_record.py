@@ -120,7 +120,7 @@ def test_groups_hold_numbers_and_text_and_never_objects(tmp_path: Path) -> None:
         back = record.group(5)
         assert back["text"].tolist() == ["a", "βγ"]
         assert np.array_equal(back["w"], np.arange(6).reshape(2, 3))
-        with pytest.raises(CreditscopeError, match="'x' has dtype object"):
+        with pytest.raises(CreditscopeError, match="'x' for groups has dtype object"):
             record.save_group(6, {"x": np.array([{}], dtype=object)})
         with pytest.raises(CreditscopeError, match=r"no rollouts were kept of step 6; kept: \[5\]"):
             record.group(6)
