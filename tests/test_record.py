@@ -190,3 +190,12 @@ def test_run_json_holds_the_config_and_nothing_else(tmp_path: Path, monkeypatch:
     text = (tmp_path / "run" / "run.json").read_text()
     assert set(json.loads(text)) == {"format", "config", "versions"}
     assert "s3cret" not in text
+
+
+def test_a_run_that_is_older_than_a_setting_can_be_resumed(tmp_path: Path) -> None:
+    with Record.create(tmp_path / "run", {"lr": 1.0}, {}) as record:
+        record.append(0, {"reward/mean": 0.5})
+    with Record.resume(tmp_path / "run", {"lr": 1.0, "scope": "off"}) as record:
+        assert record.config == {"lr": 1.0, "scope": "off"}
+    with pytest.raises(CreditscopeError, match="its scope is 'off', not 'full'"):
+        Record.resume(tmp_path / "run", {"lr": 1.0, "scope": "full"})

@@ -76,7 +76,8 @@ class Record:
         record = cls.open(path)
         record._lock = _locked(path)
         old = record.config
-        for key in sorted((set(old) | set(config)) - free):
+        # A setting that is younger than the run had its default then; `as_recorded` gives it that.
+        for key in sorted(set(old) - free):
             if old.get(key) != config.get(key):
                 record.close()
                 raise CreditscopeError(f"cannot resume {path}: its {key} is {old.get(key)!r}, not {config.get(key)!r}; "

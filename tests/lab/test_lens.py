@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from creditscope import CreditscopeError, Record, Rollouts, spectrum
 from creditscope.advantages import token_advantage
 from creditscope.lab.config import Config
 from creditscope.lab.lens import Lens, row_credit
-from creditscope.lab.policy import Policy, load_policy, token_logp
+from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.lab.train import make_optimizer, take_step, train
 from creditscope.microscope.sketch import Sketcher
 from creditscope.tasks import find_task
+from small_models import build
 
 LOOK = Config(prompts=3, group=4, steps=2, max_tokens=56, eval_problems=0, checkpoint_every=1, keep_every=0, lr=1e-4,
               scope="full", dtype="float64")
@@ -43,6 +45,7 @@ def looked(config: Config) -> tuple[Policy, Lens, Rollouts, torch.Tensor, dict[s
     credit = token_advantage(config.row, batch.rollouts).expand_as(batch.rollouts.mask)
     update = take_step(policy, make_optimizer(policy, config), config.row, config, batch.rollouts, batch.prompts,
                        credit, torch.arange(len(batch.rollouts)), lens)
+    lens.after_updates()
     return policy, lens, batch.rollouts, update.w, before, batch
 
 
@@ -76,7 +79,7 @@ def test_the_recorded_grams_are_those_of_rows_taken_one_by_one() -> None:
 
 def test_the_readings_are_those_of_the_recorded_grams() -> None:
     _, lens, rollouts, w, _, _ = looked(LOOK)
-    arrays, line = lens.arrays(rollouts, w), lens.metrics(rollouts, w, 1.0)
+    arrays, line = lens.arrays(rollouts, w), lens.metrics(rollouts, w, lens.seconds + 1.0)
     live = [arrays["group"] == g for g in (0, 2)]  # group 1 is unanimous
     ranks = [spectrum(arrays["gram"][np.ix_(rows, rows)], float(arrays["eps"])).effective_rank for rows in live]
     assert line["gram/group/effective_rank"] == pytest.approx(np.mean(ranks))
@@ -110,7 +113,7 @@ def test_the_path_holds_the_sketches_of_the_gradient_and_of_the_update() -> None
 def test_the_norms_of_single_tokens_are_those_of_the_head_alone() -> None:
     policy, lens, rollouts, w, before, batch = looked(LOOK)
     policy.model.load_state_dict(before, strict=False)
-    norms, line = lens.arrays(rollouts, w)["token_norms_head"], lens.metrics(rollouts, w, 1.0)
+    norms, line = lens.arrays(rollouts, w)["token_norms_head"], lens.metrics(rollouts, w, lens.seconds + 1.0)
     head = torch.nn.Linear(1, 1, bias=False)  # an untied head: the packaged model's is tied to its embedding
     head.weight = torch.nn.Parameter(policy.model.get_output_embeddings().weight.detach().clone())
     policy.model.lm_head = head
@@ -123,10 +126,33 @@ def test_the_norms_of_single_tokens_are_those_of_the_head_alone() -> None:
     assert line["tokens/head_top10"] == pytest.approx(x[: len(x) // 10].sum() / x.sum())
 
 
+def test_what_a_model_does_to_its_logits_after_the_head_is_in_the_norms_of_the_head() -> None:
+    model = build("gemma2", final_logit_softcapping=0.5).double()
+    policy = Policy("capped", model, tokenizer=None)
+    tokens, mask = torch.tensor([[5, 7, 9]]), torch.ones(1, 3, dtype=torch.bool)
+    norms = head_norms(policy, [[3, 4]], tokens, mask, 1.0)
+    head = torch.nn.Linear(1, 1, bias=False)
+    head.weight = torch.nn.Parameter(model.get_output_embeddings().weight.detach().clone())
+    model.lm_head = head
+    for t in range(3):
+        (grad,) = torch.autograd.grad(token_logp(policy, [[3, 4]], tokens, mask, 1.0)[0, t], head.weight)
+        assert float(norms[0, t]) == pytest.approx(float(grad.norm()), rel=1e-6)
+
+
+def test_the_path_of_a_step_with_several_updates_is_where_they_led_together(tmp_path: Path) -> None:
+    config = replace(LOOK, prompts=4, minibatches=2, inner_steps=2, steps=1)
+    start = load_policy("tiny", dtype="float64").trainable()
+    list(train(config, tmp_path, {}))
+    end = load_file(Record.open(tmp_path).checkpoint_path(1) / "policy.safetensors")
+    moved = {name: end[name] - p.detach() for name, p in start.items()}
+    want = Sketcher().gradient(moved.items()).double().numpy()
+    assert np.linalg.norm(Record.open(tmp_path).reading(0)["path_update"] - want) < 1e-6 * np.linalg.norm(want)
+
+
 def test_micro_batches_keep_groups_whole_so_their_readings_do_not_change() -> None:
     _, lens, rollouts, w, _, _ = looked(LOOK)
     _, parted, same, v, _, _ = looked(replace(LOOK, accumulate=2))
-    one, two = lens.metrics(rollouts, w, 1.0), parted.metrics(same, v, 1.0)
+    one, two = lens.metrics(rollouts, w, lens.seconds + 1.0), parted.metrics(same, v, parted.seconds + 1.0)
     shared = [name for name in one if "/group/" in name or name.startswith("baseline/")]
     assert len(shared) > 20
     for name in shared:
@@ -140,8 +166,6 @@ def test_micro_batches_keep_groups_whole_so_their_readings_do_not_change() -> No
 
 def test_looking_changes_the_run_by_rounding_only(tmp_path: Path) -> None:
     def last(scope: str) -> dict[str, torch.Tensor]:
-        from safetensors.torch import load_file
-
         list(train(replace(LOOK, scope=scope), tmp_path / scope, {}))
         return load_file(Record.open(tmp_path / scope).checkpoint_path(2) / "policy.safetensors")
 
@@ -172,7 +196,7 @@ def test_a_batch_without_any_signal_is_read_without_readings_of_rank() -> None:
     credit = token_advantage(LOOK.row, r).expand_as(r.mask)
     update = take_step(policy, make_optimizer(policy, LOOK), LOOK.row, LOOK, r, batch.prompts, credit,
                        torch.arange(len(r)), lens)
-    line = lens.metrics(r, update.w, 1.0)
+    line = lens.metrics(r, update.w, lens.seconds + 1.0)
     assert line["gram/live_groups"] == 0
     assert not any(name.startswith(("gram/group/", "baseline/", "null/", "matrix/")) for name in line)
     assert line["scores/group/effective_rank"] > 1  # the scores are there all the same

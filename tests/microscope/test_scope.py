@@ -255,15 +255,21 @@ def test_two_backwards_in_one_context_are_refused_of_one_graph_or_of_two() -> No
         loss = objective(model, ids, credit)
         loss.backward(retain_graph=True)
         loss.backward()
-    with refuses("two backward passes ran inside one Microscope"), Microscope(model):
+    with refuses("two forward passes ran inside one Microscope"), Microscope(model):
         for _ in range(2):
             objective(model, ids, credit).backward()
+    # Chosen and rejected answers in two calls: rollout i of each would be one row.
+    with refuses("two forward passes ran inside one Microscope.*put them into one batch"), Microscope(model):
+        (objective(model, ids, credit) - objective(model, ids.flip(0), credit)).backward()
 
 
 def test_batches_of_two_shapes_in_one_context_are_refused() -> None:
     model, (ids, credit) = build("llama"), batch()
     with refuses(r"a batch of shape \(4, 9\) and then one of shape \(2, 9\)"), Microscope(model):
-        (objective(model, ids, credit) + objective(model, ids[:2], credit[:2])).backward()
+        loss = objective(model, ids, credit)
+        with torch.no_grad():
+            objective(model, ids[:2], credit[:2])
+        loss.backward()
 
 
 def test_reading_before_or_without_a_pass_is_refused() -> None:
@@ -558,3 +564,56 @@ def test_a_rule_found_once_is_remembered_found_anew_after_a_change_and_keeps_no_
     del model
     gc.collect()
     assert alive() is None
+
+
+# Found in review.
+
+def test_without_grams_the_sketch_of_the_gradient_is_what_the_rows_sketches_must_add_up_to() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4))
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    with Microscope(model, exact=False, sketch=8) as scope:
+        model(x).square().sum().backward()
+    (check,) = scope.checks.values()
+    assert check.error < 1e-10
+    assert check.from_gram == pytest.approx(check.from_grad, rel=1e-4)
+    model.zero_grad()
+    with refuses("sketches do not add up to the sketch of the gradient.*exact=True says which"), \
+            Microscope(model, exact=False, sketch=8):
+        (model(x).square().sum() + F.linear(x, model[1].weight[:, :4]).square().sum()).backward()
+
+
+def test_a_subclass_of_linear_keeps_its_own_forward_and_arguments_may_be_named() -> None:
+    class Clamped(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input.clamp(-2, 2))
+
+    model, x = Clamped(4, 3).double(), 5 * torch.randn(3, 2, 4, dtype=torch.float64)
+    plain = model(x)
+    with Microscope(model) as scope:
+        out = model(input=x)
+        out.square().sum().backward()
+    assert torch.equal(out, plain)
+    want = torch.einsum("ntd,nto->nod", x.clamp(-2, 2), 2 * plain).flatten(1)
+    assert torch.allclose(scope.layers["weight"], want @ want.T)
+
+
+def test_a_gradient_that_is_not_finite_is_called_so() -> None:
+    model = nn.Linear(2, 2)
+    with refuses("the gradient of '(weight|bias)' is not finite.*overflowed, or the run has diverged"), \
+            Microscope(model):
+        (model(torch.ones(2, 2)) * torch.inf).sum().backward()
+
+
+def test_as_many_picked_tokens_as_rows_are_not_taken_for_rows() -> None:
+    class Picks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.expert = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.inner(x)
+            return h.sum() + self.expert(h.flatten(0, 1)[[0, 1, 2]]).square().sum()  # three tokens, all of row 0
+
+    with refuses("expert got 3 vectors in a batch of 3 rows of 5 positions: whether.* cannot be told"), \
+            Microscope(model := Picks()):
+        model(torch.randn(3, 5, 4)).backward()

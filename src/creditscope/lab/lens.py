@@ -55,9 +55,11 @@ class Lens:
         self._rows: list[Block] = []
         self._scores: list[Block] = []
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._before: dict[str, Tensor] = {}
         self._extra: dict[str, Any] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
         self._seconds = 0.0  # what a reading costs beside the step's own passes
+        self._calibration = 0.0
         self.seconds = 0.0
         """All that was spent inside the step on looking, the calibration included."""
 
@@ -80,7 +82,8 @@ class Lens:
                 pull()
             spent[kind].append(self._now() - start)
         self._cost = {kind: min(seconds) for kind, seconds in spent.items()}
-        self.seconds += sum(map(sum, spent.values()))
+        self._calibration = sum(map(sum, spent.values()))
+        self.seconds += self._calibration
 
     def read_scores(self, rows: Tensor, pull: Callable[[], None]) -> None:
         """A pass whose cotangents are 1: the unweighted scores."""
@@ -90,27 +93,33 @@ class Lens:
         self._scores.append(self._block(rows))
         self._spend(start)
 
-    def read_tokens(self, rows: Tensor, norms: Tensor, mask: Tensor) -> None:
+    def read_tokens(self, rows: Tensor, norms: Callable[[], Tensor], mask: Tensor) -> None:
         """full: the score norms of single tokens, for the output head alone: below it they have no cheap form."""
-        self._tokens.append((rows, norms, mask))
+        start = self._now()
+        self._tokens.append((rows, norms(), mask))
+        self._spend(start)
 
-    def before_update(self) -> dict[str, Tensor]:
-        """full: read the gradient as a whole, and remember the weights that the update will move."""
+    def before_update(self) -> None:
+        """full: at the first update of a step read the gradient as a whole, and remember the weights."""
+        if self._before:
+            return
         start = self._now()
         parameters = self._policy.trainable()
         grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         self._arrays["path_gradient"] = _numbers(self._sketcher.gradient(grads.items()))
         self._extra |= self._layer_spectra()
-        kept = {name: p.detach().clone() for name, p in parameters.items()}
+        self._before = {name: p.detach().clone() for name, p in parameters.items()}
         self._spend(start)
-        return kept
 
-    def after_update(self, before: dict[str, Tensor]) -> None:
-        """full: the update that the optimiser made, as a point of the path."""
+    def after_updates(self) -> None:
+        """full: what all updates of the step did together, θ_{s+1} − θ_s, as a point of the path."""
+        if not self._before:
+            return
         start = self._now()
         parameters = self._policy.trainable()
         self._arrays["path_update"] = _numbers(self._sketcher.gradient(
-            (name, p.detach() - before[name]) for name, p in parameters.items()))
+            (name, p.detach() - self._before[name]) for name, p in parameters.items()))
+        self._before = {}
         self._spend(start)
 
     # -- afterwards -------------------------------------------------------------------------------------------------
@@ -121,15 +130,15 @@ class Lens:
         credit = row_credit(w, rollouts.mask)
         out = _merged([self._summary(block, rollouts, credit) for block in self._rows], "gram/live_groups")
         if self._scores:
-            out |= _merged([self._score_summary(block, rollouts, credit) for block in self._scores],
-                           "scores/live_groups")
-            out |= self._baselines(rollouts) | self._token_concentration()
+            out |= _merged([self._score_summary(block, rollouts) for block in self._scores], "scores/live_groups")
+            out |= self._nulls(rollouts, credit) | self._baselines(rollouts) | self._token_concentration()
         out |= self._extra
-        spent = self._seconds + self._now() - start
+        now = self._now() - start
         if self._cost:
             out["scope/ratio"] = self._cost["scoped"] / self._cost["plain"]
             extra = (self._cost["scoped"] - self._cost["plain"]) * len(self._rows)
-            out["scope/share"] = (max(extra, 0.0) + spent) / (seconds + spent)
+            # `seconds` holds what was spent on looking so far; the calibration happens once a run and is left out.
+            out["scope/share"] = (max(extra, 0.0) + self._seconds + now) / (seconds - self._calibration + now)
         return out
 
     def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
@@ -169,31 +178,31 @@ class Lens:
         return geometry.summary(block.gram, None if credit is None else credit[rows],
                                 rollouts.group[block.rows].cpu().numpy(), _right(rollouts, block.rows), block.eps)
 
-    def _score_summary(self, block: Block, rollouts: Rollouts, credit: NDArray[np.float64] | None) -> dict[str, float]:
-        """What needs the unweighted scores. Names say which rows: scores/… are ψ_i, null/… are shuffled credits."""
+    def _score_summary(self, block: Block, rollouts: Rollouts) -> dict[str, float]:
+        """The geometry of the unweighted scores ψ_i."""
         group = rollouts.group[block.rows].cpu().numpy()
         plain = geometry.summary(block.gram, group=group, eps=block.eps)
-        out = {name.replace("gram/", "scores/", 1): value for name, value in plain.items()}
-        if credit is None:  # a credit that varies inside a rollout cannot be dealt out again
-            return out
-        mine = credit[block.rows.cpu().numpy()]
+        return {name.replace("gram/", "scores/", 1): value for name, value in plain.items()}
+
+    def _nulls(self, rollouts: Rollouts, credit: NDArray[np.float64] | None) -> dict[str, float]:
+        """Groups with their credits shuffled, and centred; nothing where credit varies inside a rollout."""
         centred: list[float] = []
         nulls: list[dict[str, geometry.Null]] = []
-        for _, rows in _by_group(group):
-            if not mine[rows].any():
-                continue
-            inner = block.gram[np.ix_(rows, rows)]
-            nulls.append(geometry.permutation_null(inner, mine[rows], draws=100, eps=block.eps))
-            around_mean = geometry.centred(inner, mine[rows])
-            # What the subtraction leaves has to stand above the rounding of what it started from.
-            if np.abs(around_mean).max() > len(rows) * block.eps * np.abs(inner).max() * (mine[rows] ** 2).max():
-                centred.append(spectrum(around_mean, block.eps).effective_rank)
-        if nulls:
-            out |= {f"null/group/{name}": _mean(null[name].mean for null in nulls if name in null)
-                    for name in ("effective_rank", "cancellation", "conflict") if any(name in null for null in nulls)}
-        if centred:
-            out["gram/group/centred_effective_rank"] = _mean(centred)
-        return out
+        for block in self._scores if credit is not None else ():
+            assert credit is not None
+            mine = credit[block.rows.cpu().numpy()]
+            for _, rows in _by_group(rollouts.group[block.rows].cpu().numpy()):
+                if not mine[rows].any():
+                    continue
+                inner = block.gram[np.ix_(rows, rows)]
+                nulls.append(geometry.permutation_null(inner, mine[rows], draws=100, eps=block.eps))
+                around_mean = geometry.centred(inner, mine[rows])
+                # What the subtraction leaves has to stand above the rounding of what it started from.
+                if np.abs(around_mean).max() > len(rows) * block.eps * np.abs(inner).max() * (mine[rows] ** 2).max():
+                    centred.append(spectrum(around_mean, block.eps).effective_rank)
+        out = {f"null/group/{name}": _mean(null[name].mean for null in nulls if name in null)
+               for name in ("effective_rank", "cancellation", "conflict") if any(name in null for null in nulls)}
+        return out | ({"gram/group/centred_effective_rank": _mean(centred)} if centred else {})
 
     def _token_concentration(self) -> dict[str, float]:
         """How few tokens hold Σ‖∇_W log π(y_t)‖², W the output head alone."""

@@ -213,22 +213,28 @@ def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor,
 
 def head_norms(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
                temperature: float) -> Tensor:
-    """(B, T) ‖∇_W log π(y_t)‖ for the output head W alone, from the forward pass; 0 where the mask is False.
+    """(B, T) ‖∇_W log π(y_t)‖ for the output head W alone, 0 where the mask is False.
 
-    log π = z_y/τ − log Σ exp(z/τ) and z = W h, so ∇_W log π = (e_y − p) hᵀ/τ, of norm ‖h‖ √(1 − 2p_y + Σ_v p_v²) / τ.
+    With z = W h the gradient is δ_t h_tᵀ, δ = ∂ log π(y_t)/∂z_t, of norm ‖δ_t‖‖h_t‖. δ comes from autograd down to z,
+    so that what a model does to its logits after the head (scaling, soft caps) is in it.
     """
-    seen: list[Tensor] = []
-    head = policy.model.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def cut(_: Any, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        z = out.detach().requires_grad_()
+        seen.append((args[0].detach(), z))
+        return z
+
+    handle = policy.model.get_output_embeddings().register_forward_hook(cut)
     try:
-        with policy.active(), torch.no_grad():
-            p = _scaled_logits(policy, prompts, tokens, mask, temperature).softmax(dim=2)
-            spread = 1 - 2 * p.gather(2, tokens[..., None]).squeeze(2) + p.square().sum(dim=2)
-            hidden = seen[0][:, -tokens.shape[1] - 1:-1].to(p.dtype)
-            norms: Tensor = (spread.clamp(min=0).sqrt() * hidden.norm(dim=2) / temperature).masked_fill(~mask, 0.0)
+        logp = token_logp(policy, prompts, tokens, mask, temperature)
     finally:
         handle.remove()
-    return norms
+    (hidden, z), = seen
+    (delta,) = torch.autograd.grad(logp.sum(), z)
+    wide = torch.promote_types(delta.dtype, torch.float32)
+    norms: Tensor = delta.to(wide).norm(dim=2) * hidden.to(wide).norm(dim=2)
+    return norms[:, -tokens.shape[1] - 1:-1].masked_fill(~mask, 0.0)
 
 
 def _scaled_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,

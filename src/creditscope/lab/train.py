@@ -99,6 +99,8 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                     part, prompts = rollouts.rows(rows), [batch.prompts[i] for i in rows.tolist()]
                     updates.append(take_step(policy, optimizer, method, config, part, prompts, credit[rows], rows,
                                              look if inner == 0 else None))
+            if look is not None:
+                look.after_updates()
             clock.lap("train")
             if look is not None:
                 clock.move("train", "scope", look.seconds)
@@ -177,8 +179,9 @@ def take_step(policy: Policy, optimizer: torch.optim.Optimizer, method: Method, 
         lens.calibrate(partial(pull, chunks[0], partial(score, chunk=chunks[0])))
         for chunk in chunks if config.scope == "full" else ():
             lens.read_scores(rows[chunk], partial(pull, chunk, partial(score, chunk=chunk)))
-            lens.read_tokens(rows[chunk], head_norms(policy, [prompts[i] for i in chunk.tolist()], part.tokens[chunk],
-                                                     part.mask[chunk], config.temperature), part.mask[chunk])
+            lens.read_tokens(rows[chunk], partial(head_norms, policy, [prompts[i] for i in chunk.tolist()],
+                                                  part.tokens[chunk], part.mask[chunk], config.temperature),
+                             part.mask[chunk])
 
     # With one micro-batch, w comes from the same forward that is pulled back; with several it must come first.
     optimizer.zero_grad(set_to_none=True)
@@ -199,15 +202,14 @@ def take_step(policy: Policy, optimizer: torch.optim.Optimizer, method: Method, 
         run = partial(pull, chunk, partial(descend, chunk=chunk))
         run() if lens is None else lens.watch(rows[chunk], run)
     value = float(surrogate(method, seen["logp"], part, credit))
-    before = lens.before_update() if lens is not None and config.scope == "full" else None
+    if lens is not None and config.scope == "full":
+        lens.before_update()
     parameters = list(policy.trainable().values())
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm or torch.inf)
     if not bool(torch.isfinite(norm)):
         raise CreditscopeError(f"the gradient's norm is {norm.item()}; the run's record is whole up to the step "
                                f"before. Lower --lr, set --clip-norm, or use --dtype float32")
     optimizer.step()
-    if lens is not None and before is not None:
-        lens.after_update(before)
     return Update(rows, seen["w"], seen["logp"], value, float(norm))
 
 

@@ -137,7 +137,14 @@ def squared_norms(grads: list[Tensor]) -> Tensor:
     if not grads:
         return torch.zeros(0, dtype=torch.float64)
     if grads[0].is_cuda:
-        return torch.stack(torch._foreach_norm(grads, 2, torch.float32)).double().square()
+        norms = torch.zeros(len(grads), dtype=torch.float64, device=grads[0].device)
+        for half in (True, False):
+            which = [i for i, g in enumerate(grads) if (g.dtype in (torch.bfloat16, torch.float16)) == half]
+            if which:
+                some = [grads[i] for i in which]
+                found = torch._foreach_norm(some, 2, torch.float32) if half else torch._foreach_norm(some, 2)
+                norms[which] = torch.stack([norm.double() for norm in found])
+        return norms.square()
     rows: list[Tensor] = []
     for g in grads:
         flat = g.detach().reshape(-1)

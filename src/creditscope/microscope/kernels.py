@@ -517,7 +517,7 @@ def weight_gram(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chunks(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Plain torch, a chunk of output rows at a time; float32 stays float32 whatever the global matmul precision."""
+    """Plain torch, a chunk of output rows at a time; float32 products are as exact as torch is told to make them."""
     n, _, d_out = delta.shape
     d_in = a.shape[2]
     dw = a.new_empty(d_out, d_in)
@@ -526,15 +526,10 @@ def chunks(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     if half and d_out * d_in < SMALL:
         delta, a = delta.float(), a.float()
     rows = max(1, SCRATCH // max(1, n * d_in * a.element_size()))
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        for start in range(0, d_out, rows):
-            part = torch.bmm(delta[:, :, start : start + rows].transpose(1, 2), a)
-            dw[start : start + rows] = part.sum(0)
-            gram += products(part.flatten(1))
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    for start in range(0, d_out, rows):
+        part = torch.bmm(delta[:, :, start : start + rows].transpose(1, 2), a)
+        dw[start : start + rows] = part.sum(0)
+        gram += products(part.flatten(1))
     return dw, gram
 
 

@@ -52,7 +52,7 @@ class Recorder:
         self._ids: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         self._forward = self._backward = self._stale = False
-        self.entered = self.closed = False
+        self.entered = self.entered_with_grad = self.closed = False
         self._scratch = Scratch()
 
     # -- the batch ----------------------------------------------------------------------------------------------------

@@ -87,9 +87,11 @@ class Rows:
         tokens = self.batch * (self.width or 1)
         fits = lead[:2] == (self.batch, self.width) or lead == (tokens,) if self.by_position else \
             lead[:1] == (self.batch,) or (lead == (tokens,) and self.width is not None)
-        if fits and lead == (self.batch,) and self.batch == self.width != 1 and not self.by_position:
+        if fits and lead == (self.batch,) and self.width not in (None, 1) and not self.by_position:
+            # Tokens picked by a router may happen to be as many as the rows; the self-check would not notice.
             raise CreditscopeError(f"{where} got {self.batch} vectors in a batch of {self.batch} rows of {self.width} "
-                                   f"positions: they may be one a row or one a position. Give the batch another width")
+                                   f"positions: whether they are one a row cannot be told. If they are, name it in "
+                                   f"slow=[...]; if not, the module around it")
         if not fits:
             hint = " (with segments, keep all positions: no logits_to_keep)" if self.by_position else ""
             raise CreditscopeError(

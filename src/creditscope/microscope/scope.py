@@ -11,6 +11,7 @@ called through the rules of `layers`; afterwards they are as before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -102,7 +103,9 @@ class Microscope:
     @property
     def eps(self) -> float:
         """The relative precision of the Gram's entries, for `spectrum(gram, eps)`: values below its floor are noise."""
-        return max(ROUNDING[precision] for precision in self._read().precisions)
+        short = next(iter(self._parameters.values())).is_cuda and _tf32()
+        return max(ROUNDING[torch.bfloat16 if short and precision == torch.float32 else precision]
+                   for precision in self._read().precisions)
 
     def require_only(self, rollout: int) -> None:
         """An error unless this rollout alone has a gradient: the proof that neither model nor loss mixes rows.
@@ -222,6 +225,10 @@ class Microscope:
                 raise CreditscopeError("a forward ran inside the Microscope, but no backward; call loss.backward() "
                                        "inside the with block")
             return None  # nothing happened at all: reading says so
+        wild = next((name for name, norm in norms.items() if not math.isfinite(norm)), None)
+        if wild is not None:
+            raise CreditscopeError(f"the gradient of {wild!r} is not finite, so its rows have no geometry: the loss or "
+                                   f"its scale overflowed, or the run has diverged")
         recorder.settle()
         _refuse_strays(recorder)
         _refuse_mixing(recorder)
@@ -263,7 +270,7 @@ class Microscope:
             sketch = Sketch(recorder.sketch, recorder.sketcher.k, recorder.sketcher.seed,
                             tuple(sorted(recorder.precision)))
         if not self._exact:
-            return _Result({}, {}, coverage, sketch, precisions)
+            return _Result({}, self._check_sketch(sketch, recorder), coverage, sketch, precisions)
         order = [name for name in self._parameters if name in recorder.grams]
         if not order:
             raise CreditscopeError(f"nothing was measured: the microscope saw none of the {len(names)} parameter(s) "
@@ -283,8 +290,32 @@ class Microscope:
                     f"scaled its gradient")
         return _Result(layers, checks, coverage, sketch, precisions)
 
+    def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, Check]:
+        """Without Grams: Σ_i S_i against the sketch of the gradient, over all parameters at once."""
+        if sketch is None or self._sketcher is None or self._older & recorder.precision.keys():
+            return {}  # what .grad held before is in it, and cannot be taken out again
+        grads = ((name, p.grad) for name, p in self._parameters.items() if name in recorder.precision)
+        arrived = self._sketcher.gradient((name, g.detach()) for name, g in grads if g is not None).double().cpu()
+        rows = sketch.rows.double().cpu()
+        worst = max(recorder.precision.values(), key=self._tolerate)
+        summed = rows.sum(dim=0)
+        scale = float(rows.square().sum() + arrived.square().sum())
+        error = float((summed - arrived).square().sum()) / scale if scale > 0 else 0.0
+        check = Check(float(summed.square().sum()), float(arrived.square().sum()), error, self._tolerate(worst))
+        if not error <= check.tolerance:
+            raise CreditscopeError(f"self-check failed: the rows' sketches do not add up to the sketch of the gradient "
+                                   f"(off by {error:.2g}, tolerance {check.tolerance:.0g}). A parameter is used in a "
+                                   f"way the microscope did not see; exact=True says which")
+        return {"all parameters, sketched": check}
+
+    def _tolerate(self, precision: torch.dtype) -> float:
+        if self._tolerance is not None:
+            return self._tolerance
+        short = precision == torch.float32 and next(iter(self._parameters.values())).is_cuda and _tf32()
+        return TOLERANCE[torch.bfloat16 if short else precision]
+
     def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> Check:
-        tolerance = TOLERANCE[precision] if self._tolerance is None else self._tolerance
+        tolerance = self._tolerate(precision)
         scale = trace + norm
         return Check(total, norm, abs(total - norm) / scale if scale > 0 else 0.0, tolerance)
 
@@ -325,6 +356,15 @@ def check_model(model: nn.Module) -> dict[str, nn.Parameter]:
         raise CreditscopeError(f"the model lies on several devices ({', '.join(devices)}); the microscope reads a "
                                f"model on one device, or one shard of it on each rank")
     return trainable
+
+
+def _tf32() -> bool:
+    """Whether float32 products on the GPU keep ten bits only."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        return bool(matmul.fp32_precision == "tf32")
+    except AttributeError:
+        return bool(matmul.allow_tf32)
 
 
 Plan = list[tuple[Site, Rule]]
@@ -392,6 +432,12 @@ def _meet(recorder: Recorder, outer: bool) -> Callable[[nn.Module, tuple[Any, ..
         named = [kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
         first = next((x for x in (*named, *args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0), None)
         if first is not None and not in_backward():
+            if outer and torch.is_grad_enabled():
+                if recorder.entered_with_grad:
+                    raise CreditscopeError("two forward passes ran inside one Microscope, so rollouts of different "
+                                           "batches would share a row; open one context for each, or put them into one "
+                                           "batch")
+                recorder.entered_with_grad = True
             recorder.entered = True
             features = 0 if not first.is_floating_point() else 1
             lead = tuple(first.shape[: max(1, min(2, first.dim() - features))])

@@ -59,8 +59,8 @@ LEGEND = """\
 test: share of 1,000 unseen problems solved by one sample at temperature 1, 95 % interval.
 reward and dead groups: mean of the last 10 steps.
 rank: effective rank (Σσ)²/Σσ² of a group's R rollout gradients over all parameters, mean over live groups and steps.
-null: the same for orthogonal gradients of equal norm. cut to 2: the rank that an SVD truncated to two values prints;
-arXiv:2606.29238 reports a rank of about 2 for every R."""
+null: the same for orthogonal scores of equal norm with the same credits. cut to 2: the rank that an SVD truncated to
+two values prints; arXiv:2606.29238 reports a rank of about 2 for every R."""
 
 LR = 1e-4
 """The packaged model learns fastest here: 3e-4 breaks it within 60 steps (recipes/README.md)."""
@@ -81,7 +81,7 @@ def summary(path: Path) -> dict[str, Any]:
             "dead_groups": sum(s["signal/dead_groups"] for s in tail) / len(tail),
             "effective_rank": _mean(trained, "gram/group/effective_rank"),
             "effective_rank_truncated_2": _mean(trained, "gram/group/effective_rank_truncated_2"),
-            "orthogonal_null": _mean(trained, "gram/group/orthogonal_null"),
+            "null": _mean(trained, "gram/group/credit_null"),
             "scope_ratio": trained[-1].get("scope/ratio"),
             "seconds": sum(s["time/step"] for s in trained), "path": str(path)}
 
@@ -103,7 +103,7 @@ def _table(lines: list[dict[str, Any]]) -> Table:
                       f"{b:.1%} [{100 * b_low:.0f}, {100 * b_high:.0f}]", f"{b - a:+.1%}", f"{line['reward']:.2f}",
                       f"{line['dead_groups']:.0%}",
                       *("" if line[name] is None else f"{line[name]:.1f}" for name in
-                        ("effective_rank", "orthogonal_null", "effective_rank_truncated_2")),
+                        ("effective_rank", "null", "effective_rank_truncated_2")),
                       f"{line['seconds']:.0f} s")
     return table
 
