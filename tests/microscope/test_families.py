@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from creditscope.microscope.layers import whole
 from creditscope.microscope.scope import Microscope
+from creditscope.microscope.whole import whole
 from small_models import FAMILIES, apart, batch, build, by_loop, double, gradient, grams, objective, total
 
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from creditscope import CreditscopeError
 from creditscope.microscope.gram import dense_gram, weight_gram
-from creditscope.microscope.layers import embedding, functional, layer_norm, linear, spread, whole
+from creditscope.microscope.layers import embedding, functional, layer_norm, linear, spread
 from creditscope.microscope.scope import Microscope
+from creditscope.microscope.whole import whole
 from small_models import apart, gradient, grams, loop, total
 
 N, T, D = 3, 5, 4

@@ -24,9 +24,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.gram import squared_norms
-from creditscope.microscope.layers import Rule, Site, rule_for, whole
+from creditscope.microscope.layers import rule_for
 from creditscope.microscope.recorder import Recorder, in_backward
+from creditscope.microscope.site import Rule, Site
 from creditscope.microscope.sketch import Sketch, Sketcher
+from creditscope.microscope.whole import whole
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """How far Σ_ij K_ij may be from ‖∇‖², as a share of Σ_i K_ii + ‖∇‖², by the precision of the activations."""
