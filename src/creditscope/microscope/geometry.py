@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.spectrum import Spectrum, orthogonal_null, spectrum
+from creditscope.microscope.spectrum import Spectrum, orthogonal_null, spectrum, square
 
 Array = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -440,13 +440,7 @@ def _centred_effective_rank(block: Array, credit: Array, eps: float) -> float | 
 # What comes in.
 
 def _square(gram: Any) -> Array:
-    k = np.asarray(gram, dtype=np.float64)
-    if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape[0] == 0:
-        raise CreditscopeError(f"the geometry needs a square Gram matrix (N, N), got shape {k.shape}")
-    if not np.isfinite(k).all():
-        i, j = np.argwhere(~np.isfinite(k))[0]
-        raise CreditscopeError(f"the Gram matrix must be finite: entry ({i}, {j}) is {k[i, j]}")
-    return k
+    return square(gram, "the geometry")
 
 
 def _vector(values: Any, name: str, rows: int | None = None) -> Array:

@@ -81,12 +81,7 @@ def spectrum(gram: Any, eps: float = float(np.finfo(np.float64).eps)) -> Spectru
     >>> round(spectrum([[1.0, 0.0], [0.0, 1.0]]).effective_rank, 6)
     2.0
     """
-    k = np.asarray(gram, dtype=np.float64)
-    if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape[0] == 0:
-        raise CreditscopeError(f"spectrum needs a square Gram matrix (N, N), got shape {k.shape}")
-    if not np.isfinite(k).all():
-        i, j = np.argwhere(~np.isfinite(k))[0]
-        raise CreditscopeError(f"the Gram matrix must be finite: entry ({i}, {j}) is {k[i, j]}")
+    k = square(gram, "spectrum")
     scale = float(np.abs(k).max())
     if scale == 0:
         raise CreditscopeError("the Gram matrix is 0: no rollout has a gradient (every group may be unanimous), "
@@ -101,6 +96,17 @@ def spectrum(gram: Any, eps: float = float(np.finfo(np.float64).eps)) -> Spectru
                                f"largest of {eigenvalues[0]:.3g}. Exact and sketched blocks must not be mixed")
     values = np.sqrt(np.clip(eigenvalues, 0.0, None))
     return Spectrum(values, float(values[0] * np.sqrt(len(k) * eps)))
+
+
+def square(gram: Any, reader: str) -> NDArray[np.float64]:
+    """A Gram matrix as it came in, checked: (N, N) and finite."""
+    k = np.asarray(gram, dtype=np.float64)
+    if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape[0] == 0:
+        raise CreditscopeError(f"{reader} needs a square Gram matrix (N, N), got shape {k.shape}")
+    if not np.isfinite(k).all():
+        i, j = np.argwhere(~np.isfinite(k))[0]
+        raise CreditscopeError(f"the Gram matrix must be finite: entry ({i}, {j}) is {k[i, j]}")
+    return k
 
 
 def orthogonal_null(right: int, rollouts: int) -> float:
