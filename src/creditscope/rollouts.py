@@ -12,9 +12,10 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 
 # Fields of one shape, so that checks, indexing and concatenation are written once.
-TOKEN_FIELDS = ("tokens", "mask", "logp", "ref_logp", "entropy", "step")  # (B, T)
+TOKEN_FIELDS = ("tokens", "mask", "logp", "ref_logp", "entropy", "collision", "step")  # (B, T)
+STEP_FIELDS = ("step_reward", "step_state")  # (B, S)
 TEXT_FIELDS = ("prompt", "text", "pieces")  # lists of length B, or empty when unknown
-_PAD = {"step": -1}  # everything else pads with 0
+_PAD = {"step": -1, "step_state": -1}  # everything else pads with 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,14 @@ class Rollouts:
     """(B, T) log π_ref of the chosen tokens, for methods with a KL term."""
     entropy: Tensor | None = None
     """(B, T) entropy of the sampling distribution at each token, in nats."""
+    collision: Tensor | None = None
+    """(B, T) Σ_v π(v)² of the sampling distribution at each token: the chance that two draws agree."""
     step: Tensor | None = None
     """(B, T) int64 index of the reasoning step (or turn) a token belongs to, -1 for none."""
     step_reward: Tensor | None = None
     """(B, S) reward of each step; columns past a row's last step are 0."""
+    step_state: Tensor | None = None
+    """(B, S) int64 the state in which each step (or turn) begins, equal where states are; -1 past the last step."""
     prompt: Sequence[str] = field(default_factory=list)
     text: Sequence[str] = field(default_factory=list)
     pieces: Sequence[Sequence[str]] = field(default_factory=list)
@@ -60,7 +65,8 @@ class Rollouts:
 
     def _check_kinds(self) -> None:
         kinds = {"tokens": "int64", "mask": "bool", "logp": "float", "reward": "float", "group": "int64",
-                 "ref_logp": "float", "entropy": "float", "step": "int64", "step_reward": "float"}
+                 "ref_logp": "float", "entropy": "float", "collision": "float", "step": "int64", "step_reward": "float",
+                 "step_state": "int64"}
         required = ("tokens", "mask", "logp", "reward", "group")
         for name, kind in kinds.items():
             value = getattr(self, name)
@@ -88,13 +94,20 @@ class Rollouts:
             if value is not None and tuple(value.shape) != shape:
                 raise CreditscopeError(f"Rollouts.{name} must have shape {shape} to fit tokens, "
                                        f"got {tuple(value.shape)}")
-        if self.step_reward is not None:
+        for name in STEP_FIELDS:
+            value = getattr(self, name)
+            if value is None:
+                continue
             if self.step is None:
-                raise CreditscopeError("Rollouts.step_reward was given without Rollouts.step; "
-                                       "pass the step index of every token too")
-            if self.step_reward.dim() != 2 or self.step_reward.shape[0] != rows:
-                raise CreditscopeError(f"Rollouts.step_reward must be (B, S) with B = {rows}, "
-                                       f"got {tuple(self.step_reward.shape)}")
+                raise CreditscopeError(f"Rollouts.{name} was given without Rollouts.step; "
+                                       f"pass the step index of every token too")
+            if value.dim() != 2 or value.shape[0] != rows:
+                raise CreditscopeError(f"Rollouts.{name} must be (B, S) with B = {rows}, got {tuple(value.shape)}")
+        if self.step_state is not None and (self.step_reward is None
+                                            or self.step_state.shape != self.step_reward.shape):
+            have = "none" if self.step_reward is None else str(tuple(self.step_reward.shape))
+            raise CreditscopeError(f"Rollouts.step_state {tuple(self.step_state.shape)} must have the shape of "
+                                   f"step_reward, which is {have}")
         for name in TEXT_FIELDS:
             value = getattr(self, name)
             if value and len(value) != rows:
@@ -111,7 +124,7 @@ class Rollouts:
         if bool((self.tokens[tail] != 0).any()):
             object.__setattr__(self, "tokens", self.tokens.masked_fill(tail, 0))
         _refuse_rows("reward", ~torch.isfinite(self.reward), self.reward)
-        for name in ("logp", "ref_logp", "entropy"):
+        for name in ("logp", "ref_logp", "entropy", "collision"):
             value = getattr(self, name)
             if value is None:
                 continue
@@ -191,6 +204,11 @@ class Rollouts:
         joined: dict[str, Any] = {}
         for f in fields(Rollouts):
             values = [getattr(part, f.name) for part in parts]
+            if f.name == "step_state":  # where no row has a step, no state is missing
+                values = [part.step.new_zeros(len(part), 0) if v is None and part.step is not None
+                          and part.step_reward is not None and part.step_reward.shape[1] == 0 else v
+                          for v, part in zip(values, parts, strict=True)]
+                values = [None] * len(parts) if all(v is None or v.shape[1] == 0 for v in values) else values
             present = [value is not None and len(value) > 0 for value in values]  # texts are empty when unknown
             if not any(present):
                 joined[f.name] = values[0]
@@ -198,9 +216,9 @@ class Rollouts:
                 raise CreditscopeError(f"cannot join rollouts: some parts have {f.name!r} and some do not")
             elif f.name in TOKEN_FIELDS:
                 joined[f.name] = torch.cat([_widen(v, width, _PAD.get(f.name, 0)) for v in values])
-            elif f.name == "step_reward":
+            elif f.name in STEP_FIELDS:
                 steps = max(v.shape[1] for v in values)
-                joined[f.name] = torch.cat([_widen(v, steps, 0) for v in values])
+                joined[f.name] = torch.cat([_widen(v, steps, _PAD.get(f.name, 0)) for v in values])
             elif isinstance(values[0], Tensor):
                 joined[f.name] = torch.cat(values)
             else:

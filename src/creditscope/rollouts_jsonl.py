@@ -2,8 +2,9 @@
 
     {"prompt": "...", "text": "...", "group": 3, "reward": 1.0, "tokens": [5, 9], "logp": [-0.1, -0.7]}
 
-Required: tokens, logp, reward, group. Optional: prompt, text, pieces, ref_logp, entropy, step, step_reward, and mask
-(absent means that the policy chose every token). Unknown fields are an error: a misspelt name must not be dropped.
+Required: tokens, logp, reward, group. Optional: prompt, text, pieces, ref_logp, entropy, collision, step, step_reward,
+step_state, and mask (absent means that the policy chose every token). Unknown fields are an error: a misspelt name must
+not be dropped.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from creditscope.jsonlines import MAX_LINE, numbered_lines
 from creditscope.rollouts import Rollouts
 
 _INT64 = range(-(2**63), 2**63)
-_PER_TOKEN = {"logp": float, "mask": bool, "ref_logp": float, "entropy": float, "step": int, "pieces": str}
+_PER_TOKEN = {"logp": float, "mask": bool, "ref_logp": float, "entropy": float, "collision": float, "step": int,
+              "pieces": str}
 _REQUIRED = ("tokens", "logp", "reward", "group")
-_FIELDS = ("prompt", "text", "group", "reward", "tokens", "mask", "logp", "ref_logp", "entropy", "step", "step_reward",
-           "pieces")
+_PER_STEP = {"step_reward": float, "step_state": int}
+_FIELDS = ("prompt", "text", "group", "reward", "tokens", "mask", "logp", "ref_logp", "entropy", "collision", "step",
+           "step_reward", "step_state", "pieces")
 
 Row = dict[str, Any]
 
@@ -65,11 +68,14 @@ def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32) -> Rollouts
             out[i, : len(values)] = torch.tensor(values, dtype=kind)
         return out
 
-    steps = None
-    if present["step_reward"]:
-        steps = torch.zeros(len(rows), max(len(row["step_reward"]) for row in rows), dtype=dtype)
+    def steps(name: str, kind: torch.dtype, pad: float) -> Any:
+        if not present[name]:
+            return None
+        out = torch.full((len(rows), max(len(row[name]) for row in rows)), pad, dtype=kind)
         for i, row in enumerate(rows):
-            steps[i, : len(row["step_reward"])] = torch.tensor(row["step_reward"], dtype=dtype)
+            out[i, : len(row[name])] = torch.tensor(row[name], dtype=kind)
+        return out
+
     return Rollouts(
         tokens=matrix("tokens", torch.int64, 0),
         mask=matrix("mask", torch.bool, False, lambda row: [True] * len(row["tokens"])),
@@ -78,8 +84,10 @@ def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32) -> Rollouts
         group=torch.tensor([row["group"] for row in rows], dtype=torch.int64),
         ref_logp=matrix("ref_logp", dtype, 0.0),
         entropy=matrix("entropy", dtype, 0.0),
+        collision=matrix("collision", dtype, 0.0),
         step=matrix("step", torch.int64, -1),
-        step_reward=steps,
+        step_reward=steps("step_reward", dtype, 0.0),
+        step_state=steps("step_state", torch.int64, -1),
         **{name: [row[name] for row in rows] for name in ("prompt", "text", "pieces") if present[name]},
     )
 
@@ -113,7 +121,7 @@ def to_rows(rollouts: Rollouts) -> Iterator[Row]:
         row["tokens"] = rollouts.tokens[i, :extent].tolist()
         if not bool(rollouts.mask[i, :extent].all()):
             row["mask"] = rollouts.mask[i, :extent].tolist()
-        for name in ("logp", "ref_logp", "entropy", "step"):
+        for name in ("logp", "ref_logp", "entropy", "collision", "step"):
             value = getattr(rollouts, name)
             if value is not None:
                 row[name] = value[i, :extent].tolist()
@@ -122,6 +130,8 @@ def to_rows(rollouts: Rollouts) -> Iterator[Row]:
             values = rollouts.step_reward[i].tolist()
             used = max([steps[i] if steps else 0, *(s + 1 for s, value in enumerate(values) if value)])
             row["step_reward"] = values[:used]
+            if rollouts.step_state is not None:
+                row["step_state"] = rollouts.step_state[i, :used].tolist()
         if rollouts.pieces:
             row["pieces"] = [*rollouts.pieces[i], *[""] * extent][:extent]
         yield row
@@ -156,8 +166,14 @@ def _parse(line: str, bad: Callable[[str], CreditscopeError]) -> Row:
             row[name] = _values(name, row[name], kind, bad)
             if len(row[name]) != len(row["tokens"]):
                 raise bad(f"{name!r} has {len(row[name])} entries for {len(row['tokens'])} tokens")
-    if "step_reward" in row:
-        row["step_reward"] = _values("step_reward", row["step_reward"], float, bad)
+    for name, kind in _PER_STEP.items():
+        if name in row:
+            row[name] = _values(name, row[name], kind, bad)
+    if "step_reward" in row and max(row.get("step", []), default=-1) >= len(row["step_reward"]):
+        raise bad(f"'step' names step {max(row['step'])}, but 'step_reward' has {len(row['step_reward'])} entries; "
+                  f"steps are counted from 0")
+    if "step_state" in row and len(row["step_state"]) != len(row.get("step_reward", [])):
+        raise bad(f"'step_state' has {len(row['step_state'])} entries for {len(row.get('step_reward', []))} steps")
     return row
 
 

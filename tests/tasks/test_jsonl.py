@@ -8,14 +8,21 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from creditscope import METHODS
+from creditscope.credit import ESTIMATORS, find_estimator
+from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.tasks import Problem, find_task
+from creditscope.lab.rollout import step_tensors
+from creditscope.lab.tools import task_gives
+from creditscope.tasks import Problem, Step, Verdict, find_task
 from creditscope.tasks.jsonl import Jsonl
 from creditscope.tasks.worker import Worker
+from makers import make
 
 REWARDS = '''
 import os, sys, time
@@ -34,6 +41,16 @@ def misbehave(text, row):
         while True: pass
     return len(row["extra"])
 number = 3
+def by_lines(text, row):
+    """1 for each line that the row's labels call right; the state is the line before."""
+    steps, at, state = [], 0, "start"
+    for line in text.splitlines(keepends=True):
+        steps.append((at, at + len(line), line.strip() in row["steps"], state))
+        at, state = at + len(line), line.strip()
+    return float(row["answer"] in text), steps
+def as_told(text, row):
+    """What the row says, to be judged as an answer of a function."""
+    return eval(row["returns"])
 '''
 ROWS = [{"prompt": f"{i} + 1?", "answer": i + 1, "extra": [1, 2]} for i in range(40)]
 
@@ -58,6 +75,83 @@ def test_rows_are_judged_by_the_function(file: Path) -> None:
     problem = next(task.problems("train"))
     assert task.verify(problem, problem.answer).reward == 1
     assert task.verify(problem, "no").reward == 0
+
+
+# -- a pair: the reward and the steps --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def steps_file(file: Path) -> Path:
+    file.write_text("\n".join(json.dumps({"prompt": f"{i}?", "answer": str(i + 3), "solution": f"a\n{i + 3}",
+                                          "steps": ["a", str(i + 3)]}) for i in range(20)))
+    return file
+
+
+def test_steps_come_with_their_spans_rewards_and_states(steps_file: Path) -> None:
+    task = find_task(f"jsonl:{steps_file}", reward="my_rewards:by_lines")
+    found = task.verify(Problem("x", "p", "4", {"steps": ["a", "4"]}), "a\nb\n4")
+    # Characters 0–2 are "a\n", 2–4 "b\n", 4–5 "4".
+    assert found == Verdict(1.0, (Step(0, 2, 1.0, "start"), Step(2, 4, 0.0, "a"), Step(4, 5, 1.0, "b")))
+    assert task.verify(Problem("x", "p", "4", {"steps": []}), "") == Verdict(0.0)
+
+
+def test_credit_by_steps_runs_on_labels_that_stand_in_the_file(steps_file: Path) -> None:
+    task = find_task(f"jsonl:{steps_file}", reward="my_rewards:by_lines")
+    problem = next(task.problems("test"))
+    given = task_gives(task, problem)
+    for name in ("step_reward", "state_return"):
+        ESTIMATORS[name].require(given, "task 'jsonl'")
+    texts = [f"a\n{problem.answer}", "b\nb"]
+    step, worth, state = step_tensors([task.verify(problem, text) for text in texts],
+                                      [["a", "\n", problem.answer], ["b", "\n", "b"]], 3)
+    batch = replace(make([1, 0], [0, 0], [3, 3]), step=step, step_reward=worth.double(), step_state=state)
+    # Steps earn 1, 1 and 0, 0: mean ½.
+    assert find_estimator("step_reward")(METHODS["p1_grpo"], batch, Tools()).tolist() == [[.5] * 3, [-.5] * 3]
+
+
+@pytest.mark.parametrize(("returns", "steps"), [
+    ("1.0, []", []), ("[1, [[0, 4, 0]]]", [(0, 4, 0.0, None)]), ("1, ((0, 1, True), (3, 4, -2.5, None))",
+                                                              [(0, 1, 1.0, None), (3, 4, -2.5, None)]),
+    ("1, [[0, 2, 1, ''], [2, 4, 1, 'x']]", [(0, 2, 1.0, ""), (2, 4, 1.0, "x")]),
+    ("1, [[__import__('numpy').int64(1), 2, __import__('numpy').float32(0.5)]]", [(1, 2, 0.5, None)])])
+def test_a_pair_is_taken_as_lists_or_tuples_with_or_without_states(
+        file: Path, returns: str, steps: list[tuple[int, int, float, str | None]]) -> None:
+    task = Jsonl(file, reward="my_rewards:as_told")
+    verdict = task.verify(Problem("x", "p", "a", {"returns": returns}), "text")
+    assert verdict == Verdict(1.0, tuple(Step(*step) for step in steps))
+
+
+def test_spans_count_characters_as_python_does(file: Path) -> None:
+    task = Jsonl(file, reward="my_rewards:as_told")
+    text = "é😀\ud800\n"  # four characters, though eight and more bytes
+    good, bad = (task.verify(Problem("x", "p", "a", {"returns": f"1, [[0, {end}, 1]]"}), text) for end in (4, 5))
+    assert good.steps == (Step(0, 4, 1.0),)
+    assert bad.error is not None
+
+
+@pytest.mark.parametrize(("returns", "says"), [
+    ("1, [[0, 2, 1], [1, 3, 1]]", r"step 1 \(from 0\) \[1, 3, 1\]; it begins before step 0 ends, at 2"),
+    ("1, [[2, 4, 1], [0, 2, 1]]", r"step 1 .*begins before step 0 ends, at 4"),
+    ("1, [[0, 2, 1], [2, 5, 1]]", r"step 1 .*0 <= start < end <= 4, the length of the text"),
+    ("1, [[-1, 2, 1]]", "step 0 .*0 <= start < end <= 4"), ("1, [[2, 2, 1]]", "0 <= start < end"),
+    ("1, [[3, 2, 1]]", "0 <= start < end"), ("1, [[0.0, 2, 1]]", "step 0 .*whole numbers"),
+    ("1, [[0, True, 1]]", "whole numbers"), ("1, [['0', 2, 1]]", "whole numbers"),
+    ("1, [[0, 2, float('nan')]]", "step 0 .*its reward must be a finite number, not nan"),
+    ("1, [[0, 2, None]]", "finite number, not None"), ("1, [[0, 2, '1']]", "finite number, not '1'"),
+    ("1, [[0, 2, 10**400]]", "step 0 .*finite number"),
+    ("1, [[0, 2, 1, 7]]", "step 0 .*its state must be a text.*not int"),
+    ("1, [[0, 2]]", r"step 0 .*must be \[start, end, reward\] or"), ("1, [[0, 2, 1, 's', 0]]", "step 0"),
+    ("1, ['abc']", "step 0"), ("1, {0: 1}", "the steps {0: 1} .dict.; they must be a list"),
+    ("1, 2", "the steps 2 .int."), ("1, None", "the steps None"),
+    ("None, []", "None .NoneType.; it must return a number"),
+    ("float('nan'), [[0, 2, 1]]", "nan; it must return a finite number"),
+    ("1, [], []", "must return a number, or a pair"), ("[1]", "must return a number, or a pair")])
+def test_a_bad_step_is_named_and_the_answer_earns_nothing(file: Path, returns: str, says: str) -> None:
+    task = Jsonl(file, reward="my_rewards:as_told")
+    verdict = task.verify(Problem("7", "p", "a", {"returns": returns}), "text")
+    assert (verdict.reward, verdict.steps, task.errors) == (0, (), 1)
+    assert verdict.error is not None
+    assert re.match(f"row 7: my_rewards:as_told returned .*{says}", verdict.error)
 
 
 def test_train_is_shuffled_by_the_seed_and_equal_prompts_keep_their_split(file: Path) -> None:

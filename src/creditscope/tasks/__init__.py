@@ -43,6 +43,8 @@ class Step:
     start: int
     end: int
     reward: float
+    state: str | None = None
+    """The state in which the step begins, where the task knows it: equal text, equal state."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,17 @@
     {"prompt": "...", "answer": "...", anything else}           one row a line
     def reward(text: str, row: dict) -> float: ...              given as module:function
 
+For credit below the answer the function may return a pair, the reward and the answer's steps: a list of
+[start, end, reward] or [start, end, reward, state], characters [start, end) of the text, disjoint and in order. Labels
+can stand in the rows; a run with `--credit step_reward` asks once, about row["solution"] or the answer, to see steps.
+
+    def reward(text, row):
+        steps, at = [], 0
+        for line in text.splitlines(keepends=True):
+            steps.append([at, at + len(line), float(line.strip() in row["right_lines"])])
+            at += len(line)
+        return float(row["answer"] in text), steps
+
 The function runs in a process that can be killed (`worker`). Whatever it does, the run goes on: a row it could not
 judge gets reward 0 and an error that names the row, and `errors` counts them. The function's name comes from whoever
 starts the run, never from the data.
@@ -19,7 +30,7 @@ from typing import Any
 
 from creditscope.errors import CreditscopeError
 from creditscope.jsonlines import numbered_lines
-from creditscope.tasks import Problem, Verdict, check_split, in_order
+from creditscope.tasks import Problem, Step, Verdict, check_split, in_order
 from creditscope.tasks.worker import Worker, WorkerError
 
 TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -58,11 +69,13 @@ class Jsonl:
         return in_order(self._rows[check_split(split)], split, seed)
 
     def verify(self, problem: Problem, text: str) -> Verdict:
+        row = {**problem.meta, "prompt": problem.prompt, "answer": problem.answer}
         try:
-            return Verdict(self._worker(text, {**problem.meta, "prompt": problem.prompt, "answer": problem.answer}))
+            reward, steps = self._worker.judge(text, row)
         except WorkerError as error:
             self.errors += 1
             return Verdict(0.0, error=f"row {problem.id}: {self.reward} {error}")
+        return Verdict(reward, tuple(Step(*step) for step in steps))
 
     def close(self) -> None:
         self._worker.close()

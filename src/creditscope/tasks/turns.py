@@ -63,11 +63,11 @@ class Ladder:
             end = start + len(line)
             word = line.strip()
             if word and len(steps) < self.turns:
-                reward = 0.0
+                reward, state = 0.0, f"turn {len(steps)}, rung {rung}"
                 if word in MOVES:
                     rung = self.move(rung, MOVES.index(word))
                     reward = rung / self.top
-                steps.append(Step(start, end, reward))
+                steps.append(Step(start, end, reward, state))
                 total += reward
             start = end
         return Verdict(total, tuple(steps))

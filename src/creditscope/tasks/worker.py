@@ -24,6 +24,9 @@ import traceback
 import weakref
 from typing import Any
 
+StepSpan = tuple[int, int, float, str | None]
+"""start, end, reward and state of a step: characters [start, end) of the text that the function was given."""
+
 START_SECONDS = 120.0  # a user's module may import torch
 
 
@@ -51,6 +54,13 @@ class Worker:
 
     def __call__(self, *args: Any) -> float:
         """The function's number. Raises WorkerError for an exception, a wrong value, a hang or a crash."""
+        return self._call(args)[0]
+
+    def judge(self, text: str, *args: Any) -> tuple[float, list[StepSpan]]:
+        """The number and the steps of the text, of a function that returns a number or a pair (number, steps)."""
+        return self._call((text, *args))
+
+    def _call(self, args: tuple[Any, ...]) -> tuple[float, list[StepSpan]]:
         try:
             line = json.dumps(args)
         except (TypeError, ValueError) as error:
@@ -82,7 +92,7 @@ class Worker:
         threading.Thread(target=_read, args=(process, self._lines), daemon=True).start()
         self._ask(json.dumps({"target": self.target, "path": [os.getcwd(), *sys.path]}), START_SECONDS)
 
-    def _ask(self, line: str, seconds: float) -> float:
+    def _ask(self, line: str, seconds: float) -> tuple[float, list[StepSpan]]:
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -103,7 +113,7 @@ class Worker:
         answer = json.loads(reply)
         if "error" in answer:
             raise WorkerError(answer["error"])
-        return float(answer["value"])
+        return float(answer["value"]), [(start, end, reward, state) for start, end, reward, state in answer["steps"]]
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
@@ -137,10 +147,52 @@ def check_number(value: object) -> float:
     1.0
     """
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"returned {value!r:.60} ({type(value).__name__}); it must return a number")
+        raise TypeError(f"returned {value!r:.60} ({type(value).__name__}); it must return a number, or a pair of a "
+                        f"number and a list of steps")
     if not math.isfinite(value):
         raise ValueError(f"returned {value}; it must return a finite number")
     return float(value)
+
+
+def check_steps(steps: object, length: int) -> list[StepSpan]:
+    """Spans inside a text of that length, in order and disjoint. Raises TypeError or ValueError, which name the step.
+
+    >>> check_steps([[0, 2, 1], [2, 5, 0.5, "x = 3"]], length=5)
+    [(0, 2, 1.0, None), (2, 5, 0.5, 'x = 3')]
+    """
+    if not isinstance(steps, list | tuple):
+        raise TypeError(f"returned the steps {steps!r:.60} ({type(steps).__name__}); they must be a list of "
+                        f"[start, end, reward] or [start, end, reward, state]")
+    found: list[StepSpan] = []
+    for n, step in enumerate(steps):
+        who = f"returned step {n} (from 0) {step!r:.60}"
+        if not isinstance(step, list | tuple) or len(step) not in (3, 4):
+            raise TypeError(f"{who}; it must be [start, end, reward] or [start, end, reward, state]")
+        start, end, reward, state = [*step, None][:4]
+        if not (_whole(start) and _whole(end)):
+            raise TypeError(f"{who}; start and end must be whole numbers, places in the text")
+        if not 0 <= start < end <= length:
+            raise ValueError(f"{who}; it must have 0 <= start < end <= {length}, the length of the text")
+        if found and start < found[-1][1]:
+            raise ValueError(f"{who}; it begins before step {n - 1} ends, at {found[-1][1]}: steps are disjoint and in "
+                             f"order")
+        if not _finite(reward):
+            raise ValueError(f"{who}; its reward must be a finite number, not {reward!r:.60}")
+        if state is not None and not isinstance(state, str):
+            raise TypeError(f"{who}; its state must be a text, equal where states are, not {type(state).__name__}")
+        found.append((int(start), int(end), float(reward), state))
+    return found
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _finite(value: object) -> bool:
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def _serve() -> None:
@@ -156,7 +208,7 @@ def _serve() -> None:
             if function is None:
                 sys.path[:] = request["path"]
                 function = _load(request["target"])
-                answer: dict[str, Any] = {"value": 0.0}
+                answer: dict[str, Any] = {"value": 0.0, "steps": []}
             else:
                 answer = _answer(function, request)
         except BaseException as error:  # SystemExit too: a reward may not end the run
@@ -181,8 +233,12 @@ def _load(target: str) -> Any:
 
 def _answer(function: Any, args: list[Any]) -> dict[str, Any]:
     value = function(*args)
+    steps: object = []
+    if isinstance(value, list | tuple) and len(value) == 2:
+        value, steps = value
+    text = args[0] if args and isinstance(args[0], str) else ""
     try:
-        return {"value": check_number(value)}
+        return {"value": check_number(value), "steps": check_steps(steps, len(text))}
     except (TypeError, ValueError, OverflowError) as error:
         return {"error": str(error)}
 
