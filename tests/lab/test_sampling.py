@@ -155,14 +155,16 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
     """p = (½, 0, ⅛, ⅜): sums ½, ½, ⅝, 1. Top-p ⅞ keeps ½ and ⅜, in this order, with mass ⅞."""
     logits = torch.tensor([0.5, 0.0, 0.125, 0.375]).log().repeat(5, 1)
     u = torch.tensor([0.0, 0.49, 0.5, 0.63, 1 - 2**-50], dtype=torch.float64)
-    token, logp, entropy = draw(logits, u, 1.0, 1.0)
+    token, logp, entropy, collision = draw(logits, u, 1.0, 1.0)
     assert token.tolist() == [0, 0, 2, 3, 3]
     torch.testing.assert_close(logp.exp(), torch.tensor([0.5, 0.5, 0.125, 0.375, 0.375]))
     torch.testing.assert_close(entropy.exp(), torch.full((5,), 2**0.5 * 8**0.125 * (8 / 3) ** 0.375))
-    token, logp, entropy = draw(logits, u, 1.0, 0.87)
+    torch.testing.assert_close(collision, torch.full((5,), (16 + 1 + 9) / 64))
+    token, logp, entropy, collision = draw(logits, u, 1.0, 0.87)
     assert token.tolist() == [0, 0, 0, 3, 3]  # 4/7 = 0.571 lies between 0.5 and 0.63
     torch.testing.assert_close(logp.exp(), torch.tensor([4, 4, 4, 3, 3]).double() / 7, atol=1e-6, rtol=0)
     torch.testing.assert_close(entropy.exp(), torch.full((5,), 2**0.5 * 8**0.125 * (8 / 3) ** 0.375))
+    torch.testing.assert_close(collision, torch.full((5,), (16 + 1 + 9) / 64))
 
 
 # -- rows ----------------------------------------------------------------------------------------------------

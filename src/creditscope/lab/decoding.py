@@ -9,18 +9,20 @@ Two decoders with one face. `Slots` is the fast one, for models that take a read
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from creditscope.errors import CreditscopeError
@@ -28,29 +30,149 @@ from creditscope.errors import CreditscopeError
 SMALLEST_LENGTH, SMALLEST_ROWS = 128, 16  # below these a CUDA graph gains nothing from being smaller
 
 
-def start(policy: Any, prompts: list[list[int]], group: int, room: int, pad: int) -> tuple[Growing | Slots, Tensor]:
-    """Compute each prompt once, then hand it to `group` rows with `room` tokens to write: (decoder, (P, V) logits).
+@dataclass(frozen=True)
+class Read:
+    """P texts that the model has read: what it keeps of each, and what it expects next."""
 
-    Prompts are padded on the left, so that every row writes its next token into the same slot.
-    """
+    cache: Any
+    """Keys and values, (P, heads, W, width) a layer."""
+    mask: Tensor
+    """(P, W) bool: a text stands at the right end, so that every row writes its next token into the same slot."""
+    lengths: Tensor
+    """(P,) tokens in each text."""
+    logits: Tensor
+    """(P, V) of the token after each text."""
+
+
+def start(policy: Any, prompts: list[list[int]], group: int, room: int, pad: int) -> tuple[Growing | Slots, Tensor]:
+    """Compute each prompt once, then hand it to `group` rows with `room` tokens to write: (decoder, (P, V) logits)."""
+    known = read(policy, prompts, pad)
+    return begin(policy, known, group, room), known.logits
+
+
+def begin(policy: Any, known: Read, group: int, room: int) -> Growing | Slots:
+    """A decoder with `group` rows after each text. It takes the cache for itself: a `Read` begins once."""
+    slots = known.mask.shape[1] + room
+    if _fits_slots(policy, known.cache, slots):
+        return _slots(policy, known.cache, known.mask, known.lengths, group, slots)
+    return Growing(policy, known.cache, known.mask, known.lengths, group, "position_ids" in _accepted(policy))
+
+
+def read(policy: Any, texts: list[list[int]], pad: int) -> Read:
+    """Run the texts side by side, padded on the left."""
     device = policy.get_input_embeddings().weight.device
-    width = max(map(len, prompts))
-    padded = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    width = max(map(len, texts))
+    padded = torch.tensor([[pad] * (width - len(text)) + list(text) for text in texts], device=device)
+    lengths = torch.tensor([len(text) for text in texts], device=device)
     mask = torch.arange(width, device=device) >= width - lengths[:, None]
-    accepted = inspect.signature(policy.forward).parameters
-    extra: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-    if "position_ids" in accepted:
-        extra["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-    out = policy(input_ids=padded, attention_mask=mask.long(), use_cache=True, **extra)
+    out = _run(policy, padded, mask, 1)
     cache = getattr(out, "past_key_values", None)
     if not isinstance(cache, Cache) or not all(hasattr(layer, "batch_repeat_interleave") for layer in cache.layers):
         raise CreditscopeError(f"{type(policy).__name__} has no key-value cache that a group could share; "
                                f"use a decoder with attention layers")
-    logits = out.logits[:, -1]
-    if _fits_slots(policy, cache, width + room):
-        return _slots(policy, cache, mask, lengths, group, width + room), logits
-    return Growing(policy, cache, mask, lengths, group, "position_ids" in accepted), logits
+    return Read(cache, mask, lengths, out.logits[:, -1])
+
+
+@dataclass(frozen=True)
+class Branches:
+    """U texts of which every prefix that holds the prompt is still in the cache: prompt, then cut ≤ L tokens."""
+
+    cache: Any
+    """Keys and values, (U, heads, W + L, width) a layer: prompts end at slot W, what was written on them follows."""
+    width: int
+    """W."""
+    prompts: Tensor
+    """(U,) tokens in each prompt."""
+    first: Tensor
+    """(U, V) logits after each prompt."""
+    cuts: Tensor
+    """(C,) the cuts > 0, ascending, after which logits were kept."""
+    after: Tensor | None
+    """(U, C, V) those logits; None where nothing was written."""
+
+    def prefixes(self, text: Tensor, cut: Tensor) -> Read:
+        """N prefixes, each a slice of its text's cache, shifted so that all end at the same slot.
+
+        Slot j of prefix n holds what slot j + W + cut[n] − max_m length[m] of its text held. Shifting is free: keys
+        carry the positions of their tokens, and attention asks for nothing but the keys and the mask.
+        """
+        lengths = self.prompts[text] + cut
+        longest = int(lengths.max())
+        slot = torch.arange(longest, device=cut.device) + (self.width + cut - longest)[:, None]
+        slot = slot.clamp_(min=0)  # before the first slot there is only what the mask hides
+
+        def shift(state: Tensor) -> Tensor:
+            rows, slots = text.to(state.device)[:, None], slot.to(state.device)
+            return state[rows, :, slots].transpose(1, 2)
+
+        mask = torch.arange(longest, device=cut.device) >= longest - lengths[:, None]
+        text, cut = text.to(self.first.device), cut.to(self.first.device)
+        logits = self.first[text]
+        if self.after is not None:
+            place = torch.searchsorted(self.cuts, cut)
+            written = cut > 0
+            logits[written] = self.after[text[written], place[written]]
+        return Read(_through(self.cache, shift), mask, lengths, logits)
+
+
+def write(policy: Any, prompts: Read, prompt: Tensor, tokens: Tensor, lengths: Tensor, cuts: Tensor) -> Branches:
+    """Run each text's own tokens once, in one forward over the cache of the prompts.
+
+    Text u is prompt[u] followed by tokens[u, :lengths[u]]; `cuts` (ascending, > 0) are those whose logits are wanted.
+    """
+    def pick(state: Tensor) -> Tensor:
+        return state.index_select(0, prompt.to(state.device))
+
+    cache, width, after = _through(prompts.cache, pick), prompts.mask.shape[1], None
+    if tokens.shape[1]:
+        written = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        mask = torch.cat([prompts.mask[prompt], written], 1)
+        out = _run(policy, tokens, mask, cuts - 1, cache)
+        after = out.logits if "logits_to_keep" in _accepted(policy) else out.logits[:, cuts.to(out.logits.device) - 1]
+        cuts = cuts.to(after.device)
+    return Branches(cache, width, prompts.lengths[prompt], pick(prompts.logits), cuts, after)
+
+
+def sliceable(cache: Any, slots: int) -> bool:
+    """Whether the cache keeps one key and value for each of `slots` tokens, in their order.
+
+    A window drops what slid out, a recurrent state is a sum over the text, a quantized layer packs it: those cannot
+    give back what they were at an earlier token, and are told by their type.
+    """
+    return (type(cache) is DynamicCache
+            and all(layer.is_initialized and (type(layer) is DynamicLayer or _wide(layer, slots))
+                    for layer in cache.layers))
+
+
+def _wide(layer: Any, slots: int) -> bool:
+    """A sliding window longer than the text slides nowhere: it keeps its last window − 1 tokens."""
+    return type(layer) is DynamicSlidingWindowLayer and slots < layer.sliding_window
+
+
+def _through(cache: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A new cache of changed keys and values; the old one stays as it was."""
+    changed = copy.copy(cache)
+    changed.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in changed.layers:
+        layer.keys, layer.values = change(layer.keys), change(layer.values)
+        if type(layer) is DynamicSlidingWindowLayer:  # it counts by itself what it was given
+            layer.cumulative_length = layer.keys.shape[2]
+    return changed
+
+
+def _run(policy: Any, ids: Tensor, mask: Tensor, keep: int | Tensor, cache: Any = None) -> Any:
+    """The model on the last ids.shape[1] tokens of what `mask` shows; `keep`: whose logits, where it lets us choose."""
+    accepted = _accepted(policy)
+    extra: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in accepted else {}
+    if "position_ids" in accepted:
+        extra["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]
+    if cache is not None:
+        extra["past_key_values"] = cache
+    return policy(input_ids=ids, attention_mask=mask.long(), use_cache=True, **extra)
+
+
+def _accepted(policy: Any) -> Mapping[str, Any]:
+    return inspect.signature(policy.forward).parameters
 
 
 def release(model: nn.Module) -> None:
@@ -270,14 +392,12 @@ def _fits_slots(policy: Any, cache: Any, slots: int) -> bool:
     """Whether the model takes a 4-D mask as it is, and every layer sees the whole text.
 
     Transformers marks models that build masks in its one place and attend through its one interface; older ones make
-    biases from a 2-D mask. A sliding window longer than the text slides nowhere.
+    biases from a 2-D mask.
     """
     return (getattr(policy, "_supports_attention_backend", False) is True
             and getattr(policy, "_can_compile_fullgraph", False) is True
             and _text(policy)._attn_implementation in ("sdpa", "eager")
-            and all(type(layer) is DynamicLayer
-                    or (type(layer) is DynamicSlidingWindowLayer and slots < layer.sliding_window)
-                    for layer in cache.layers)
+            and all(type(layer) is DynamicLayer or _wide(layer, slots) for layer in cache.layers)
             and len({layer.keys.device if layer.is_initialized else None for layer in cache.layers}) == 1)
 
 
