@@ -1,6 +1,7 @@
 """Plant a bug in a formula and count the tests that turn red: a suite that stays green guards nothing.
 
     python tests/mutants.py         every mutant must turn at least three tests red; exit code 1 otherwise
+    python tests/mutants.py credit  only those of files whose name holds that word
 
 Each mutant is one textual change in a copy of the package, run against the tests of its part, two at a time, until
 enough of them are red.
@@ -23,6 +24,9 @@ FORMULAS = ("tests/test_advantages.py", "tests/test_objective.py", "tests/test_p
 MICROSCOPE = ("tests/microscope/test_layer_rules.py", "tests/microscope/test_regimes.py",
               "tests/microscope/test_families.py")
 READINGS = ("tests/microscope/test_geometry.py", "tests/microscope/test_spectrum.py", "tests/microscope/test_sketch.py")
+UNITS = ("tests/credit/test_units.py", "tests/credit/test_outcome.py", "tests/credit/test_gae.py")
+STEPS, TREE, CUTS = ("tests/credit/test_steps.py",), ("tests/credit/test_prefixes.py",), ("tests/credit/test_cuts.py",)
+SHAPES = ("tests/credit/test_optimal_token.py", "tests/credit/test_entropy.py", "tests/credit/test_salt.py")
 ENOUGH = 3
 
 
@@ -71,6 +75,35 @@ MUTANTS = [
     Mutant("conflict counts every pair", "microscope/geometry.py",
            "< -max(eps, 1e-12)).mean()", "< 2).mean()", READINGS),
     Mutant("one side of the sketch not scaled", "microscope/sketch.py", "alpha=1 / self.k", "alpha=1.0", READINGS),
+    Mutant("the std of a group not averaged over tokens", "credit/units.py",
+           "(credit * credit).sum(dim=1) / lengths", "(credit * credit).sum(dim=1)", UNITS),
+    Mutant("KL paid for what came before", "credit/units.py",
+           "log_drift(method, rollouts).flip(1).cumsum(1).flip(1)", "log_drift(method, rollouts).cumsum(1)", UNITS),
+    Mutant("norms of the scores not squared", "credit/optimal_scalar.py",
+           "groups.sum(reward * square)", "groups.sum(reward * square.sqrt())", UNITS),
+    Mutant("return so far in place of return to go", "credit/steps.py",
+           "return reward.flip(1).cumsum(1).flip(1)", "return reward.cumsum(1)", STEPS),
+    Mutant("steps that do not exist counted", "credit/steps.py",
+           "exists = column < rollouts.step.amax(dim=1, keepdim=True) + 1", "exists = column < reward.shape[1]", STEPS),
+    Mutant("turns of all groups mixed", "credit/turn_return.py",
+           "key = number * reward.shape[1] +", "key = 0 * number +", STEPS),
+    Mutant("siblings leave the tree one token late", "credit/prefixes.py",
+           "at = common.clamp(min=0)", "at = (common + 1).clamp(min=0, max=width)", TREE),
+    Mutant("the start's value knows its own rollout", "credit/cuts.py",
+           'BASELINES["leave_one_out"]', 'BASELINES["group_mean"]', CUTS),
+    Mutant("the reward forgotten at the end", "credit/cuts.py",
+           "known.scatter_(1, last, reward[:, None])", "pass", CUTS),
+    Mutant("lines cut before their break", "credit/cuts.py", "out[i, t + 1] =", "out[i, t] =", CUTS),
+    Mutant("cut before the hesitation", "credit/spo_chain.py", ".roll(1, dims=1)", ".roll(0, dims=1)", CUTS),
+    Mutant("score of the token alone, not gathered", "credit/optimal_token.py",
+           "norm.cumsum(dim=1)", "norm", SHAPES),
+    Mutant("the last survivor is its own baseline", "credit/optimal_token.py",
+           "alive[groups.index] <= 1, 0.0)", "alive[groups.index] <= 0, 0.0)", SHAPES),
+    Mutant("credit where the policy is sure", "credit/entropy_mask.py",
+           "high = entropy >= threshold(", "high = entropy <= threshold(", SHAPES),
+    Mutant("good and bad answers shaped together", "credit/entropy_shaping.py",
+           "for sign in (own > 0, own < 0):", "for sign in (own == own,):", SHAPES),
+    Mutant("the least shared direction kept", "credit/salt.py", "[:, -rank:]", "[:, :rank]", SHAPES),
 ]
 
 
@@ -97,9 +130,13 @@ def reds(mutant: Mutant) -> int:
 
 
 def main() -> int:
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    chosen = [mutant for mutant in MUTANTS if word in mutant.file]
+    if not chosen:
+        raise SystemExit(f"no mutant stands in a file with {word!r} in its name")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        counts = list(pool.map(reds, MUTANTS))
-    for mutant, count in zip(MUTANTS, counts, strict=True):
+        counts = list(pool.map(reds, chosen))
+    for mutant, count in zip(chosen, counts, strict=True):
         print(f"{'ok  ' if count >= ENOUGH else 'WEAK'} {count:4d} red  {mutant.name}")
     return 0 if min(counts) >= ENOUGH else 1
 

@@ -47,7 +47,7 @@ def token_advantage(method: Method, rollouts: Rollouts) -> Tensor:
         if method.kl_in == "token_reward":
             credit = reward[:, None] - drift.flip(1).cumsum(1).flip(1)
             chosen = rollouts.mask.to(credit.dtype)
-            return _standardised(credit, chosen, method.whiten_eps) if method.whiten == "tokens" else credit
+            return standardised(credit, chosen, method.whiten_eps) if method.whiten == "tokens" else credit
         reward = reward - drift.sum(dim=1)
     plain = advantage(method, reward, rollouts.group, length)
     if method.entropy_cost:
@@ -188,10 +188,10 @@ def _whitened(method: Method, value: Tensor, length: Tensor) -> Tensor:
     """A standardised over rollouts, or over tokens, where a rollout counts L_i times."""
     if method.whiten == "none":
         return value
-    return _standardised(value, length if method.whiten == "tokens" else torch.ones_like(value), method.whiten_eps)
+    return standardised(value, length if method.whiten == "tokens" else torch.ones_like(value), method.whiten_eps)
 
 
-def _standardised(value: Tensor, weight: Tensor, eps: float) -> Tensor:
+def standardised(value: Tensor, weight: Tensor, eps: float) -> Tensor:
     """(x − μ)/√(σ² + ε) with μ, σ² the weighted mean and sample variance; 0 where x varies by rounding alone."""
     total = weight.sum()
     if total <= 1:

@@ -14,7 +14,7 @@ Batch = dict[str, Tensor]
 
 
 def batches() -> dict[str, Batch]:
-    """name -> tokens, mask, old, logp, ref, reward, group, entropy, value; float64, B rows of T tokens.
+    """name -> tokens, mask, old, logp, ref, reward, group, entropy, value, collision; float64, B rows of T tokens.
 
     `even` batches have groups of 4 and can be fed to TRL; `ragged` cannot.
     """
@@ -53,5 +53,8 @@ def _batch(seed: int, group: Tensor, reward: Tensor, lengths: list[int], move: f
     ref = (old + 0.3 * normal()).clamp(max=-1e-3)
     tokens = torch.randint(1, 6, shape, generator=draw) * mask
     blank = {"old": old, "logp": logp, "ref": ref, "entropy": normal().abs(), "value": normal()}
+    # Σπ² lies between π² and π² + (1 − π)². Drawn last, so that what was drawn before stays as it was.
+    chance = old.exp()
+    blank["collision"] = chance**2 + torch.rand(shape, generator=draw, dtype=torch.float64) * (1 - chance) ** 2
     return {"tokens": tokens, "mask": mask, "reward": reward, "group": group} | {
         name: value.masked_fill(~mask, 0.0) for name, value in blank.items()}

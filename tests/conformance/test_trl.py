@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from batches import batches
 from ours import as_rollouts
 from torch import Tensor
 from trl_peer import (
@@ -16,9 +19,12 @@ from trl_peer import (
     our_credit,
     trl_advantage_and_credit,
     trl_credit,
+    trl_high_entropy,
 )
 
 from creditscope import METHODS, effective_credit, surrogate
+from creditscope.credit.entropy_mask import entropy_mask
+from creditscope.credit.tools import Tools
 from creditscope.dialects import DIALECTS
 
 pytest.importorskip("trl", reason="TRL's own code is the other side of the comparison")
@@ -62,6 +68,19 @@ def test_every_trl_row_has_a_case_with_and_without_kl() -> None:
     rows = {name for name in DIALECTS if name.startswith("trl_")}
     assert {case.dialect for case in CASES if case.row.beta == 0} == rows
     assert {case.dialect for case in CASES if case.row.beta > 0} == rows
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("name", list(batches()))
+def test_our_entropy_mask_credits_the_tokens_that_trl_trains_on(name: str, share: float) -> None:
+    # float32: TRL takes its quantile there, and the token at the quantile must not be lost by rounding.
+    batch = batches()[name] | {"entropy": batches()[name]["entropy"].float()}
+    rollouts = as_rollouts(batch)
+    found = entropy_mask(METHODS["reinforce"], replace(rollouts, reward=torch.ones_like(rollouts.reward)), Tools(),
+                         share=share)
+    theirs = trl_high_entropy(batch["entropy"], batch["mask"], share)
+    assert torch.equal(found != 0, theirs)
+    assert abs(int(theirs.sum()) - share * int(batch["mask"].sum())) <= 1
 
 
 # -- the comparison is not empty: each branch of TRL's code acts somewhere ------------------------------------------

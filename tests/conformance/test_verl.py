@@ -12,10 +12,14 @@ import pytest
 import torch
 import verl_peer
 from batches import batches
+from ours import as_rollouts
 from torch import Tensor
 from verl_peer import CASES, Case
 from verl_table import differences, goldens, verls
 
+from creditscope import METHODS
+from creditscope.credit.optimal_token import optimal_token
+from creditscope.credit.tools import Tools
 from creditscope.dialects import DIALECTS
 
 pytestmark = pytest.mark.conformance
@@ -46,6 +50,54 @@ def test_goldens_are_current() -> None:
     for name, fresh in verl_peer.goldens().items():
         if fresh.dtype.kind == "f":
             np.testing.assert_allclose(goldens()[name], fresh, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+# -- the optimal token baseline ---------------------------------------------------------------------------------------
+
+VERLS_EPSILON = 1e-8  # added to Σ_j W_jt
+
+
+def _optimal_token(batch: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(ours with verl's ε put in, verl's, tokens that both know, tokens of rows without strangers' text)."""
+    here = batches()[batch]
+    mask, group = here["mask"], here["group"]
+    ours = optimal_token(METHODS["p1_grpo"], as_rollouts(here), Tools())
+    norm = (1 - 2 * here["old"].exp() + here["collision"]) * mask
+    weight = torch.stack([(norm.cumsum(1) * mask)[group == g].sum(0) for g in group])
+    baseline = here["reward"][:, None] - ours
+    with_epsilon = (here["reward"][:, None] - baseline * weight / (weight + VERLS_EPSILON)) * mask
+    last = (mask * torch.arange(1, mask.shape[1] + 1)).amax(1)
+    holed = torch.stack([(last != mask.sum(1))[group == g].any() for g in group])
+    return with_epsilon, torch.from_numpy(goldens()[f"optimal_token/{batch}"]), mask, mask & ~holed[:, None]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_our_optimal_token_gives_each_token_the_credit_that_verl_gives(batch: str) -> None:
+    ours, verl, mask, plain = _optimal_token(batch)
+    torch.testing.assert_close(ours[plain], verl[plain], rtol=0, atol=1e-12)
+    assert torch.equal(plain, mask) == (batch != "ragged")
+
+
+def test_in_these_batches_siblings_end_one_by_one_and_the_last_one_stands_alone() -> None:
+    for name in BATCHES:
+        here, verl = batches()[name], torch.from_numpy(goldens()[f"optimal_token/{name}"])
+        alive = torch.stack([here["mask"][here["group"] == g].sum(0) for g in here["group"]])
+        alone = here["mask"] & (alive == 1) & (torch.arange(here["mask"].shape[1]) > 0)
+        assert alone.any()
+        assert len({int(n) for n in alive[here["mask"]]}) >= 4
+        if name != "ragged":
+            assert torch.equal(verl[alone], here["reward"][:, None].expand_as(verl)[alone]), "its baseline is 0"
+
+
+def test_verl_finds_the_last_survivor_by_counting_tokens_so_strangers_text_misleads_it() -> None:
+    # In group 4 of `ragged` row 0 chose 7 tokens of its 9 columns and row 4 has 8: verl takes row 4 for the longest.
+    _, verl, _, _ = _optimal_token("ragged")
+    ours = optimal_token(METHODS["p1_grpo"], as_rollouts(batches()["ragged"]), Tools())
+    assert verl[0, 8] == pytest.approx(0, abs=1e-7), "row 0, alone at its last token, is its own baseline"
+    assert ours[0, 8] == 1.0
+    assert batches()["ragged"]["mask"][[0, 4], 7].all(), "two are left, and verl gives row 4 no baseline"
+    assert verl[4, 7] == 0.0
+    assert ours[4, 7] < 0
 
 
 # -- the branches act: without these, equal arrays could mean that nothing happened ---------------------------------

@@ -141,6 +141,12 @@ def trl_advantage_and_credit(case: Case, batch: Batch, dtype: torch.dtype = torc
     return scored["advantages"], -torch.autograd.grad(loss, leaf)[0]
 
 
+def trl_high_entropy(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
+    """(B, T) True for the tokens that TRL trains on with top_entropy_quantile=share."""
+    trainer = _trainer("GRPOConfig", (("loss_type", "grpo"),))
+    return trainer.get_high_entropy_mask(entropy, mask.int(), 1 - share)
+
+
 def our_credit(case: Case, batch: Batch) -> Tensor:
     """(B, T) w of the case's row."""
     rollouts = as_rollouts(batch)

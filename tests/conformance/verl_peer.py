@@ -194,8 +194,22 @@ def _loss(case: Case, batch: Batch, advantages: Tensor, logp: Tensor) -> Tensor:
     return loss
 
 
+def optimal_token(batch: Batch) -> Tensor:
+    """(B, T) verl's optimal token baseline, with the defaults that its trainers leave in place."""
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    mask = batch["mask"].long()
+    advantages, _ = get_adv_estimator_fn("optimal_token_baseline")(
+        token_level_rewards=_token_rewards(CASES[0], batch, mask), response_mask=mask, index=batch["group"].numpy(),
+        old_log_probs=batch["old"], sum_pi_squared=batch["collision"])
+    return advantages
+
+
 def goldens() -> dict[str, np.ndarray]:
-    """For each batch, `w/BATCH` and `advantages/BATCH`, (cases, B, T) float64; `cases` names the rows, in order."""
+    """For each batch, `w/BATCH` and `advantages/BATCH`, (cases, B, T) float64; `cases` names the rows, in order.
+
+    `optimal_token/BATCH`, (B, T), is verl's credit of that name.
+    """
     import verl
 
     stored: dict[str, np.ndarray] = {"verl": np.array(verl.__version__), "torch": np.array(torch.__version__),
@@ -205,6 +219,7 @@ def goldens() -> dict[str, np.ndarray]:
         assert all(value.dtype == torch.float64 for pair in pairs for value in pair)
         stored[f"advantages/{name}"] = np.stack([advantages.numpy() for advantages, _ in pairs])
         stored[f"w/{name}"] = np.stack([w.numpy() for _, w in pairs])
+        stored[f"optimal_token/{name}"] = optimal_token(batch).numpy()
     return stored
 
 

@@ -1,0 +1,12 @@
+"""Credit below the answer: estimators that give each token its own credit, one a file, all with one signature.
+
+    estimate(method, rollouts, tools) -> (B, T) credit, for surrogate(method, logp, rollouts, credit)
+
+An estimator says what a token is worth; the method's row says the rest: scale, whitening, weights, ratio, bound.
+`ESTIMATORS` lists them without torch; `find_estimator("prefix_tree")` gives one by name, with options after commas.
+"""
+
+from creditscope.credit.estimator import NEEDS, Estimator
+from creditscope.credit.table import ESTIMATORS, Chosen, find_estimator
+
+__all__ = ["ESTIMATORS", "NEEDS", "Chosen", "Estimator", "find_estimator"]

@@ -1,0 +1,19 @@
+"""The leave-one-out baseline in place of the method's own."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from creditscope.advantages import BASELINES
+from creditscope.credit.tools import Tools
+from creditscope.credit.units import in_units, wide
+from creditscope.groups import Groups
+from creditscope.method import Method
+from creditscope.rollouts import Rollouts
+
+
+def leave_one_out(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
+    """A_it = r_i − 1/(R−1) Σ_{j≠i} r_j: no baseline knows its own rollout, so the gradient is unbiased."""
+    reward, groups = wide(rollouts.reward), Groups(rollouts.group)
+    centred = reward - BASELINES["leave_one_out"](reward, groups, rollouts.lengths.to(reward.dtype))
+    return in_units(method, centred.masked_fill(groups.unanimous(reward), 0.0)[:, None], rollouts)

@@ -1,0 +1,16 @@
+"""Monte Carlo values at the ends of steps (VinePPO): a step is worth what it did to the chance of being right."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from creditscope.credit.cuts import between, step_ends
+from creditscope.credit.tools import Tools
+from creditscope.credit.units import in_units
+from creditscope.method import Method
+from creditscope.rollouts import Rollouts
+
+
+def monte_carlo(method: Method, rollouts: Rollouts, tools: Tools, *, samples: int = 4) -> Tensor:
+    """A_it = V(end of t's step) − V(its start),  V = mean reward of `samples` fresh continuations."""
+    return in_units(method, between(rollouts, step_ends(rollouts), tools, samples, "monte_carlo"), rollouts)

@@ -1,0 +1,42 @@
+"""The optimal token baseline: each position has its own, weighted by how much score a rollout has gathered so far."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from creditscope.credit.tools import Tools
+from creditscope.credit.units import in_units, wide
+from creditscope.groups import Groups
+from creditscope.method import Method
+from creditscope.rollouts import Rollouts
+
+
+def optimal_token(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
+    """A_it = r_i − B_t,  B_t = Σ_j r_j W_jt / Σ_j W_jt,  W_jt = Σ_{u ≤ t} (1 − 2π_ju + Σ_v π_ju(v)²).
+
+    1 − 2π + Σπ² is ‖onehot − π‖², the squared norm of a token's score at the logits: what a forward pass knows of the
+    score's norm. Only siblings with a token at t count, and one that is alone there has no baseline.
+    """
+    reward, groups = wide(rollouts.reward), Groups(rollouts.group)
+    collision = wide(rollouts.require("collision", "credit 'optimal_token'"))
+    norm = (1 - 2 * wide(rollouts.logp).exp() + collision).clamp(min=0.0).masked_fill(~rollouts.mask, 0.0)
+    gathered = norm.cumsum(dim=1).masked_fill(~rollouts.mask, 0.0)
+    alive = _totals(rollouts.mask.to(reward.dtype), groups)
+    weight, worth = _totals(gathered, groups), _totals(gathered * reward[:, None], groups)
+    # Where nobody's score has moved yet the ratio is 0/0: all weigh the same.
+    plain = _totals(reward[:, None] * rollouts.mask, groups) / alive.clamp(min=1)
+    baseline = torch.where(weight > 0, worth / weight.masked_fill(weight <= 0, 1.0), plain)[groups.index]
+    baseline = baseline.masked_fill(alive[groups.index] <= 1, 0.0)
+    return in_units(method, (reward[:, None] - baseline).masked_fill(_agreed(reward, rollouts, groups), 0.0), rollouts)
+
+
+def _totals(value: Tensor, groups: Groups) -> Tensor:
+    """(P, T) Σ over each group, position by position."""
+    return value.new_zeros(len(groups), value.shape[1]).index_add_(0, groups.index, value)
+
+
+def _agreed(reward: Tensor, rollouts: Rollouts, groups: Groups) -> Tensor:
+    """(B, T) True where a unanimous group still has siblings: there r − B is rounding, not signal."""
+    alive = _totals(rollouts.mask.to(reward.dtype), groups)[groups.index]
+    return groups.unanimous(reward)[:, None] & (alive > 1)

@@ -1,0 +1,18 @@
+"""Shared prefixes weigh less: a token that n siblings share is trained n times, so each counts 1/n."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from creditscope.advantages import token_advantage
+from creditscope.credit.prefixes import node_values
+from creditscope.credit.tools import Tools
+from creditscope.credit.units import wide
+from creditscope.method import Method
+from creditscope.rollouts import Rollouts
+
+
+def prefix_share(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
+    """A_it = A_i / n_it, n_it the siblings that share y_≤t, itself among them."""
+    _, count = node_values(rollouts, wide(rollouts.reward))
+    return token_advantage(method, rollouts) / count[:, 1:]

@@ -1,0 +1,30 @@
+"""Monte Carlo values at uncertain tokens (SPO-chain): cut where the policy hesitated, credit only where it did."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from creditscope.credit.cuts import between, uncertain
+from creditscope.credit.tools import Tools
+from creditscope.credit.units import in_units
+from creditscope.errors import CreditscopeError
+from creditscope.method import Method
+from creditscope.rollouts import Rollouts
+
+
+def spo_chain(method: Method, rollouts: Rollouts, tools: Tools, *, samples: int = 4, every: int = 3,
+              probability: float = 0.9) -> Tensor:
+    """A_it = (V(next cut) − V(cut)) · 1{π_it < ρ}, a cut after every `every`-th token with π < ρ.
+
+    A segment thus holds `every` hesitations, whatever its length: where the policy is sure, its value cannot change.
+    """
+    if every < 1 or not 0 < probability <= 1:
+        raise CreditscopeError(f"credit 'spo_chain' needs every ≥ 1 and probability in (0, 1], got {every} and "
+                               f"{probability}")
+    unsure = uncertain(rollouts, probability)
+    count = unsure.cumsum(dim=1)
+    # The cut stands before the token after the every-th hesitation.
+    cut = (unsure & (count % every == 0)).roll(1, dims=1)
+    cut[:, 0] = False
+    credit = between(rollouts, cut, tools, samples, "spo_chain")
+    return in_units(method, credit.masked_fill(~unsure, 0.0), rollouts)

@@ -1,0 +1,18 @@
+"""Return to go of step rewards: a token is worth what it and all later steps earned, each beside the group's steps."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from creditscope.credit.steps import centred, labels, spread, to_go
+from creditscope.credit.tools import Tools
+from creditscope.credit.units import in_units
+from creditscope.method import Method
+from creditscope.rollouts import Rollouts
+
+
+def step_return(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
+    """A_it = Σ_{s ≥ s(t)} (r_is − b), b the method's baseline over all step rewards of the group."""
+    step, reward, exists = labels(rollouts, "step_return")
+    key = rollouts.group[:, None].expand_as(reward)
+    return in_units(method, spread(to_go(centred(method, reward, key, exists, rollouts.lengths)), step), rollouts)

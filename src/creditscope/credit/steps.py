@@ -1,0 +1,70 @@
+"""Steps of an answer: which one a token belongs to, what it earned, and what siblings earned in its place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from creditscope.advantages import BASELINES
+from creditscope.credit.units import wide
+from creditscope.errors import CreditscopeError
+from creditscope.groups import Groups
+from creditscope.method import Method
+from creditscope.rollouts import Rollouts
+
+
+def labels(rollouts: Rollouts, who: str) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T) step of each token, (B, S) step rewards, (B, S) which steps exist; refuse rollouts without any."""
+    reward = rollouts.step_reward
+    if rollouts.step is None or reward is None or reward.shape[1] == 0:
+        raise CreditscopeError(f"credit {who!r} needs step labels, and these rollouts have none; use a task that "
+                               f"judges steps, such as arithmetic, or give step and step_reward in the file")
+    back = (rollouts.step >= 0) & (rollouts.step < rollouts.step.cummax(dim=1).values)
+    if bool(back.any()):
+        i, t = back.nonzero()[0].tolist()
+        raise CreditscopeError(f"credit {who!r} needs steps in order: row {i}, column {t} goes back to step "
+                               f"{int(rollouts.step[i, t])}; number the steps of an answer as they come")
+    column = torch.arange(reward.shape[1], device=reward.device)
+    exists = column < rollouts.step.amax(dim=1, keepdim=True) + 1
+    # A label past the last step that a token belongs to still counts: the text may have been cut by the tokenizer.
+    exists = exists | ((reward != 0).flip(1).cumsum(1).flip(1) > 0)
+    return step_of(rollouts.step), wide(reward), exists
+
+
+def step_of(step: Tensor) -> Tensor:
+    """(B, T) the step of each token; what stands in none belongs to the step before it, at the start to the first.
+
+    >>> step_of(torch.tensor([[-1, 0, -1, 1], [-1, -1, -1, -1]])).tolist()
+    [[0, 0, 0, 1], [-1, -1, -1, -1]]
+    """
+    filled = step.cummax(dim=1).values  # steps come in order
+    return torch.where((filled < 0) & (step.amax(dim=1, keepdim=True) >= 0), 0, filled)
+
+
+def to_go(reward: Tensor) -> Tensor:
+    """(B, S) G_s = Σ_{s' ≥ s} r_s'.
+
+    >>> to_go(torch.tensor([[1., 0., 2.]])).tolist()
+    [[3.0, 2.0, 2.0]]
+    """
+    return reward.flip(1).cumsum(1).flip(1)
+
+
+def centred(method: Method, value: Tensor, key: Tensor, exists: Tensor, length: Tensor) -> Tensor:
+    """(B, S) value minus the method's own baseline over all steps with the same `key`; 0 where no step exists.
+
+    A step that is alone with its key has nothing to be compared with: 0. Credit that is rounding alone: 0.
+    """
+    rows, _ = exists.nonzero(as_tuple=True)
+    picked, groups = value[exists], Groups(key[exists])
+    name = method.baseline if method.baseline in BASELINES else "group_mean"
+    rest = picked - BASELINES[name](picked, groups, length[rows].to(picked.dtype))
+    if name != "none":
+        rest = rest.masked_fill(groups.unanimous(picked), 0.0)
+    return torch.zeros_like(value).masked_scatter(exists, rest)
+
+
+def spread(value: Tensor, step: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
+    """(B, T) each token gets its step's value; a row without steps gets `otherwise`."""
+    known = value.gather(1, step.clamp(min=0))
+    return torch.where(step >= 0, known, torch.as_tensor(otherwise, dtype=value.dtype, device=value.device))

@@ -1,0 +1,35 @@
+"""What an estimator may ask for besides the rollouts. Whoever runs it answers; each answer has its price."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from creditscope.errors import CreditscopeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Tools:
+    """Nothing at hand: rollouts from a file. The trainer, and the enumerable tree, answer what they can."""
+
+    progress: float = 0.0
+    """Share of the training that is done, for schedules."""
+
+    def values(self, cuts: Tensor, samples: int) -> Tensor:
+        """(B, C) V of each row's first cuts[i, c] tokens, from `samples` continuations; NaN where the cut is −1."""
+        raise _absent("continuations")
+
+    def critic(self) -> Tensor:
+        """(B, T) the critic's V before each token."""
+        raise _absent("critic")
+
+    def gram(self) -> Tensor:
+        """(B, B) float64 ⟨ψ_i, ψ_j⟩ of the rollouts' scores, exact inside groups, NaN between rows that never met."""
+        raise _absent("gram")
+
+
+def _absent(what: str) -> CreditscopeError:
+    from creditscope.credit.estimator import NEEDS
+
+    return CreditscopeError(f"this credit needs {NEEDS[what]}, and there is none here")
