@@ -33,6 +33,24 @@ def signal(rollouts: Rollouts) -> dict[str, Any]:
     return out
 
 
+def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
+    """What an estimator said: the share of credit that differs inside a rollout, and who got none.
+
+        within = Σ_it (A_it − Ā_i)² / Σ_it A_it²,  Ā_i = 1/L_i Σ_t A_it: 0 for outcome credit, whatever the outcome
+    """
+    given = credit.double().masked_fill(~rollouts.mask, 0.0)
+    lengths = rollouts.lengths.clamp(min=1)[:, None]
+    mean = given.sum(dim=1, keepdim=True) / lengths
+    total = float((given * given).sum())
+    groups = Groups(rollouts.group)
+    silent = groups.totals((given != 0).any(dim=1).double()) == 0
+    out = {"credit/dead_groups": float(silent.double().mean())}
+    if total > 0:
+        rest = (given - mean).masked_fill(~rollouts.mask, 0.0)
+        out["credit/within"] = float((rest * rest).sum()) / total
+    return out
+
+
 def credit(w: Tensor, mask: Tensor) -> dict[str, Any]:
     """How the credit is spread over the tokens: nothing to say where there is none."""
     size = w[mask].abs()

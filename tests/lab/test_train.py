@@ -251,8 +251,8 @@ def test_a_draw_without_steps_joins_one_with_steps() -> None:
     from creditscope.lab.rollout import step_tensors
     from creditscope.tasks import Step, Verdict
 
-    none, empty = step_tensors([Verdict(0.0)], [["a", "b"]], 2)
-    some, reward = step_tensors([Verdict(1.0, (Step(0, 1, 1.0),))], [["a", "b"]], 2)
+    none, empty, _ = step_tensors([Verdict(0.0)], [["a", "b"]], 2)
+    some, reward, _ = step_tensors([Verdict(1.0, (Step(0, 1, 1.0),))], [["a", "b"]], 2)
     assert (none.tolist(), tuple(empty.shape)) == ([[-1, -1]], (1, 0))
     assert (some.tolist(), reward.tolist()) == ([[0, -1]], [[1.0]])
     base = make([1.0], group=[0], lengths=[2])
@@ -304,7 +304,14 @@ def test_a_checkpoint_cut_in_half_says_how_to_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"group": 1}, "--group 1: method 'grpo' compares a rollout with its group"),
-    ({"method": "ppo"}, "takes its credit from a critic"),
+    ({"method": "ppo", "credit": "entropy_mask"}, "method 'ppo' has none; choose gae"),
+    ({"credit": "prefx_tree"}, "unknown credit 'prefx_tree'; did you mean 'prefix_tree'"),
+    ({"credit": "outcome,share"}, "'share' is no option; write outcome,key=value"),
+    ({"credit": "salt", "accumulate": 3}, "would cut groups apart; give at most 2"),
+    ({"critic_warmup": 1}, "--credit outcome has no critic"),
+    ({"method": "ppo", "critic_warmup": 99}, "leaves no step to the policy"),
+    ({"critic": "heads"}, "unknown --critic 'heads'"),
+    ({"rollouts": -1}, "--rollouts must be at least 0"),
     ({"method": "dapo", "beta": 0.1}, "has no KL term"),
     ({"minibatches": 3}, "cannot deal out --prompts 2"),
     ({"lr": 0.0}, "--lr must be above 0"),

@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 
 from creditscope.catalogue import find
+from creditscope.credit.table import ESTIMATORS, parse
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.method import Method
+
+MOST_DRAWS = 99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +22,21 @@ class Config:
     task: str = "arithmetic"
     """arithmetic; turns; gsm8k:FILE, gsm8k:FOLDER or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
     reward: str | None = None
-    """module:function for --task jsonl: f(text, row) -> float, with the row of the file as a dict; 5 s an answer."""
+    """module:function for --task jsonl: f(text, row) -> reward, or (reward, steps) for credit by steps, each step
+    [start, end, reward] or [start, end, reward, state]; row is the line of the file as a dict; 5 s an answer."""
     method: str = "grpo"
     """A row of the table: creditscope methods."""
     beta: float | None = None
     """Weight of the method's KL term; by default the row's own, which is 0 for most."""
+    credit: str | None = None
+    """Who gets the credit: a name of the list (creditscope credit), with options after commas (monte_carlo,samples=8),
+    or your own module:function. By default outcome, and gae for methods that take their credit from a critic."""
+    critic: str = "head"
+    """The critic of --credit gae: head (a value head on the policy) or model (a copy of the policy with its own)."""
+    critic_lr: float | None = None
+    """Learning rate of the critic; by default 1e-3 for a head, 3e-4 for a model."""
+    critic_warmup: int = 0
+    """Steps at the start in which the critic alone learns."""
 
     group: int = 8
     """R, rollouts per prompt."""
@@ -31,6 +44,8 @@ class Config:
     """P, prompts per step."""
     steps: int = 60
     """Batches to sample."""
+    rollouts: int = 0
+    """Stop once so many rollouts were spent, continuations for values included; 0 stops after --steps alone."""
     inner_steps: int = 1
     """μ, passes over each batch."""
     minibatches: int = 1
@@ -81,8 +96,12 @@ class Config:
 
     eval_every: int = 0
     """Steps between evaluations on the test split; 0 evaluates before the first and after the last step."""
+    eval_rollouts: int = 0
+    """Rollouts between evaluations, for runs that are compared by what they spend; 0 for none of these."""
     eval_problems: int = 400
     """Test problems per evaluation; 0 for none."""
+    eval_seed: int = 0
+    """Random numbers of the evaluations: the same for every --seed, so that runs differ by what they learnt."""
     checkpoint_every: int = 20
     """Steps between checkpoints."""
     keep_every: int = 10
@@ -91,19 +110,25 @@ class Config:
     """Trackers by name (tensorboard, wandb, trackio, mlflow), through accelerate."""
 
     def __post_init__(self) -> None:
-        at_least = {"group": 1, "prompts": 1, "steps": 1, "inner_steps": 1, "minibatches": 1, "accumulate": 1,
-                    "resample": 0, "warmup": 0, "eval_every": 0, "eval_problems": 0, "checkpoint_every": 1,
-                    "keep_every": 0, "lora": 0, "every": 1}
+        at_least = dict.fromkeys(("group", "prompts", "steps", "inner_steps", "minibatches", "accumulate",
+                                  "checkpoint_every", "every"), 1)
+        at_least |= dict.fromkeys(("resample", "warmup", "eval_every", "rollouts", "eval_rollouts", "eval_problems",
+                                   "keep_every", "lora", "critic_warmup"), 0)
         for name, low in at_least.items():
             if getattr(self, name) < low:
                 raise CreditscopeError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise CreditscopeError(f"--max-tokens must be at least 1, got {self.max_tokens}; or leave it out")
-        if not 0 <= self.seed < 2**31:
-            raise CreditscopeError(f"--seed must be in 0 .. 2^31 - 1, got {self.seed}")
+        for name in ("seed", "eval_seed"):
+            if not 0 <= getattr(self, name) < 2**31:
+                flag = name.replace("_", "-")
+                raise CreditscopeError(f"--{flag} must be in 0 .. 2^31 - 1, got {getattr(self, name)}")
+        if self.resample > MOST_DRAWS:
+            raise CreditscopeError(f"--resample must be at most {MOST_DRAWS}, got {self.resample}: each draw of a step "
+                                   f"has random numbers of its own, and they are dealt out for so many")
         if not 0 < self.top_p <= 1:
             raise CreditscopeError(f"--top-p must be above 0 and at most 1, got {self.top_p}; 1 keeps every token")
-        for name in ("lr", "weight_decay", "momentum", "temperature", "clip_norm", "beta"):
+        for name in ("lr", "weight_decay", "momentum", "temperature", "clip_norm", "beta", "critic_lr"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise CreditscopeError(f"--{name.replace('_', '-')} must be a finite number of at least 0, got {value}")
@@ -116,7 +141,8 @@ class Config:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise CreditscopeError(f"--clip-norm must be above 0 or None, got {self.clip_norm}")
         for name, choices in {"optimizer": ("adamw", "sgd"), "schedule": ("constant", "linear", "cosine"),
-                              "chat": ("auto", "on", "off"), "scope": ("off", "light", "full")}.items():
+                              "chat": ("auto", "on", "off"), "scope": ("off", "light", "full"),
+                              "critic": ("head", "model")}.items():
             if getattr(self, name) not in choices:
                 raise unknown(f"--{name}", getattr(self, name), choices)
         if self.minibatches > self.prompts:
@@ -129,9 +155,26 @@ class Config:
         if self.row.centred and self.group < 2:
             raise CreditscopeError(f"--group {self.group}: method {self.method!r} compares a rollout with its group, "
                                    f"so a group of one has advantage 0; give --group 2 or more, or --method reinforce")
-        if self.row.baseline == "external":
-            raise CreditscopeError(f"method {self.method!r} takes its credit from a critic, which this trainer does "
-                                   f"not have; choose another row of: creditscope methods")
+        self._check_credit()
+
+    def _check_credit(self) -> None:
+        name, _ = parse(self.estimator)
+        if name not in ESTIMATORS:
+            return
+        row = ESTIMATORS[name]
+        if self.row.baseline == "external" and row.builds_on == "advantage":
+            raise CreditscopeError(f"--credit {name} reshapes the method's own advantage, but method {self.method!r} "
+                                   f"has none; choose gae, or another that is made from rewards: creditscope credit")
+        if "gram" in row.needs and self.accumulate > self.prompts:
+            raise CreditscopeError(f"--credit {name} compares the rollouts of a group in one backward pass, but "
+                                   f"--accumulate {self.accumulate} would cut groups apart; give at most "
+                                   f"{self.prompts}")
+        if self.critic_warmup >= self.steps:
+            raise CreditscopeError(f"--critic-warmup {self.critic_warmup} leaves no step to the policy; give fewer "
+                                   f"than --steps {self.steps}")
+        if self.critic_warmup and "critic" not in row.needs:
+            raise CreditscopeError(f"--critic-warmup {self.critic_warmup}: --credit {name} has no critic; use --credit "
+                                   f"gae, or leave it out")
 
     @property
     def row(self) -> Method:
@@ -145,6 +188,11 @@ class Config:
         return row.but(name=row.name, beta=self.beta, title=row.title, parent=row.parent)
 
     @property
+    def estimator(self) -> str:
+        """The credit estimator, as --credit spells it."""
+        return self.credit or ("gae" if self.row.baseline == "external" else "outcome")
+
+    @property
     def needs_reference(self) -> bool:
         """True when the KL term compares with a frozen reference policy."""
         return self.row.beta != 0.0 and self.row.kl_to == "ref"
@@ -152,7 +200,8 @@ class Config:
     @property
     def free(self) -> frozenset[str]:
         """Settings that may change when the run is resumed, because no step's result depends on them."""
-        longer = {"steps"} if self.schedule == "constant" else set()
+        scheduled = self.schedule != "constant" or "schedule=linear" in self.estimator
+        longer: set[str] = set() if scheduled else {"steps", "rollouts"}
         return frozenset({"log", "checkpoint_every", "keep_every"} | longer)
 
     def learning_rate(self, step: int) -> float:

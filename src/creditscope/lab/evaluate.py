@@ -30,12 +30,12 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
 def evaluate(policy: Policy, task: Task, config: Config, max_tokens: int) -> dict[str, float]:
     """One sampled answer to each of the first test problems: share with reward above ½, and its 95 % interval.
 
-    The random numbers are the same at every evaluation of a run, so that differences are the policy's.
+    The random numbers are the same at every evaluation, of every run, so that differences are the policies'.
     """
     problems = list(islice(task.problems("test"), config.eval_problems))
     if not problems:
         return {}
-    generator = torch.Generator(policy.device).manual_seed(config.seed)
+    generator = torch.Generator(policy.device).manual_seed(config.eval_seed)
     right, reward = 0, 0.0
     for start in range(0, len(problems), BATCH):
         batch = roll_out(policy, task, problems[start:start + BATCH], 1, max_tokens=max_tokens,

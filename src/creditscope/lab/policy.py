@@ -240,6 +240,18 @@ def head_norms(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor,
 def _scaled_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
                    temperature: float) -> Tensor:
     """(B, T, V) z/τ from which each completion token was chosen, in float32 or wider."""
+    logits: Tensor = policy.model(**model_inputs(prompts, tokens, mask, policy.device), use_cache=False,
+                                  logits_to_keep=tokens.shape[1] + 1).logits[:, :-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits / temperature if temperature != 1.0 else logits
+
+
+def model_inputs(prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
+                 device: torch.device) -> dict[str, Tensor]:
+    """Ids, attention and positions of each prompt with its completion: completions begin in one column.
+
+    Attended are the prompt and all columns up to the last chosen token, what others wrote between included.
+    """
     rows, width = tokens.shape
     longest = max(len(p) for p in prompts)
     ids = torch.zeros(rows, longest + width, dtype=torch.int64)
@@ -247,12 +259,9 @@ def _scaled_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Ten
     for i, prompt in enumerate(prompts):
         ids[i, longest - len(prompt):longest] = torch.tensor(prompt)
         attend[i, longest - len(prompt):longest] = 1
-    ids, attend = ids.to(policy.device), attend.to(policy.device)
+    ids, attend = ids.to(device), attend.to(device)
     extent = (mask * torch.arange(1, width + 1, device=mask.device)).amax(dim=1, keepdim=True)
     ids[:, longest:] = tokens
     attend[:, longest:] = torch.arange(width, device=mask.device) < extent
     position = (attend.cumsum(dim=1) - 1).clamp(min=0)
-    logits: Tensor = policy.model(input_ids=ids, attention_mask=attend, position_ids=position, use_cache=False,
-                                  logits_to_keep=width + 1).logits[:, :-1]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits / temperature if temperature != 1.0 else logits
+    return {"input_ids": ids, "attention_mask": attend, "position_ids": position}

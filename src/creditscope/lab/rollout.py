@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from creditscope.lab.sampling import sample
 from creditscope.rollouts import Rollouts
 from creditscope.tasks import Problem, Step, Task, Verdict
 
+Kind = TypeVar("Kind")
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -23,6 +26,8 @@ class Batch:
     rollouts: Rollouts
     prompts: list[list[int]]
     """Token ids of each row's prompt."""
+    problems: list[Problem]
+    """What each row answers."""
     finished: Tensor
     """(B,) False where the answer was cut at the limit."""
     errors: list[str]
@@ -53,17 +58,19 @@ def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int
     texts = [policy.decode(row) for row in ids]
     verdicts = [task.verify(problem, text) for problem, text in zip(rows, texts, strict=True)]
     pieces = [policy.pieces(row) for row in ids]
-    step, step_reward = step_tensors(verdicts, pieces, samples.tokens.shape[1])
+    step, step_reward, step_state = step_tensors(verdicts, pieces, samples.tokens.shape[1])
     device = samples.tokens.device
     rollouts = Rollouts(
         tokens=samples.tokens, mask=samples.mask, logp=samples.logp, entropy=samples.entropy,
+        collision=samples.collision,
         reward=torch.tensor([v.reward for v in verdicts], dtype=torch.float32, device=device),
         group=torch.arange(len(problems), device=device).repeat_interleave(group),
         step=step.to(device), step_reward=step_reward.to(device),
+        step_state=None if step_state is None else step_state.to(device),
         prompt=[problem.prompt for problem in rows], text=texts, pieces=pieces)
     errors = [v.error for v in verdicts if v.error]
     prompts = [prompt for prompt in encoded for _ in range(group)]
-    return Batch(rollouts, prompts, samples.finished, errors, len(rows))
+    return Batch(rollouts, prompts, rows, samples.finished, errors, len(rows))
 
 
 def replace_dead(batch: Batch, fresh: Batch) -> Batch:
@@ -79,14 +86,19 @@ def replace_dead(batch: Batch, fresh: Batch) -> Batch:
         return replace(batch, sampled=spent, errors=batch.errors + fresh.errors)
     back = {new: old for old, new in swap.items()}
     renamed = torch.tensor([back[g] for g in fresh.rollouts.group[taken].tolist()], device=groups.device)
+    problems = [*_where(batch.problems, keep), *_where(fresh.problems, taken)]
     joined = Rollouts.cat([batch.rollouts.rows(keep), replace(fresh.rollouts.rows(taken), group=renamed)])
     prompts = [*_where(batch.prompts, keep), *_where(fresh.prompts, taken)]
     finished = torch.cat([batch.finished[keep], fresh.finished[taken]])
-    return Batch(joined, prompts, finished, batch.errors + fresh.errors, spent)
+    return Batch(joined, prompts, problems, finished, batch.errors + fresh.errors, spent)
 
 
-def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]], width: int) -> tuple[Tensor, Tensor]:
-    """(B, T) step index of each token, -1 for none, and (B, S) step rewards; S = 0 where no answer has steps."""
+def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]],
+                 width: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(B, T) step index of each token, -1 for none, (B, S) step rewards, and (B, S) states where the task names them.
+
+    S = 0 where no answer has steps. A state is a number that stands for its text, the same in the whole batch.
+    """
     most = max((len(v.steps) for v in verdicts), default=0)
     step = torch.full((len(verdicts), width), -1, dtype=torch.int64)
     reward = torch.zeros(len(verdicts), most)
@@ -94,7 +106,12 @@ def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]], w
         reward[i, : len(verdict.steps)] = torch.tensor([s.reward for s in verdict.steps])
         for t, index in enumerate(_step_of_each(verdict.steps, row)):
             step[i, t] = index
-    return step, reward
+    names = [[s.state for s in v.steps] for v in verdicts]
+    if not most or any(name is None for row in names for name in row):
+        return step, reward, None
+    number = {name: n for n, name in enumerate(dict.fromkeys(name for row in names for name in row))}
+    state = torch.tensor([[*(number[name] for name in row), *[-1] * (most - len(row))] for row in names])
+    return step, reward, state
 
 
 def _step_of_each(steps: Sequence[Step], pieces: Sequence[str]) -> Iterator[int]:
@@ -107,5 +124,5 @@ def _step_of_each(steps: Sequence[Step], pieces: Sequence[str]) -> Iterator[int]
         at += len(piece)
 
 
-def _where(values: list[list[int]], keep: Tensor) -> list[list[int]]:
+def _where(values: list[Kind], keep: Tensor) -> list[Kind]:
     return [value for value, kept in zip(values, keep.tolist(), strict=True) if kept]

@@ -20,15 +20,17 @@ import torch
 from torch import Tensor
 
 from creditscope import metrics
-from creditscope.advantages import token_advantage
+from creditscope.credit import Chosen, find_estimator
 from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
-from creditscope.lab.config import Config
+from creditscope.lab.config import MOST_DRAWS, Config
+from creditscope.lab.critic import Critic
 from creditscope.lab.evaluate import evaluate
 from creditscope.lab.lens import Lens
 from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, replace_dead, roll_out
+from creditscope.lab.tools import LabTools, task_gives
 from creditscope.method import Method
 from creditscope.objective import effective_credit, surrogate
 from creditscope.record import Record
@@ -47,11 +49,13 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora, chat=config.chat,
                          seed=config.seed)
     task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
-    check_problems(task, config)
+    estimator = find_estimator(config.estimator)
+    check_problems(task, config, estimator)
     max_tokens = config.max_tokens or task.max_tokens
     method = with_limit(config.row, max_tokens)
     reference = policy.reference() if config.needs_reference else None
     optimizer = make_optimizer(policy, config)
+    critic = make_critic(policy, config, estimator) if "critic" in estimator.row.needs else None
     lens = Lens(policy, config) if config.scope != "off" else None
     settings = asdict(config) | {"log": list(config.log)}
     if resume and (taken := max(Record.open(out).checkpoints(), default=0)) > config.steps:
@@ -59,12 +63,12 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     record = Record.resume(out, settings, config.free) if resume else Record.create(out, settings, versions)
 
     with record:
-        done, used = restore(record, policy, optimizer)
+        done, used, spent, before = restore(record, policy, optimizer, critic)
         problems = problem_stream(task, config.seed, skip=used)
-        for step in range(done, config.steps):
+        for step in range(done, config.steps if not 0 < config.rollouts <= spent else done):
             clock = Clock()
             line: Metrics = {}
-            if config.eval_problems and (step == 0 or (config.eval_every and step % config.eval_every == 0)):
+            if config.eval_problems and evaluation_due(config, step, spent, before):
                 line |= evaluate(policy, task, config, max_tokens)
                 clock.lap("eval")
 
@@ -91,10 +95,17 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate(step)
             # Credit is the whole batch's, so that what is whitened or counted over it does not see minibatches.
-            credit = token_advantage(method, rollouts).expand_as(rollouts.mask)
+            tools = LabTools(policy, task, config, replace(batch, rollouts=rollouts), max_tokens=max_tokens,
+                             chunks=micro_batches(rollouts.group, config.accumulate), critic=critic,
+                             seed=stream_seed(config.seed, step, CONTINUING), progress=step / config.steps)
+            credit = estimator(method, rollouts, tools)
+            if critic is not None:
+                line |= critic.fit(batch.prompts, rollouts, parts=config.accumulate)
+            clock.lap("credit")
             updates: list[Update] = []
-            look = lens if lens is not None and step % config.every == 0 else None
-            for inner in range(config.inner_steps):
+            learns = step >= config.critic_warmup  # before that the critic alone does
+            look = lens if lens is not None and learns and step % config.every == 0 else None
+            for inner in range(config.inner_steps if learns else 0):
                 for rows in deal(rollouts.group, config.minibatches):
                     part, prompts = rollouts.rows(rows), [batch.prompts[i] for i in rows.tolist()]
                     updates.append(take_step(policy, optimizer, method, config, part, prompts, credit[rows], rows,
@@ -106,11 +117,13 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                 clock.move("train", "scope", look.seconds)
 
             # Record: w and log-probs of the first pass over the batch.
-            w, live = gather(updates[: config.minibatches], rollouts)
-            line |= batch_metrics(drawn, batch) | metrics.credit(w, rollouts.mask)
-            line |= {"policy/sampler_gap": float((live - rollouts.logp).abs()[rollouts.mask].max()),
-                     "objective/value": updates[0].value, "grad/norm": updates[0].norm,
-                     "optimizer/lr": config.learning_rate(step)}
+            line |= batch_metrics(drawn, batch, tools) | metrics.assigned(credit, rollouts)
+            if updates:
+                w, live = gather(updates[: config.minibatches], rollouts)
+                line |= metrics.credit(w, rollouts.mask)
+                line |= {"policy/sampler_gap": float((live - rollouts.logp).abs()[rollouts.mask].max()),
+                         "objective/value": updates[0].value, "grad/norm": updates[0].norm,
+                         "optimizer/lr": config.learning_rate(step)}
             if look is not None:
                 line |= look.metrics(rollouts, w, clock.spent)
                 record.save_reading(step, look.arrays(rollouts, w))
@@ -118,25 +131,28 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                 clock.lap("scope")
             line |= clock.metrics()
             record.append(step, line)
-            if config.keep_every and step % config.keep_every == 0:
+            if updates and config.keep_every and step % config.keep_every == 0:
                 record.save_group(step, kept_arrays(rollouts, credit, w, live))
-            ends = step + 1 == config.steps or stop()
+            spent, before = spent + line["rollouts/spent"], spent
+            ends = step + 1 == config.steps or 0 < config.rollouts <= spent or stop()
             if ends or (step + 1) % config.checkpoint_every == 0:
                 with record.checkpoint(step + 1) as folder:
-                    save_checkpoint(folder, policy, optimizer, {"step": step + 1, "problems": used})
+                    save_checkpoint(folder, policy, optimizer, {"step": step + 1, "problems": used, "spent": spent,
+                                                                "before": before}, critic)
             yield {"step": step} | line
             if ends:
                 break
 
-        if record.checkpoints()[-1:] != [config.steps]:
+        last = record.checkpoints()[-1]
+        if not (last == config.steps or 0 < config.rollouts <= spent):
             return False  # somebody stopped it: there is more to come
         with record.folder("model") as folder:
             policy.save(folder)
         if config.eval_problems:
             line = evaluate(policy, task, config, max_tokens)
-            record.rewind(config.steps)
-            record.append(config.steps, line)
-            yield {"step": config.steps} | line
+            record.rewind(last)
+            record.append(last, line)
+            yield {"step": last} | line
         return True
 
 
@@ -235,10 +251,12 @@ def with_limit(method: Method, max_tokens: int) -> Method:
     return replace(method, max_tokens=max_tokens)
 
 
-def check_problems(task: Task, config: Config) -> None:
+def check_problems(task: Task, config: Config, estimator: Chosen) -> None:
     """Meet the first problems before anything is written: a wrong path is found now, not in a run's folder."""
-    if next(iter(task.problems("train", config.seed)), None) is None:
+    first = next(iter(task.problems("train", config.seed)), None)
+    if first is None:
         raise CreditscopeError(f"task {config.task!r} has no train problems")
+    estimator.row.require(task_gives(task, first), f"task {config.task!r}")
     if config.eval_problems and next(iter(task.problems("test")), None) is None:
         raise CreditscopeError(f"task {config.task!r} has no test problems; give it some, or --eval-problems 0")
 
@@ -250,15 +268,30 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay)
 
 
-def restore(record: Record, policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Go back to the newest checkpoint, or to the start: (steps done, problems used)."""
+def make_critic(policy: Policy, config: Config, estimator: Chosen) -> Critic:
+    # The critic's targets are discounted as the estimator's credit is.
+    return Critic(policy, kind=config.critic, lr=config.critic_lr, gamma=float(estimator.options.get("gamma", 1.0)),
+                  seed=config.seed)
+
+
+def restore(record: Record, policy: Policy, optimizer: torch.optim.Optimizer,
+            critic: Critic | None) -> tuple[int, int, int, int]:
+    """Go back to the newest checkpoint, or to the start: (steps done, problems used, rollouts spent, and before)."""
     kept = record.checkpoints()
     if not kept:
         record.rewind(0)
-        return 0, 0
-    state = load_checkpoint(record.checkpoint_path(kept[-1]), policy, optimizer)
+        return 0, 0, 0, 0
+    state = load_checkpoint(record.checkpoint_path(kept[-1]), policy, optimizer, critic)
     record.rewind(state["step"])
-    return state["step"], state["problems"]
+    spent = state.get("spent", sum(line["rollouts/sampled"] for line in record.steps() if "rollouts/sampled" in line))
+    return state["step"], state["problems"], spent, state.get("before", spent)
+
+
+def evaluation_due(config: Config, step: int, spent: int, before: int) -> bool:
+    """At the start, every --eval-every steps, and whenever another --eval-rollouts have been spent."""
+    if step == 0 or (config.eval_every and step % config.eval_every == 0):
+        return True
+    return config.eval_rollouts > 0 and spent // config.eval_rollouts > before // config.eval_rollouts
 
 
 def problem_stream(task: Task, seed: int, skip: int) -> Iterator[Problem]:
@@ -279,9 +312,12 @@ def deal(group: Tensor, parts: int) -> list[Tensor]:
     return [(which == part).nonzero().squeeze(1) for part in range(parts)]
 
 
+CONTINUING = MOST_DRAWS + 1  # the "attempt" whose random numbers continue answers
+
+
 def stream_seed(seed: int, step: int, attempt: int) -> int:
     """A seed of its own for every draw, so that a resumed run needs no generator state."""
-    return (seed * 1_000_003 + step) * 101 + attempt
+    return (seed * 1_000_003 + step) * (CONTINUING + 1) + attempt
 
 
 class Clock:
@@ -310,14 +346,19 @@ class Clock:
             "time/step": time.perf_counter() - self._start}
 
 
-def batch_metrics(drawn: Batch, used: Batch) -> Metrics:
-    """What was sampled at first, before any group was replaced; what it cost; what could not be judged."""
+def batch_metrics(drawn: Batch, used: Batch, tools: LabTools) -> Metrics:
+    """What was sampled at first, before any group was replaced; what it cost; what could not be judged.
+
+    Continuations that were sampled for values are rollouts too: `rollouts/spent` counts both.
+    """
     out = metrics.signal(drawn.rollouts) | {
         "signal/used_live_groups": metrics.signal(used.rollouts)["signal/live_groups"],
         "rollouts/sampled": used.sampled, "rollouts/used": len(used.rollouts),
+        "rollouts/spent": used.sampled + tools.continuations,
         "length/truncated": float((~drawn.finished).double().mean())}
-    if used.errors:
-        out |= {"reward/errors": len(used.errors), "reward/first_error": used.errors[0]}
+    errors = used.errors + tools.errors
+    if errors:
+        out |= {"reward/errors": len(errors), "reward/first_error": errors[0]}
     return out
 
 

@@ -1,0 +1,105 @@
+"""What the trainer gives to credit estimators: continuations from the sampler, values of the critic, a Gram."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from creditscope.credit.tools import Tools
+from creditscope.lab.config import Config
+from creditscope.lab.critic import Critic
+from creditscope.lab.policy import Policy, token_logp
+from creditscope.lab.rollout import Batch
+from creditscope.lab.sampling import continue_from
+from creditscope.microscope.scope import Microscope
+from creditscope.tasks import Problem, Task
+
+
+class LabTools(Tools):
+    """The tools for one batch."""
+
+    def __init__(self, policy: Policy, task: Task, config: Config, batch: Batch, chunks: list[Tensor], max_tokens: int,
+                 seed: int, progress: float, critic: Critic | None) -> None:
+        self._policy, self._task, self._config, self._batch = policy, task, config, batch
+        self._chunks, self._max_tokens, self._seed, self._critic = chunks, max_tokens, seed, critic
+        self.progress = progress
+        self.continuations = 0
+        """Rollouts spent on values so far."""
+        self.errors: list[str] = []
+        """Continuations that the verifier could not judge."""
+
+    def values(self, cuts: Tensor, samples: int) -> Tensor:
+        """V at a cut = mean reward of `samples` continuations; equal prefixes of a group are continued once."""
+        rollouts, config = self._batch.rollouts, self._config
+        tokens = rollouts.tokens.tolist()
+        groups = rollouts.group.tolist()
+        where: dict[tuple[int, tuple[int, ...]], int] = {}
+        index = torch.full(cuts.shape, -1)
+        places: list[tuple[int, int]] = []
+        for i, row in enumerate(cuts.tolist()):
+            for c, cut in enumerate(row):
+                if cut < 0:
+                    continue
+                key = groups[i], tuple(tokens[i][:cut])
+                if key not in where:
+                    where[key] = len(places)
+                    places.append((i, cut))
+                index[i, c] = where[key]
+        out = torch.full(cuts.shape, torch.nan, dtype=torch.float32)
+        if not places:
+            return out.to(cuts.device)
+        rows, at = (torch.tensor(column) for column in zip(*places, strict=True))
+        generator = torch.Generator(self._policy.device).manual_seed(self._seed)
+        found = continue_from(self._policy.model, self._batch.prompts, rollouts.tokens, rows, at, samples,
+                              max_tokens=self._max_tokens, end=self._policy.end, temperature=config.temperature,
+                              top_p=config.top_p, generator=generator)
+        self.continuations += len(found.tokens)
+        tails = [x[mask].tolist() for x, mask in zip(found.tokens.cpu(), found.mask.cpu(), strict=True)]
+        rewards = []
+        for n, (i, cut) in enumerate(places):
+            for tail in tails[n * samples:(n + 1) * samples]:
+                verdict = self._task.verify(self._batch.problems[i], self._policy.decode([*tokens[i][:cut], *tail]))
+                rewards.append(verdict.reward)
+                if verdict.error:
+                    self.errors.append(verdict.error)
+        value = torch.tensor(rewards).view(-1, samples).mean(dim=1)
+        out[index >= 0] = value[index[index >= 0]]
+        return out.to(cuts.device)
+
+    def critic(self) -> Tensor:
+        if self._critic is None:
+            return super().critic()
+        return self._critic.values(self._batch.prompts, self._batch.rollouts, parts=self._config.accumulate)
+
+    def gram(self) -> Tensor:
+        """One pass whose cotangent is 1 on every chosen token: its rows are the scores ψ_i."""
+        rollouts, policy = self._batch.rollouts, self._policy
+        whole = torch.full((len(rollouts), len(rollouts)), torch.nan, dtype=torch.float64)
+        parameters = policy.trainable().values()
+        kept = [p.grad for p in parameters]
+        scope = Microscope(policy.model)
+        for rows in self._chunks:
+            for p in parameters:
+                p.grad = None
+            with scope:
+                live = token_logp(policy, [self._batch.prompts[i] for i in rows.tolist()], rollouts.tokens[rows],
+                                  rollouts.mask[rows], self._config.temperature)
+                torch.autograd.backward(live, rollouts.mask[rows].to(live.dtype))
+            at = rows.cpu()
+            whole[at[:, None], at] = scope.gram
+        for p, grad in zip(parameters, kept, strict=True):
+            p.grad = grad
+        return whole.to(policy.device)
+
+
+def task_gives(task: Task, problem: Problem) -> frozenset[str]:
+    """What the task's verifier tells besides the reward, seen on a problem's own solution."""
+    verdict = task.verify(problem, str(problem.meta.get("solution") or problem.answer))
+    found = {"entropy", "collision", "continuations", "critic", "gram"}
+    if verdict.steps:
+        found.add("steps")
+        if all(step.state is not None for step in verdict.steps):
+            found.add("states")
+    return frozenset(found)
+
+
