@@ -1,17 +1,22 @@
-"""Write docs/methods.md and docs/conformance.md from the rows and from the libraries' own code.
+"""Write docs/methods.md, docs/credit.md and docs/conformance.md: from the rows, by enumeration, from others' code.
 
-    python docs/generate.py            both pages; needs TRL for the second
+    python docs/generate.py            all pages; needs TRL for the last
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from pathlib import Path
+from statistics import quantiles
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "conformance")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "conformance"), str(ROOT / "docs")]
 
+from creditscope.credit import ESTIMATORS, NEEDS  # noqa: E402
+from creditscope.credit.estimator import Estimator  # noqa: E402
 from creditscope.describe import advantage_equation, alpha_text, equation, penalty_text, ratio_text  # noqa: E402
 from creditscope.dialects import DIALECTS  # noqa: E402
 from creditscope.method import AXES, Method  # noqa: E402
@@ -59,6 +64,154 @@ def full(row: Method, rows: dict[str, Method]) -> list[str]:
     if row.paper_beta is not None:
         out.append(f"- β in the paper: {row.paper_beta:g} (0 in the table, so that no reference policy is needed)\n")
     return [*out, f"\n{row.note}\n" if row.note else ""]
+
+
+def credit_page() -> str:
+    """The estimators of token credit, and what enumeration says about each."""
+    import survey
+
+    return "".join([GENERATED, *estimators_section(), *exactness_section(survey), *bias_section(survey), *LAWS,
+                    *turns_section(survey)])
+
+
+def estimators_section() -> list[str]:
+    page = ["# Credit below the answer\n\n",
+            "One reward an answer says nothing about which token earned it. An estimator gives each token its own "
+            "credit A_it; the method's row says the rest. All have one signature:\n\n",
+            "```\nestimate(method, rollouts, tools) -> (B, T)\n"
+            "surrogate(method, logp, rollouts, credit)\n```\n\n",
+            "`tools` answers what rollouts do not hold (continuations, a critic, a Gram), each at its price. An "
+            "estimator that *replaces* r_i − b_i gives credit in rewards, and the row's scale, whitening and costs "
+            "are applied to it as they are to an advantage (`credit/units.py`): `group_std` divides by the RMS of "
+            "the group's credit, which for outcome credit is the std of its rewards. An estimator that *reshapes* "
+            "takes the row's own finished advantage. Notation: [notation.md](notation.md).\n\n",
+            "## The estimators\n\n"]
+    page += table(["estimator", "credit", "needs", "cost beyond the step"],
+                  [[f"[{row.name}](#{row.name})", code(row.equation), ", ".join(row.needs), row.cost]
+                   for row in ESTIMATORS.values()])
+    page += ["\nWhat they need: ", "; ".join(f"*{name}*, {meaning}" for name, meaning in NEEDS.items()), ".\n"]
+    for row in ESTIMATORS.values():
+        page += full_estimator(row)
+    return page
+
+
+def full_estimator(row: Estimator) -> list[str]:
+    """One estimator: equation, source, what its paper claims, options with their defaults."""
+    options = [f"`{p.name}={p.default}`" for p in inspect.signature(row.function).parameters.values()
+               if p.kind is p.KEYWORD_ONLY]
+    kind = "replaces r_i − b_i" if row.builds_on == "reward" else "reshapes the row's advantage"
+    lines = [f"{kind}", f"from: {row.cites}", f"claimed: {row.claim or 'nothing about bias'}",
+             *([f"options: {', '.join(options)}"] if options else [])]
+    return [f"\n### {row.name}\n\n{row.title}\n\n```\n{row.equation}\n```\n\n", *(f"- {line}\n" for line in lines),
+            f"\n{row.note}\n" if row.note else ""]
+
+
+def exactness_section(survey: ModuleType) -> list[str]:
+    few, size = len(survey.SEEDS), survey.SIZE
+    page = ["\n## What enumeration says\n\n",
+            "On a tree small enough to list, the mean of any estimator is a finite sum over all groups, each with its "
+            f"probability (`exactness.py`): no sampling, right to rounding. Worlds: {few} random trees of depth 3 over "
+            f"3 tokens, one of which stops (lengths 1 to 3), logits of std {survey.SPREAD:g}, R = {size}, rewards 0 or "
+            "1; estimators that need steps get 0 or 1 a token, and the truth is that of their sum. Numbers are the "
+            "median over the worlds. The row has no scale and the group's mean for a baseline (`p1_grpo`), or "
+            "leave-one-out where the line says so. Credit that reshapes is proportional to A, so a leave-one-out row "
+            f"multiplies it by R/(R−1) = {size / (size - 1):g} and has no line of its own.\n\n",
+            "- *bias*: RMS over tokens, weighted by visits, of E[A|s,a] − (q−v), over the RMS of q−v. 1 is as wrong as "
+            "saying nothing.\n",
+            "- *factor*: the c for which c·(q−v) is nearest to E[A|s,a]. *shape*: the bias left when c is forgiven, as "
+            "Adam forgives it.\n",
+            "- *variance*: mean of Var[A|s,a], over that of leave_one_out.\n",
+            "- *error*: ‖E ĝ − ∇J‖/‖∇J‖ of ĝ = 1/R Σ_it A_it ∇log π. *cosine*: between E ĝ and ∇J. *g factor*: "
+            "⟨E ĝ, ∇J⟩/‖∇J‖².\n",
+            "- *g variance*: E‖ĝ − E ĝ‖², over that of leave_one_out. *noise*: the same after both are divided by "
+            "‖E ĝ‖², so that shrinking credit wins nothing; quartiles over the worlds in brackets.\n",
+            "- *error, equal lengths*: the error on trees without a token that stops (2 tokens, depth 3).\n\n"]
+    lines = []
+    for line in survey.LINES:
+        low, _, high = quantiles(survey.ratios(line, "noise"), n=4)
+        lines.append([line.label, *(number(survey.typical(line, what)) for what in ("bias", "factor", "shape")),
+                      number(survey.relative(line, "variance")),
+                      *(number(survey.typical(line, what)) for what in ("gradient_error", "gradient_factor", "cosine")),
+                      number(survey.relative(line, "gradient_variance")),
+                      f"{number(survey.relative(line, 'noise'))} ({low:.2f}–{high:.2f})",
+                      number(survey.typical(line, "gradient_error", survey.EQUAL)), ESTIMATORS[line.name].cost])
+    page += table(["estimator", "bias", "factor", "shape", "variance", "error", "g factor", "cosine", "g variance",
+                   "noise", "error, equal lengths", "cost beyond the step"], lines)
+    return [*page,
+            "\nExact values leave out the noise of drawing them: K continuations at a cut add v(1−v)/K, once for the "
+            "cut before a token and once for the cut after it. With a cut before every token and K = 4 the variance of "
+            f"monte_carlo is {survey.drawn_variance(4):.3f}, not "
+            f"{survey.relative(survey.Line('monte_carlo'), 'variance'):.3f}. The wrong critic errs in each state by "
+            f"another amount, std {survey.WRONG:g}. entropy_mask takes its quantile over one group. A cut after every "
+            "third hesitation, spo_chain's default, would never fall inside three tokens: here it is every one.\n"]
+
+
+def bias_section(survey: ModuleType) -> list[str]:
+    page = ["\n## Unbiased, up to a factor, biased\n\n",
+            "A bias of credit is not yet one of the gradient: Σ_a π(a|s) ∇log π(a|s) = 0, so what depends on the "
+            "state alone drops out. That is why outcome credit, far from q − v, has an exact gradient, and why "
+            "credit that is much nearer to q − v may not. Whatever *multiplies* the truth by another factor in each "
+            "state does bias the gradient: prefix_tree and state_return shrink where siblings are few and say "
+            "nothing where a rollout is alone; turn_return does so where it is the last one alive. A leave-one-out "
+            "row leaves out one *step* in step_reward and step_return: the rollout's other steps stay in its "
+            "baseline, so they remain biased at equal lengths too. *Beyond a factor*: ‖E ĝ − c∇J‖/‖c∇J‖ with the "
+            "best c. *Noise* is as above, and a statement about noise or variance agrees only if it holds in every "
+            "world.\n\n"]
+    checked = survey.statements()
+    lines = []
+    for row in ESTIMATORS.values():
+        own = [line for line in survey.LINES if line.name == row.name]
+        found = "; ".join(dict.fromkeys(f"{line.label.removeprefix(row.name).lstrip(', ') or 'as it is'}: "
+                                        f"{survey.verdict(line)}" for line in own))
+        claims = "; ".join(f"**{HOLDS[holds]}**: {text}" for text, holds in checked.get(row.name, []))
+        lines.append([row.name, found, row.claim or "–", claims or "nothing to check"])
+    return [*page, *table(["estimator", "E ĝ, as measured", "claim", "claim and note, in these worlds"], lines)]
+
+
+HOLDS = {True: "agrees", False: "disagrees", None: "measured"}
+
+LAWS = (
+    "\n## Laws\n\n",
+    "What an estimator conserves, whatever the rewards; `tests/test_exactness.py` checks each on every group of a "
+    "tree.\n\n",
+    "- outcome with a centred row, leave_one_out: Σ_i A_i = 0 over a group.\n",
+    "- prefix_tree: Σ_t A_it = r_i − mean r, and at every node Σ_i A_it = 0 over the siblings that pass it.\n",
+    "- monte_carlo: Σ A over segments = r_i − V(start), V(start) the mean reward of the siblings.\n",
+    "- gae, γ = 1: A_it = r_i − V_it at λ = 1; Σ_t A_it = r_i − V_i0 at λ = 0.\n",
+    "- optimal_scalar: Σ_i ‖ψ_i‖² A_i = 0.\n",
+    "- turn_return: Σ_i A_ih = 0 over the siblings that have a turn h; state_return: Σ A = 0 over the turns that begin "
+    "in one state.\n",
+    "- entropy_shaping with α₁ + α₂ = 1: at every position Σ_i A_it = Σ_i A_i over the siblings of one sign that are "
+    "alive there, where their advantages are equal.\n",
+)
+
+
+def turns_section(survey: ModuleType) -> list[str]:
+    page = ["\n## Many turns: P1's bias\n\n",
+            "With a reward a turn, outcome credit at turn h misses the truth G_h − v(s_h) by Bias_h = Σ_{h'<h} r_h' + "
+            "v(s_h) − v(s_0) (arXiv:2606.29238, Eq. 22–27). On the ladder (`tasks/turns.py`: "
+            f"{survey.GAME.turns} turns, rungs 0 to {survey.GAME.top}, from rung {survey.START}, R = {survey.SIZE}, "
+            f"{len(survey.SEEDS)} random policies) all groups of walks are enumerated. *turn h*: mean "
+            "|E[A|s_h,a_h] − (q−v)|, in rewards. *error*: the largest gradient error over the policies. *noise*: the "
+            "median, over that of leave_one_out.\n\n"]
+    lines = []
+    for name in ("outcome", "turn_return", "state_return"):
+        for baseline in survey.ROWS:
+            found = survey.ladder(name, baseline)
+            lines.append([name, baseline, *map(number, found.by_turn), number(found.error), number(found.noise)])
+    page += table(["estimator", "row's baseline", *(f"turn {h}" for h in range(survey.GAME.turns)), "error", "noise"],
+                  lines)
+    outcome, state = survey.ladder("outcome", "leave_one_out"), survey.ladder("state_return", "leave_one_out")
+    exact = outcome.pathwise < survey.ROUNDING and outcome.error < survey.ROUNDING
+    return [*page,
+            "\nPathwise, E[A_ih | y_i] − (G_h − v(s_h)) of outcome credit with a leave-one-out baseline "
+            f"{'is' if exact else 'is not'} P1's Bias_h at every turn of every walk, to rounding. It is a bias of the "
+            "advantage and not of the gradient: given s_h it does not depend on a_h, so it is orthogonal to the score, "
+            f"and the gradient error is {number(outcome.error)}. What it costs is noise. turn_return takes the earlier "
+            "turns out of credit, keeps the gradient exact (all walks have all turns) and has less noise. state_return "
+            "has the least bias of credit, and is the only one of the three whose gradient is off by more than a "
+            f"factor (error up to {number(state.error)} with leave-one-out): a rollout alone in its state gets 0, so a "
+            "state counts as often as siblings meet in it.\n"]
 
 
 def conformance_page() -> str:
@@ -132,15 +285,22 @@ def mark(value: bool | None) -> str:
     return "–" if value is None else "yes" if value else "no"
 
 
+def number(value: float) -> str:
+    """Three digits behind the point; what is rounding, or an exact 0, is 0."""
+    if abs(value) < 1e-12:
+        return "0"
+    return f"{value:.3f}" if abs(value) >= 5e-4 else f"{value:.0e}"
+
+
 def decade(value: float) -> str:
     """A rounding error as a power of ten from above: it is all that carries over to another machine."""
     return "0" if value == 0 else f"< 1e{math.floor(math.log10(value)) + 1:+03d}"
 
 
 def main() -> None:
-    (ROOT / "docs" / "methods.md").write_text(methods_page())
-    (ROOT / "docs" / "conformance.md").write_text(conformance_page())
-    print("wrote docs/methods.md and docs/conformance.md")
+    for name, page in {"methods": methods_page, "credit": credit_page, "conformance": conformance_page}.items():
+        (ROOT / "docs" / f"{name}.md").write_text(page())
+        print(f"wrote docs/{name}.md")
 
 
 if __name__ == "__main__":

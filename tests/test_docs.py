@@ -23,6 +23,11 @@ def test_the_page_of_methods_is_current() -> None:
     assert generator().methods_page() == (ROOT / "docs" / "methods.md").read_text(), "run: make docs"
 
 
+@pytest.mark.slow
+def test_the_page_of_credit_is_current() -> None:
+    assert generator().credit_page() == (ROOT / "docs" / "credit.md").read_text(), "run: make docs"
+
+
 @pytest.mark.conformance
 @pytest.mark.slow
 def test_the_page_of_conformance_is_current() -> None:

@@ -16,16 +16,20 @@ SRC = Path(creditscope.__file__).parent
 # Lowest first. A module may import creditscope modules from its own layer or from lower ones.
 LAYERS = [
     {"errors"},
-    {"method", "rollouts", "groups", "jsonlines"},
+    {"method", "rollouts", "groups", "jsonlines", "intervals"},
     {"methods", "rollouts_jsonl", "record", "microscope"},
     {"dialects"},
     {"catalogue"},
     {"advantages"},
+    {"credit"},
     {"weights", "ratios"},
     {"penalties", "metrics"},
     {"objective"},
     {"describe", "properties"},
     {"tasks"},
+    {"exactness"},
+    {"compare"},
+    {"figures"},
     {"lab"},
     {"verbs"},
     {"cli"},
@@ -33,7 +37,8 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "microscope.spectrum",
-            "microscope.geometry", "tasks", "lab.config", "cli"}
+            "microscope.geometry", "credit", "credit.table", "tasks", "lab.config",
+            "intervals", "compare", "figures", "cli"}
 
 
 def modules() -> list[Path]:
