@@ -53,5 +53,5 @@ $(VENV)/demo.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/test.ready: $(VENV)/demo.ready
 	@echo "installing the test environment into $(VENV)"
-	$(PIP) --editable '.[trl,lora,math,gguf,log,test,lint]'
+	$(PIP) --editable '.[trl,lora,math,gguf,log,plot,test,lint]'
 	@touch $@

@@ -11,6 +11,8 @@ import pytest
 
 from creditscope import METHODS
 from creditscope.cli import main
+from creditscope.credit.table import ESTIMATORS, find_estimator
+from creditscope.verbs.credit import example, options
 
 
 def run(*args: str) -> int:
@@ -54,6 +56,49 @@ def test_an_unknown_method_is_exit_code_2_with_the_nearest_name(capsys: pytest.C
     err = capsys.readouterr().err
     assert "unknown method 'grop'; did you mean 'grpo'?" in err
     assert "Traceback" not in err
+
+
+def test_credit_lists_every_estimator_without_loading_torch() -> None:
+    code = ("import sys; from creditscope.cli import main\ntry: main(['credit'])\nexcept SystemExit: pass\n"
+            "sys.exit('torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    for name in ESTIMATORS:
+        assert name in done.stdout
+
+
+def test_credit_json_is_the_list_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("credit", "--json") == 0
+    table = json.loads(capsys.readouterr().out)
+    assert set(table) == set(ESTIMATORS)
+    assert table["gae"]["needs"] == ["critic"]
+
+
+def test_one_estimator_shows_its_options_and_a_command_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("credit", "monte_carlo") == 0
+    out = capsys.readouterr().out
+    for text in ("A_it = V(next cut) − V(cut before t)", "options  samples=4", "arXiv:2410.01679", "docs/credit.md",
+                 "creditscope train --credit monte_carlo,samples=4"):
+        assert text in out
+    assert run("credit", "gae", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["options"]["lam"] == 1.0
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_the_example_of_every_estimator_is_a_spec_that_is_found(name: str) -> None:
+    words = example(ESTIMATORS[name], options(ESTIMATORS[name])).split()
+    assert find_estimator(words[words.index("--credit") + 1]).row.name == name
+
+
+def test_an_unknown_estimator_is_exit_code_2_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("credit", "gea") == 2
+    assert "unknown credit 'gea'; did you mean 'gae'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["compare", "credit"])
+def test_help_shows_commands_to_copy(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "--help") == 0
+    assert f"\n  creditscope {verb} " in capsys.readouterr().out
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,11 @@ import tyro
 
 from creditscope import __version__
 from creditscope.errors import CreditscopeError, printable
+from creditscope.verbs.compare import Compare
+from creditscope.verbs.credit import Credit
 from creditscope.verbs.demo import Demo
 from creditscope.verbs.env import Env
+from creditscope.verbs.localise import Localise
 from creditscope.verbs.methods import Methods
 from creditscope.verbs.scope import Scope
 from creditscope.verbs.train import Train
@@ -21,8 +24,11 @@ DESCRIPTION = "See where the credit goes when a language model is trained by rei
 Verb = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Scope, tyro.conf.subcommand("scope")]
     | Annotated[Methods, tyro.conf.subcommand("methods")]
+    | Annotated[Credit, tyro.conf.subcommand("credit")]
+    | Annotated[Localise, tyro.conf.subcommand("localise")]
     | Annotated[Env, tyro.conf.subcommand("env")]
 )
 

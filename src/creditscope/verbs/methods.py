@@ -28,7 +28,7 @@ WIDE = 150
 class Methods:
     """Show the table of methods, or one method: equation, diff from its parent, citations, properties.
 
-    Examples:
+    For example:
       creditscope methods                 all rows
       creditscope methods dapo            one row
       creditscope methods --dialects      what TRL and verl compute under these names

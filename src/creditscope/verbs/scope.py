@@ -23,7 +23,7 @@ class Scope:
     One JSON object a line, with tokens, logp, reward and group, and optionally prompt, text, pieces, mask, ref_logp,
     entropy, step, step_reward.
 
-    Examples:
+    For example:
       creditscope scope rollouts.jsonl
       creditscope scope rollouts.jsonl --method dapo --json
     """

@@ -28,17 +28,19 @@ class Settings(Config):
 class Train:
     """Train a model by group-based reinforcement learning and record every step.
 
-    Examples:
+    For example:
       creditscope train                                        the packaged model, arithmetic, GRPO, R = 8
       creditscope train --method dapo --group 16 --steps 100
       creditscope train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
+      creditscope train --credit optimal_token                  credit for tokens, not only for answers
+      creditscope train --method ppo --critic-warmup 5          a critic, which learns alone at first
       creditscope train --scope light --every 5                 read the geometry of the gradients every fifth step
       creditscope train --out runs/mine --resume               go on after a stop or a kill
     """
 
     config: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
     out: Path | None = None
-    """The run's folder; by default runs/MODEL-TASK-METHOD-rR-sSEED."""
+    """The run's folder; by default runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on from the newest checkpoint in --out."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
@@ -105,8 +107,9 @@ def cost_of_scope(record: Record) -> str:
 
 
 def default_out(config: Config) -> Path:
-    """runs/MODEL-TASK-METHOD-rR-sSEED, with nothing in it that a path could stumble over."""
+    """runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED, with nothing in it that a path could stumble over."""
     model = Path(config.model).name.removesuffix(".gguf")
-    parts = [model, config.task.split(":")[0], config.method, f"r{config.group}", f"s{config.seed}"]
+    credit = [config.credit] if config.credit else []
+    parts = [model, config.task.split(":")[0], config.method, *credit, f"r{config.group}", f"s{config.seed}"]
     name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in part) for part in parts)
     return Path("runs") / name.lstrip(".")

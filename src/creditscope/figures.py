@@ -1,0 +1,121 @@
+"""The comparison as a picture: accuracy against rollouts spent, and where it ends. Needs the extra `plot`.
+
+Greys and colours are chosen to be read on white and on black; the ground is transparent.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from creditscope.compare import BASELINE, Comparison
+from creditscope.errors import CreditscopeError
+
+INK = "#767676"  # the grey whose contrast is 4.5 to 1 against white and against black
+GRID = "#76767640"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d")
+"""Okabe and Ito's palette without black and yellow, which vanish on one of the two grounds, and two more."""
+WIDTH, HEIGHT = 430, 300
+GAP = 14
+"""Least distance of two labels in pixels."""
+
+
+def can_draw() -> bool:
+    """Whether the extra `plot` is installed; nothing is imported."""
+    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
+
+
+def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The values moved apart to at least `gap`, a crowd around its own middle, nothing above `high` or below `low`.
+
+    Pushing up alone and pushing down alone both keep the gap, so half way between the two keeps it as well.
+
+    >>> spread([1.0, 1.0, 5.0], 1.0, 0.0, 5.0)
+    [0.5, 1.5, 5.0]
+    >>> spread([5.0, 5.0], 1.0, 0.0, 5.0)
+    [4.0, 5.0]
+    """
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    sorted_values = [values[i] for i in order]
+    up = _pushed(sorted_values, gap)
+    down = [-x for x in reversed(_pushed([-x for x in reversed(sorted_values)], gap))]
+    inside = _pushed([max(low, (a + b) / 2) for a, b in zip(up, down, strict=True)], gap)
+    inside = [-x for x in reversed(_pushed([max(-high, -x) for x in reversed(inside)], gap))]
+    placed = dict(zip(order, inside, strict=True))
+    return [placed[i] for i in range(len(values))]
+
+
+def _pushed(ascending: Sequence[float], gap: float) -> list[float]:
+    """Each value at least `gap` above the one before it."""
+    out: list[float] = []
+    for x in ascending:
+        out.append(max(x, out[-1] + gap) if out else x)
+    return out
+
+
+def accuracy_svg(found: Comparison) -> str:
+    """Accuracy against rollouts spent, a line and an interval an estimator; beside it accuracy at the end."""
+    try:
+        import altair as alt
+        import vl_convert
+    except ImportError:
+        raise CreditscopeError("the figure needs Altair and vl-convert: pip install 'creditscope[plot]'") from None
+    names = [line.credit for line in found.lines]
+    colours = _colours(names)
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    colour = alt.Color("credit:N", scale=scale, legend=None)
+    seen = [x for line in found.lines for p in line.curve for x in (p.mean, p.low, p.high) if x is not None]
+    room = 0.04 * (max(seen) - min(seen)) or 0.01
+    low, high = min(seen) - room, max(seen) + room
+    accuracy = alt.Scale(domain=[low, high], nice=False, zero=False)
+    curve = [{"credit": line.credit, "rollouts": x, "mean": p.mean, "low": p.low, "high": p.high}
+             for line in found.lines for x, p in zip(found.grid, line.curve, strict=True)]
+    places = spread([line.accuracy.mean for line in found.lines], GAP * (high - low) / HEIGHT, low, high)
+    labels = [{"credit": line.credit, "rollouts": found.budget, "place": place}
+              for line, place in zip(found.lines, places, strict=True)]
+    across = alt.X("rollouts:Q", title="rollouts spent, continuations for values included",
+                   scale=alt.Scale(domain=[0, found.budget], nice=False))
+    up = alt.Y("mean:Q", title="accuracy on unseen problems", scale=accuracy, axis=alt.Axis(format=".0%"))
+    base = alt.Chart(alt.Data(values=curve)).encode(x=across, color=colour)
+    lines = alt.layer(
+        base.transform_filter("isValid(datum.low)").mark_area(opacity=0.13).encode(y=alt.Y("low:Q", scale=accuracy),
+                                                                                  y2="high:Q"),
+        base.mark_line(strokeWidth=2).encode(y=up),
+        base.mark_circle(size=22, opacity=1).encode(y=up),
+        alt.Chart(alt.Data(values=labels)).mark_text(align="left", dx=8, fontSize=11).encode(
+            x="rollouts:Q", y=alt.Y("place:Q", scale=accuracy), text="credit:N", color=colour),
+    ).properties(width=WIDTH, height=HEIGHT, title=f"Accuracy by rollouts spent ({_seeds(found)})")
+
+    ends = [{"credit": line.credit, "mean": line.accuracy.mean, "low": line.accuracy.low, "high": line.accuracy.high}
+            for line in found.lines]
+    last = alt.Chart(alt.Data(values=ends)).encode(y=alt.Y("credit:N", sort=names, title=None), color=colour)
+    along = alt.X("mean:Q", title="accuracy", scale=alt.Scale(zero=False), axis=alt.Axis(format=".0%", tickCount=5))
+    panel = [last.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"),
+             last.mark_circle(size=50, opacity=1).encode(x=along)]
+    level = found.baseline.accuracy if found.baseline is not None else None
+    if level is not None and level.low is not None:
+        # The baseline's interval across the panel: what lies outside it on the right beats it.
+        strip = alt.Chart(alt.Data(values=[{"low": level.low, "high": level.high}]))
+        panel.insert(0, strip.mark_rect(color=INK, opacity=0.15).encode(x="low:Q", x2="high:Q"))
+    final = alt.layer(*panel).properties(width=210, height=HEIGHT, title=f"At {found.budget:,} rollouts")
+
+    chart = alt.hconcat(lines, final, spacing=95).configure(background="transparent", font="sans-serif").configure_axis(
+        labelColor=INK, titleColor=INK, gridColor=GRID, domainColor=INK, tickColor=INK, titleFontWeight="normal",
+    ).configure_title(color=INK, fontSize=13, anchor="start").configure_view(stroke=None).configure_concat(spacing=95)
+    svg: str = vl_convert.vegalite_to_svg(chart.to_dict())
+    return svg
+
+
+def _colours(names: Sequence[str]) -> Mapping[str, str]:
+    """The baseline grey, the others in colour by the alphabet, so that one keeps its colour when it moves up."""
+    others = sorted(name for name in names if name != BASELINE)
+    found: dict[str, Any] = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(others)}
+    return found | ({BASELINE: INK} if BASELINE in names else {})
+
+
+def _seeds(found: Comparison) -> str:
+    counts = sorted({len(line.seeds) for line in found.lines})
+    if counts == [1]:
+        return "one seed, no interval"
+    return f"mean of {'–'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} seeds, 95 % t-interval"

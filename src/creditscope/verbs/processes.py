@@ -1,0 +1,93 @@
+"""Many runs at once, each a process of its own with one thread: one that fails is named, and the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from creditscope.errors import CreditscopeError
+
+POLL = 0.2  # seconds
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Small models gain nothing from a second thread, and runs side by side would fight for the cores."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Arguments of `creditscope` to run, and the file beside the run's folder that keeps what it complains about."""
+
+    name: str
+    args: tuple[str, ...]
+    log: Path
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, stop: Callable[[], bool],
+             watch: Callable[[Sequence[str], Mapping[str, str | None]], None]) -> dict[str, str | None]:
+    """Run the jobs, `at_once` at a time, and say of each that ended why it failed (None: it did not).
+
+    `watch` is given (the running, the ended) a few times a second. Once `stop` says so nothing more is started, and
+    what runs is asked to end, which it does after its step with everything kept. An exception kills what runs.
+    """
+    waiting = list(jobs)
+    running: dict[Job, subprocess.Popen[bytes]] = {}
+    ended: dict[str, str | None] = {}
+    asked = False
+    try:
+        while waiting or running:
+            if stop() and not asked:
+                asked = True
+                waiting.clear()
+                for process in running.values():
+                    process.terminate()
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                running[job] = start(job)
+            time.sleep(POLL)
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                code = running.pop(job).returncode
+                if not asked or code == 0:
+                    ended[job.name] = None if code == 0 else last_line(job, code)
+                if asked or not job.log.stat().st_size:
+                    job.log.unlink()
+            watch([job.name for job in running], ended)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    return ended
+
+
+def start(job: Job) -> subprocess.Popen[bytes]:
+    """Outside the terminal's process group: Ctrl-C reaches the parent alone, which asks each child once, not twice."""
+    try:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("wb") as log:
+            return subprocess.Popen([sys.executable, "-m", "creditscope", *job.args], stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.DEVNULL, stderr=log, process_group=0,
+                                    env=os.environ | ONE_THREAD)
+    except OSError as error:
+        raise CreditscopeError(f"cannot start {job.name}: {error.strerror or error}") from None
+
+
+def last_line(job: Job, code: int) -> str:
+    """The last thing a failed run said, or how it died."""
+    if code < 0:
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
+        return f"killed by {name}" + ("; was there enough memory?" if -code == signal.SIGKILL else "")
+    with contextlib.suppress(OSError):
+        said = [line for line in job.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        if said:
+            return said[-1].strip().removeprefix("creditscope: ")
+    return f"exit code {code}"
+
+
+def cores() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
