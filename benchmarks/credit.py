@@ -13,18 +13,19 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.lab.config import Config
 from creditscope.lab.critic import Critic
 from creditscope.lab.policy import load_policy
-from creditscope.lab.rollout import roll_out
+from creditscope.lab.rollout import Batch, roll_out
 from creditscope.lab.tools import LabTools
 from creditscope.lab.train import make_optimizer, micro_batches, take_step
 from creditscope.tasks import find_task
@@ -55,30 +56,29 @@ def main() -> None:
     critics = {kind: Critic(policy, kind=kind) for kind in ("head", "model")}
     names = [name for name in ESTIMATORS if "states" not in ESTIMATORS[name].needs and name != "gae"]
     spent: dict[str, list[float]] = {name: [] for name in [*names, "gae, head", "gae, model"]}
-    plain, rollouts = [], []
+    plain: list[float] = []
     for turn in range(rounds + 1):
-        generator = torch.Generator().manual_seed(turn)
-        sampling, batch = timed(lambda g=generator: roll_out(
-            policy, task, list(islice(problems, config.prompts)), config.group, max_tokens=task.max_tokens,
-            temperature=1.0, top_p=1.0, generator=g))
+        sampling, batch = timed(partial(
+            roll_out, policy, task, list(islice(problems, config.prompts)), config.group, max_tokens=task.max_tokens,
+            temperature=1.0, top_p=1.0, generator=torch.Generator().manual_seed(turn)))
         chunks = micro_batches(batch.rollouts.group, 1)
 
-        def tools(critic: Critic | None = None, batch: Any = batch, chunks: Any = chunks, turn: int = turn) -> LabTools:
-            return LabTools(policy, task, config, batch, chunks, task.max_tokens, turn, 0.0, critic)
+        def assign(name: str, critic: Critic | None, batch: Batch, chunks: list[Tensor], turn: int) -> Tensor:
+            tools = LabTools(policy, task, config, batch, chunks, task.max_tokens, turn, 0.0, critic)
+            credit = find_estimator(name)(method, batch.rollouts, tools)
+            if critic is not None:
+                critic.fit(batch.prompts, batch.rollouts)
+            return credit
 
-        found: dict[str, float] = {}
-        for name in names:
-            found[name] = timed(lambda name=name, t=tools: find_estimator(name)(method, batch.rollouts, t()))[0]
-        for kind, critic in critics.items():
-            found[f"gae, {kind}"] = timed(lambda c=critic, t=tools: (
-                find_estimator("gae")(method, batch.rollouts, t(c)), c.fit(batch.prompts, batch.rollouts)))[0]
-        credit = find_estimator("outcome")(method, batch.rollouts, tools())
-        training, _ = timed(lambda c=credit: take_step(
-            policy, optimizer, method, replace(config), batch.rollouts, batch.prompts, c, torch.arange(len(c))))
+        found = {name: timed(partial(assign, name, None, batch, chunks, turn)) for name in names}
+        found |= {f"gae, {kind}": timed(partial(assign, "gae", critic, batch, chunks, turn))
+                  for kind, critic in critics.items()}
+        credit = found["outcome"][1]
+        training, _ = timed(partial(take_step, policy, optimizer, method, config, batch.rollouts, batch.prompts, credit,
+                                    torch.arange(len(credit))))
         if turn:  # the first round warms up
             plain.append(sampling + training)
-            rollouts.append(len(batch.rollouts))
-            for name, seconds in found.items():
+            for name, (seconds, _) in found.items():
                 spent[name].append(seconds)
 
     step = statistics.median(plain)

@@ -151,8 +151,8 @@ def bias_section(survey: ModuleType) -> list[str]:
             "A bias of credit is not yet one of the gradient: Σ_a π(a|s) ∇log π(a|s) = 0, so what depends on the "
             "state alone drops out. That is why outcome credit, far from q − v, has an exact gradient, and why "
             "credit that is much nearer to q − v may not. Whatever *multiplies* the truth by another factor in each "
-            "state does bias the gradient: prefix_tree and state_return shrink where siblings are few and say "
-            "nothing where a rollout is alone; turn_return does so where it is the last one alive. A leave-one-out "
+            "state does bias the gradient: prefix_tree shrinks where siblings are few and says nothing where a rollout "
+            "is alone; turn_return and state_return do so where it is the last one alive. A leave-one-out "
             "row leaves out one *step* in step_reward and step_return: the rollout's other steps stay in its "
             "baseline, so they remain biased at equal lengths too. *Beyond a factor*: ‖E ĝ − c∇J‖/‖c∇J‖ with the "
             "best c. *Noise* is as above, and a statement about noise or variance agrees only if it holds in every "
@@ -179,8 +179,8 @@ LAWS = (
     "- monte_carlo: Σ A over segments = r_i − V(start), V(start) the mean reward of the siblings.\n",
     "- gae, γ = 1: A_it = r_i − V_it at λ = 1; Σ_t A_it = r_i − V_i0 at λ = 0.\n",
     "- optimal_scalar: Σ_i ‖ψ_i‖² A_i = 0.\n",
-    "- turn_return: Σ_i A_ih = 0 over the siblings that have a turn h; state_return: Σ A = 0 over the turns that begin "
-    "in one state.\n",
+    "- turn_return: Σ_i A_ih = 0 over the siblings that have a turn h; state_return: the same over the turns that "
+    "begin in one state, where siblings meet there.\n",
     "- entropy_shaping with α₁ + α₂ = 1: at every position Σ_i A_it = Σ_i A_i over the siblings of one sign that are "
     "alive there, where their advantages are equal.\n",
 )
@@ -209,9 +209,8 @@ def turns_section(survey: ModuleType) -> list[str]:
             "advantage and not of the gradient: given s_h it does not depend on a_h, so it is orthogonal to the score, "
             f"and the gradient error is {number(outcome.error)}. What it costs is noise. turn_return takes the earlier "
             "turns out of credit, keeps the gradient exact (all walks have all turns) and has less noise. state_return "
-            "has the least bias of credit, and is the only one of the three whose gradient is off by more than a "
-            f"factor (error up to {number(state.error)} with leave-one-out): a rollout alone in its state gets 0, so a "
-            "state counts as often as siblings meet in it.\n"]
+            "has the least bias of credit; what is left comes from rollouts that are alone in their state and are "
+            f"compared with the whole turn. Its gradient error with leave-one-out is {number(state.error)}.\n"]
 
 
 def conformance_page() -> str:

@@ -91,6 +91,18 @@ def test_state_return_by_hand() -> None:
     check(state_return(NONE, batch, Tools()), [1, 0], [1, 1], [.3, 0], [0, 0])
 
 
+def test_alone_in_its_state_a_turn_is_compared_with_the_siblings_same_turn() -> None:
+    # Rewards (1, 0) and (0, 1): returns (1, 0) and (1, 1). All start in state 5; then one is in 6, one in 7: the turn's
+    # mean is ½. With a third sibling in state 6, returns 0 and 0 meet there, and 7 is compared with the mean 1/3.
+    batch = replace(make([0, 0], [0, 0], [2, 2]), step=torch.tensor([[0, 1]] * 2),
+                    step_reward=torch.tensor([[1., 0.], [0., 1.]], dtype=D), step_state=torch.tensor([[5, 6], [5, 7]]))
+    check(state_return(MEAN, batch, Tools()), [0, -.5], [0, .5])
+    more = replace(make([0, 0, 0], [0, 0, 0], [2, 2, 2]), step=torch.tensor([[0, 1]] * 3),
+                   step_reward=torch.tensor([[1., 0.], [0., 1.], [1., 0.]], dtype=D),
+                   step_state=torch.tensor([[5, 6], [5, 7], [5, 6]]))
+    check(state_return(MEAN, more, Tools()), [0, 0], [0, 2 / 3], [0, 0])
+
+
 def test_a_method_with_a_critic_takes_the_mean_of_the_groups_steps() -> None:
     torch.testing.assert_close(step_reward(METHODS["ppo"], three_rows(), Tools()),
                                step_reward(MEAN, three_rows(), Tools()), rtol=0, atol=0)
@@ -178,12 +190,15 @@ def slow(estimate: Estimate, method: Method, batch: Rollouts) -> Tensor:
     returns = [[sum(row[n:]) for n in range(len(row))] for row in worth]
     value = worth if estimate in (step_reward, step_return) else returns
 
-    def key(i: int, n: int) -> tuple[int, ...]:
-        kind = {turn_return: (n,), state_return: (int(batch.step_state[i, n]),)}.get(estimate, ())
-        return (int(batch.group[i]), *kind)
+    def key(i: int, n: int, kind: Estimate = estimate) -> tuple[int, ...]:
+        more = {turn_return: (n,), state_return: (int(batch.step_state[i, n]),)}.get(kind, ())
+        return (int(batch.group[i]), *more)
 
     def centred(i: int, n: int) -> float:
-        mates = [(j, m) for j in rows for m in range(len(worth[j])) if key(j, m) == key(i, n)]
+        for kind in (estimate, turn_return):
+            mates = [(j, m) for j in rows for m in range(len(worth[j])) if key(j, m, kind) == key(i, n, kind)]
+            if len(mates) > 1 or estimate is not state_return:
+                break
         if method.baseline == "none":
             return value[i][n]
         if method.baseline == "leave_one_out":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.credit.steps import centred, labels, spread, to_go
+from creditscope.credit.steps import centred, labels, spread, to_go, turn_key
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units
 from creditscope.method import Method
@@ -15,11 +15,17 @@ from creditscope.rollouts import Rollouts
 def state_return(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
     """A_it = G_ih − b(s_ih), b the method's baseline over all turns of the group that begin in the same state.
 
-    A state tells all that matters for what is to come: where time matters, the task puts the turn into it.
+    A state tells all that matters for what is to come: where time matters, the task puts the turn into it. A turn that
+    is alone in its state is compared with the siblings' same turn, as in `turn_return`: to say nothing there would
+    shrink credit where states are rare, and so bias the gradient. Who is alone does not depend on what is then chosen.
     """
     step, reward, exists = labels(rollouts, "state_return")
     state = rollouts.require("step_state", "credit 'state_return'")
     # One key for each (group, state); both are numbered, for they are any integers.
     pairs = torch.stack([rollouts.group[:, None].expand_as(state), state], dim=2).flatten(0, 1)
     key = torch.unique(pairs, dim=0, return_inverse=True)[1].view_as(state)
-    return in_units(method, spread(centred(method, to_go(reward), key, exists, rollouts.lengths), step), rollouts)
+    go = to_go(reward)
+    by_state = centred(method, go, key, exists, rollouts.lengths)
+    by_turn = centred(method, go, turn_key(rollouts, reward), exists, rollouts.lengths)
+    alone = torch.bincount(key[exists], minlength=int(key.max()) + 1)[key] <= 1
+    return in_units(method, spread(torch.where(alone, by_turn, by_state), step), rollouts)

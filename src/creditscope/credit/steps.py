@@ -50,6 +50,14 @@ def to_go(reward: Tensor) -> Tensor:
     return reward.flip(1).cumsum(1).flip(1)
 
 
+def turn_key(rollouts: Rollouts, reward: Tensor) -> Tensor:
+    """(B, S) one number for each (group, turn); group ids are any integers, so they are numbered first."""
+    number = torch.unique(rollouts.group, return_inverse=True)[1][:, None]
+    turn = torch.arange(reward.shape[1], device=reward.device)
+    key: Tensor = number * reward.shape[1] + turn
+    return key
+
+
 def centred(method: Method, value: Tensor, key: Tensor, exists: Tensor, length: Tensor) -> Tensor:
     """(B, S) value minus the method's own baseline over all steps with the same `key`; 0 where no step exists.
 

@@ -63,7 +63,7 @@ ROWS = (
         claim="removes the rewards of earlier turns from credit, and v(s_h) − v(s_0) on average over states"),
     Estimator(
         name="state_return", title="Return to go, baseline of the state", needs=("steps", "states"), cost="step labels",
-        equation="A_it = G_ih − mean_{j,k: s_jk = s_ih} G_jk",
+        equation="A_it = G_ih − mean_{j,k: s_jk = s_ih} G_jk; alone in its state: as turn_return",
         cites="arXiv:2505.10978",
         claim="removes P1's multi-turn bias where siblings meet in the same state"),
     Estimator(

@@ -93,10 +93,13 @@ class LabTools(Tools):
 
 
 def task_gives(task: Task, problem: Problem) -> frozenset[str]:
-    """What the task's verifier tells besides the reward, seen on a problem's own solution."""
+    """What the trainer has, and what the task's verifier tells besides the reward, seen on a problem's own solution.
+
+    A bare answer may have no step where others do: a task that says that it tells steps is believed.
+    """
     verdict = task.verify(problem, str(problem.meta.get("solution") or problem.answer))
     found = {"entropy", "collision", "continuations", "critic", "gram"}
-    if verdict.steps:
+    if verdict.steps or getattr(task, "tells_steps", False):
         found.add("steps")
         if all(step.state is not None for step in verdict.steps):
             found.add("states")

@@ -5,7 +5,8 @@
 
 For credit below the answer the function may return a pair, the reward and the answer's steps: a list of
 [start, end, reward] or [start, end, reward, state], characters [start, end) of the text, disjoint and in order. Labels
-can stand in the rows; a run with `--credit step_reward` asks once, about row["solution"] or the answer, to see steps.
+can stand in the rows. A run with `--credit step_reward` asks once, about row["solution"] or the answer, whether the
+function returns pairs.
 
     def reward(text, row):
         steps, at = [], 0
@@ -53,6 +54,7 @@ class Jsonl:
         if not 0 < seconds < float("inf"):
             raise CreditscopeError(f"seconds must be positive, got {seconds}")
         self.reward, self.max_tokens, self.errors = reward, max_tokens, 0
+        self.tells_steps = False  # until the function has returned a pair
         rows = [_problem(row, where, number) for row, where, number in read_rows(source)]
         if test:
             self._rows = {"train": rows, "test": [_problem(*found) for found in read_rows(test)]}
@@ -75,7 +77,8 @@ class Jsonl:
         except WorkerError as error:
             self.errors += 1
             return Verdict(0.0, error=f"row {problem.id}: {self.reward} {error}")
-        return Verdict(reward, tuple(Step(*step) for step in steps))
+        self.tells_steps = steps is not None
+        return Verdict(reward, tuple(Step(*step) for step in steps or ()))
 
     def close(self) -> None:
         self._worker.close()

@@ -56,11 +56,11 @@ class Worker:
         """The function's number. Raises WorkerError for an exception, a wrong value, a hang or a crash."""
         return self._call(args)[0]
 
-    def judge(self, text: str, *args: Any) -> tuple[float, list[StepSpan]]:
-        """The number and the steps of the text, of a function that returns a number or a pair (number, steps)."""
+    def judge(self, text: str, *args: Any) -> tuple[float, list[StepSpan] | None]:
+        """The number and the steps of the text, None where the function returned a number alone."""
         return self._call((text, *args))
 
-    def _call(self, args: tuple[Any, ...]) -> tuple[float, list[StepSpan]]:
+    def _call(self, args: tuple[Any, ...]) -> tuple[float, list[StepSpan] | None]:
         try:
             line = json.dumps(args)
         except (TypeError, ValueError) as error:
@@ -92,7 +92,7 @@ class Worker:
         threading.Thread(target=_read, args=(process, self._lines), daemon=True).start()
         self._ask(json.dumps({"target": self.target, "path": [os.getcwd(), *sys.path]}), START_SECONDS)
 
-    def _ask(self, line: str, seconds: float) -> tuple[float, list[StepSpan]]:
+    def _ask(self, line: str, seconds: float) -> tuple[float, list[StepSpan] | None]:
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -113,7 +113,8 @@ class Worker:
         answer = json.loads(reply)
         if "error" in answer:
             raise WorkerError(answer["error"])
-        return float(answer["value"]), [(start, end, reward, state) for start, end, reward, state in answer["steps"]]
+        steps = answer["steps"]
+        return float(answer["value"]), None if steps is None else [tuple(step) for step in steps]
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
@@ -208,7 +209,7 @@ def _serve() -> None:
             if function is None:
                 sys.path[:] = request["path"]
                 function = _load(request["target"])
-                answer: dict[str, Any] = {"value": 0.0, "steps": []}
+                answer: dict[str, Any] = {"value": 0.0, "steps": None}
             else:
                 answer = _answer(function, request)
         except BaseException as error:  # SystemExit too: a reward may not end the run
@@ -233,12 +234,11 @@ def _load(target: str) -> Any:
 
 def _answer(function: Any, args: list[Any]) -> dict[str, Any]:
     value = function(*args)
-    steps: object = []
-    if isinstance(value, list | tuple) and len(value) == 2:
-        value, steps = value
     text = args[0] if args and isinstance(args[0], str) else ""
     try:
-        return {"value": check_number(value), "steps": check_steps(steps, len(text))}
+        if isinstance(value, list | tuple) and len(value) == 2:
+            return {"value": check_number(value[0]), "steps": check_steps(value[1], len(text))}
+        return {"value": check_number(value), "steps": None}
     except (TypeError, ValueError, OverflowError) as error:
         return {"error": str(error)}
 
