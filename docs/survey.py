@@ -61,7 +61,7 @@ class Line:
 
 PLAIN = Line("leave_one_out")
 LINES = (
-    Line("outcome"), PLAIN, Line("optimal_scalar"), Line("optimal_token"),
+    Line("outcome"), PLAIN, Line("optimal_scalar"), Line("optimal_sequence"), Line("optimal_token"),
     *(Line(name, baseline) for name in ("step_reward", "step_return", "turn_return", "state_return")
       for baseline in ROWS),
     Line("monte_carlo"), Line("spo_chain,every=1"), Line("spo_chain,every=1,probability=0.5"), Line("prefix_tree"),

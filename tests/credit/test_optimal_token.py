@@ -11,6 +11,7 @@ from hypothesis import given
 from torch import Tensor
 
 from creditscope import METHODS, CreditscopeError, Rollouts
+from creditscope.credit.optimal_sequence import optimal_sequence
 from creditscope.credit.optimal_token import optimal_token
 from creditscope.credit.outcome import outcome
 from creditscope.credit.tools import Tools
@@ -37,6 +38,27 @@ def test_two_rollouts_of_two_tokens_by_hand() -> None:
                     collision=torch.tensor([[.5, .625], [.625, .5]], dtype=D))
     expected = torch.tensor([[9 / 13, 13 / 18], [-4 / 13, -5 / 18]], dtype=D)
     torch.testing.assert_close(optimal_token(PLAIN, batch, Tools()), expected, rtol=0, atol=1e-15)
+
+
+def test_the_sequence_s_baseline_by_hand() -> None:
+    # The same batch: W = ⅝ and 13/8 at the end, so b = ⅝/(⅝ + 13/8) = 5/18 for every token.
+    p = torch.tensor([[.5, .75], [.25, .5]], dtype=D)
+    batch = replace(make([1, 0], [0, 0], [2, 2]), logp=p.log(),
+                    collision=torch.tensor([[.5, .625], [.625, .5]], dtype=D))
+    expected = torch.tensor([[13 / 18, 13 / 18], [-5 / 18, -5 / 18]], dtype=D)
+    torch.testing.assert_close(optimal_sequence(PLAIN, batch, Tools()), expected, rtol=0, atol=1e-15)
+
+
+@given(random_batches())
+def test_where_all_lengths_are_equal_the_sequence_s_baseline_is_that_of_the_last_token(batch: Rollouts) -> None:
+    batch = with_collision(make(batch.reward.tolist(), batch.group.tolist(), [5] * len(batch)))
+    last = optimal_token(PLAIN, batch, Tools())[:, -1:]
+    torch.testing.assert_close(optimal_sequence(PLAIN, batch, Tools()), last.expand(-1, 5), rtol=0, atol=1e-12)
+
+
+def test_without_collision_the_sequence_s_baseline_names_itself() -> None:
+    with pytest.raises(CreditscopeError, match="credit 'optimal_sequence' needs collision"):
+        optimal_sequence(PLAIN, make([1, 0], [0, 0], [1, 1]), Tools())
 
 
 def slow(batch: Rollouts) -> Tensor:

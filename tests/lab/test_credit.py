@@ -42,7 +42,7 @@ def test_every_estimator_trains_the_packaged_model(name: str, tmp_path: Path) ->
     assert credit.shape == mask.shape
     assert not credit[~mask].any()
     spread = max(line.get("credit/within", 0.0) for line in lines)
-    uniform = name in ("outcome", "leave_one_out", "optimal_scalar", "salt")
+    uniform = name in ("outcome", "leave_one_out", "optimal_scalar", "optimal_sequence", "salt")
     assert (spread < 1e-9) == uniform
 
 

@@ -14,12 +14,19 @@ from creditscope.rollouts import Rollouts
 def optimal_scalar(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
     """A_it = r_i − b*,  b* = Σ_j r_j ‖ψ_j‖² / Σ_j ‖ψ_j‖² over the group.
 
-    b* minimises E‖(r − b) ψ‖². It is the group's mean when norms and rewards do not vary together. A group whose
-    scores are all 0 (a policy that is certain) has no gradient, and its mean serves as well.
+    b* minimises E‖(r − b) ψ‖². It is the group's mean when norms and rewards do not vary together.
+    """
+    return in_units(method, around(rollouts, tools.gram().diagonal().clamp(min=0.0))[:, None], rollouts)
+
+
+def around(rollouts: Rollouts, square: Tensor) -> Tensor:
+    """(B,) r_i − Σ_j r_j s_j / Σ_j s_j over the group, s_j ≥ 0 the squared norm of rollout j's score.
+
+    A group whose scores are all 0 (a policy that is certain) has no gradient, and its mean serves as well.
     """
     reward, groups = wide(rollouts.reward), Groups(rollouts.group)
-    square = tools.gram().diagonal().to(reward).clamp(min=0.0)
+    square = square.to(reward)
     total = groups.sum(square)
     best = groups.sum(reward * square) / total.masked_fill(total <= 0, 1.0)
     centred = reward - best.where(total > 0, groups.mean(reward))
-    return in_units(method, centred.masked_fill(groups.unanimous(reward), 0.0)[:, None], rollouts)
+    return centred.masked_fill(groups.unanimous(reward), 0.0)

@@ -15,13 +15,10 @@ from creditscope.rollouts import Rollouts
 def optimal_token(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
     """A_it = r_i − B_t,  B_t = Σ_j r_j W_jt / Σ_j W_jt,  W_jt = Σ_{u ≤ t} (1 − 2π_ju + Σ_v π_ju(v)²).
 
-    1 − 2π + Σπ² is ‖onehot − π‖², the squared norm of a token's score at the logits: what a forward pass knows of the
-    score's norm. Only siblings with a token at t count, and one that is alone there has no baseline.
+    Only siblings with a token at t count, and one that is alone there has no baseline.
     """
     reward, groups = wide(rollouts.reward), Groups(rollouts.group)
-    collision = wide(rollouts.require("collision", "credit 'optimal_token'"))
-    norm = (1 - 2 * wide(rollouts.logp).exp() + collision).clamp(min=0.0).masked_fill(~rollouts.mask, 0.0)
-    gathered = norm.cumsum(dim=1).masked_fill(~rollouts.mask, 0.0)
+    gathered = logit_norms(rollouts, "optimal_token").cumsum(dim=1).masked_fill(~rollouts.mask, 0.0)
     alive = _totals(rollouts.mask.to(reward.dtype), groups)
     weight, worth = _totals(gathered, groups), _totals(gathered * reward[:, None], groups)
     # Where nobody's score has moved yet the ratio is 0/0: all weigh the same.
@@ -29,6 +26,12 @@ def optimal_token(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
     baseline = torch.where(weight > 0, worth / weight.masked_fill(weight <= 0, 1.0), plain)[groups.index]
     baseline = baseline.masked_fill(alive[groups.index] <= 1, 0.0)
     return in_units(method, (reward[:, None] - baseline).masked_fill(_agreed(reward, rollouts, groups), 0.0), rollouts)
+
+
+def logit_norms(rollouts: Rollouts, who: str) -> Tensor:
+    """(B, T) 1 − 2π + Σπ² = ‖onehot − π‖² = ‖∂log π(y_t)/∂z_t‖²: what a forward pass knows of a token's score."""
+    collision = wide(rollouts.require("collision", f"credit {who!r}"))
+    return (1 - 2 * wide(rollouts.logp).exp() + collision).clamp(min=0.0).masked_fill(~rollouts.mask, 0.0)
 
 
 def _totals(value: Tensor, groups: Groups) -> Tensor:

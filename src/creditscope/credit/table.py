@@ -40,6 +40,12 @@ ROWS = (
         cites="Weaver and Tao 2001; Greensmith et al. 2004",
         claim="least variance of all constant baselines; with its own rollout in it, biased by O(1/R)"),
     Estimator(
+        name="optimal_sequence", title="Optimal scalar baseline, norms at the logits", needs=("collision",),
+        cost="nothing: Σπ² is kept while sampling",
+        equation="A_it = r_i − Σ_j r_j W_j / Σ_j W_j,  W_j = Σ_t (1 − 2π_jt + Σπ²_jt)",
+        cites="Weaver and Tao 2001, with the norms of arXiv:2602.07078",
+        note="Ours: optimal_scalar without its backward pass."),
+    Estimator(
         name="optimal_token", title="Optimal token baseline", needs=("collision",),
         cost="nothing: Σπ² is kept while sampling",
         equation="A_it = r_i − Σ_j r_j W_jt / Σ_j W_jt,  W_jt = Σ_{u≤t} (1 − 2π_ju + Σπ²_ju)",

@@ -41,8 +41,8 @@ from creditscope.verbs.fleet import Fleet
 from creditscope.verbs.output import Output
 from creditscope.verbs.processes import Job, cores, run_jobs
 
-DEFAULT = ("outcome", "optimal_scalar", "optimal_token", "step_reward", "prefix_tree", "gae", "entropy_mask", "salt",
-           "monte_carlo")
+DEFAULT = ("outcome", "optimal_scalar", "optimal_sequence", "optimal_token", "step_reward", "prefix_tree", "gae",
+           "entropy_mask", "salt", "monte_carlo")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Compare:
     again and runs that were stopped go on, so the same command continues after Ctrl-C, and is a table in no time after.
 
     For example:
-      creditscope compare credit                                            nine estimators, five seeds each
+      creditscope compare credit                                            ten estimators, five seeds each
       creditscope compare credit outcome step_reward monte_carlo,samples=2 --seeds 3
       creditscope compare credit outcome gae --rollouts 1000 --seeds 2      a first look in minutes
       creditscope compare credit --no-run                                   table and figure of what is there
@@ -63,7 +63,8 @@ class Compare:
     """What differs between the runs: credit."""
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Estimators (creditscope credit), with options after commas. By default outcome, optimal_scalar,
-    optimal_token, step_reward, prefix_tree, gae, entropy_mask, salt and monte_carlo; with --no-run all in --out."""
+    optimal_sequence, optimal_token, step_reward, prefix_tree, gae, entropy_mask, salt and monte_carlo; with --no-run
+    all in --out."""
     seeds: int = 5
     """Runs of each estimator, with seeds that follow one another."""
     first_seed: int = 0

@@ -1,0 +1,22 @@
+"""The optimal scalar baseline for nothing: the scores' norms as far as a forward pass knows them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from creditscope.credit.optimal_scalar import around
+from creditscope.credit.optimal_token import logit_norms
+from creditscope.credit.tools import Tools
+from creditscope.credit.units import in_units
+from creditscope.method import Method
+from creditscope.rollouts import Rollouts
+
+
+def optimal_sequence(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
+    """A_it = r_i − Σ_j r_j W_j / Σ_j W_j,  W_j = Σ_t (1 − 2π_jt + Σ_v π_jt(v)²).
+
+    W_j is Σ_t ‖∂log π(y_jt)/∂z_jt‖², z the logits: where an answer ends, the weight of the optimal token baseline. It
+    leaves out what lies below the logits, and how the tokens of an answer pull together.
+    """
+    norms = logit_norms(rollouts, "optimal_sequence").sum(dim=1)
+    return in_units(method, around(rollouts, norms)[:, None], rollouts)
