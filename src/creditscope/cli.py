@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -21,16 +23,18 @@ from creditscope.verbs.train import Train
 
 DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
 
-Verb = (
-    Annotated[Demo, tyro.conf.subcommand("demo")]
-    | Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Compare, tyro.conf.subcommand("compare")]
-    | Annotated[Scope, tyro.conf.subcommand("scope")]
-    | Annotated[Methods, tyro.conf.subcommand("methods")]
-    | Annotated[Credit, tyro.conf.subcommand("credit")]
-    | Annotated[Localise, tyro.conf.subcommand("localise")]
-    | Annotated[Env, tyro.conf.subcommand("env")]
-)
+VERBS: dict[str, type[Any]] = {"demo": Demo, "train": Train, "compare": Compare, "localise": Localise, "scope": Scope,
+                               "methods": Methods, "credit": Credit, "env": Env}
+
+
+def verbs(asked: str) -> Any:
+    """All verbs as one type. The one that was asked for teaches with its whole text, the others are a line each."""
+    def line(verb: type[Any]) -> str:
+        return (verb.__doc__ or "").strip().splitlines()[0]
+
+    listed = [Annotated[verb, tyro.conf.subcommand(name, description=None if name == asked else line(verb))]
+              for name, verb in VERBS.items()]
+    return functools.reduce(operator.or_, listed)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -40,7 +44,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"creditscope {__version__}")
         sys.exit(0)
     try:
-        verb = tyro.cli(Verb, prog="creditscope", args=args, description=DESCRIPTION)
+        verb = tyro.cli(verbs(args[0] if args else ""), prog="creditscope", args=args, description=DESCRIPTION)
         if isinstance(verb, Train) and verb.resume:
             # Flags that are not given keep the run's own values: they become the defaults of a second reading.
             verb = tyro.cli(Train, prog="creditscope train", args=args[1:], default=verb.as_recorded())

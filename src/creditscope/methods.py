@@ -120,7 +120,7 @@ REINFORCE_PP_BASELINE = REINFORCE_PP.but(
 PPO = REINFORCE_PP.but(
     name="ppo", title="PPO", arxiv="1707.06347", baseline="external", whiten="none", kl="none", kl_in="loss",
     cites={"baseline": "A_t from GAE with a critic (arXiv:1506.02438)", "bound": "Eq. 7"},
-    note="Credit comes from outside: surrogate(..., credit=(B, T)), whitened or not as you like.")
+    note="Credit comes from outside: surrogate(..., credit=(B, T)). In the lab it is gae's, whitened over tokens.")
 
 MAXRL = DAPO.but(
     name="maxrl", title="MaxRL", arxiv="2602.02710", scale="group_mean", clip_high=0.2, keep="all", denominator="all",
