@@ -247,7 +247,7 @@ def test_an_unfinished_run_goes_on_and_a_new_one_begins(tmp_path: Path) -> None:
     assert "--resume" in old
     assert "--resume" not in new
     assert new[:2] == ("train", "tiny")
-    assert {"--rollouts", "3840", "--eval-rollouts", "960", "--credit", "outcome", "--steps", "60"} <= set(new)
+    assert {"--rollouts", "3840", "--eval-rollouts", "960", "--credit", "outcome"} <= set(new)
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -429,3 +429,20 @@ def test_ctrl_c_keeps_what_was_done_and_the_same_command_goes_on(tmp_path: Path)
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert steps.read_text().splitlines()[: len(kept)] == kept
     assert (tmp_path / "table.md").exists()
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("rollouts", "many", "rollouts is 'many', not a int"),
+    ("seed", None, "seed is None, not a int"),
+    ("credit", "outcome\x01<script>", "unknown credit"),
+    ("model", 3, "model is 3, not a str"),
+])
+def test_settings_that_train_would_not_write_are_refused_not_shown(
+        tmp_path: Path, name: str, value: object, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, "outcome", 0, [0.5, 0.5, 0.5])
+    file = next(tmp_path.glob("*/seed-0/run.json"))
+    stored = json.loads(file.read_text())
+    stored["config"][name] = value
+    file.write_text(json.dumps(stored))
+    assert run("compare", "credit", "--no-run", "--out", str(tmp_path)) == 2
+    assert message in capsys.readouterr().err

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from creditscope.catalogue import find
+from creditscope.credit.table import parse
 from creditscope.errors import CreditscopeError
 from creditscope.intervals import Interval, mean_interval, overlap, paired
 from creditscope.record import Record
@@ -61,8 +63,8 @@ def is_finished(record: Record) -> bool:
 
 def read_run(record: Record) -> Run:
     """The numbers of a finished run. Evaluations stand on the line of the step that follows them."""
-    config = record.config
-    if not config.get("rollouts"):
+    config = _checked(record)
+    if not config["rollouts"]:
         raise CreditscopeError(f"{record.path} had no budget, so it cannot be compared at equal rollouts; train it "
                                f"with --rollouts, or take it out of the folder")
     points, spent = [], 0
@@ -73,10 +75,34 @@ def read_run(record: Record) -> Run:
         spent += line.get("rollouts/spent", 0)
     trained = [line for line in lines if "rollouts/spent" in line]
     seconds = sum(line["time/step"] - line.get("time/eval", 0.0) - line.get("time/scope", 0.0) for line in trained)
-    return Run(record.path, config.get("credit") or BASELINE, int(config["seed"]), config, tuple(points), len(trained),
+    return Run(record.path, _estimator(config), config["seed"], config, tuple(points), len(trained),
                spent, sum(line["rollouts/sampled"] for line in trained), seconds,
                _mean(trained, "gram/group/effective_rank"), _mean(trained, "credit/within"),
                _mean(trained, "credit/dead_groups"), _mean(trained, "signal/dead_groups"))
+
+
+SETTINGS = {"seed": int, "rollouts": int, "group": int, "prompts": int, "eval_problems": int, "lr": float, "model": str,
+            "task": str, "method": str}
+"""What a page is made of, and its kind."""
+
+
+def _checked(record: Record) -> dict[str, Any]:
+    """The run's settings. A folder may come from anybody: what is not as `train` writes it is refused, not shown."""
+    config = {"rollouts": 0} | record.config
+    for name, kind in SETTINGS.items():
+        value = config.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float if kind is float else kind):
+            raise CreditscopeError(f"{record.path}/run.json: {name} is {value!r:.60}, not a {kind.__name__}; is this a "
+                                   f"run of creditscope train?")
+    _estimator(config)
+    return config
+
+
+def _estimator(config: dict[str, Any]) -> str:
+    """The estimator of a run, by the rule of `Config.estimator`; a name that could not be one is refused."""
+    credit = str(config.get("credit") or ("gae" if find(config["method"]).baseline == "external" else BASELINE))
+    parse(credit)
+    return credit
 
 
 def read_folder(out: Path) -> tuple[list[Run], list[Path]]:

@@ -44,7 +44,7 @@ class Rollouts:
     entropy: Tensor | None = None
     """(B, T) entropy of the sampling distribution at each token, in nats."""
     collision: Tensor | None = None
-    """(B, T) Σ_v π(v)² of the sampling distribution at each token: the chance that two draws agree."""
+    """(B, T) Σ_v π(v)² at each token, before any top-p: the chance that two draws agree."""
     step: Tensor | None = None
     """(B, T) int64 index of the reasoning step (or turn) a token belongs to, -1 for none."""
     step_reward: Tensor | None = None

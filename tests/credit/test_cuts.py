@@ -79,10 +79,25 @@ def test_a_cut_before_every_token_asks_for_one_value_less_than_there_are_tokens(
     assert tools.asked == [[1, 2], [1, 2]]
 
 
-def test_a_rollout_alone_in_its_group_begins_with_its_own_reward() -> None:
-    # Nobody else answered: V(start) = r, so what is lost before the cut is won back after it.
-    tools = Values(torch.tensor([[9., .25]], dtype=D))
-    check(between(make([1], [0], [2]), where(".|"), tools, 1, "x"), [-.75, .75])
+def test_a_rollout_alone_in_its_group_asks_for_the_start_s_value_too() -> None:
+    # Row 2 has no sibling: V(start) = 0.5 is asked for, the first segment lost 0.25 and the second won 0.75. The two
+    # siblings take each other's reward: 0.25 − 0 and 1 − 0.25; 0.75 − 1 and 0 − 0.75.
+    tools = Values(torch.tensor([[9., .25], [9., .75], [.5, .25]], dtype=D))
+    found = between(make([1, 0, 1], [0, 0, 1], [2, 2, 2]), where(".|", ".|", ".|"), tools, 1, "x")
+    check(found, [.25, .75], [-.25, -.75], [-.25, .75])
+    assert tools.asked == [[-1, 1], [-1, 1], [0, 1]]
+
+
+def test_a_lone_rollout_without_a_cut_is_compared_with_the_start_alone() -> None:
+    tools = Values(torch.tensor([[.25, 9.]], dtype=D))
+    check(between(make([1], [0], [2]), where(".."), tools, 1, "x"), [.75, .75])
+
+
+def test_a_row_without_steps_is_cut_at_its_line_breaks_whatever_the_others_have() -> None:
+    batch = replace(make([1, 0], [0, 0], [3, 3]), step=torch.tensor([[0, 0, 1], [-1, -1, -1]]),
+                    pieces=[["a\n", "b", "c"], ["a", "b\n", "c"]])
+    assert step_ends(batch).tolist() == [[False, False, True], [False, False, True]]
+    assert step_ends(batch.rows(torch.tensor([1]))).tolist() == [[False, False, True]]
 
 
 @given(random_batches(), st.integers(0, 99))

@@ -228,13 +228,18 @@ def test_where_the_state_is_the_turn_state_return_is_turn_return(batch: Rollouts
 
 
 @pytest.mark.parametrize("estimate", ESTIMATORS)
-@pytest.mark.parametrize("left", ["nothing", "steps alone", "no column"])
+def test_a_batch_in_which_no_answer_got_to_a_step_has_no_credit_and_no_error(estimate: Estimate) -> None:
+    batch = replace(make([1, 0], [0, 0], [2, 2]), step=torch.full((2, 2), -1), step_reward=torch.zeros(2, 0, dtype=D))
+    for method in (MEAN, METHODS["grpo"]):
+        assert not estimate(method, batch, Tools()).any()
+
+
+@pytest.mark.parametrize("estimate", ESTIMATORS)
+@pytest.mark.parametrize("left", ["nothing", "steps alone"])
 def test_without_labels_the_error_names_the_credit_and_the_repair(estimate: Estimate, left: str) -> None:
     batch = make([1, 0], [0, 0], [2, 2])
     if left != "nothing":
         batch = replace(batch, step=torch.full((2, 2), -1))
-    if left == "no column":
-        batch = replace(batch, step_reward=torch.zeros(2, 0, dtype=D))
     with pytest.raises(CreditscopeError, match=rf"credit '{estimate.__name__}' needs step labels.*such as arithmetic, "
                                                rf"or give step and step_reward in the file"):
         estimate(MEAN, batch, Tools())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from creditscope import METHODS, Rollouts
 from creditscope.advantages import BASELINES, mean_entropy, token_advantage
+from creditscope.credit.leave_one_out import leave_one_out
 from creditscope.credit.monte_carlo import monte_carlo
 from creditscope.credit.optimal_token import optimal_token
 from creditscope.credit.prefix_tree import prefix_tree
@@ -152,3 +153,16 @@ def test_a_groups_std_makes_the_size_of_its_rewards_and_of_other_groups_rewards_
     found = in_units(GRPO, centred(GRPO, batch), batch)[:, 0]
     expected = torch.tensor([1, -1, 1, -1], dtype=dtype) * math.sqrt(.5)
     torch.testing.assert_close(found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=0)
+
+
+def test_what_others_wrote_between_changes_no_std_where_kl_is_in_the_reward() -> None:
+    row = METHODS["grpo"].but(name="priced", kl="k1", kl_in="reward", beta=0.5)
+    plain = make([1, 0], [0, 0], [2, 2])
+    # The same two tokens a row, with three foreign ones between them.
+    wide = make([1, 0], [0, 0], [5, 5])
+    mask = torch.tensor([[True, False, False, False, True]] * 2)
+    spread = {name: torch.zeros(2, 5, dtype=torch.float64).masked_scatter(mask, getattr(plain, name))
+              for name in ("logp", "ref_logp", "entropy")}
+    holes = replace(wide, mask=mask, **spread)
+    torch.testing.assert_close(leave_one_out(row, holes, Tools())[mask], leave_one_out(row, plain, Tools())[plain.mask],
+                               rtol=0, atol=1e-12)

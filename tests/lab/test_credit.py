@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from creditscope.lab.config import Config
 from creditscope.lab.policy import load_policy
 from creditscope.lab.train import train
 from creditscope.record import Record
+from creditscope.verbs.train import Settings, Train
 
 SMALL = Config(group=4, prompts=2, steps=2, lr=1e-4, eval_problems=0, keep_every=1, checkpoint_every=1, max_tokens=40)
 
@@ -143,3 +144,29 @@ def test_the_gram_of_scores_leaves_no_gradient_behind(tmp_path: Path) -> None:
     run(replace(SMALL, credit="outcome"), tmp_path / "outcome")
     first, second = weights(tmp_path / "salt", 2), weights(tmp_path / "outcome", 2)
     assert all(torch.allclose(first[name], second[name], atol=1e-6) for name in first)
+
+
+def test_a_record_s_word_is_not_enough_to_run_a_users_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run folder may come from anybody: the name of a function to import must come from the command line."""
+    (tmp_path / "evil_credit.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.chdir(tmp_path)
+    with Record.create(Path("run"), asdict(SMALL) | {"log": [], "credit": "evil_credit:mine"}, {}):
+        pass
+    with pytest.raises(CreditscopeError, match="A record's word is not enough to run code: give --credit again"):
+        Train(out=Path("run"), resume=True).as_recorded()
+    given = Train(config=Settings(credit="evil_credit:mine"), out=Path("run"), resume=True)
+    assert given.as_recorded().config.credit == "evil_credit:mine"
+
+
+def test_more_steps_are_not_free_where_an_estimator_may_know_how_many_there_are() -> None:
+    assert "steps" in SMALL.free
+    for credit in ("my_module:mine", "gae,schedule=linear,lam=0.9"):
+        assert "steps" not in replace(SMALL, credit=credit).free
+
+
+def test_value_pre_training_without_a_critic_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_critic.py").write_text("def mine(method, rollouts, tools):\n    return rollouts.reward\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CreditscopeError, match="--critic-warmup 1: --credit no_critic:mine has no critic"):
+        run(replace(SMALL, credit="no_critic:mine", critic_warmup=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

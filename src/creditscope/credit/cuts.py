@@ -17,7 +17,8 @@ def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int, who: st
     """(B, T) V(next cut) − V(cut before t) in reward units, from `cut` (B, T): True where an answer is cut before t.
 
     V at a cut is the mean reward of `samples` continuations. The start's is the mean reward of the siblings, who are
-    continuations of the prompt already; the end's is the reward itself. So Σ over segments = r_i − V(start).
+    continuations of the prompt already (a rollout without siblings gets fresh ones); the end's is the reward itself. So
+    Σ over segments = r_i − V(start).
     """
     if samples < 1:
         raise CreditscopeError(f"samples of credit {who!r} must be at least 1, got {samples}")
@@ -27,11 +28,17 @@ def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int, who: st
     most = int(cut.sum(dim=1).max())
     segment = cut.cumsum(dim=1)  # the segment of each token: 0 before the first cut
     known = torch.zeros(len(rollouts), most + 2, dtype=reward.dtype, device=reward.device)
-    if most:
+    groups = Groups(rollouts.group)
+    alone = groups.size == 1
+    known[:, 0] = BASELINES["leave_one_out"](reward, groups, reward)
+    if most or bool(alone.any()):
         place = torch.where(cut, column, width).sort(dim=1).values[:, :most]  # each row's cuts, then width
         asked = place.where(place < width, -1)
-        known[:, 1:-1] = tools.values(asked, samples).to(known).masked_fill(asked < 0, 0.0)
-    known[:, 0] = BASELINES["leave_one_out"](reward, Groups(rollouts.group), reward)
+        if bool(alone.any()):
+            asked = torch.cat([torch.where(alone, 0, -1)[:, None], asked], dim=1)
+        found = tools.values(asked, samples).to(known)
+        known[:, 1:-1] = found[:, asked.shape[1] - most:].masked_fill(asked[:, asked.shape[1] - most:] < 0, 0.0)
+        known[:, 0] = torch.where(alone, found[:, 0], known[:, 0])
     last = cut.sum(dim=1, keepdim=True) + 1
     known.scatter_(1, last, reward[:, None])
     gain = known[:, 1:] - known[:, :-1]
@@ -39,17 +46,20 @@ def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int, who: st
 
 
 def step_ends(rollouts: Rollouts) -> Tensor:
-    """(B, T) True before the first token of every step but the first; without steps, after every line break."""
-    if rollouts.step is not None and bool((rollouts.step >= 0).any()):
-        step = rollouts.step
-        seen = step.cummax(dim=1).values
-        return torch.nn.functional.pad((seen[:, 1:] > seen[:, :-1]) & (seen[:, :-1] >= 0), (1, 0))
+    """(B, T) True before the first token of every step but the first; in a row without steps, after every line break."""
+    out = torch.zeros_like(rollouts.mask)
+    stepped = torch.zeros_like(rollouts.mask[:, 0])
+    if rollouts.step is not None:
+        seen = rollouts.step.cummax(dim=1).values
+        out[:, 1:] = (seen[:, 1:] > seen[:, :-1]) & (seen[:, :-1] >= 0)
+        stepped = seen[:, -1] >= 0
     if not rollouts.pieces:
+        if bool(stepped.any()):
+            return out
         raise CreditscopeError("credit 'monte_carlo' cuts at the ends of steps, but the rollouts have neither steps "
                                "nor pieces; give one of them, or use spo_chain, which cuts at uncertain tokens")
-    out = torch.zeros_like(rollouts.mask)
-    for i, row in enumerate(rollouts.pieces):
-        for t, piece in enumerate(row[: out.shape[1] - 1]):
+    for i in (~stepped).nonzero()[:, 0].tolist():
+        for t, piece in enumerate(rollouts.pieces[i][: out.shape[1] - 1]):
             out[i, t + 1] = "\n" in piece
     return out
 

@@ -32,6 +32,8 @@ class Estimator:
     title: str
     equation: str
     needs: tuple[str, ...] = ()
+    siblings: bool = False
+    """True where a rollout alone in its group would get nothing."""
     builds_on: str = "reward"
     """reward: replaces r_i − b_i, the method scales it. advantage: reshapes the advantage that the method computed."""
     cost: str

@@ -17,9 +17,12 @@ def state_return(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
 
     A state tells all that matters for what is to come: where time matters, the task puts the turn into it. A turn that
     is alone in its state is compared with the siblings' same turn, as in `turn_return`: to say nothing there would
-    shrink credit where states are rare, and so bias the gradient. Who is alone does not depend on what is then chosen.
+    shrink credit where states are rare, and so bias the gradient. Where no state comes back within one answer, who is
+    alone does not depend on what is then chosen.
     """
     step, reward, exists = labels(rollouts, "state_return")
+    if not bool(exists.any()):
+        return in_units(method, reward.new_zeros(len(rollouts), 1), rollouts)
     state = rollouts.require("step_state", "credit 'state_return'")
     # One key for each (group, state); both are numbered, for they are any integers.
     pairs = torch.stack([rollouts.group[:, None].expand_as(state), state], dim=2).flatten(0, 1)

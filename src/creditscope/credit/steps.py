@@ -14,9 +14,12 @@ from creditscope.rollouts import Rollouts
 
 
 def labels(rollouts: Rollouts, who: str) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, T) step of each token, (B, S) step rewards, (B, S) which steps exist; refuse rollouts without any."""
+    """(B, T) step of each token, (B, S) step rewards, (B, S) which steps exist; refuse rollouts without labels.
+
+    A batch may be labelled and yet hold no step, when no answer got that far: then S = 1 and nothing exists.
+    """
     reward = rollouts.step_reward
-    if rollouts.step is None or reward is None or reward.shape[1] == 0:
+    if rollouts.step is None or reward is None:
         raise CreditscopeError(f"credit {who!r} needs step labels, and these rollouts have none; use a task that "
                                f"judges steps, such as arithmetic, or give step and step_reward in the file")
     back = (rollouts.step >= 0) & (rollouts.step < rollouts.step.cummax(dim=1).values)
@@ -24,6 +27,9 @@ def labels(rollouts: Rollouts, who: str) -> tuple[Tensor, Tensor, Tensor]:
         i, t = back.nonzero()[0].tolist()
         raise CreditscopeError(f"credit {who!r} needs steps in order: row {i}, column {t} goes back to step "
                                f"{int(rollouts.step[i, t])}; number the steps of an answer as they come")
+    if reward.shape[1] == 0:
+        none = reward.new_zeros(len(rollouts), 1)
+        return rollouts.step, wide(none), none.bool()
     column = torch.arange(reward.shape[1], device=reward.device)
     exists = column < rollouts.step.amax(dim=1, keepdim=True) + 1
     # A label past the last step that a token belongs to still counts: the text may have been cut by the tokenizer.

@@ -30,18 +30,18 @@ ROWS = (
         cites="Williams 1992; arXiv:2402.03300",
         claim="unbiased up to the factor (R−1)/R of a group-mean baseline"),
     Estimator(
-        name="leave_one_out", title="Leave-one-out baseline", cost="nothing",
+        name="leave_one_out", siblings=True, title="Leave-one-out baseline", cost="nothing",
         equation="A_it = r_i − mean_{j≠i} r_j",
         cites="arXiv:2402.14740", claim="unbiased"),
     Estimator(
-        name="optimal_scalar", title="Optimal scalar baseline", needs=("gram",),
+        name="optimal_scalar", siblings=True, title="Optimal scalar baseline", needs=("gram",),
         cost="one forward and backward pass under the microscope",
         equation="A_it = r_i − Σ_j r_j‖ψ_j‖² / Σ_j ‖ψ_j‖²",
         cites="Weaver and Tao 2001; Greensmith et al. 2004",
         claim="least variance of all constant baselines; with its own rollout in it, biased by O(1/R)"),
     Estimator(
-        name="optimal_sequence", title="Optimal scalar baseline, norms at the logits", needs=("collision",),
-        cost="nothing: Σπ² is kept while sampling",
+        name="optimal_sequence", siblings=True, title="Optimal scalar baseline, norms at the logits",
+        needs=("collision",), cost="nothing: Σπ² is kept while sampling",
         equation="A_it = r_i − Σ_j r_j W_j / Σ_j W_j,  W_j = Σ_t (1 − 2π_jt + Σπ²_jt)",
         cites="Weaver and Tao 2001, with the norms of arXiv:2602.07078",
         note="Ours: optimal_scalar without its backward pass."),
@@ -63,7 +63,8 @@ ROWS = (
         claim="none: the baseline sums over the steps that follow, so the number of steps matters",
         note="DeepSeekMath divides by the std of the step rewards; here the method's own scale divides."),
     Estimator(
-        name="turn_return", title="Return to go, baseline of the turn", needs=("steps",), cost="step labels",
+        name="turn_return", siblings=True, title="Return to go, baseline of the turn", needs=("steps",),
+        cost="step labels",
         equation="A_it = G_ih − mean_j G_jh,  G_ih = Σ_{s ≥ h} r_is,  h = s(t)",
         cites="arXiv:2606.29238, Eq. 22–27",
         claim="removes the rewards of earlier turns from credit, and v(s_h) − v(s_0) on average over states"),
@@ -84,7 +85,7 @@ ROWS = (
         equation="as monte_carlo, a cut after every m-th token with π < ρ; credit on tokens with π < ρ alone",
         cites="arXiv:2505.23564", claim="unbiased values at the cuts; the mask drops what the policy is sure of"),
     Estimator(
-        name="prefix_tree", title="Tree of shared prefixes", cost="nothing: (R, R, T) comparisons",
+        name="prefix_tree", siblings=True, title="Tree of shared prefixes", cost="nothing: (R, R, T) comparisons",
         equation="A_it = V(y_≤t) − V(y_<t),  V(prefix) = mean reward of the group's rollouts that share it",
         cites="arXiv:2506.05183; arXiv:2506.11902; arXiv:2509.21154",
         claim="values of shared nodes",

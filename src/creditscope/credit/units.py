@@ -30,6 +30,7 @@ def in_units(method: Method, credit: Tensor, rollouts: Rollouts) -> Tensor:
     credit = wide(credit).expand_as(rollouts.mask).masked_fill(~counted, 0.0)
     if method.has_reward_kl:
         credit = credit - method.beta * log_drift(method, rollouts).flip(1).cumsum(1).flip(1)
+        credit = credit.masked_fill(~counted, 0.0)  # the sum to go is not 0 on what others wrote
     credit = _scaled(method, credit, rollouts)
     if method.whiten != "none":
         weight = rollouts.mask.to(credit.dtype)

@@ -159,7 +159,10 @@ class Config:
 
     def _check_credit(self) -> None:
         name, _ = parse(self.estimator)
-        if name not in ESTIMATORS:
+        if self.critic_warmup >= self.steps:
+            raise CreditscopeError(f"--critic-warmup {self.critic_warmup} leaves no step to the policy; give fewer "
+                                   f"than --steps {self.steps}")
+        if name not in ESTIMATORS:  # a user's own, of which nothing is known before it is imported
             return
         row = ESTIMATORS[name]
         if self.row.baseline == "external" and row.builds_on == "advantage":
@@ -169,9 +172,12 @@ class Config:
             raise CreditscopeError(f"--credit {name} compares the rollouts of a group in one backward pass, but "
                                    f"--accumulate {self.accumulate} would cut groups apart; give at most "
                                    f"{self.prompts}")
-        if self.critic_warmup >= self.steps:
-            raise CreditscopeError(f"--critic-warmup {self.critic_warmup} leaves no step to the policy; give fewer "
-                                   f"than --steps {self.steps}")
+        if row.siblings and self.group < 2:
+            raise CreditscopeError(f"--group {self.group}: --credit {name} compares a rollout with its siblings; give "
+                                   f"--group 2 or more")
+        if "collision" in row.needs and self.top_p < 1:
+            raise CreditscopeError(f"--top-p {self.top_p}: --credit {name} reads Σπ² of the distribution before top-p, "
+                                   f"and the log-probs after it; give --top-p 1")
         if self.critic_warmup and "critic" not in row.needs:
             raise CreditscopeError(f"--critic-warmup {self.critic_warmup}: --credit {name} has no critic; use --credit "
                                    f"gae, or leave it out")
@@ -200,7 +206,9 @@ class Config:
     @property
     def free(self) -> frozenset[str]:
         """Settings that may change when the run is resumed, because no step's result depends on them."""
-        scheduled = self.schedule != "constant" or "schedule=linear" in self.estimator
+        # A schedule knows where the run ends, and a user's own estimator may: it can read tools.progress.
+        own = parse(self.estimator)[0] not in ESTIMATORS
+        scheduled = self.schedule != "constant" or "schedule=linear" in self.estimator or own
         longer: set[str] = set() if scheduled else {"steps", "rollouts"}
         return frozenset({"log", "checkpoint_every", "keep_every"} | longer)
 

@@ -56,6 +56,9 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     reference = policy.reference() if config.needs_reference else None
     optimizer = make_optimizer(policy, config)
     critic = make_critic(policy, config, estimator) if "critic" in estimator.row.needs else None
+    if config.critic_warmup and critic is None:
+        raise CreditscopeError(f"--critic-warmup {config.critic_warmup}: --credit {config.estimator} has no critic; "
+                               f"leave it out, or say what it needs: needs = ('critic',)")
     lens = Lens(policy, config) if config.scope != "off" else None
     settings = asdict(config) | {"log": list(config.log)}
     if resume and (taken := max(Record.open(out).checkpoints(), default=0)) > config.steps:

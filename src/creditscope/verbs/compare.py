@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import sys
@@ -109,7 +110,8 @@ class Compare:
             check_before(list(todo.values()))
             ended, stopped = self._train(todo, reused=len(asked) - len(todo))
             if stopped:
-                return self._stopped(len(asked), len(asked) - len(todo) + len(ended))
+                well = sum(why is None for why in ended.values())
+                return self._stopped(len(asked), len(asked) - len(todo) + well)
         runs = [read_run(record) for path in asked if (record := _finished(path)) is not None]
         return self._write(runs, {name: why for name, why in ended.items() if why is not None})
 
@@ -241,9 +243,9 @@ def folder(credit: str) -> str:
     """The name of an estimator's folder: its own, with nothing in it that a path could stumble over.
 
     >>> folder("monte_carlo,samples=2"), folder("mine.credit:halves")
-    ('monte_carlo,samples=2', 'mine.credit_halves')
+    ('monte_carlo,samples=2', 'mine.credit+halves')
     """
-    return "".join(c if c.isalnum() or c in "._-+,=" else "_" for c in credit)
+    return "".join(c if c.isalnum() or c in "._-+,=" else "_" for c in credit.replace(":", "+"))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -348,7 +350,8 @@ def markdown(found: Comparison, said: Sequence[str], failed: dict[str, str], fig
     s = found.settings
     counts = sorted({len(line.seeds) for line in found.lines})
     out = [f"# Credit at {found.budget:,} rollouts", "", *(f"**{sentence}.**\n" for sentence in said)]
-    out.append(f"Model {s['model']}, task {s['task']}, method {s['method']}, R = {s['group']}, P = {s['prompts']}, "
+    model, task = (html.escape(printable(s[name])).replace("|", "\\|") for name in ("model", "task"))
+    out.append(f"Model {model}, task {task}, method {s['method']}, R = {s['group']}, P = {s['prompts']}, "
                f"learning rate {s['lr']:g}, {'–'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} seeds, "
                f"{s['eval_problems']:,} test problems.\n")
     if figure:

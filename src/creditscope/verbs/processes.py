@@ -69,7 +69,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
     try:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("wb") as log:
-            return subprocess.Popen([sys.executable, "-m", "creditscope", *job.args], stdin=subprocess.DEVNULL,
+            return subprocess.Popen([sys.executable, "-P", "-m", "creditscope", *job.args], stdin=subprocess.DEVNULL,
                                     stdout=subprocess.DEVNULL, stderr=log, process_group=0,
                                     env=os.environ | ONE_THREAD)
     except OSError as error:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from creditscope.errors import CreditscopeError, printable
 from creditscope.lab.config import Config
 from creditscope.record import Record
 from creditscope.verbs.display import Display, Interrupt
@@ -67,6 +68,11 @@ class Train:
         out = self.out or default_out(self.config)
         known = {f.name for f in fields(Settings)}
         stored = {name: value for name, value in Record.open(out).config.items() if name in known}
+        for name in ("credit", "reward"):
+            value, given = stored.get(name), getattr(self.config, name)
+            if isinstance(value, str) and ":" in value and given != value:
+                raise CreditscopeError(f"{out} was trained with --{name} {printable(value)}, a function of yours. A "
+                                       f"record's word is not enough to run code: give --{name} again")
         return Train(config=Settings(**(stored | {"log": tuple(stored.get("log", ()))})), out=out)
 
 
