@@ -46,7 +46,7 @@ def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int, who: st
 
 
 def step_ends(rollouts: Rollouts) -> Tensor:
-    """(B, T) True before the first token of every step but the first; in a row without steps, after every line break."""
+    """(B, T) True before the first token of every step but the first; in rows without steps, after every line break."""
     out = torch.zeros_like(rollouts.mask)
     stepped = torch.zeros_like(rollouts.mask[:, 0])
     if rollouts.step is not None:
