@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from pathlib import Path
@@ -97,11 +96,10 @@ def estimators_section() -> list[str]:
 
 def full_estimator(row: Estimator) -> list[str]:
     """One estimator: equation, source, what its paper claims, options with their defaults."""
-    options = [f"`{p.name}={p.default}`" for p in inspect.signature(row.function).parameters.values()
-               if p.kind is p.KEYWORD_ONLY]
+    options = [f"`{name}={option.default}`, {option.meaning}" for name, option in row.options.items()]
     kind = "replaces r_i − b_i" if row.builds_on == "reward" else "reshapes the row's advantage"
     lines = [f"{kind}", f"from: {row.cites}", f"claimed: {row.claim or 'nothing about bias'}",
-             *([f"options: {', '.join(options)}"] if options else [])]
+             *(f"option {option}" for option in options)]
     return [f"\n### {row.name}\n\n{row.title}\n\n```\n{row.equation}\n```\n\n", *(f"- {line}\n" for line in lines),
             f"\n{row.note}\n" if row.note else ""]
 

@@ -11,8 +11,8 @@ import pytest
 
 from creditscope import METHODS
 from creditscope.cli import main
-from creditscope.credit.table import ESTIMATORS, find_estimator
-from creditscope.verbs.credit import example, options
+from creditscope.credit import ESTIMATORS, find_estimator
+from creditscope.verbs.credit import example
 
 
 def run(*args: str) -> int:
@@ -77,7 +77,7 @@ def test_credit_json_is_the_list_as_data(capsys: pytest.CaptureFixture[str]) -> 
 def test_one_estimator_shows_its_options_and_a_command_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("credit", "monte_carlo") == 0
     out = capsys.readouterr().out
-    for text in ("A_it = V(next cut) − V(cut before t)", "options  samples=4", "arXiv:2410.01679", "docs/credit.md",
+    for text in ("A_it = V(next cut) − V(cut before t)", "option  samples=4   K, continuations at each cut", "arXiv:2410.01679", "docs/credit.md",
                  "creditscope train --credit monte_carlo,samples=4"):
         assert text in out
     assert run("credit", "gae", "--json") == 0
@@ -86,7 +86,7 @@ def test_one_estimator_shows_its_options_and_a_command_that_parses(capsys: pytes
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_the_example_of_every_estimator_is_a_spec_that_is_found(name: str) -> None:
-    words = example(ESTIMATORS[name], options(ESTIMATORS[name])).split()
+    words = example(ESTIMATORS[name]).split()
     assert find_estimator(words[words.index("--credit") + 1]).row.name == name
 
 

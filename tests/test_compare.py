@@ -172,7 +172,7 @@ def test_a_gain_on_every_seed_is_told_beside_overlapping_intervals(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("ends", "message"), [
-    ({"outcome": [0.5], "gae": [0.9]}, "undecided: one seed has no interval"),
+    ({"outcome": [0.5], "gae": [0.9]}, "undecided: 1 seed of an estimator cannot tell luck"),
     ({"gae": [0.5, 0.6]}, "outcome was not run"),
     ({"outcome": [0.5, 0.6]}, "name another estimator"),
 ])
@@ -264,7 +264,7 @@ def test_no_run_leaves_out_what_is_not_finished_and_says_so(tmp_path: Path, caps
 @pytest.mark.parametrize(("args", "message"), [
     (("outcom",), "unknown credit 'outcom'; did you mean 'outcome'?"),
     (("monte_carlo,sample=2",), "unknown option of credit 'monte_carlo': 'sample'; did you mean 'samples'?"),
-    (("monte_carlo,samples=two",), "option samples of credit 'monte_carlo' must be like 4, got 'two'"),
+    (("monte_carlo,samples=two",), "option samples of credit 'monte_carlo' must be a whole number in 1 .. 4096, got 'two'"),
     (("outcome", "outcome"), "credit 'outcome' is named twice"),
     (("state_return",), "credit 'state_return' needs a task that names the state"),
     (("outcome", "--seeds", "0"), "--seeds must be at least 1, got 0"),

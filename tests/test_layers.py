@@ -37,7 +37,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "microscope.spectrum",
-            "microscope.geometry", "credit", "credit.table", "tasks", "lab.config",
+            "microscope.geometry", "credit", "credit.table", "credit.choice", "tasks", "lab.config",
             "intervals", "compare", "figures", "cli"}
 
 

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from creditscope.catalogue import find
-from creditscope.credit.table import parse
+from creditscope.credit.choice import parse
 from creditscope.errors import CreditscopeError
 from creditscope.intervals import Interval, mean_interval, overlap, paired
 from creditscope.record import Record
 
+ENOUGH = 3
+"""Seeds below which no estimator is said to beat another."""
 BASELINE = "outcome"
 """Whom every estimator is compared with."""
 OWN = frozenset({"credit", "seed"})
@@ -257,7 +259,10 @@ def _line(credit: str, runs: Sequence[Run], ends: Mapping[str, Mapping[int, floa
 
 
 def verdicts(found: Comparison) -> list[str]:
-    """What the numbers say, by rule. An estimator beats the baseline where its interval lies wholly above."""
+    """What the numbers say, by rule. An estimator beats the baseline where its interval lies wholly above.
+
+    Two seeds that agree by chance have an interval of no width: with fewer than three nothing is decided.
+    """
     base, where = found.baseline, f"at {found.budget:,} rollouts"
     if base is None:
         return [f"{BASELINE} was not run, so nothing is compared with it; name it too"]
@@ -265,8 +270,10 @@ def verdicts(found: Comparison) -> list[str]:
     if not others:
         return [f"{BASELINE} alone: {percent(base.accuracy)} {where}; name another estimator to compare it with"]
     decided = [line for line in others if line.overlaps is not None]
-    if not decided:
-        return ["undecided: one seed has no interval; give --seeds 2 or more"]
+    fewest = min(len(line.seeds) for line in found.lines)
+    if not decided or fewest < ENOUGH:
+        return [f"undecided: {fewest} seed{'s' * (fewest > 1)} of an estimator cannot tell luck from credit; give "
+                f"--seeds {ENOUGH} or more"]
     apart = [line for line in decided if line.overlaps is False]
     above = [line for line in apart if line.accuracy.mean > base.accuracy.mean]
     out = [f"{line.credit} beats {BASELINE} {where}: {percent(line.accuracy)} against {percent(base.accuracy)}; "

@@ -18,13 +18,13 @@ from torch import Tensor
 import creditscope
 from creditscope import METHODS, CreditscopeError
 from creditscope.credit import ESTIMATORS, NEEDS, Chosen, Estimator, find_estimator
-from creditscope.credit.table import parse
+from creditscope.credit.choice import parse
 from creditscope.credit.tools import Tools
 from makers import make
 
 PLAIN = METHODS["p1_grpo"]
 SOURCE = str(Path(creditscope.__file__).resolve().parents[1])
-HELPERS = {"__init__", "cuts", "estimator", "prefixes", "steps", "table", "tools", "units"}
+HELPERS = {"choice", "__init__", "cuts", "estimator", "prefixes", "steps", "table", "tools", "units"}
 WHOLE_SIGNATURE = {"gae"}  # its equation stands at the head of its file, above two schedules
 
 
@@ -47,8 +47,35 @@ def test_every_file_of_the_folder_is_a_row_or_a_helper() -> None:
     assert files == set(ESTIMATORS) | HELPERS
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_options_of_the_list_are_those_of_the_function(name: str) -> None:
+    parameters = inspect.signature(ESTIMATORS[name].function).parameters.values()
+    assert {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} == {
+        key: option.default for key, option in ESTIMATORS[name].options.items()}
+    for key, option in ESTIMATORS[name].options.items():
+        ESTIMATORS[name].check(key, option.default)
+
+
+def test_what_an_own_function_raises_is_told_with_its_line_and_its_hands_are_off_the_rollouts(
+        folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"rough_{folder.name}"
+    (folder / f"{name}.py").write_text(
+        "def raises(method, rollouts, tools):\n    return {}['reward_model']\n"
+        "def leaves(method, rollouts, tools):\n    raise SystemExit(3)\n"
+        "def meddles(method, rollouts, tools):\n    print('hello')\n    return rollouts.reward.zero_()\n")
+    batch = make([1, 0], [0, 0], [2, 2])
+    with pytest.raises(CreditscopeError, match=rf"raised KeyError: 'reward_model' \({name}.py, line 2\)"):
+        find_estimator(f"{name}:raises")(METHODS["grpo"], batch, Tools())
+    with pytest.raises(CreditscopeError, match="raised SystemExit: 3"):
+        find_estimator(f"{name}:leaves")(METHODS["grpo"], batch, Tools())
+    find_estimator(f"{name}:meddles")(METHODS["grpo"], batch, Tools())
+    assert batch.reward.tolist() == [1, 0]
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "hello\n")
+
+
 def test_the_list_is_read_without_torch() -> None:
-    code = "import sys; from creditscope.credit import table; table.parse('gae,lam=1'); print('torch' in sys.modules)"
+    code = "import sys; from creditscope.credit import choice; choice.parse('gae,lam=1'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": SOURCE}, capture_output=True,
                           text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -89,13 +116,14 @@ def test_name_and_options_are_read_and_nothing_is_imported(spec: str, name: str,
     ("prefix_tre", "unknown credit 'prefix_tre'; did you mean 'prefix_tree'?.*See: creditscope credit"),
     ("", "unknown credit ''"), ("os.system('x'):f", "unknown credit"), ("mod:", "unknown credit 'mod:'"),
     ("gae,", "--credit gae,: '' is no option; write gae,key=value"), ("gae,lam", "'lam' is no option"),
-    ("gae,lam=", "'lam=' is no option"), ("gae, lam=1", "' lam=1' is no option"),
+    ("gae,lam=", "'lam=' is no option"), ("gae,lam=1,lam=0", "option 'lam' is given twice"),
     ("gae,lambda=1", "unknown option of credit 'gae': 'lambda'.*Choices: alpha, gamma, lam, schedule, whiten"),
-    ("outcome,x=1", "unknown option of credit 'outcome': 'x'"),
-    ("monte_carlo,samples=2.5", "option samples of credit 'monte_carlo' must be like 4, got 2.5"),
-    ("monte_carlo,samples=true", "must be like 4, got True"), ("gae,lam=high", "must be like 1.0, got 'high'"),
-    ("gae,lam=true", "must be like 1.0, got True"), ("gae,whiten=1", "must be like True, got 1"),
-    ("gae,schedule=1", "must be like 'constant', got 1")])
+    ("outcome,x=1", "credit 'outcome' has no options, got 'x'"),
+    ("monte_carlo,samples=2.5", r"option samples of credit 'monte_carlo' must be a whole number in 1 \.\. 4096, got 2.5"),
+    ("monte_carlo,samples=true", "whole number.*got True"), ("gae,lam=high", "finite number.*got 'high'"),
+    ("gae,lam=true", "a finite number.*got True"), ("gae,whiten=1", "must be true or false, got 1"),
+    ("gae,lam=nan", "finite number in 0 .. 1, got nan"), ("gae,lam=2", "got 2"), ("salt,rank=0", "of at least 1, got 0"),
+    ("gae,schedule=1", "unknown schedule of credit 'gae': '1'")])
 def test_what_cannot_be_meant_is_refused_by_name(spec: str, says: str) -> None:
     with pytest.raises(CreditscopeError, match=says):
         find_estimator(spec)
@@ -181,7 +209,7 @@ def test_the_installed_program_finds_it_too(folder: Path) -> None:
 
 @pytest.mark.parametrize(("start", "name", "says"), [
     ("absent", "f", "no module 'absent_.*'; start creditscope in the folder that has it, or set PYTHONPATH"),
-    ("imports", "f", "no module 'nothing_of_that_name'"),
+    ("imports", "f", "was found, but it imports 'nothing_of_that_name', which is not installed"),
     ("own", "absent", "module 'own_.*' has no 'absent'"), ("own", "number", "'number' is a int, not a function"),
     ("raises", "f", "importing 'raises_.*' raised ZeroDivisionError: division by zero"),
     ("exits", "f", "importing 'exits_.*' raised SystemExit: 3"),

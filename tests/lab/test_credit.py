@@ -170,3 +170,20 @@ def test_value_pre_training_without_a_critic_is_refused(tmp_path: Path, monkeypa
     with pytest.raises(CreditscopeError, match="--critic-warmup 1: --credit no_critic:mine has no critic"):
         run(replace(SMALL, credit="no_critic:mine", critic_warmup=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_refused_at_its_first_batch_leaves_no_folder(tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "labels.jsonl").write_text('{"prompt": "Question: Mia has 12 apples.\\nAnswer:\\n", "answer": "12"}\n' * 4)
+    (tmp_path / "number_judge.py").write_text("def score(text, row):\n    return 0.0\n")
+    monkeypatch.chdir(tmp_path)
+    config = replace(SMALL, task="jsonl:labels.jsonl", reward="number_judge:score", credit="step_reward", max_tokens=8)
+    with pytest.raises(CreditscopeError, match=r"none of the first 8 answers has one; --reward number_judge:score must "
+                                               r"return \(reward, \[\[start, end, reward\], ...\]\)"):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_name_is_no_estimator() -> None:
+    with pytest.raises(CreditscopeError, match="unknown credit ''"):
+        replace(SMALL, credit="")

@@ -6,7 +6,8 @@ An estimator says what a token is worth; the method's row says the rest: scale, 
 `ESTIMATORS` lists them without torch; `find_estimator("prefix_tree")` gives one by name, with options after commas.
 """
 
+from creditscope.credit.choice import Chosen, find_estimator
 from creditscope.credit.estimator import NEEDS, Estimator
-from creditscope.credit.table import ESTIMATORS, Chosen, find_estimator
+from creditscope.credit.table import ESTIMATORS
 
 __all__ = ["ESTIMATORS", "NEEDS", "Chosen", "Estimator", "find_estimator"]

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from creditscope.catalogue import find
-from creditscope.credit.table import ESTIMATORS, parse
+from creditscope.credit.choice import parse
+from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.method import Method
 
@@ -196,7 +197,9 @@ class Config:
     @property
     def estimator(self) -> str:
         """The credit estimator, as --credit spells it."""
-        return self.credit or ("gae" if self.row.baseline == "external" else "outcome")
+        if self.credit is not None:
+            return self.credit
+        return "gae" if self.row.baseline == "external" else "outcome"
 
     @property
     def needs_reference(self) -> bool:

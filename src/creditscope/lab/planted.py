@@ -147,6 +147,8 @@ def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: 
         try:
             estimator.row.require(given, f"task {task.name!r}")
         except CreditscopeError as error:
+            if credit:  # it was asked for by name
+                raise
             skipped[estimator.spec] = str(error)
     run = [estimator for estimator in chosen if estimator.spec not in skipped]
     needs_critic = any("critic" in estimator.row.needs for estimator in run)

@@ -91,12 +91,17 @@ def localise_processbench(policy: Policy, solutions: Sequence[Solution], *, seed
     if problems is not None and problems < len(solutions):
         drawn = sorted(random.Random(seed).sample(range(len(solutions)), problems))
         solutions = [solutions[i] for i in drawn]
+    if len(solutions) < 2:
+        raise CreditscopeError("one solution has nobody to be compared with; give a file of two or more, or a larger "
+                               "--problems")
     chosen = [find_estimator(spec) for spec in credit or ESTIMATORS]
     skipped: dict[str, str] = {}
     for estimator in chosen:
         try:
             estimator.row.require(GIVEN, "a file of solutions")
         except CreditscopeError as error:
+            if credit:  # it was asked for by name
+                raise
             skipped[estimator.spec] = str(error)
         if estimator.row.name in ONE_PROMPT:
             skipped[estimator.spec] = (f"credit {estimator.row.name!r} compares the beginnings of answers to one "

@@ -49,8 +49,9 @@ def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int
     for problem, prompt in zip(problems, encoded, strict=True):
         if room is not None and len(prompt) + max_tokens > room:
             raise CreditscopeError(f"problem {problem.id} has a prompt of {len(prompt)} tokens and --max-tokens is "
-                                   f"{max_tokens}: together over the context of {room} of model {policy.name!r}; lower "
-                                   f"--max-tokens, shorten or drop that problem, or take a model with more room")
+                                   f"{max_tokens}: together over the context of {room} of model {policy.name!r}; give "
+                                   f"--max-tokens {max(1, room - len(prompt))} or less, shorten or drop that problem, "
+                                   f"or take a model with more room")
     samples = sample(policy.model, encoded, group, max_tokens=max_tokens, end=policy.end, temperature=temperature,
                      top_p=top_p, generator=generator)
     rows = [problem for problem in problems for _ in range(group)]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from creditscope.credit.tools import Tools
+from creditscope.errors import CreditscopeError
 from creditscope.lab.config import Config
 from creditscope.lab.critic import Critic
 from creditscope.lab.policy import Policy, token_logp
@@ -95,14 +96,29 @@ class LabTools(Tools):
 def task_gives(task: Task, problem: Problem) -> frozenset[str]:
     """What the trainer has, and what the task's verifier tells besides the reward, seen on a problem's own solution.
 
-    A bare answer may have no step where others do: a task that says that it tells steps is believed.
+    Where a user's own function judges, its word on one solution proves nothing: `check_first` asks the first batch.
     """
-    verdict = task.verify(problem, str(problem.meta.get("solution") or problem.answer))
     found = {"entropy", "collision", "continuations", "critic", "gram"}
-    if verdict.steps or getattr(task, "tells_steps", False):
+    if getattr(task, "may_tell_steps", False):
+        return frozenset(found | {"steps", "states"})
+    verdict = task.verify(problem, str(problem.meta.get("solution") or problem.answer))
+    if verdict.steps:
         found.add("steps")
         if all(step.state is not None for step in verdict.steps):
             found.add("states")
     return frozenset(found)
+
+
+def check_first(needs: tuple[str, ...], batch: Batch, config: Config) -> None:
+    """Refuse a run whose first answers lack what its credit needs; later batches may, by chance."""
+    rollouts = batch.rollouts
+    judge = f"; --reward {config.reward} must return (reward, [[start, end, reward], ...])" if config.reward else ""
+    said = f"; it said of {batch.errors[0]}" if batch.errors else ""
+    if "steps" in needs and (rollouts.step_reward is None or rollouts.step_reward.shape[1] == 0):
+        raise CreditscopeError(f"--credit {config.estimator} needs steps, and none of the first {len(rollouts)} "
+                               f"answers has one{judge}{said}")
+    if "states" in needs and rollouts.step_state is None:
+        raise CreditscopeError(f"--credit {config.estimator} needs the state in which each step begins, and the first "
+                               f"answers' steps have none" + judge.replace("reward], ...", "reward, state], ..."))
 
 

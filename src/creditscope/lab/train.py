@@ -7,8 +7,10 @@ w, so that a micro-batch changes memory and nothing else, whatever the method's 
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -30,7 +32,7 @@ from creditscope.lab.evaluate import evaluate
 from creditscope.lab.lens import Lens
 from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, replace_dead, roll_out
-from creditscope.lab.tools import LabTools, task_gives
+from creditscope.lab.tools import LabTools, check_first, task_gives
 from creditscope.method import Method
 from creditscope.objective import effective_credit, surrogate
 from creditscope.record import Record
@@ -65,7 +67,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
         raise CreditscopeError(f"{out} has taken {taken} steps already; give --steps {taken} or more")
     record = Record.resume(out, settings, config.free) if resume else Record.create(out, settings, versions)
 
-    with record:
+    with record, undone(record, fresh=not resume):
         done, used, spent, before = restore(record, policy, optimizer, critic)
         problems = problem_stream(task, config.seed, skip=used)
         for step in range(done, config.steps if not 0 < config.rollouts <= spent else done):
@@ -101,6 +103,8 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             tools = LabTools(policy, task, config, replace(batch, rollouts=rollouts), max_tokens=max_tokens,
                              chunks=micro_batches(rollouts.group, config.accumulate), critic=critic,
                              seed=stream_seed(config.seed, step, CONTINUING), progress=step / config.steps)
+            if step == 0:
+                check_first(estimator.row.needs, batch, config)
             credit = estimator(method, rollouts, tools)
             if critic is not None:
                 line |= critic.fit(batch.prompts, rollouts, parts=config.accumulate)
@@ -157,6 +161,17 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             record.append(last, line)
             yield {"step": last} | line
         return True
+
+
+@contextmanager
+def undone(record: Record, fresh: bool) -> Iterator[None]:
+    """A run that is refused before its first step is over leaves no folder behind."""
+    try:
+        yield
+    except CreditscopeError:
+        if fresh and not record.steps():
+            shutil.rmtree(record.path, ignore_errors=True)
+        raise
 
 
 # -- the pieces ------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@
 
 For credit below the answer the function may return a pair, the reward and the answer's steps: a list of
 [start, end, reward] or [start, end, reward, state], characters [start, end) of the text, disjoint and in order. Labels
-can stand in the rows. A run with `--credit step_reward` asks once, about row["solution"] or the answer, whether the
-function returns pairs.
+can stand in the rows. A run whose credit needs steps ends at once if no answer of its first batch has any.
 
     def reward(text, row):
         steps, at = [], 0
@@ -41,6 +40,7 @@ class Jsonl:
     """Rows of `source`, judged by `reward`. Without a `test` file, about `held_out` of the prompts are the test."""
 
     name = "jsonl"
+    may_tell_steps = True  # whether the user's function does is known once it has seen answers
 
     def __init__(self, source: str | Path = "", reward: str = "", test: str | Path = "", held_out: float = 0.1,
                  seconds: float = 5.0, max_tokens: int = 512) -> None:
@@ -54,7 +54,6 @@ class Jsonl:
         if not 0 < seconds < float("inf"):
             raise CreditscopeError(f"seconds must be positive, got {seconds}")
         self.reward, self.max_tokens, self.errors = reward, max_tokens, 0
-        self.tells_steps = False  # until the function has returned a pair
         rows = [_problem(row, where, number) for row, where, number in read_rows(source)]
         if test:
             self._rows = {"train": rows, "test": [_problem(*found) for found in read_rows(test)]}
@@ -77,7 +76,6 @@ class Jsonl:
         except WorkerError as error:
             self.errors += 1
             return Verdict(0.0, error=f"row {problem.id}: {self.reward} {error}")
-        self.tells_steps = steps is not None
         return Verdict(reward, tuple(Step(*step) for step in steps or ()))
 
     def close(self) -> None:

@@ -217,7 +217,7 @@ class Compare:
 
 def check_before(configs: Sequence[Config]) -> None:
     """Everything that would end the runs at their start, said before the first one does. Torch loads here."""
-    from creditscope.credit.table import find_estimator
+    from creditscope.credit.choice import find_estimator
     from creditscope.lab.policy import load_policy
     from creditscope.lab.train import check_problems
     from creditscope.tasks import find_task
@@ -332,7 +332,9 @@ time: of the steps, without evaluation and microscope; runs side by side slow ea
 rank: effective rank (Σσ)²/Σσ² of a group's rollout gradients, mean over readings.
 within: share of the credit's square that differs inside a rollout, Σ(A_it − Ā_i)²/ΣA_it².
 dead credit: groups without any credit. dead signal: groups whose rewards are all equal.
-±: half of the 95 % interval over seeds. Of twenty paired intervals one excludes 0 by chance."""
+±: half of the 95 % interval over seeds. Of twenty paired intervals one excludes 0 by chance.
+Intervals are over training seeds alone: all runs answer the same test problems with the same random numbers, so their
+  common level is uncertain by what so few problems leave open, which train prints beside each accuracy."""
 
 
 def _table(found: Comparison, columns: Columns) -> Table:

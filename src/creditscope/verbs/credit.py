@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -11,9 +10,10 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from creditscope.credit.choice import parse
 from creditscope.credit.estimator import NEEDS, Estimator
 from creditscope.credit.table import ESTIMATORS
-from creditscope.errors import unknown
+from creditscope.errors import CreditscopeError
 from creditscope.verbs.output import Output
 
 WIDE = 150
@@ -43,10 +43,12 @@ class Credit:
     def run(self) -> int:
         if self.name is None:
             self._list()
-        elif self.name in ESTIMATORS:
-            self._one(ESTIMATORS[self.name])
         else:
-            raise unknown("credit", self.name, ESTIMATORS, see="creditscope credit")
+            name, _ = parse(self.name)
+            if name not in ESTIMATORS:
+                raise CreditscopeError(f"{name} is a function of yours, of which the list knows nothing; creditscope "
+                                       f"train --credit {name} uses it")
+            self._one(ESTIMATORS[name])
         return 0
 
     def _list(self) -> None:
@@ -70,9 +72,8 @@ class Credit:
         console.print("Next: creditscope credit NAME   creditscope train --credit NAME   creditscope compare credit")
 
     def _one(self, row: Estimator) -> None:
-        settings = options(row)
         if self.output.json:
-            self.output.emit(asdict(row) | {"options": settings, "example": example(row, settings)})
+            self.output.emit(asdict(row) | {"example": example(row)})
             return
         console = self.output.console()
         console.print(f"[bold]{row.name}[/]  {escape(row.title)}\n")
@@ -83,20 +84,15 @@ class Credit:
         for name, text in facts.items():
             if text:
                 console.print(f"[bold]{name}[/]  {escape(text)}")
-        if settings:
-            console.print("[bold]options[/]  " + escape(", ".join(f"{k}={_text(v)}" for k, v in settings.items())))
-        console.print(f"\nTry: {example(row, settings)}", markup=False)
-        console.print("Read: docs/credit.md")
+        for name, option in row.options.items():
+            console.print(f"[bold]option[/]  {name}={_text(option.default)}   {escape(option.meaning)}")
+        console.print(f"\nTry: {example(row)}", markup=False)
+        console.print("Its bias and variance, by enumeration, are in docs/credit.md of the repository.")
 
 
-def options(row: Estimator) -> dict[str, Any]:
-    """The estimator's options with their defaults, from its signature; torch loads here, not with the list."""
-    return {p.name: p.default for p in inspect.signature(row.function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-
-
-def example(row: Estimator, settings: dict[str, Any]) -> str:
+def example(row: Estimator) -> str:
     """A command that runs as it stands: the packaged task judges steps, but only `turns` names states."""
-    words = ",".join([row.name, *(f"{k}={_text(v)}" for k, v in list(settings.items())[:1])])
+    words = ",".join([row.name, *(f"{name}={_text(o.default)}" for name, o in list(row.options.items())[:1])])
     return f"creditscope train --credit {words}" + (" --task turns" if "states" in row.needs else "")
 
 

@@ -59,7 +59,10 @@ class Train:
         files = "run.json, steps.jsonl, groups/, " + ("scope/, " if looked else "") + "checkpoints/" + (
             ", model/" if finished else "")
         console.print(f"wrote {out}: {files}", markup=False)
-        again = f"creditscope train {out / 'model'}" if finished else f"creditscope train --out {out} --resume"
+        # A function of the user's own must be named again: a record's word is not enough to run code.
+        own = "".join(f" --{name} {value}" for name in ("credit", "reward")
+                      if ":" in (value := getattr(self.config, name) or ""))
+        again = f"creditscope train {out / 'model'}" if finished else f"creditscope train --out {out} --resume{own}"
         console.print(f"Next: {again}", markup=False)
         return 0 if finished else 130
 
@@ -87,7 +90,7 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
         Console(stderr=True).print("warning: bfloat16 weights round small updates away; add --lora, or use float32")
     trackers = Trackers(config.log, out, asdict(config))
     last: dict[str, Any] = {}
-    with Interrupt() as stop, Display(console, label or config.method, config.steps, quiet=quiet) as display:
+    with Interrupt() as stop, Display(console, label or name_of(config), config.steps, quiet=quiet) as display:
         display.begin(config.eval_problems)
         steps = train(config, out, environment(), resume, stop)
         try:
@@ -110,6 +113,11 @@ def cost_of_scope(record: Record) -> str:
     share = sum(step["scope/share"] for step in steps) / len(steps)
     return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1]['scope/ratio']:.2f} of a plain one (timed "
             f"side by side on the first step), {share:.0%} of a step's time")
+
+
+def name_of(config: Config) -> str:
+    """The method, and the credit where it is not the method's own."""
+    return ", ".join(filter(None, (config.method, config.credit)))
 
 
 def default_out(config: Config) -> Path:
