@@ -77,11 +77,12 @@ def test_credit_json_is_the_list_as_data(capsys: pytest.CaptureFixture[str]) -> 
 def test_one_estimator_shows_its_options_and_a_command_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("credit", "monte_carlo") == 0
     out = capsys.readouterr().out
-    for text in ("A_it = V(next cut) − V(cut before t)", "option  samples=4   K, continuations at each cut", "arXiv:2410.01679", "docs/credit.md",
+    for text in ("A_it = V(next cut) − V(cut before t)", "option  samples=4   K, continuations at each cut",
+                 "arXiv:2410.01679", "docs/credit.md",
                  "creditscope train --credit monte_carlo,samples=4"):
         assert text in out
     assert run("credit", "gae", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["options"]["lam"] == 1.0
+    assert json.loads(capsys.readouterr().out)["options"]["lam"]["default"] == 1.0
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))

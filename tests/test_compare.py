@@ -264,7 +264,7 @@ def test_no_run_leaves_out_what_is_not_finished_and_says_so(tmp_path: Path, caps
 @pytest.mark.parametrize(("args", "message"), [
     (("outcom",), "unknown credit 'outcom'; did you mean 'outcome'?"),
     (("monte_carlo,sample=2",), "unknown option of credit 'monte_carlo': 'sample'; did you mean 'samples'?"),
-    (("monte_carlo,samples=two",), "option samples of credit 'monte_carlo' must be a whole number in 1 .. 4096, got 'two'"),
+    (("monte_carlo,samples=two",), "samples of credit 'monte_carlo' must be a whole number in 1 .. 4096, got 'two'"),
     (("outcome", "outcome"), "credit 'outcome' is named twice"),
     (("state_return",), "credit 'state_return' needs a task that names the state"),
     (("outcome", "--seeds", "0"), "--seeds must be at least 1, got 0"),

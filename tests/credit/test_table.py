@@ -119,10 +119,11 @@ def test_name_and_options_are_read_and_nothing_is_imported(spec: str, name: str,
     ("gae,lam=", "'lam=' is no option"), ("gae,lam=1,lam=0", "option 'lam' is given twice"),
     ("gae,lambda=1", "unknown option of credit 'gae': 'lambda'.*Choices: alpha, gamma, lam, schedule, whiten"),
     ("outcome,x=1", "credit 'outcome' has no options, got 'x'"),
-    ("monte_carlo,samples=2.5", r"option samples of credit 'monte_carlo' must be a whole number in 1 \.\. 4096, got 2.5"),
+    ("monte_carlo,samples=2.5", "option samples of credit 'monte_carlo' must be a whole number.*4096, got 2.5"),
     ("monte_carlo,samples=true", "whole number.*got True"), ("gae,lam=high", "finite number.*got 'high'"),
     ("gae,lam=true", "a finite number.*got True"), ("gae,whiten=1", "must be true or false, got 1"),
-    ("gae,lam=nan", "finite number in 0 .. 1, got nan"), ("gae,lam=2", "got 2"), ("salt,rank=0", "of at least 1, got 0"),
+    ("gae,lam=nan", "finite number in 0 .. 1, got nan"), ("gae,lam=2", "got 2"),
+    ("salt,rank=0", "of at least 1, got 0"),
     ("gae,schedule=1", "unknown schedule of credit 'gae': '1'")])
 def test_what_cannot_be_meant_is_refused_by_name(spec: str, says: str) -> None:
     with pytest.raises(CreditscopeError, match=says):

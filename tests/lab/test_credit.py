@@ -174,7 +174,8 @@ def test_value_pre_training_without_a_critic_is_refused(tmp_path: Path, monkeypa
 
 def test_a_run_that_is_refused_at_its_first_batch_leaves_no_folder(tmp_path: Path,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "labels.jsonl").write_text('{"prompt": "Question: Mia has 12 apples.\\nAnswer:\\n", "answer": "12"}\n' * 4)
+    row = '{"prompt": "Question: Mia has 12 apples.\\nAnswer:\\n", "answer": "12"}\n'
+    (tmp_path / "labels.jsonl").write_text(row * 4)
     (tmp_path / "number_judge.py").write_text("def score(text, row):\n    return 0.0\n")
     monkeypatch.chdir(tmp_path)
     config = replace(SMALL, task="jsonl:labels.jsonl", reward="number_judge:score", credit="step_reward", max_tokens=8)
