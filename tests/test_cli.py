@@ -131,7 +131,36 @@ def test_scope_reads_signal_and_credit_from_a_file(tmp_path: Path, capsys: pytes
     assert facts["credit/positive_mass"] == pytest.approx(2 / 3)
 
 
+def test_scope_takes_step_labels_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Both answers are wrong, so their outcome carries nothing. Steps of one token: 1, 0 and 0, 0; their mean is ¼.
+    rows = [ROW | {"reward": 0.0, "step": [0, 1], "step_reward": labels} for labels in ([1.0, 0.0], [0.0, 0.0])]
+    file = rollouts_file(tmp_path / "labelled.jsonl", *rows)
+    assert run("scope", file, "--method", "dr_grpo", "--json") == 0
+    assert "credit/positive_mass" not in json.loads(capsys.readouterr().out)
+    assert run("scope", file, "--method", "dr_grpo", "--credit", "step_reward", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    # Credit ¾, −¼, −¼, −¼: half of its mass is positive. Within the rows: (½² + ½²) of ¾² + 3·¼².
+    assert facts["credit/positive_mass"] == pytest.approx(0.5)
+    assert facts["credit/within"] == pytest.approx(0.5 / 0.75)
+    assert (facts["credit/dead_groups"], facts["signal/dead_groups"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("credit", "message"), [
+    ("step_reward", "credit 'step_reward' needs step labels, and these rollouts have none"),
+    ("monte_carlo", "neither steps nor pieces"),
+    ("salt", "needs a backward pass under the microscope, and there is none here"),
+    ("optimal_token", "credit 'optimal_token' needs collision but the rollouts have none"),
+    ("sallt", "unknown credit 'sallt'; did you mean 'salt'"),
+])
+def test_credit_that_a_file_cannot_give_is_exit_code_2_in_words(credit: str, message: str, tmp_path: Path,
+                                                                capsys: pytest.CaptureFixture[str]) -> None:
+    file = rollouts_file(tmp_path / "r.jsonl", ROW, ROW | {"reward": 0.0})
+    assert run("scope", file, "--credit", credit) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("rows", "message"), [
+    ([ROW | {"step": [0, 2], "step_reward": [1.0, 0.0]}] * 2, "line 1: 'step' names step 2, but 'step_reward' has 2"),
     ([ROW, ROW | {"group": 1}, ROW], "group 1 has one rollout"),
     ([ROW | {"mask": [False, False]}] * 2, "mask is False everywhere"),
     ([ROW, ROW | {"reward": float("nan")}], "line 2: not valid JSON: NaN is not allowed"),
