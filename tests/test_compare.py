@@ -173,6 +173,7 @@ def test_a_gain_on_every_seed_is_told_beside_overlapping_intervals(tmp_path: Pat
 
 @pytest.mark.parametrize(("ends", "message"), [
     ({"outcome": [0.5], "gae": [0.9]}, "undecided: 1 seed of an estimator cannot tell luck"),
+    ({"outcome": [0.5, 0.5], "gae": [0.55, 0.55]}, "undecided: 2 seeds of an estimator cannot tell luck"),
     ({"gae": [0.5, 0.6]}, "outcome was not run"),
     ({"outcome": [0.5, 0.6]}, "name another estimator"),
 ])

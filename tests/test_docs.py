@@ -10,7 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from makers import load_script
+from creditscope import METHODS
+from creditscope.credit import find_estimator
+from creditscope.credit.tools import Tools
+from creditscope.tasks.worker import check_steps
+from makers import load_script, make
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,6 +59,37 @@ def test_what_the_readme_shows_of_a_verb_is_what_it_prints(verb: str) -> None:
     assert shown is not None
     command = [sys.executable, "-m", "creditscope", *verb.split()]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == shown[1]
+
+
+def lab_snippets() -> list[str]:
+    """The Python blocks of the lab's section on credit: an estimator, then a reward function that judges steps."""
+    page = (ROOT / "docs" / "lab.md").read_text()
+    section = page[page.index("## Credit"):page.index("## The run directory")]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+def test_the_lab_s_estimator_of_ones_own_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_module.py").write_text(lab_snippets()[0])
+    monkeypatch.chdir(tmp_path)
+    chosen = find_estimator("my_module:mine,power=0.5")
+    batch = make([1, 0, 0], [0, 0, 0], [2, 3, 1])
+    credit = chosen(METHODS["dr_grpo"], batch, Tools())
+    assert chosen.row.needs == ("entropy",)
+    assert batch.entropy is not None
+    assert credit[0, 0].item() == pytest.approx(2 / 3 * batch.entropy[0, 0].item() ** 0.5)
+
+
+def test_the_lab_s_judge_of_steps_gives_steps_that_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(lab_snippets()[1])
+    text = "1 + 1 = 2\n2 + 2 = 5\n"
+    reward, steps = load_script(tmp_path / "judge.py").score(text, {"answer": "5", "right_lines": ["1 + 1 = 2"]})
+    assert (reward, check_steps(steps, len(text))) == (1.0, [(0, 10, 1.0, None), (10, 20, 0.0, None)])
+
+
+def test_the_example_without_a_baseline_gives_the_reward_where_the_group_is_mixed() -> None:
+    batch = make([1, 0, 1, 1], [0, 0, 1, 1], [2, 1, 1, 2])
+    credit = load_script(ROOT / "examples" / "no_baseline.py").no_baseline(METHODS["dr_grpo"], batch, Tools())
+    assert credit.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
 
 
 def test_every_link_in_the_pages_leads_somewhere() -> None:

@@ -188,3 +188,12 @@ def test_a_run_that_is_refused_at_its_first_batch_leaves_no_folder(tmp_path: Pat
 def test_no_name_is_no_estimator() -> None:
     with pytest.raises(CreditscopeError, match="unknown credit ''"):
         replace(SMALL, credit="")
+
+
+def test_evaluations_draw_the_same_numbers_for_every_seed_and_others_for_another_eval_seed(tmp_path: Path) -> None:
+    def first(**changes: int) -> float:
+        out = tmp_path / "-".join(map(str, changes.values()))
+        return float(run(replace(SMALL, steps=1, eval_problems=40, **changes), out)[0]["eval/accuracy"])
+
+    assert first(seed=0, eval_seed=0) == first(seed=7, eval_seed=0)
+    assert len({first(seed=0, eval_seed=n) for n in (1, 2, 3)}) > 1

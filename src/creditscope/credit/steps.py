@@ -78,7 +78,7 @@ def centred(method: Method, value: Tensor, key: Tensor, exists: Tensor, length: 
     return torch.zeros_like(value).masked_scatter(exists, rest)
 
 
-def spread(value: Tensor, step: Tensor, otherwise: Tensor | float = 0.0) -> Tensor:
-    """(B, T) each token gets its step's value; a row without steps gets `otherwise`."""
+def spread(value: Tensor, step: Tensor) -> Tensor:
+    """(B, T) each token gets its step's value; a row without steps gets 0."""
     known = value.gather(1, step.clamp(min=0))
-    return torch.where(step >= 0, known, torch.as_tensor(otherwise, dtype=value.dtype, device=value.device))
+    return known.masked_fill(step < 0, 0.0)
