@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from creditscope.credit.estimator import Estimator
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.options import read_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from creditscope.rollouts import Rollouts
 
 OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-OPTION = re.compile(r"([a-z_]+)=([-+.\w]+)")
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,12 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse("monte_carlo,samples=8")
     ('monte_carlo', {'samples': 8})
     """
-    name, *rest = spec.split(",")
+    name, options = read_options("--credit", spec)
     if name not in ESTIMATORS and not OWN.fullmatch(name):
         raise unknown("credit", name, ESTIMATORS, see="creditscope credit; or give your own as module:function")
-    options: dict[str, Any] = {}
-    for part in rest:
-        found = OPTION.fullmatch(part.strip())
-        if not found:
-            raise CreditscopeError(f"--credit {spec}: {part!r} is no option; write {name},key=value")
-        if found[1] in options:
-            raise CreditscopeError(f"--credit {spec}: option {found[1]!r} is given twice")
-        options[found[1]] = _value(found[2])
-        if name in ESTIMATORS:
-            ESTIMATORS[name].check(found[1], options[found[1]])
+    if name in ESTIMATORS:
+        for key, value in options.items():
+            ESTIMATORS[name].check(key, value)
     return name, options
 
 
@@ -177,12 +170,3 @@ def _current_folder() -> Iterator[None]:
     finally:
         sys.path.remove(here)
         sys.path.append(here)
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text, text)

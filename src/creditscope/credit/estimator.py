@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.options import Option, check_option
 
 NEEDS: Mapping[str, str] = MappingProxyType({
     "steps": "a task that judges single steps, or step labels in the file",
@@ -23,39 +23,6 @@ NEEDS: Mapping[str, str] = MappingProxyType({
 """What an estimator may ask for besides rewards and tokens, and where it comes from."""
 
 BASES = ("reward", "advantage")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One setting of an estimator: its default, what it means, and what it may be."""
-
-    default: int | float | bool | str
-    meaning: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-
-    def check(self, who: str, name: str, value: object) -> None:
-        """Refuse a value of another kind, or out of range."""
-        if self.choices:
-            if value not in self.choices:
-                raise unknown(f"{name} of credit {who!r}:", str(value), self.choices)
-            return
-        kind = float if isinstance(self.default, float) else type(self.default)
-        fits = isinstance(value, int | float if kind is float else kind)
-        fits = fits and isinstance(value, bool) == (kind is bool)  # true is no number, though Python says so
-        number = value if isinstance(value, int | float) else 0.0
-        inside = (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
-        if not fits or not inside or not math.isfinite(number):
-            raise CreditscopeError(f"option {name} of credit {who!r} must be {self.range(kind)}, got {value!r}")
-
-    def range(self, kind: type) -> str:
-        if kind is bool:
-            return "true or false"
-        what = "a whole number" if kind is int else "a finite number"
-        if self.low is not None and self.high is not None:
-            return f"{what} in {self.low:g} .. {self.high:g}"
-        return what if self.low is None else f"{what} of at least {self.low:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +61,7 @@ class Estimator:
 
     def check(self, name: str, value: object) -> None:
         """Refuse an option that the estimator does not have, or a value that it cannot take."""
-        if not self.options:
-            raise CreditscopeError(f"credit {self.name!r} has no options, got {name!r}")
-        if name not in self.options:
-            raise unknown(f"option of credit {self.name!r}:", name, self.options)
-        self.options[name].check(self.name, name, value)
+        check_option(f"credit {self.name!r}", self.options, name, value)
 
     def require(self, given: frozenset[str], where: str) -> None:
         """Refuse, before anything is spent, a place that cannot give what the estimator needs."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from creditscope.credit.estimator import Estimator, Option
+from creditscope.credit.estimator import Estimator
+from creditscope.options import Option
 
 SAMPLES = Option(4, "K, continuations at each cut", low=1, high=4096)
 

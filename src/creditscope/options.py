@@ -1,0 +1,82 @@
+"""Options after a name, `name,key=value,…`: how they are written, what each may be."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from creditscope.errors import CreditscopeError, unknown
+
+WRITTEN = re.compile(r"([a-z_]+)=([-+.\w]+)")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: its default, what it means, and what it may be."""
+
+    default: int | float | bool | str
+    meaning: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def check(self, owner: str, name: str, value: object) -> None:
+        """Refuse a value of another kind, or out of range. `owner` is who has the option, as in "credit 'gae'"."""
+        if self.choices:
+            if value not in self.choices:
+                raise unknown(f"{name} of {owner}:", str(value), self.choices)
+            return
+        kind = float if isinstance(self.default, float) else type(self.default)
+        fits = isinstance(value, int | float if kind is float else kind)
+        fits = fits and isinstance(value, bool) == (kind is bool)  # true is no number, though Python says so
+        number = value if isinstance(value, int | float) else 0.0
+        inside = (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
+        if not fits or not inside or not math.isfinite(number):
+            raise CreditscopeError(f"option {name} of {owner} must be {self.range(kind)}, got {value!r}")
+
+    def range(self, kind: type) -> str:
+        if kind is bool:
+            return "true or false"
+        what = "a whole number" if kind is int else "a finite number"
+        if self.low is not None and self.high is not None:
+            return f"{what} in {self.low:g} .. {self.high:g}"
+        return what if self.low is None else f"{what} of at least {self.low:g}"
+
+
+def check_option(owner: str, options: Mapping[str, Option], name: str, value: object) -> None:
+    """Refuse an option that the owner does not have, or a value that it cannot take."""
+    if not options:
+        raise CreditscopeError(f"{owner} has no options, got {name!r}")
+    if name not in options:
+        raise unknown(f"option of {owner}:", name, options)
+    options[name].check(owner, name, value)
+
+
+def read_options(flag: str, spec: str) -> tuple[str, dict[str, Any]]:
+    """Name and options as they were written, not yet checked.
+
+    >>> read_options("--credit", "monte_carlo,samples=8")
+    ('monte_carlo', {'samples': 8})
+    """
+    name, *rest = spec.split(",")
+    options: dict[str, Any] = {}
+    for part in rest:
+        found = WRITTEN.fullmatch(part.strip())
+        if not found:
+            raise CreditscopeError(f"{flag} {spec}: {part!r} is no option; write {name},key=value")
+        if found[1] in options:
+            raise CreditscopeError(f"{flag} {spec}: option {found[1]!r} is given twice")
+        options[found[1]] = _value(found[2])
+    return name, options
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text, text)
