@@ -1,0 +1,107 @@
+"""The geometry of updates: where they point, how large they are beside the weights, and how many weights they reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from creditscope.errors import CreditscopeError
+from creditscope.microscope.sketch import Path, Sketcher
+
+NAMES = ("update/cosine", "update/ratio", "update/zero", "update/zero_bf16")
+
+
+class UpdateGeometry:
+    """What one optimiser step did, from the parameters before and after it; `before`, step(), `after`, zero_grad().
+
+        update/cosine      cos(Δ, −g): 1 for plain SGD; below where momentum, normalisation or decay turn the step
+        update/ratio       ‖Δ‖/‖θ‖
+        update/zero        share of coordinates with Δ = 0 exactly, in the precision they are stored in
+        update/zero_bf16   share with bf16(θ+Δ) = bf16(θ): the update would be lost if weights were kept in bfloat16
+
+    `stride` n reads every n-th coordinate of each parameter and copies only those; norms and shares are then estimates.
+    With a `path` every update is also sketched and appended to it, whole, which needs a whole copy: `path.spectrum()`
+    has the ranks of the path of updates.
+
+    >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> theta.grad = torch.tensor([1.0, 0.0])
+    >>> geometry = UpdateGeometry([("theta", theta)])
+    >>> geometry.before(); torch.optim.SGD([theta], lr=0.5).step(); geometry.after()
+    {'update/cosine': 1.0, 'update/ratio': 0.1, 'update/zero': 0.5, 'update/zero_bf16': 0.5}
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], stride: int = 1,
+                 path: Path | None = None) -> None:
+        if stride < 1:
+            raise CreditscopeError(f"stride reads every n-th coordinate, n ≥ 1, got {stride}")
+        self.stride = stride
+        self.path = path
+        self.layers: dict[str, dict[str, float]] = {}
+        """Parameter name -> the same numbers for it alone, of the last step."""
+        self._parameters = dict(named_parameters)
+        self._before: dict[str, Tensor] = {}
+        self._sketcher = None if path is None else Sketcher(path.k, path.seed)
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Copy what the step is about to change: every parameter that has a gradient."""
+        kept = 1 if self.path is not None else self.stride
+        self._before = {name: thin(p, kept).clone() for name, p in self._parameters.items()
+                        if p.grad is not None and p.numel()}
+
+    @torch.no_grad()
+    def after(self) -> dict[str, float]:
+        """The numbers of the step since `before`, over all parameters; `layers` has them one by one.
+
+        A number that does not exist, as the cosine of an update that is 0, is absent.
+        """
+        if not self._before:
+            raise CreditscopeError("no parameter was copied: call before() between backward() and step()")
+        if self.path is not None and self._sketcher is not None:
+            moved = ((name, self._parameters[name] - was) for name, was in self._before.items())
+            self.path.append(self.path.steps[-1] + 1 if self.path.steps else 0, self._sketcher.gradient(moved))
+        sums = gather(self._sums(name, was) for name, was in self._before.items())
+        counts = torch.tensor([self._parameters[name].numel() for name in self._before], dtype=torch.float64)
+        self.layers = {name: _read(*each) for name, *each in zip(self._before, sums, counts, strict=True)}
+        self._before = {}
+        return _read(sums.sum(0), counts.sum())
+
+    def _sums(self, name: str, was: Tensor) -> Tensor:
+        """(6,): ‖Δ‖², ‖θ‖², ‖g‖², −⟨Δ, g⟩, and how many coordinates have Δ = 0 and bf16(θ+Δ) = bf16(θ)."""
+        p = self._parameters[name]
+        if p.grad is None:
+            raise CreditscopeError(f"{name} has lost its gradient: call after() before zero_grad()")
+        theta, g = thin(p, self.stride), thin(p.grad, self.stride)
+        was = was if self.path is None else thin(was, self.stride)
+        delta = theta - was
+        sums = [square(delta), square(was), square(g), -(delta * g).sum(dtype=torch.float64), (delta == 0).sum(),
+                (theta.bfloat16() == was.bfloat16()).sum()]
+        # A sample stands for the whole parameter: a short one, of which a larger share is read, must not weigh more.
+        return torch.stack([x.double() for x in sums]) * (p.numel() / was.numel())
+
+
+def _read(sums: Tensor, count: Tensor) -> dict[str, float]:
+    """The numbers from their `_sums`, those that exist."""
+    delta, theta, g, dot, zero, rounded = sums
+    values = torch.stack([dot / (delta * g).sqrt(), (delta / theta).sqrt(), zero / count, rounded / count])
+    return {name: value for name, value in zip(NAMES, values.tolist(), strict=True) if math.isfinite(value)}
+
+
+def square(x: Tensor) -> Tensor:
+    """‖x‖², without a float64 copy of x and without the error of a long float32 sum."""
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm.square()
+
+
+def thin(x: Tensor, stride: int) -> Tensor:
+    """Every stride-th coordinate of x, flat; x itself for stride 1."""
+    return x if stride == 1 else x.reshape(-1)[::stride]
+
+
+def gather(rows: Iterable[Tensor]) -> Tensor:
+    """Rows from any devices, stacked on the CPU by one transfer."""
+    rows = list(rows)
+    return torch.stack([row.to(rows[0].device) for row in rows]).cpu()

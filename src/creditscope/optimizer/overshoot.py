@@ -1,0 +1,203 @@
+"""Overshoot: how far tokens go past their bound while one batch is used for several updates, and what took them there.
+
+A bound stops a token's own gradient, not the token: momentum, weight decay and the gradients of other tokens still
+move it. `Overshoot` reads the log-probs that a trainer computes anyway: pass k shows what k updates did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from creditscope.edges import edges_of, overhang, stops
+from creditscope.errors import CreditscopeError
+from creditscope.method import Method
+from creditscope.optimizer.state import Parts
+from creditscope.rollouts import Rollouts
+from creditscope.weights import alpha, kept
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The batch as it stood after k updates. A number that does not exist is None."""
+
+    updates: int
+    """k: how often each row had been seen before. Between two sights of a row lies one update, or one a minibatch."""
+    tokens: int
+    """Tokens that have an edge."""
+    past: float | None
+    """The share of them that stand past it."""
+    distance: float | None
+    """Mean nats past the edge, over those past it."""
+    overshoot: float | None
+    """Mean nats past the edge, over all that have one: past · distance."""
+    max: float | None
+    """The largest distance."""
+    after: float | None
+    """Σ (distance − distance when first seen past) / Σ distance: the share that was moved after the token's own
+    gradient was stopped. Negative where tokens came back on the whole."""
+    kl: float | None
+    """KL(π_old ‖ π) a token: mean over chosen tokens of ρ − 1 − log ρ, ρ = π/π_old."""
+
+
+class Overshoot:
+    """Follows the tokens of one batch over its updates, from the log-probs of every pass.
+
+    >>> from creditscope.methods import METHODS
+    >>> batch = Rollouts(tokens=torch.tensor([[5]]), mask=torch.tensor([[True]]), logp=torch.tensor([[-1.]]),
+    ...                  reward=torch.tensor([1.]), group=torch.tensor([0]))
+    >>> track = Overshoot(METHODS["grpo"], batch, credit=torch.tensor([1.]))
+    >>> for logp in (-1.0, -0.75, -0.7):  # the edge is at −1 + log 1.2 = −0.8177
+    ...     track.see(torch.tensor([[logp]]))
+    >>> round(track.readings()[-1].distance, 4), round(track.carry(0), 4)
+    (0.1177, 0.2)
+    """
+
+    def __init__(self, method: Method, rollouts: Rollouts, credit: Tensor) -> None:
+        """`credit` is (B,), (B, 1) or (B, T). Tokens that the method does not learn from (α = 0) have no edge."""
+        rows = len(rollouts)
+        if tuple(credit.shape) not in ((rows,), (rows, 1), tuple(rollouts.mask.shape)):
+            raise CreditscopeError(f"credit must be (B,) = ({rows},) or (B, T) = {tuple(rollouts.mask.shape)}, "
+                                   f"got {tuple(credit.shape)}")
+        self.stops = stops(method)
+        """What crossing does to a token's own gradient: "zero", "half" or "cap"; None where the method has no edge.
+        Where it is not "zero", read "stopped" as "first seen past the edge"."""
+        self._mask, self._old = rollouts.mask, rollouts.logp.double()
+        credit = credit.detach().double().reshape(rows, -1)
+        learns = alpha(method, rollouts, kept(method, rollouts, credit), torch.float64) != 0
+        self._credit = credit.expand_as(self._mask).masked_fill(~learns, 0.0)
+        self._edges = edges_of(method, self._old, self._mask, self._credit)
+
+        self._sights = torch.zeros(rows, dtype=torch.int64, device=self._mask.device)
+        # Of every token: its overhang in the direction of A when last seen; sights past the edge without a break; and
+        # of this stay past the edge, the distance when first seen and the move that carried it there (0: not seen).
+        self._forward = torch.zeros_like(self._old)
+        self._held = torch.zeros_like(self._mask, dtype=torch.int64)
+        self._entry = torch.zeros_like(self._old)
+        self._carrier = torch.zeros_like(self._old)
+        # Of every sight of a row: its number, and sums over the row's tokens. Of every lag: the sums of `carry`.
+        self._rows: list[Tensor] = []
+        self._lags = self._old.new_zeros(0, 2)
+
+    @torch.no_grad()
+    def see(self, logp: Tensor, rows: Tensor | None = None) -> None:
+        """One pass: log π of the chosen tokens before the coming update, of the whole batch or of its rows `rows`.
+
+        The first sight of a row is where it starts, at ratio 1 or near it. What the last update did is seen only if
+        the caller pays for one more pass without gradient.
+        """
+        index = self._index(logp, rows)
+        logp, old, mask = logp.double(), self._old[index], self._mask[index]
+        forward, backward = self._overhang(logp, index)
+        nearest = torch.maximum(forward, backward)
+        distance = nearest.clamp(min=0)
+        past, held = distance > 0, self._held[index]
+
+        again = (self._sights[index] > 0)[:, None] & (forward > -torch.inf)
+        move = torch.where(again, forward - self._forward[index], 0.0)
+        crossed = past & (held == 0)
+        entry = torch.where(crossed, distance, self._entry[index])
+        carrier = torch.where(crossed, move * (forward > 0), self._carrier[index])
+
+        self._lags = torch.cat([self._lags, self._lags.new_zeros(1, 2)])
+        both = torch.stack([move, carrier], dim=2) * ((held > 0) & (carrier > 0))[:, :, None]
+        self._lags.index_add_(0, (held - 1).clamp(min=0).flatten(), both.flatten(0, 1))
+
+        log_ratio = (logp - old).masked_fill(~mask, 0.0)
+        self._rows.append(torch.stack([
+            self._sights[index], (nearest > -torch.inf).sum(1), past.sum(1), distance.sum(1),
+            ((distance - entry) * past).sum(1), distance.amax(1), (torch.expm1(log_ratio) - log_ratio).sum(1),
+            mask.sum(1)], dim=1))
+        self._sights[index] += 1
+        self._forward[index], self._entry[index], self._carrier[index] = forward, entry, carrier
+        self._held[index] = torch.where(past, held + 1, 0)
+
+    def loss(self, logp: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Σ_it distance_it, differentiable in `logp`: its gradient in θ is the slope that `first_order` needs."""
+        return torch.maximum(*self._overhang(logp, self._index(logp, rows))).clamp(min=0).sum()
+
+    def readings(self) -> list[Reading]:
+        """One reading for each sight number k = 0, 1, ...: rows count their own passes."""
+        if not self._rows:
+            return []
+        sums = torch.cat(self._rows).cpu()  # one transfer, not one a number
+        return [_reading(sums[sums[:, 0] == k]) for k in range(int(sums[:, 0].max()) + 1)]
+
+    def carry(self, lag: int = 0) -> float | None:
+        """How much of the step that carried tokens across is repeated after their own gradient is zero.
+
+            carry(k) = Σ Δ_{c+k+1} / Σ Δ_c
+
+        Δ_j is a token's move between its sights j − 1 and j, in the log-ratio that its edge bounds, signed: positive
+        in the direction of A. Move c took it from inside to outside, so during moves c + 1, ..., c + k + 1 its own
+        gradient was stopped. Both sums run over the tokens that crossed in the direction of A and were outside at
+        sights c, ..., c + k, wherever the last move left them; None where there is no such token. It equals
+        C_{T,k} of arXiv:2601.05002, Eq. 36, where a token moves alone under a gradient that was constant for c = T − 1
+        updates.
+        """
+        if not 0 <= lag < len(self._lags):
+            return None
+        return _per(*self._lags[lag].tolist())
+
+    def metrics(self) -> dict[str, float]:
+        """The last reading, and those after k = 1, 2, ... updates under `overshoot/k/`; empty before any update."""
+        readings = self.readings()[1:]
+        if not readings:
+            return {}
+        last = readings[-1]
+        found = {"optimizer/overshoot": last.overshoot, "overshoot/carry": self.carry()}
+        found |= {f"overshoot/{name}": getattr(last, name) for name in ("past", "distance", "max", "after", "kl")}
+        for each in readings:
+            found |= {f"overshoot/{each.updates}/{name}": getattr(each, name)
+                      for name in ("past", "distance", "overshoot", "after", "kl")}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _overhang(self, logp: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return overhang([edge.rows(index) for edge in self._edges], logp.double(), self._old[index], self._mask[index],
+                        self._credit[index])
+
+    def _index(self, logp: Tensor, rows: Tensor | None) -> Tensor:
+        """(n,) the rows of the batch that `logp` (n, T) belongs to."""
+        size, width = self._mask.shape
+        index = torch.arange(size, device=self._mask.device) if rows is None else rows.to(self._mask.device)
+        if index.dim() != 1 or index.dtype != torch.int64:
+            raise CreditscopeError(f"rows must be an int64 tensor (n,) of row numbers, got {index.dtype} "
+                                   f"{tuple(index.shape)}; a mask becomes one by mask.nonzero().squeeze(1)")
+        if tuple(logp.shape) != (len(index), width):
+            raise CreditscopeError(f"logp must be (rows, T) = ({len(index)}, {width}), got {tuple(logp.shape)}")
+        if len(torch.unique(index)) < len(index) or bool(((index < 0) | (index >= size)).any()):
+            raise CreditscopeError(f"rows must be different numbers from 0 to {size - 1}, got {index.tolist()}")
+        return index
+
+
+def _reading(rows: Tensor) -> Reading:
+    """The reading of rows (n, 8): sight number, bounded, past, Σ distance, Σ after, max distance, Σ k3, chosen."""
+    updates, _, _, _, _, furthest, _, _ = rows.amax(0).tolist()
+    _, tokens, past, distance, after, _, k3, chosen = rows.sum(0).tolist()
+    return Reading(
+        updates=int(updates), tokens=int(tokens), past=_per(past, tokens), distance=_per(distance, past),
+        overshoot=_per(distance, tokens), max=furthest if past else None, after=_per(after, distance),
+        kl=_per(k3, chosen))
+
+
+def _per(total: float, count: float) -> float | None:
+    return total / count if count else None
+
+
+def first_order(slope: Mapping[Tensor, Tensor], parts: Mapping[Tensor, Parts]) -> dict[str, float]:
+    """What each part of the coming update will do to the total overshoot D = Σ_it distance_it, to first order.
+
+        ΔD ≈ ⟨∇D, Δθ⟩ = ⟨∇D, momentum⟩ + ⟨∇D, fresh⟩ + ⟨∇D, decay⟩
+
+    `slope` is ∇D by parameter, the gradient of `Overshoot.loss`; `parts` is `state.split(optimizer)`. Tokens that are
+    still inside have no slope, so what the update will carry across is not in it.
+    """
+    missing = sum(p not in slope for p in parts)
+    if missing:
+        raise CreditscopeError(f"slope lacks {missing} of the {len(parts)} parameters that the update moves; take the "
+                               f"gradient of Overshoot.loss over all of them")
+    return {name: sum(float((slope[p].double() * getattr(part, name).double()).sum()) for p, part in parts.items())
+            for name in ("momentum", "fresh", "decay")}

@@ -1,0 +1,199 @@
+"""Update geometry against numbers by hand and against vectors that are kept whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from creditscope import CreditscopeError, spectrum
+from creditscope.microscope.sketch import Path
+from creditscope.optimizer.geometry import NAMES, UpdateGeometry
+from small_models import batch, build, objective
+
+
+def move(geometry: UpdateGeometry, p: Tensor, grad: list[float], to: list[float]) -> dict[str, float]:
+    """The reading of a step that brought p there, whatever the optimiser."""
+    p.grad = torch.tensor(grad, dtype=p.dtype)
+    geometry.before()
+    p.data.copy_(torch.tensor(to, dtype=p.dtype))
+    return geometry.after()
+
+
+def test_the_numbers_by_hand() -> None:
+    # θ = (3, 4, 0, 0) -> (3, 4, 1, −2): Δ = (0, 0, 1, −2), ‖Δ‖ = √5, ‖θ‖ = 5. −g = (0, 2, 2, 0): cos = 2/(√5·√8).
+    p = nn.Parameter(torch.tensor([3.0, 4.0, 0.0, 0.0]))
+    found = move(UpdateGeometry([("p", p)]), p, [0.0, -2.0, -2.0, 0.0], [3.0, 4.0, 1.0, -2.0])
+    assert tuple(found) == NAMES
+    assert list(found.values()) == pytest.approx([2 / 40**0.5, 5**0.5 / 5, 0.5, 0.5], rel=1e-12)
+
+
+def test_a_step_that_bfloat16_would_lose_by_hand() -> None:
+    # Between 1 and 2 bfloat16 numbers are 2⁻⁷ apart: 1 + 2⁻⁹ rounds back to 1, 1 + 2⁻⁷ does not. Around 0 any step
+    # counts, and −2 → −2 is no step in either precision.
+    p = nn.Parameter(torch.tensor([1.0, 1.0, 0.0, -2.0]))
+    found = move(UpdateGeometry([("p", p)]), p, [1.0] * 4, [1 + 2**-9, 1 + 2**-7, 1e-12, -2.0])
+    assert found["update/zero"] == 0.25
+    assert found["update/zero_bf16"] == 0.5
+
+
+def test_plain_sgd_goes_along_the_gradient_and_nothing_else_does() -> None:
+    cosines = {}
+    for name, make in {"sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
+                       "adam": lambda ps: torch.optim.Adam(ps, lr=0.1),
+                       "ascent": lambda ps: torch.optim.SGD(ps, lr=0.1, maximize=True)}.items():
+        p = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        geometry, optimizer = UpdateGeometry([("p", p)]), make([p])
+        p.grad = torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
+        geometry.before()
+        optimizer.step()
+        cosines[name] = geometry.after()["update/cosine"]
+    # Adam's first step is the sign of the gradient: (3 + 4)/(5·√2).
+    assert cosines == pytest.approx({"sgd": 1.0, "adam": 7 / 50**0.5, "ascent": -1.0}, rel=1e-8)
+
+
+class Run:
+    """A few AdamW steps of a small real model."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.model = build("llama", num_hidden_layers=1, hidden_size=16, intermediate_size=24)
+        self.geometry = UpdateGeometry(self.model.named_parameters(), **settings)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.seed = 0
+
+    def step(self) -> tuple[dict[str, float], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """The reading, and Δ, θ before and g, kept whole."""
+        ids, credit = batch(seed=self.seed)
+        self.seed += 1
+        self.model.zero_grad()
+        (-objective(self.model, ids, credit)).backward()
+        named = dict(self.model.named_parameters())
+        was = {name: p.detach().clone() for name, p in named.items()}
+        self.geometry.before()
+        self.optimizer.step()
+        found = self.geometry.after()
+        return (found, {n: p.detach() - was[n] for n, p in named.items()}, was,
+                {n: p.grad.clone() for n, p in named.items() if p.grad is not None})
+
+
+def by_hand(delta: Tensor, theta: Tensor, g: Tensor) -> list[float]:
+    lost = (theta + delta).bfloat16() == theta.bfloat16()
+    return [float(-(delta @ g) / (delta.norm() * g.norm())), float(delta.norm() / theta.norm()),
+            float((delta == 0).double().mean()), float(lost.double().mean())]
+
+
+def test_a_real_step_in_total_and_layer_by_layer() -> None:
+    run = Run()
+    for _ in range(3):
+        found, *whole = run.step()
+        assert list(found.values()) == pytest.approx(by_hand(*(flat(x) for x in whole)), rel=1e-10)
+        assert set(run.geometry.layers) == set(whole[0])
+        for name, mine in run.geometry.layers.items():
+            assert list(mine.values()) == pytest.approx(by_hand(*(x[name].flatten() for x in whole)), rel=1e-10)
+    # lr = 1e-3 on weights of 0.02: bfloat16 keeps most of the steps, not all.
+    assert 0 < found["update/zero_bf16"] < 0.5
+
+
+def flat(named: dict[str, Tensor]) -> Tensor:
+    return torch.cat([x.flatten() for x in named.values()])
+
+
+def test_a_stride_reads_every_nth_coordinate_and_weighs_parameters_by_their_size() -> None:
+    run, stride = Run(stride=3), 3
+    found, delta, theta, g = run.step()
+    for name, mine in run.geometry.layers.items():
+        assert list(mine.values()) == pytest.approx(by_hand(*(x[name].flatten()[::stride] for x in (delta, theta, g))),
+                                                    rel=1e-10)
+
+    def estimate(named: dict[str, Tensor]) -> float:
+        """Σ over parameters; one of 16 numbers, of which 6 are read, stands for 16."""
+        read = {name: x.flatten()[::stride] for name, x in named.items()}
+        return sum(float(x.square().sum()) * named[name].numel() / len(x) for name, x in read.items())
+
+    assert found["update/ratio"] == pytest.approx((estimate(delta) / estimate(theta)) ** 0.5, rel=1e-10)
+    assert found["update/ratio"] == pytest.approx(by_hand(flat(delta), flat(theta), flat(g))[1], rel=0.05)
+
+
+def test_a_sample_stands_for_its_parameter_by_hand() -> None:
+    # Stride 4 reads 1 of 4 numbers of p and 1 of 2 of q: Δ = 1 and 2, so ‖Δ‖² is 4·1 + 2·4 = 12, and ‖θ‖² likewise
+    # 4·4 + 2·1 = 18. Where only q moves, p's 4 of 6 do not.
+    p, q = nn.Parameter(torch.full((4,), 2.0)), nn.Parameter(torch.ones(2))
+    geometry = UpdateGeometry([("p", p), ("q", q)], stride=4)
+    p.grad, q.grad = torch.ones(4), torch.ones(2)
+    geometry.before()
+    p.data += 1
+    q.data += 2
+    found = geometry.after()
+    assert found["update/ratio"] == pytest.approx((12 / 18) ** 0.5, rel=1e-12)
+    # −⟨Δ, g⟩ = −(4·1 + 2·2), ‖g‖² = 6.
+    assert found["update/cosine"] == pytest.approx(-8 / (12 * 6) ** 0.5, rel=1e-12)
+    geometry.before()
+    q.data += 2
+    assert geometry.after()["update/zero"] == pytest.approx(4 / 6, rel=1e-12)
+
+
+def test_a_stride_does_not_thin_the_path() -> None:
+    paths = [Path(8, 0, "update"), Path(8, 0, "update")]
+    for path, stride in zip(paths, (1, 3), strict=True):
+        p = nn.Parameter(torch.zeros(4))
+        geometry = UpdateGeometry([("p", p)], stride=stride, path=path)
+        move(geometry, p, [1.0] * 4, [0.0, 3.0, 4.0, 0.0])
+        move(geometry, p, [1.0] * 4, [0.0, 3.0, 4.0, 1.0])
+    assert (paths[0].matrix == paths[1].matrix).all()
+    # The updates are (0, 3, 4, 0) and e₄, not the parameters they led to; one coordinate is sketched without error.
+    assert paths[0].gram[1, 1] == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("stride", [1, 4])
+def test_the_path_has_the_ranks_of_the_updates(stride: int) -> None:
+    path = Path(32, 0, "update")
+    run, updates, ratios = Run(stride=stride, path=path), [], []
+    for _ in range(6):
+        found, delta, *_ = run.step()
+        updates.append(flat(delta))
+        ratios.append(found["update/ratio"])
+    assert path.steps == list(range(6))
+    matrix = torch.stack(updates)
+    exact = spectrum((matrix @ matrix.T).numpy())
+    assert path.spectrum().effective_rank == pytest.approx(exact.effective_rank, rel=0.05)
+    assert 1 < exact.effective_rank < 6
+    # The sketch of a sum is the sum of the sketches: the path is of the updates and of nothing else.
+    gram = torch.as_tensor(path.gram)
+    assert float((gram - matrix @ matrix.T).norm() / (matrix @ matrix.T).norm()) < 3 * path.relative_error
+    plain = Run(stride=stride)
+    assert [plain.step()[0]["update/ratio"] for _ in range(6)] == ratios
+
+
+def test_a_path_that_was_loaded_goes_on() -> None:
+    path = Path(4, 0, "update")
+    path.append(7, torch.ones(16))
+    p = nn.Parameter(torch.zeros(2))
+    move(UpdateGeometry([("p", p)], path=path), p, [1.0, 0.0], [1.0, 0.0])
+    assert path.steps == [7, 8]
+
+
+def test_a_number_that_does_not_exist_is_absent() -> None:
+    p = nn.Parameter(torch.zeros(2))
+    geometry = UpdateGeometry([("p", p), ("frozen", nn.Parameter(torch.ones(2)))])
+    found = move(geometry, p, [1.0, 0.0], [0.0, 0.0])
+    assert found == {"update/zero": 1.0, "update/zero_bf16": 1.0}
+    assert set(geometry.layers) == {"p"}
+
+
+def test_memory_is_freed_and_order_is_asked_for() -> None:
+    p = nn.Parameter(torch.zeros(2))
+    geometry = UpdateGeometry([("p", p)])
+    with pytest.raises(CreditscopeError, match=r"call before\(\) between backward\(\) and step\(\)"):
+        geometry.after()
+    move(geometry, p, [1.0, 1.0], [1.0, 1.0])
+    with pytest.raises(CreditscopeError, match="no parameter was copied"):
+        geometry.after()
+    p.grad = torch.ones(2)
+    geometry.before()
+    p.grad = None
+    with pytest.raises(CreditscopeError, match=r"p has lost its gradient: call after\(\) before zero_grad"):
+        geometry.after()
+    with pytest.raises(CreditscopeError, match="n ≥ 1, got 0"):
+        UpdateGeometry([], stride=0)
