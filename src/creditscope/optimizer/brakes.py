@@ -1,0 +1,301 @@
+"""Brakes: rules that know of the optimiser's momentum and hold a token at the bound that its own gradient respects.
+
+The clip sets a token's gradient to 0; it does not undo what earlier gradients left in the first moment. A brake wraps
+any torch optimiser and stands between the objective and its step:
+
+    brake = Recall(torch.optim.AdamW(model.parameters(), lr=1e-4))
+    brake.begin(method, rollouts)              # a new batch
+    brake.ascend(forward)                      # an inner step, in place of backward() and step()
+
+A loop keeps a loss of its own: `logp = brake.watch(logp)` before it, `brake.step(forward)` in place of the step.
+Derivations and what each rule did in training: docs/optimizer.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from creditscope.advantages import token_advantage
+from creditscope.edges import beyond, bounded_tokens
+from creditscope.errors import CreditscopeError
+from creditscope.method import Method
+from creditscope.objective import effective_credit, surrogate
+from creditscope.optimizer.state import first_moment
+from creditscope.optimizer.table import parse_brake
+from creditscope.rollouts import Rollouts
+
+Forward = Callable[[], Tensor]
+"""log π (B, T) of the chosen tokens under the present weights."""
+
+
+class Brake:
+    """No rule: the optimiser as it is. The others say where they differ."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.method: Method | None = None
+
+    def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
+        """A new batch, with the credit that the objective uses; by default the method's own advantage."""
+        own = token_advantage(method, rollouts) if credit is None else credit
+        own = own[:, None] if own.dim() == 1 else own
+        self.method, self.rollouts, self.credit = method, rollouts, own.expand_as(rollouts.mask)
+        self._rows = torch.arange(len(rollouts), device=rollouts.mask.device)
+
+    def ascend(self, forward: Forward, clip_norm: float | None = None) -> bool:
+        """One inner step up the surrogate under the rule. False when the rule wants no further step on this batch."""
+        logp = forward()
+        if not self.goes_on(logp.detach()):
+            return False
+        method, rollouts, credit = self._batch()
+        w = effective_credit(lambda lp: surrogate(method, lp, rollouts, credit), logp)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(logp, -self.reweigh(w, logp.detach()).to(logp.dtype))
+        clipped = 1.0
+        if clip_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters(), clip_norm)
+            clipped = clip_factor(float(norm), clip_norm)
+        self.step(forward, clipped)
+        return True
+
+    def watch(self, logp: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The same log-probs, on which any loss may be built: the rule changes the gradient that comes back to them."""
+        seen = logp.detach()
+        out = logp.clone()
+        out.register_hook(lambda grad: -self.reweigh(-grad, seen, rows).to(grad.dtype))  # type: ignore[no-untyped-call]
+        return out
+
+    # -- what a rule may change --------------------------------------------------------------------------------------
+
+    def goes_on(self, logp: Tensor, rows: Tensor | None = None) -> bool:
+        """Whether another inner step may be taken at these log-probs."""
+        return True
+
+    def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The w that is pulled back in place of w = ∂J/∂log π. `rows` are those of a minibatch; by default all."""
+        return w
+
+    def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
+        """The optimiser's step. `clipped` is the factor by which a norm clip has shortened the gradient."""
+        self.optimizer.step()
+
+    def metrics(self) -> dict[str, float]:
+        """What the rule did to the batch, for the record."""
+        return {}
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _batch(self) -> tuple[Method, Rollouts, Tensor]:
+        if self.method is None:
+            raise CreditscopeError("the brake has seen no batch: call brake.begin(method, rollouts) before the first "
+                                   "inner step")
+        return self.method, self.rollouts, self.credit
+
+    def _past(self, logp: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(B, T) bool each, of those rows: tokens past their bound, and tokens that have one."""
+        method, rollouts, credit = self._batch()
+        rows = self._rows if rows is None else rows
+        old, mask, own = rollouts.logp[rows], rollouts.mask[rows], credit[rows]
+        return beyond(method, logp, old, mask, own) > 0, bounded_tokens(method, old, mask, own)
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """min(1, limit / (‖g‖ + 1e-6)), as torch's clip_grad_norm_ has it."""
+    return min(1.0, limit / (norm + 1e-6))
+
+
+# -- recall ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Blend:
+    """How an optimiser mixes a gradient into its first moment, and both into its update.
+
+        c' = β·c + γ·w          update ∝ a·w + b·c'
+    """
+
+    beta: float
+    gamma: float
+    a: float = 0.0
+    b: float = 1.0
+
+    @property
+    def debt(self) -> float:
+        """The w that makes the update's share of a token with moment 1 vanish is −debt: −bβ/(a + bγ)."""
+        return self.b * self.beta / (self.a + self.b * self.gamma)
+
+
+def blend(optimizer: torch.optim.Optimizer) -> Blend:
+    """The mix of a live optimiser.
+
+        Adam:  m' = β₁m + (1 − β₁)g                SGD:  b' = μb + (1 − τ)g, the very first b' = g
+        Nesterov adds the gradient once more:      SGD:  g + μb'          Muon:  (1 − μ)g + μb'
+    """
+    found = {_blend_of(optimizer, group) for group in optimizer.param_groups}
+    if len(found) > 1:
+        raise CreditscopeError(f"the optimiser's parameter groups have different momentum: {found}; a token has one "
+                               f"share of it, so give all groups the same, or use another brake")
+    return found.pop()
+
+
+def _blend_of(optimizer: torch.optim.Optimizer, group: Mapping[str, object]) -> Blend:
+    if "betas" in group:
+        beta = float(group["betas"][0])  # type: ignore[index]
+        return Blend(beta, 1 - beta)
+    beta = float(group.get("momentum", 0.0))  # type: ignore[arg-type]
+    if beta == 0:
+        return Blend(0.0, 1.0)
+    if "dampening" not in group:  # torch's Muon averages, it does not sum
+        return Blend(beta, 1 - beta, a=1 - beta, b=beta) if group.get("nesterov") else Blend(beta, 1 - beta)
+    first = all(first_moment(optimizer, p) is None for p in group["params"])  # type: ignore[attr-defined]
+    gamma = 1.0 if first else 1 - float(group["dampening"])  # type: ignore[arg-type]
+    return Blend(beta, gamma, a=1.0, b=beta) if group.get("nesterov") else Blend(beta, gamma)
+
+
+class Recall(Brake):
+    """A token past its bound pulls back with what momentum still owes it, so that its share of the update is 0.
+
+        w'_it = w_it − debt·(1 − d_it)·c_it  past the bound,  else w_it        d = clip(w_it / w_it(first sight), 0, 1)
+        c_it ← β·c_it + γ·w'_it              debt = β/γ = 9 for β₁ = 0.9
+
+    c_it is the token's own share of the first moment, in units of w: the optimiser keeps Σ_it c_it ∇log π_it, up to
+    what the scores ∇log π_it changed since. With a hard clip w = 0 and d = 0 past the bound, so c becomes 0 and stays
+    there; under a soft bound the moment is brought down in step with the credit. It costs no pass.
+    """
+
+    def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
+        super().begin(method, rollouts, credit)
+        self._account = torch.zeros_like(rollouts.mask, dtype=torch.float32)
+        self._first = torch.full_like(self._account, torch.nan)
+        self._pulled: tuple[Tensor, Tensor] | None = None
+        self._recalled = self._total = 0.0
+
+    def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
+        rows = self._rows if rows is None else rows
+        self._account, self._first = self._account.to(w.dtype), self._first.to(w.dtype)
+        first = self._first[rows]
+        self._first[rows] = first = torch.where(first.isnan(), w, first)
+        damped = torch.where(first == 0, 1.0, w / first).clamp(0, 1)
+        past, _ = self._past(logp, rows)
+        owed = torch.where(past, blend(self.optimizer).debt * (1 - damped) * self._account[rows], 0.0)
+        self._pulled = rows, w - owed
+        self._recalled += float(owed.abs().sum())
+        self._total += float((w - owed).abs().sum())
+        return w - owed
+
+    def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
+        if self._pulled is None:
+            raise CreditscopeError("recall has not seen this step's log-probs: build the loss on brake.watch(logp), or "
+                                   "use brake.ascend(forward)")
+        mix = blend(self.optimizer)
+        rows, pulled = self._pulled
+        self._account *= mix.beta
+        self._account[rows] += mix.gamma * clipped * pulled
+        self._pulled = None
+        self.optimizer.step()
+
+    def metrics(self) -> dict[str, float]:
+        """The share of all credit that was pulled back over the batch's steps which momentum had owed."""
+        return {"brake/recalled": self._recalled / self._total} if self._total else {}
+
+
+# -- the others ------------------------------------------------------------------------------------------------------
+
+
+class Shorten(Brake):
+    """A step is shortened until at most a share of the bounded tokens stands past the bound.
+
+        θ ← θ + a·Δ,   a the largest of 1, 0.95, …, 0 with share{x⁰ + a(x¹ − x⁰) past its bound} ≤ share
+
+    x⁰ and x¹ are the log-probs before and after the whole step Δ; between them the line stands in for the path.
+    """
+
+    LENGTHS = tuple(1 - k / 20 for k in range(20))
+
+    def __init__(self, optimizer: torch.optim.Optimizer, share: float = 0.01) -> None:
+        super().__init__(optimizer)
+        self._share = share
+
+    def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
+        super().begin(method, rollouts, credit)
+        self._seen: tuple[Tensor | None, Tensor] | None = None
+        self._lengths: list[float] = []
+
+    def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
+        self._seen = rows, logp
+        return w
+
+    @torch.no_grad()
+    def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
+        if self._seen is None or forward is None:
+            raise CreditscopeError("shorten compares the log-probs before and after the step: build the loss on "
+                                   "brake.watch(logp) and give brake.step(forward), or use brake.ascend(forward)")
+        rows, before = self._seen
+        weights = [p.detach().clone() for p in self._parameters()]
+        self.optimizer.step()
+        length = self.length(before, forward().detach(), rows)
+        if length < 1:
+            for p, old in zip(self._parameters(), weights, strict=True):
+                p.copy_(torch.lerp(old, p, length))
+        self._lengths.append(length)
+        self._seen = None
+
+    def length(self, before: Tensor, after: Tensor, rows: Tensor | None = None) -> float:
+        """a: how much of the step may be taken."""
+        for a in self.LENGTHS:
+            past, bounded = self._past(torch.lerp(before, after, a), rows)
+            if int(past.sum()) <= self._share * int(bounded.sum()):
+                return a
+        return 0.0
+
+    def metrics(self) -> dict[str, float]:
+        return {"brake/length": sum(self._lengths) / len(self._lengths)} if self._lengths else {}
+
+
+class Restart(Brake):
+    """The first moment starts from 0 with every batch, so no older batch moves the tokens of this one.
+
+    v stays, and so does Adam's step counter: the first inner steps are short, 1 − β₁, 1 − β₁², … of a full one.
+    """
+
+    def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
+        super().begin(method, rollouts, credit)
+        for p in self._parameters():
+            moment = first_moment(self.optimizer, p)
+            if moment is not None:
+                moment.zero_()
+
+
+class KlStop(Brake):
+    """Early stopping, the usual remedy: no further inner step once KL(old ‖ new) a token is above a limit.
+
+        KL ≈ mean_it (ρ_it − 1 − log ρ_it)
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, limit: float = 0.003) -> None:
+        super().__init__(optimizer)
+        self._limit = limit
+
+    def goes_on(self, logp: Tensor, rows: Tensor | None = None) -> bool:
+        _, rollouts, _ = self._batch()
+        rows = self._rows if rows is None else rows
+        moved = (logp - rollouts.logp[rows])[rollouts.mask[rows]]
+        return not bool((torch.expm1(moved) - moved).mean() > self._limit)
+
+
+CLASSES: Mapping[str, type[Brake]] = MappingProxyType(
+    {"none": Brake, "recall": Recall, "shorten": Shorten, "restart": Restart, "kl_stop": KlStop})
+
+
+def find_brake(spec: str, optimizer: torch.optim.Optimizer) -> Brake:
+    """The brake of that name around an optimiser, options after commas: `shorten,share=0.02`."""
+    name, options = parse_brake(spec)
+    return CLASSES[name](optimizer, **options)

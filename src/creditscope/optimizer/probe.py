@@ -1,0 +1,217 @@
+"""All probes of the optimiser in one, for any torch loop: four lines, and the step itself stays as it is.
+
+    probe = Probe(optimizer, model.named_parameters())
+    probe.begin(method, rollouts)              # a new batch
+    probe.see(logp)                            # each inner step, between the forward pass and backward()
+    metrics = probe.finish(forward)            # after the last one
+
+It hangs on the optimiser's own step hooks. `light` reads what the step has at hand, a sample of the coordinates and the
+log-probs of the passes that are made anyway; on schedule one forward pass closes the account of the last update.
+`full`, on the same schedule, reads every coordinate, sweeps the reward's scale, and takes the gradient of the overshoot
+to say how much of it momentum moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from creditscope.advantages import token_advantage
+from creditscope.errors import CreditscopeError, unknown
+from creditscope.method import Method
+from creditscope.optimizer.geometry import UpdateGeometry, gather, square
+from creditscope.optimizer.overshoot import Overshoot, first_order
+from creditscope.optimizer.replay import carry, carry_sgd
+from creditscope.optimizer.scale import PHIS, Clipping, RewardParts, sensitivity, sweep
+from creditscope.optimizer.shadow import Shadow
+from creditscope.optimizer.state import CLOSED, bare, decoupled, moving, split, step_number
+from creditscope.rollouts import Rollouts
+
+LEVELS = ("light", "full")
+SAMPLE = 65_536  # coordinates that a light reading looks at, about
+
+
+class Probe:
+    """What the optimiser does to the credit, batch by batch: overshoot, reward scale, update geometry."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]],
+                 level: str = "light", every: int = 20, clipping: Clipping | None = None,
+                 parts: RewardParts | None = None) -> None:
+        """`every` is the schedule, in batches. With norm clipping give `clipping`, and append each step's norm to it.
+        Where part of the gradient does not scale with reward, `parts` follows it; without, the scale is not read."""
+        if level not in LEVELS:
+            raise unknown("level of the probe:", level, LEVELS)
+        if every < 1:
+            raise CreditscopeError(f"every is the number of batches between readings, at least 1, got {every}")
+        self.level, self.every, self.clipping, self.parts = level, every, clipping, parts
+        self.batches = 0
+        """Batches begun so far: a resumed loop sets it."""
+        self._optimizer = optimizer
+        self._named = {name: p for name, p in named_parameters if p.requires_grad}
+        self._shadow = Shadow(optimizer, SAMPLE) if type(bare(optimizer)) in CLOSED else None
+        self._batch: tuple[Method, Rollouts, Tensor] | None = None
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+
+    def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
+        """A new batch, with the credit that the objective uses; by default the method's own advantage."""
+        self._batch = method, rollouts, token_advantage(method, rollouts) if credit is None else credit
+        self._track: Overshoot | None = None
+        self._first: list[tuple[Tensor, Tensor | None]] = []
+        self.due = self.batches % self.every == 0
+        """Whether this batch is on schedule."""
+        self._whole = self.due and self.level == "full"
+        # The scale of the reward reaches a KL term in the loss as little as weight decay.
+        self._scales = self.parts is not None or not (method.has_loss_kl or self._coupled())
+        self._metrics: dict[str, float] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._geometry: UpdateGeometry | None = None
+        self._updates = 0
+        self._slope: dict[Tensor, Tensor] = {}
+        self._moved: dict[str, float] = {}
+        self.batches += 1
+
+    def see(self, logp: Tensor, rows: Tensor | None = None) -> None:
+        """One pass: log π of the chosen tokens, of the whole batch or of its rows `rows`, before the coming update."""
+        self._live()
+        if self._updates == 0:
+            self._first.append((logp.detach(), rows))  # where tokens start: looked at once an update has moved them
+            return
+        track = self._tracker()
+        track.see(logp.detach(), rows)
+        if self._whole and logp.requires_grad:
+            over = track.loss(logp, rows)
+            if over.requires_grad and bool(over.detach() > 0):
+                parameters = list(self._named.values())
+                grads = torch.autograd.grad(over, parameters, retain_graph=True, allow_unused=True)
+                for p, g in zip(parameters, grads, strict=True):
+                    if g is not None:
+                        self._slope[p] = self._slope.get(p, 0) + g
+
+    def finish(self, forward: Callable[[], Tensor] | None = None) -> dict[str, float]:
+        """The batch's metrics. `forward` gives log π (B, T) after the last update; it is called on schedule only.
+
+        What describes the batch after its last update is there only when `forward` was asked: `optimizer/overshoot` and
+        its kin. The readings after k updates, `overshoot/k/…`, come from the passes that were seen.
+        """
+        self._live()
+        closed = self.due and forward is not None and self._updates > 0
+        if closed:
+            assert forward is not None
+            with torch.no_grad():
+                self._tracker().see(forward())
+        found = self._track.metrics() if self._track is not None else {}
+        if not closed:
+            found = {name: value for name, value in found.items() if name.split("/")[1].isdigit()}
+        self._batch = None
+        predicted = {"overshoot/carry_predicted": self._predicted()} if "overshoot/carry" in found else {}
+        return found | {k: v for k, v in (self._metrics | predicted).items() if v is not None} | self._moved
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What the last scheduled reading of a `full` probe holds for each layer; empty where there was none."""
+        return self._arrays
+
+    # -- around each step --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._batch is None or not any(True for _ in moving(optimizer)):
+            return
+        if self._slope:
+            slope = {p: self._slope.get(p, torch.zeros_like(p)) for _, p in moving(optimizer)}
+            tokens = self._tracker().readings()[-1].tokens
+            for name, value in first_order(slope, split(optimizer)).items():
+                key = f"overshoot/by_{name}"
+                self._moved[key] = self._moved.get(key, 0.0) + value / tokens
+            self._slope = {}
+        if self._updates == 0:
+            sampled = self._shadow is not None and not self._whole
+            seen, named = optimizer, list(self._named.items())
+            if sampled:
+                assert self._shadow is not None
+                seen, named = self._shadow.take(), self._shadow.named
+            self._read_scale(seen, sampled)
+            self._metrics |= self._momentum_share(seen)
+            self._geometry = UpdateGeometry(named)
+            self._geometry.before()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._batch is None:
+            return
+        if self._geometry is not None:
+            self._metrics |= self._geometry.after() if self._shadow is None or self._whole else self._of_sample()
+            if self._whole:
+                layers = self._geometry.layers
+                self._arrays |= {"ratio_names": np.array(list(layers)), "layer_ratio": np.array(
+                    [values.get("update/ratio", np.nan) for values in layers.values()])}
+            self._geometry = None
+        self._updates += 1
+
+    def _of_sample(self) -> dict[str, float]:
+        """The geometry of the sample's update. ‖θ‖ is taken whole: few weights, as a norm's, may hold most of it."""
+        assert self._shadow is not None
+        assert self._geometry is not None
+        sample, whole = ([p.detach() for p in some] for some in
+                         ((p for _, p in self._shadow.named), self._named.values()))
+        thin, all_of = (float(torch.nn.utils.get_total_norm(x)) / sum(p.numel() for p in x) ** 0.5
+                        for x in (sample, whole))
+        self._shadow.follow()
+        found = self._geometry.after()
+        if "update/ratio" in found and all_of > 0:
+            found["update/ratio"] *= thin / all_of
+        return found
+
+    def _read_scale(self, optimizer: torch.optim.Optimizer, sampled: bool) -> None:
+        """`optimizer/scale_change`, and on schedule the sweep."""
+        closed = type(bare(optimizer)) in CLOSED
+        # Parts are followed parameter by parameter: a sample has none.
+        if self._scales and closed and not (sampled and self.parts is not None):
+            change = sensitivity(optimizer, parts=self.parts, clipping=self.clipping)
+            self._metrics |= {"optimizer/scale_change": change} if np.isfinite(change) else {}
+        if self._scales and self._whole:
+            found = sweep(optimizer, self._named.items(), PHIS, "start" if closed else "now", self.parts, self.clipping)
+            self._arrays |= {
+                "phi": np.array(found.phis), "since": np.array(found.since), "change": found.change.numpy(),
+                "cosine": found.cosine.numpy(), "layer_names": np.array(list(found.layers)),
+                "layer_change": torch.stack([change for change, _ in found.layers.values()]).numpy(),
+                "layer_cosine": torch.stack([cosine for _, cosine in found.layers.values()]).numpy()}
+
+    def _momentum_share(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+        """⟨Δ_momentum, Δ⟩ / ‖Δ‖²: the share of the batch's first update that older gradients make."""
+        if type(bare(optimizer)) not in CLOSED and not self._whole:
+            return {}  # it would take two more steps of the optimiser
+        dot, whole = gather(torch.stack([(part.momentum * part.total).sum(dtype=torch.float64), square(part.total)])
+                            for part in split(optimizer).values()).sum(0).tolist()
+        return {"update/momentum": dot / whole} if whole > 0 else {}
+
+    def _predicted(self) -> float | None:
+        """C_{T,0} at the optimiser's present step; None where it has no closed form."""
+        optimizer = bare(self._optimizer)
+        group = optimizer.param_groups[0]
+        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+            return carry(int(step_number(optimizer.state[group["params"][0]])), 0, group["betas"])
+        if isinstance(optimizer, torch.optim.SGD) and not group["nesterov"] and not group["dampening"]:
+            return carry_sgd(max(2, self._updates), 0, group["momentum"])
+        return None
+
+    def _coupled(self) -> bool:
+        """Whether weight decay is part of the gradient."""
+        return any(group.get("weight_decay", 0) and not decoupled(group) for group in self._optimizer.param_groups)
+
+    def _live(self) -> tuple[Method, Rollouts, Tensor]:
+        if self._batch is None:
+            raise CreditscopeError("the probe has no batch: call probe.begin(method, rollouts) first")
+        return self._batch
+
+    def _tracker(self) -> Overshoot:
+        """The batch's tokens, followed from the first pass on."""
+        if self._track is None:
+            self._track = Overshoot(*self._live())
+            for logp, rows in self._first:
+                self._track.see(logp, rows)
+        return self._track

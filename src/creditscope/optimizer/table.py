@@ -1,0 +1,74 @@
+"""The brakes by name, with equation, price and options: what is known before one is used. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from creditscope.errors import CreditscopeError, unknown
+from creditscope.method import Method
+from creditscope.options import Option, check_option, read_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrakeRow:
+    """One row of the list; its class, of the name in CamelCase, stands in `brakes.py`."""
+
+    name: str
+    title: str
+    equation: str
+    cost: str
+    """What it takes beyond the inner step."""
+    idle: frozenset[str] = frozenset()
+    """Bounds under which it would do nothing, where there is no trust region either."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    note: str = ""
+
+    def require(self, method: Method) -> None:
+        """Refuse a method that gives the brake nothing to hold."""
+        if method.trust == "none" and method.bound in self.idle:
+            why = "has no bound" if method.bound == "none" else f"has bound={method.bound!r}, which stops no token"
+            raise CreditscopeError(f"--brake {self.name}: method {method.name!r} {why}; choose one that clips, such "
+                                   f"as grpo, or leave --brake out")
+
+
+UNBOUNDED = frozenset({"none"})
+BRAKES: Mapping[str, BrakeRow] = MappingProxyType({row.name: row for row in (
+    BrakeRow(name="none", title="The optimiser as it is", equation="w'_it = w_it", cost="nothing"),
+    BrakeRow(
+        name="recall", title="A stopped token takes back what momentum still owes it",
+        equation="w'_it = w_it − β/γ·(1 − d_it)·c_it past the bound,  c ← βc + γw',  d = w/w(1)",
+        cost="nothing: one multiply-add a token", idle=frozenset({"none", "stop_gradient"}),
+        note="c_it is the token's own share of the first moment, kept with the optimiser's own β and γ."),
+    BrakeRow(
+        name="shorten", title="A step length that keeps tokens inside their bound",
+        equation="θ ← θ + a·Δ,  a the largest of 1, 0.95 … 0 with at most that share of tokens past the bound",
+        cost="one forward pass and a copy of the weights", idle=UNBOUNDED,
+        options={"share": Option(0.01, "of bounded tokens that may stand past; 0 holds the worst one", low=0.0,
+                                 high=1.0)}),
+    BrakeRow(
+        name="restart", title="The first moment starts from 0 with every batch",
+        equation="m ← 0 when a batch is new; v stays", cost="nothing",
+        note="Adam's bias correction does not start anew, so the first inner steps are short: 1 − β₁, 1 − β₁², …"),
+    BrakeRow(
+        name="kl_stop", title="Early stopping: no further inner step once the policy has left the sampler",
+        equation="stop when mean_it (ρ − 1 − log ρ) > limit", cost="nothing",
+        options={"limit": Option(0.003, "of KL(old ‖ new) a token, in nats", low=0.0)},
+        note="The usual remedy, here to compare with."),
+)})
+
+
+def parse_brake(spec: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of `name,key=value`, checked.
+
+    >>> parse_brake("shorten,share=0.02")
+    ('shorten', {'share': 0.02})
+    """
+    name, options = read_options("--brake", spec)
+    if name not in BRAKES:
+        raise unknown("brake", name, BRAKES, see="creditscope optimizer --brakes")
+    for key, value in options.items():
+        check_option(f"brake {name!r}", BRAKES[name].options, key, value)
+    return name, options
