@@ -38,6 +38,7 @@ def one_token(reward: list[float], log_ratio: list[float]) -> tuple[Rollouts, Te
     ("sequence_mean", 1 / 4, -1 / 12),  # 1/(2·1)·½ and 1/(2·3)·½
     ("sequence_sum", 1 / 4, -1 / 4),    # 1/2·½
     ("token_mean", 1 / 8, -1 / 8),      # 1/4·½
+    ("group_token_mean", 1 / 8, -1 / 8),  # one group: the same
     ("constant", 1 / 12, -1 / 12),      # 1/(2·3)·½, the batch being 3 wide
     ("token_sum", 1 / 2, -1 / 2),
 ])

@@ -64,6 +64,7 @@ AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "sequence_mean": "1/B Σ_i 1/L_i Σ_t",
         "sequence_sum": "1/B Σ_i Σ_t",
         "token_mean": "1/ΣL Σ_it",
+        "group_token_mean": "1/P Σ_g 1/ΣL_g Σ_{it∈g}",
         "constant": "1/(B·L_max) Σ_it",
         "token_sum": "Σ_it",
     },
@@ -272,6 +273,9 @@ _RULES: tuple[tuple[Callable[[Method], bool], str], ...] = (
      "keep='top_advantage' keeps a share of each group: give 0 < keep_threshold ≤ 1, not {m.keep_threshold}"),
     (lambda m: (m.trust == "none") != (m.trust_high is None),
      "trust={m.trust!r} and trust_high={m.trust_high} do not go together; give both or neither"),
+    (lambda m: min(m.trust_low or 0.0, m.trust_high or 0.0) < 0,
+     "trust_low={m.trust_low} and trust_high={m.trust_high} would drop tokens before the policy has moved; "
+     "give both ≥ 0"),
     (lambda m: m.trust_low is not None and m.trust not in ("binary_tv", "binary_kl"),
      "trust_low={m.trust_low} belongs to trust='binary_tv' or 'binary_kl', not {m.trust!r}"),
     (lambda m: m.trust in ("binary_tv", "binary_kl") and m.trust_low is None,

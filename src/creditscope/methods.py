@@ -163,9 +163,36 @@ DRO = P1_GRPO.but(
     beta=0.1, cites={"kl": "½τ (log π/π_old)² of each token"},
     note="Stated from verl 0.9.1's code, not from the paper.")
 
+
+
+def even(method: Method) -> Method:
+    """The row with one weight for all tokens of a group, and every prompt counting the same.
+
+    A product ratio gathers the L_i terms of its sequence on every token, so there the even weight is 1/(B·L_i).
+
+    >>> even(DAPO).name, even(DAPO).aggregate
+    ('dapo_even', 'group_token_mean')
+    """
+    gathers = method.ratio == "sequence_product" and method.bound not in ("stop_gradient", "gamma")
+    return method.but(name=f"{method.name}_even", aggregate="sequence_mean" if gathers else "group_token_mean",
+                      max_tokens=None)
+
+
+GRPO_EVEN = GRPO.but(
+    name="grpo_even", title="GRPO with even weights", aggregate="group_token_mean",
+    cites={"aggregate": "an answer to arXiv:2601.05002, Prop. 1: 1/P Σ_g 1/ΣL_g Σ_{it∈g}"},
+    note="Ours. With one group it is DAPO's token mean; with several, each prompt still counts the same. Other rows: "
+         "`even(method)`.")
+
+GSPO_EVEN = GSPO.but(
+    name="gspo_even", title="GSPO with even weights", aggregate="group_token_mean",
+    cites={"aggregate": "an answer to arXiv:2601.05002, Prop. 1: 1/P Σ_g 1/ΣL_g Σ_{it∈g}"},
+    note="Ours. Even at ratio 1 only: after a step the sequence ratios s_i differ, and so do the weights.")
+
 METHODS: Mapping[str, Method] = MappingProxyType({m.name: m for m in (
     REINFORCE, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, PPO, GRPO, GRPO_V32, DR_GRPO, DAPO, GSPO, GSPO_TOKEN, GMPO,
-    CISPO, GPG, GCPO, CPPO, CPPO_TOPK, GTPO, SAPO, OPO, MAXRL, DPPO, DPPO_KL, BNPO, KIMI, LUSPO, VESPO, DRO, P1_GRPO)})
+    CISPO, GPG, GCPO, CPPO, CPPO_TOPK, GTPO, SAPO, OPO, MAXRL, DPPO, DPPO_KL, BNPO, KIMI, LUSPO, VESPO, DRO, P1_GRPO,
+    GRPO_EVEN, GSPO_EVEN)})
 
 P2_TABLE_1 = ("grpo", "grpo_v32", "gspo", "gtpo", "dapo", "cppo", "dr_grpo", "gpg", "cispo", "gcpo")
 """The ten rows of arXiv:2601.05002, Table 1, in its order."""

@@ -32,7 +32,8 @@ def aggregate(method: Method, rollouts: Rollouts, keep: Tensor, dtype: torch.dty
     mask = rollouts.mask & keep[:, None]
     counted = (keep & (rollouts.lengths > 0)) if method.denominator == "kept" else torch.ones_like(keep)
     width = method.max_tokens or rollouts.mask.shape[1]
-    return mask.to(dtype) * AGGREGATES[method.aggregate](rollouts.lengths.to(dtype), counted, width)[:, None]
+    factor = AGGREGATES[method.aggregate](rollouts.lengths.to(dtype), counted, rollouts.group, width)
+    return mask.to(dtype) * factor[:, None]
 
 
 # -- who counts: (method, rollouts, credit) -> (B,) bool --------------------------------------------------------
@@ -134,38 +135,46 @@ def _contested_run(tokens: Tensor, inside: Tensor, groups: Groups, sign: Tensor)
 TOKEN_WEIGHTS: dict[str, Callable[[Rollouts], Tensor]] = {"none": _even, "conflict": conflict_weight}
 
 
-# -- what the sum is divided by: (L, counted rows, width) -> a, one factor a row ----------------------------------
+# -- what the sum is divided by: (L, counted rows, group ids, width) -> a, one factor a row ------------------------
 
 
-def _sequence_mean(length: Tensor, counted: Tensor, width: int) -> Tensor:
+def _sequence_mean(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
     """a_i = 1/(B·L_i)."""
     return 1 / (counted.sum().clamp(min=1) * length.clamp(min=1))
 
 
-def _sequence_sum(length: Tensor, counted: Tensor, width: int) -> Tensor:
+def _sequence_sum(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
     """a_i = 1/B."""
     return (1 / counted.sum().clamp(min=1).to(length.dtype)).expand_as(length)
 
 
-def _token_mean(length: Tensor, counted: Tensor, width: int) -> Tensor:
+def _token_mean(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
     """a_i = 1/ΣL."""
     return (1 / (length * counted).sum().clamp(min=1)).expand_as(length)
 
 
-def _constant(length: Tensor, counted: Tensor, width: int) -> Tensor:
+def _group_token_mean(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
+    """a_i = 1/(P·ΣL_g), g the row's group: one factor in a group, and every prompt counts the same."""
+    groups = Groups(group)
+    prompts = (groups.totals(counted.to(length.dtype)) > 0).sum().clamp(min=1)
+    return 1 / (prompts * groups.sum(length * counted).clamp(min=1))
+
+
+def _constant(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
     """a_i = 1/(B·L_max)."""
-    return _sequence_sum(length, counted, width) / max(width, 1)
+    return _sequence_sum(length, counted, group, width) / max(width, 1)
 
 
-def _token_sum(length: Tensor, counted: Tensor, width: int) -> Tensor:
+def _token_sum(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
     """a_i = 1."""
     return torch.ones_like(length)
 
 
-AGGREGATES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+AGGREGATES: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
     "sequence_mean": _sequence_mean,
     "sequence_sum": _sequence_sum,
     "token_mean": _token_mean,
+    "group_token_mean": _group_token_mean,
     "constant": _constant,
     "token_sum": _token_sum,
 }
