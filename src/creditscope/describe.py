@@ -1,6 +1,8 @@
-"""A row in words and symbols: its equation, and its place in P2's table. Made from the row, never typed in."""
+"""A row in words and symbols: its equation, its place in P2's table, what its loss shows. Made from the row alone."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from creditscope.method import AXES, Method
 
@@ -39,8 +41,9 @@ def advantage_equation(m: Method) -> str:
 
 def alpha_text(m: Method) -> str:
     """α: what each token's term is multiplied by, without the std that P2 counts into it."""
-    rows = "B" if m.denominator == "all" else "B_kept"
+    rows, prompts = ("B", "P") if m.denominator == "all" else ("B_kept", "P_kept")
     factor = {"sequence_mean": f"1/({rows}·L_i)", "sequence_sum": f"1/{rows}", "token_mean": "1/ΣL",
+              "group_token_mean": f"1/({prompts}·ΣL_g)",
               "constant": f"1/({rows}·{m.max_tokens or 'L_max'})", "token_sum": "1"}[m.aggregate]
     threshold = f"{m.keep_threshold:.3g}" if m.keep_threshold is not None else ""
     keep = {"all": "", "live_groups": " · 1{group not unanimous}", "large_advantage": f" · 1{{|A_i| > {threshold}}}",
@@ -91,6 +94,89 @@ def equation(m: Method) -> str:
     kl = "" if m.kl == "none" or m.kl_in != "loss" else f" − {beta}·{penalty_text(m)}"
     definition = "" if m.ratio in ("none", "token") or m.bound == "clip_inside" else f"   {ratio_text(m)}"
     return f"J = Σ_it {alpha_text(m)} · [{term_text(m)}]{kl}{definition}\n{advantage_equation(m)}"
+
+
+@dataclass(frozen=True)
+class Law:
+    """What J is at ratio 1, where every batch is before its first update."""
+
+    kind: str
+    """A key of LAWS."""
+    formula: str
+    sentence: str
+    """What that means to somebody who watches the loss."""
+
+
+LAWS = {
+    "zero": "A loss of 0 is what this method shows at ratio 1, whatever it learns: watch reward/mean.",
+    "penalty": "The loss at ratio 1 is the KL term alone: it grows as the policy leaves the reference, whatever it "
+               "learns. Watch reward/mean.",
+    "length": "The loss at ratio 1 says whether good answers are longer than bad ones, not how many are good: watch "
+              "reward/mean.",
+    "weights": "The loss at ratio 1 says how the weights lean towards good or bad answers, not how many are good: "
+               "watch reward/mean.",
+    "log_prob": "The loss at ratio 1 compares how likely good and bad answers are, not how many are good: watch "
+                "reward/mean.",
+    "outside": "The loss at ratio 1 says how the credit that was given is centred, not how many answers are good: "
+               "watch reward/mean.",
+    "reward": "The loss at ratio 1 is minus the reward, weighted: here it does follow reward/mean.",
+}
+"""kind -> the sentence."""
+
+
+def law(m: Method) -> Law:
+    """J = Σ_it α_it·h_it·A_it − β·R at ratio 1, by what the axes leave of it (arXiv:2601.05002, Prop. 4).
+
+        Σ_i A_i = 0 and 1/L_i       zero, or the penalty alone
+        Σ_i A_i = 0 without 1/L_i   length: Σ_i A_i·L_i, which is 0 where all answers are equally long
+        weights that know A         weights: a covariance of A with α·h, as Σ_i A_i = 0
+        h = log π                   log_prob: a covariance of A with log π
+
+    Whitening over tokens, or a length-weighted baseline, makes Σ_i A_i·L_i = 0: then the first two change places. All
+    this holds where every group has at least two rollouts and no answer is empty.
+
+    >>> from creditscope.methods import DAPO
+    >>> law(DAPO).kind, law(DAPO).formula
+    ('length', 'J = Σ_i A_i·L_i/ΣL')
+    """
+    kind = _kind(m)
+    value = "" if kind == "zero" else _value_text(m, kind)
+    if m.has_loss_kl and m.kl_to == "ref":  # the distance to the sampler is 0 at ratio 1
+        kind = "penalty" if kind == "zero" else kind
+        value += f" − {m.beta:g}·{m.kl.upper()}" + (" of Σ_t" if m.kl_level == "sequence" else "")
+    return Law(kind, f"J = {value.removeprefix(' ') or 0}", LAWS[kind])
+
+
+def _kind(m: Method) -> str:
+    if m.ratio == "none" or m.bound in ("stop_gradient", "gamma"):
+        return "log_prob"
+    if m.baseline == "external":
+        return "outside"
+    if m.baseline == "none" and m.whiten == "none":
+        return "reward"
+    filtered = m.keep not in ("all", "live_groups")
+    if filtered or m.entropy_cost or m.token_weight != "none" or m.gate_pos != m.gate_neg:
+        return "weights"
+    # A baseline balances A in each group, whitening over the batch; a factor of the group's own undoes the latter.
+    by_group = m.keep == "live_groups" or m.aggregate == "group_token_mean"
+    if by_group and m.baseline == "none":
+        return "weights"
+    in_group = "tokens" if m.baseline == "length_weighted_mean" else "rollouts"
+    balanced = in_group if m.whiten == "none" else m.whiten
+    counted = "rollouts" if m.aggregate == "sequence_mean" else "tokens"
+    return "zero" if balanced == counted and (not by_group or balanced == in_group) else "length"
+
+
+def _value_text(m: Method, kind: str) -> str:
+    """Σ_it α_it·h_it·A_it at ratio 1, where no trust region drops anything."""
+    alpha = alpha_text(replace(m, trust="none", trust_low=None, trust_high=None))
+    if kind == "length" and m.whiten == "none" and m.aggregate != "sequence_mean":
+        return "Σ_i A_i·L_i" + alpha.split(" ")[0].removeprefix("1")
+    a = "A_it" if m.kl_in == "token_reward" or m.baseline == "external" else "A_i"
+    ceiling = 1 + min(0.0, m.clip_high or 0.0)
+    log_prob = "·log π_it" if ceiling == 1 else f"·{ceiling:g}·log π_it"
+    height = log_prob if kind == "log_prob" else "·2/τ±" if m.bound == "gate" else ""
+    return f"Σ_it {alpha} · {a}{height}"
 
 
 def axis_meaning(axis: str, value: object) -> str:

@@ -28,7 +28,7 @@ def surrogate(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tensor |
     _check_logp(logp, rollouts)
     logp = logp.to(torch.promote_types(logp.dtype, torch.float32)).masked_fill(~rollouts.mask, 0.0)
     old = rollouts.logp.to(logp.dtype).masked_fill(~rollouts.mask, 0.0)
-    own = token_advantage(method, rollouts) if credit is None else _check_credit(credit, rollouts)
+    own = token_advantage(method, rollouts) if credit is None else check_credit(credit, rollouts)
     own = own.detach().to(logp.dtype)
     log_ratio = logp - old
 
@@ -71,7 +71,7 @@ def _check_logp(logp: Tensor, rollouts: Rollouts) -> None:
         raise CreditscopeError(f"logp must be floating point, got {logp.dtype}")
 
 
-def _check_credit(credit: Tensor, rollouts: Rollouts) -> Tensor:
+def check_credit(credit: Tensor, rollouts: Rollouts) -> Tensor:
     """(B, 1) or (B, T), finite wherever a token counts."""
     rows = len(rollouts)
     if tuple(credit.shape) not in ((rows,), (rows, 1), tuple(rollouts.mask.shape)):

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from creditscope.catalogue import find
-from creditscope.describe import advantage_equation, alpha_text, axis_meaning, equation, penalty_text, term_text
+from creditscope.describe import advantage_equation, alpha_text, axis_meaning, equation, law, penalty_text, term_text
 from creditscope.dialects import DIALECTS
 from creditscope.method import Method
 from creditscope.methods import METHODS
@@ -26,7 +26,7 @@ WIDE = 150
 
 @dataclass(frozen=True)
 class Methods:
-    """Show the table of methods, or one method: equation, diff from its parent, citations, properties.
+    """Show the table of methods, or one: equation, diff from its parent, citations, what its loss shows, properties.
 
     For example:
       creditscope methods                 all rows
@@ -95,16 +95,19 @@ class Methods:
             console.print()
         if row.note:
             console.print(f"[bold]note[/]  {escape(row.note)}\n")
+        loss = law(row)
+        console.print(f"[bold]at ratio 1[/]  {escape(loss.formula)}\n  {loss.sentence}\n")
         console.print("[bold]properties[/] (measured on a probe batch at ratio 1, β = 0)")
         for name, value in measured(row).items():
             console.print(f"  {name}: {_mark(value)}")
 
 
 def as_dict(row: Method) -> dict[str, Any]:
-    """A row as plain data: axes, equation, diff from the parent and measured properties."""
+    """A row as plain data: axes, equation, diff from the parent, what J is at ratio 1, and measured properties."""
     parent = find(row.parent) if row.parent is not None else None
     diff = {axis: list(pair) for axis, pair in row.diff(parent).items()} if parent is not None else {}
-    return asdict(row) | {"equation": equation(row), "diff": diff, "properties": measured(row)}
+    return asdict(row) | {"equation": equation(row), "diff": diff, "at_ratio_one": asdict(law(row)),
+                          "properties": measured(row)}
 
 
 def measured(row: Method) -> dict[str, bool | None]:
