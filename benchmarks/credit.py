@@ -28,6 +28,7 @@ from creditscope.lab.policy import load_policy
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.lab.tools import LabTools
 from creditscope.lab.train import make_optimizer, micro_batches, take_step
+from creditscope.optimizer.brakes import Brake
 from creditscope.tasks import find_task
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -74,8 +75,8 @@ def main() -> None:
         found |= {f"gae, {kind}": timed(partial(assign, "gae", critic, batch, chunks, turn))
                   for kind, critic in critics.items()}
         credit = found["outcome"][1]
-        training, _ = timed(partial(take_step, policy, optimizer, method, config, batch.rollouts, batch.prompts, credit,
-                                    torch.arange(len(credit))))
+        training, _ = timed(partial(take_step, policy, Brake(optimizer), method, config, batch.rollouts, batch.prompts,
+                                    credit, torch.arange(len(credit))))
         if turn:  # the first round warms up
             plain.append(sampling + training)
             for name, (seconds, _) in found.items():

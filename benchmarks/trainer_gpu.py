@@ -24,6 +24,7 @@ from creditscope.lab.config import Config
 from creditscope.lab.policy import Policy, token_logp
 from creditscope.lab.sampling import sample
 from creditscope.lab.train import make_optimizer, take_step
+from creditscope.optimizer.brakes import Brake
 
 SHAPE = {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
          "intermediate_size": 1536, "vocab_size": 49152}
@@ -72,7 +73,7 @@ def measure(name: str, sampler: Any, model: Any, prompts: list[list[int]], confi
         _wait(policy)
         middle = time.perf_counter()
         credit = token_advantage(config.row, rollouts).expand_as(rollouts.mask)
-        take_step(policy, optimizer, config.row, config, rollouts, flat, credit,
+        take_step(policy, Brake(optimizer), config.row, config, rollouts, flat, credit,
                   torch.arange(len(rollouts), device=policy.device))
         _wait(policy)
         end = time.perf_counter()

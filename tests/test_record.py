@@ -126,6 +126,20 @@ def test_groups_hold_numbers_and_text_and_never_objects(tmp_path: Path) -> None:
             record.group(6)
 
 
+def test_what_the_optimiser_did_is_kept_on_its_own_shelf_and_rewound_with_the_steps(tmp_path: Path) -> None:
+    with new(tmp_path / "run") as record:
+        assert record.optimizer_readings() == []
+        for step in (0, 3):
+            record.append(step, {})
+            record.save_optimizer(step, {"phi": np.array([0.1, 1.0]) + step, "layer_names": np.array(["wte"])})
+        assert record.optimizer_readings() == Record.open(tmp_path / "run").optimizer_readings() == [0, 3]
+        assert record.optimizer_reading(3)["phi"].tolist() == [3.1, 4.0]
+        assert record.readings() == record.groups() == []
+        record.rewind(2)
+        with pytest.raises(CreditscopeError, match=r"no optimiser readings were kept of step 3; kept: \[0\]"):
+            record.optimizer_reading(3)
+
+
 def test_a_group_file_that_is_cut_in_half_says_so(tmp_path: Path) -> None:
     with new(tmp_path / "run") as record:
         record.save_group(0, {"w": np.random.default_rng(0).normal(size=1000)})

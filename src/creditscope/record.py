@@ -4,6 +4,7 @@
     steps.jsonl       one object a step, appended and synced; a torn last line is not a step
     groups/*.npz      selected rollouts of a step: tokens, w, credit, entropy, text
     scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
+    optimizer/*.npz   what the optimiser did at a step: the update under other reward scales, whole and by layer
     checkpoints/*     folders that appear whole or not at all
     run.lock          held by the one process that writes
 
@@ -33,7 +34,7 @@ from safetensors import SafetensorError
 from creditscope.errors import CreditscopeError
 
 FORMAT = 1
-SHELVES = ("groups", "scope")
+SHELVES = ("groups", "scope", "optimizer")
 _NAME = re.compile(r"\d{6}")
 
 
@@ -161,6 +162,10 @@ class Record:
         """Keep what the microscope read at a step."""
         self._save("scope", step, arrays)
 
+    def save_optimizer(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what the optimiser did at a step."""
+        self._save("optimizer", step, arrays)
+
     def _save(self, shelf: str, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Numbers and text only: nothing that would need pickle."""
         self._must_write()
@@ -230,6 +235,14 @@ class Record:
     def reading(self, step: int) -> dict[str, NDArray[Any]]:
         """What the microscope read at a step."""
         return self._load("scope", step, "readings")
+
+    def optimizer_readings(self) -> list[int]:
+        """The steps at which the optimiser was read."""
+        return self._kept("optimizer")
+
+    def optimizer_reading(self, step: int) -> dict[str, NDArray[Any]]:
+        """What the optimiser did at a step."""
+        return self._load("optimizer", step, "optimiser readings")
 
     def _file(self, shelf: str, step: int) -> Path:
         return self.path / shelf / f"{step:06d}.npz"

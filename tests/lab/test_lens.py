@@ -19,6 +19,7 @@ from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.lab.train import make_optimizer, take_step, train
 from creditscope.microscope.sketch import Sketcher
+from creditscope.optimizer.brakes import Brake
 from creditscope.tasks import find_task
 from small_models import build
 
@@ -43,8 +44,8 @@ def looked(config: Config) -> tuple[Policy, Lens, Rollouts, torch.Tensor, dict[s
     before = {name: p.detach().clone() for name, p in policy.trainable().items()}
     lens = Lens(policy, config)
     credit = token_advantage(config.row, batch.rollouts).expand_as(batch.rollouts.mask)
-    update = take_step(policy, make_optimizer(policy, config), config.row, config, batch.rollouts, batch.prompts,
-                       credit, torch.arange(len(batch.rollouts)), lens)
+    [update] = take_step(policy, Brake(make_optimizer(policy, config)), config.row, config, batch.rollouts,
+                         batch.prompts, credit, torch.arange(len(batch.rollouts)), lens)
     lens.after_updates()
     return policy, lens, batch.rollouts, update.w, before, batch
 
@@ -194,8 +195,8 @@ def test_a_batch_without_any_signal_is_read_without_readings_of_rank() -> None:
     r = replace(batch.rollouts, reward=torch.ones_like(batch.rollouts.reward))
     lens = Lens(policy, LOOK)
     credit = token_advantage(LOOK.row, r).expand_as(r.mask)
-    update = take_step(policy, make_optimizer(policy, LOOK), LOOK.row, LOOK, r, batch.prompts, credit,
-                       torch.arange(len(r)), lens)
+    [update] = take_step(policy, Brake(make_optimizer(policy, LOOK)), LOOK.row, LOOK, r, batch.prompts, credit,
+                         torch.arange(len(r)), lens)
     line = lens.metrics(r, update.w, lens.seconds + 1.0)
     assert line["gram/live_groups"] == 0
     assert not any(name.startswith(("gram/group/", "baseline/", "null/", "matrix/")) for name in line)

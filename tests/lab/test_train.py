@@ -21,6 +21,7 @@ from creditscope.advantages import token_advantage
 from creditscope.lab.config import Config
 from creditscope.lab.policy import load_policy, token_logp
 from creditscope.lab.train import deal, make_optimizer, take_step, train
+from creditscope.optimizer.brakes import Brake
 from creditscope.record import Record
 from makers import make
 
@@ -109,8 +110,8 @@ def test_accumulation_changes_memory_and_not_the_gradient(name: str) -> None:
         batch = roll_out(policy, task, problems, 4, max_tokens=56, temperature=1.0, top_p=1.0,
                          generator=torch.Generator().manual_seed(0))
         credit = token_advantage(config.row, batch.rollouts).expand_as(batch.rollouts.mask)
-        take_step(policy, make_optimizer(policy, config), config.row, config, batch.rollouts, batch.prompts, credit,
-                  torch.arange(len(batch.rollouts)))
+        take_step(policy, Brake(make_optimizer(policy, config)), config.row, config, batch.rollouts, batch.prompts,
+                  credit, torch.arange(len(batch.rollouts)))
         grads[accumulate] = torch.cat([p.grad.flatten() for p in policy.trainable().values()])  # type: ignore[union-attr]
     assert grads[1].norm() > 0
     assert torch.allclose(grads[1], grads[3], rtol=1e-9, atol=1e-12 * float(grads[1].abs().max()))
@@ -140,8 +141,8 @@ def test_a_step_raises_the_objective_that_it_climbs(name: str) -> None:
                      generator=torch.Generator().manual_seed(0))
     r = batch.rollouts
     credit = token_advantage(config.row, r).expand_as(r.mask)
-    update = take_step(policy, make_optimizer(policy, config), config.row, config, r, batch.prompts, credit,
-                       torch.arange(len(r)))
+    [update] = take_step(policy, Brake(make_optimizer(policy, config)), config.row, config, r, batch.prompts, credit,
+                         torch.arange(len(r)))
     moved = token_logp(policy, batch.prompts, r.tokens, r.mask, 1.0, grad=False) - update.logp
     # First order: ΔJ = Σ w Δlog π = lr·‖∇J‖², the gradient being clipped to norm 1 where it is longer.
     gained = float((update.w * moved).sum())

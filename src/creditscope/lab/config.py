@@ -10,6 +10,7 @@ from creditscope.credit.choice import parse
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.method import Method
+from creditscope.optimizer.table import BRAKES, parse_brake
 
 MOST_DRAWS = 99
 
@@ -57,7 +58,7 @@ class Config:
     """How often a step may replace unanimous groups by fresh prompts, for methods that drop them (DAPO)."""
 
     optimizer: str = "adamw"
-    """adamw or sgd."""
+    """adamw, adam (its weight decay is L2, inside the moments) or sgd."""
     lr: float = 3e-5
     """Learning rate."""
     schedule: str = "constant"
@@ -65,11 +66,20 @@ class Config:
     warmup: int = 0
     """Steps of linear warm-up."""
     weight_decay: float = 0.0
-    """Decoupled weight decay (AdamW), or L2 (SGD)."""
+    """Decoupled weight decay (AdamW), or L2 (Adam, SGD)."""
     momentum: float = 0.0
     """Momentum of SGD."""
+    beta1: float = 0.9
+    """Decay of Adam's first moment; 0 for no momentum."""
+    beta2: float = 0.999
+    """Decay of Adam's second moment."""
+    eps: float = 1e-8
+    """ε of Adam, beside which small gradients no longer count."""
     clip_norm: float | None = 1.0
     """Largest gradient norm, or None."""
+    brake: str = "none"
+    """What holds tokens at their bound over several --inner-steps: none, recall, shorten, restart or kl_stop, with
+    options after commas (shorten,share=0.02): creditscope optimizer --brakes."""
 
     temperature: float = 1.0
     """Sampling temperature."""
@@ -94,6 +104,12 @@ class Config:
     (a second pass), nulls, the optimal baseline, spectra of each layer's gradient, and the path over steps."""
     every: int = 1
     """Steps between readings of the microscope."""
+    probe: str = "light"
+    """What the optimiser does to the credit: off; light: overshoot, reward scale and update geometry, from what the
+    step has at hand; full: also a forward pass after the last update, what momentum did to the overshoot (a backward
+    pass), every coordinate, and the sweep over reward scales."""
+    probe_every: int = 20
+    """Steps between the readings of --probe that need a pass of their own, or the whole model."""
 
     eval_every: int = 0
     """Steps between evaluations on the test split; 0 evaluates before the first and after the last step."""
@@ -112,7 +128,7 @@ class Config:
 
     def __post_init__(self) -> None:
         at_least = dict.fromkeys(("group", "prompts", "steps", "inner_steps", "minibatches", "accumulate",
-                                  "checkpoint_every", "every"), 1)
+                                  "checkpoint_every", "every", "probe_every"), 1)
         at_least |= dict.fromkeys(("resample", "warmup", "eval_every", "rollouts", "eval_rollouts", "eval_problems",
                                    "keep_every", "lora", "critic_warmup"), 0)
         for name, low in at_least.items():
@@ -129,21 +145,23 @@ class Config:
                                    f"has random numbers of its own, and they are dealt out for so many")
         if not 0 < self.top_p <= 1:
             raise CreditscopeError(f"--top-p must be above 0 and at most 1, got {self.top_p}; 1 keeps every token")
-        for name in ("lr", "weight_decay", "momentum", "temperature", "clip_norm", "beta", "critic_lr"):
+        for name in ("lr", "weight_decay", "momentum", "beta1", "beta2", "eps", "temperature", "clip_norm", "beta",
+                     "critic_lr"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise CreditscopeError(f"--{name.replace('_', '-')} must be a finite number of at least 0, got {value}")
-        if self.momentum >= 1:
-            raise CreditscopeError(f"--momentum must be below 1, got {self.momentum}")
+        for name in ("momentum", "beta1", "beta2"):
+            if getattr(self, name) >= 1:
+                raise CreditscopeError(f"--{name} must be below 1, got {getattr(self, name)}")
         if not self.lr > 0:
             raise CreditscopeError(f"--lr must be above 0, got {self.lr}")
         if not self.temperature > 0:
             raise CreditscopeError(f"--temperature must be above 0 to train on samples, got {self.temperature}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise CreditscopeError(f"--clip-norm must be above 0 or None, got {self.clip_norm}")
-        for name, choices in {"optimizer": ("adamw", "sgd"), "schedule": ("constant", "linear", "cosine"),
+        for name, choices in {"optimizer": ("adamw", "adam", "sgd"), "schedule": ("constant", "linear", "cosine"),
                               "chat": ("auto", "on", "off"), "scope": ("off", "light", "full"),
-                              "critic": ("head", "model")}.items():
+                              "probe": ("off", "light", "full"), "critic": ("head", "model")}.items():
             if getattr(self, name) not in choices:
                 raise unknown(f"--{name}", getattr(self, name), choices)
         if self.minibatches > self.prompts:
@@ -156,6 +174,7 @@ class Config:
         if self.row.centred and self.group < 2:
             raise CreditscopeError(f"--group {self.group}: method {self.method!r} compares a rollout with its group, "
                                    f"so a group of one has advantage 0; give --group 2 or more, or --method reinforce")
+        BRAKES[parse_brake(self.brake)[0]].require(self.row)
         self._check_credit()
 
     def _check_credit(self) -> None:
@@ -213,7 +232,7 @@ class Config:
         own = parse(self.estimator)[0] not in ESTIMATORS
         scheduled = self.schedule != "constant" or "schedule=linear" in self.estimator or own
         longer: set[str] = set() if scheduled else {"steps", "rollouts"}
-        return frozenset({"log", "checkpoint_every", "keep_every"} | longer)
+        return frozenset({"log", "checkpoint_every", "keep_every", "probe", "probe_every"} | longer)
 
     def learning_rate(self, step: int) -> float:
         """lr of a step: linear warm-up, then the schedule's decay."""

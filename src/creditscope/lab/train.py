@@ -7,6 +7,7 @@ w, so that a micro-batch changes memory and nothing else, whatever the method's 
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -35,6 +36,9 @@ from creditscope.lab.rollout import Batch, replace_dead, roll_out
 from creditscope.lab.tools import LabTools, check_first, task_gives
 from creditscope.method import Method
 from creditscope.objective import effective_credit, surrogate
+from creditscope.optimizer.brakes import Brake, clip_factor, find_brake
+from creditscope.optimizer.probe import Probe
+from creditscope.optimizer.scale import Clipping, RewardParts
 from creditscope.record import Record
 from creditscope.rollouts import Rollouts
 from creditscope.tasks import Problem, Task, find_task
@@ -57,6 +61,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     method = with_limit(config.row, max_tokens)
     reference = policy.reference() if config.needs_reference else None
     optimizer = make_optimizer(policy, config)
+    brake, probe = find_brake(config.brake, optimizer), make_probe(policy, optimizer, config)
     critic = make_critic(policy, config, estimator) if "critic" in estimator.row.needs else None
     if config.critic_warmup and critic is None:
         raise CreditscopeError(f"--critic-warmup {config.critic_warmup}: --credit {config.estimator} has no critic; "
@@ -68,7 +73,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     record = Record.resume(out, settings, config.free) if resume else Record.create(out, settings, versions)
 
     with record, undone(record, fresh=not resume):
-        done, used, spent, before = restore(record, policy, optimizer, critic)
+        done, used, spent, before = restore(record, policy, optimizer, critic, probe)
         problems = problem_stream(task, config.seed, skip=used)
         for step in range(done, config.steps if not 0 < config.rollouts <= spent else done):
             clock = Clock()
@@ -109,19 +114,30 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             if critic is not None:
                 line |= critic.fit(batch.prompts, rollouts, parts=config.accumulate)
             clock.lap("credit")
+            brake.begin(method, rollouts, credit)
+            if probe is not None:
+                probe.begin(method, rollouts, credit)
             updates: list[Update] = []
             learns = step >= config.critic_warmup  # before that the critic alone does
             look = lens if lens is not None and learns and step % config.every == 0 else None
             for inner in range(config.inner_steps if learns else 0):
+                taken = len(updates)
                 for rows in deal(rollouts.group, config.minibatches):
                     part, prompts = rollouts.rows(rows), [batch.prompts[i] for i in rows.tolist()]
-                    updates.append(take_step(policy, optimizer, method, config, part, prompts, credit[rows], rows,
-                                             look if inner == 0 else None))
+                    updates += take_step(policy, brake, method, config, part, prompts, credit[rows], rows,
+                                         look if inner == 0 else None, probe)
+                if len(updates) == taken:
+                    break  # the brake wants no more of this batch
             if look is not None:
                 look.after_updates()
             clock.lap("train")
             if look is not None:
                 clock.move("train", "scope", look.seconds)
+            if probe is not None and updates:
+                line |= probe.finish(partial(log_probs, policy, batch, rollouts, config))
+                if probe.arrays():
+                    record.save_optimizer(step, probe.arrays())
+                clock.lap("probe")
 
             # Record: w and log-probs of the first pass over the batch.
             line |= batch_metrics(drawn, batch, tools) | metrics.assigned(credit, rollouts)
@@ -130,7 +146,8 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                 line |= metrics.credit(w, rollouts.mask)
                 line |= {"policy/sampler_gap": float((live - rollouts.logp).abs()[rollouts.mask].max()),
                          "objective/value": updates[0].value, "grad/norm": updates[0].norm,
-                         "optimizer/lr": config.learning_rate(step)}
+                         "optimizer/lr": config.learning_rate(step), "optimizer/updates": len(updates)}
+                line |= brake.metrics()
             if look is not None:
                 line |= look.metrics(rollouts, w, clock.spent)
                 record.save_reading(step, look.arrays(rollouts, w))
@@ -144,8 +161,10 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             ends = step + 1 == config.steps or 0 < config.rollouts <= spent or stop()
             if ends or (step + 1) % config.checkpoint_every == 0:
                 with record.checkpoint(step + 1) as folder:
-                    save_checkpoint(folder, policy, optimizer, {"step": step + 1, "problems": used, "spent": spent,
-                                                                "before": before}, critic)
+                    state: Metrics = {"step": step + 1, "problems": used, "spent": spent, "before": before}
+                    if probe is not None and probe.clipping is not None:
+                        state["norms"] = list(probe.clipping.extent)
+                    save_checkpoint(folder, policy, optimizer, state, critic)
             yield {"step": step} | line
             if ends:
                 break
@@ -190,9 +209,23 @@ class Update:
     """The gradient's norm before it was clipped."""
 
 
-def take_step(policy: Policy, optimizer: torch.optim.Optimizer, method: Method, config: Config, part: Rollouts,
-              prompts: Sequence[Sequence[int]], credit: Tensor, rows: Tensor, lens: Lens | None = None) -> Update:
-    """One optimiser step on −J: ∇J = Σ_it w_it ∇log π_it, micro-batch by micro-batch, under the lens if any."""
+@dataclass(frozen=True)
+class Sight:
+    """A minibatch before its step: log π, w = ∂J/∂log π, and the w that is pulled back."""
+
+    logp: Tensor
+    w: Tensor
+    pulled: Tensor
+
+
+def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part: Rollouts,
+              prompts: Sequence[Sequence[int]], credit: Tensor, rows: Tensor, lens: Lens | None = None,
+              probe: Probe | None = None) -> list[Update]:
+    """One optimiser step on −J: ∇J = Σ_it w_it ∇log π_it, micro-batch by micro-batch, under lens and probe if any.
+
+    The brake may change w and the step; where it wants no step on these rows, the list is empty.
+    """
+    optimizer = brake.optimizer
 
     def forward(chunk: Tensor, grad: bool) -> Tensor:
         chosen = [prompts[i] for i in chunk.tolist()]
@@ -201,9 +234,11 @@ def take_step(policy: Policy, optimizer: torch.optim.Optimizer, method: Method, 
     def weigh(logp: Tensor) -> Tensor:
         return effective_credit(lambda lp: surrogate(method, lp, part, credit), logp)
 
-    def pull(chunk: Tensor, cotangent: Callable[[Tensor], Tensor]) -> None:
+    def pull(chunk: Tensor, cotangent: Callable[[Tensor], Tensor | None]) -> None:
         live = forward(chunk, grad=True)
-        torch.autograd.backward(live, cotangent(live.detach()).to(live.dtype))
+        by = cotangent(live)
+        if by is not None:
+            torch.autograd.backward(live, by.to(live.dtype))
 
     def score(live: Tensor, chunk: Tensor) -> Tensor:
         return part.mask[chunk].to(live.dtype)
@@ -217,34 +252,64 @@ def take_step(policy: Policy, optimizer: torch.optim.Optimizer, method: Method, 
                                                   part.tokens[chunk], part.mask[chunk], config.temperature),
                              part.mask[chunk])
 
-    # With one micro-batch, w comes from the same forward that is pulled back; with several it must come first.
     optimizer.zero_grad(set_to_none=True)
-    seen: dict[str, Tensor] = {}
-    if len(chunks) > 1:
-        parts = [forward(chunk, grad=False) for chunk in chunks]
-        logp = parts[0].new_zeros(credit.shape)
-        for chunk, x in zip(chunks, parts, strict=True):
-            logp[chunk] = x
-        seen = {"logp": logp, "w": weigh(logp)}
+    sight: list[Sight] = []
+    splits = probe is not None and probe.parts is not None and method.has_loss_kl
 
-    def descend(live: Tensor, chunk: Tensor) -> Tensor:
-        if not seen:
-            seen.update(logp=live, w=weigh(live))
-        return -seen["w"][chunk]
+    def look_at(logp: Tensor) -> bool:
+        """The whole minibatch at once: what the objective says, and what the brake makes of it."""
+        if not brake.goes_on(logp, rows):
+            return False
+        w = weigh(logp)
+        sight.append(Sight(logp, w, brake.reweigh(w, logp, rows)))
+        return True
+
+    # With one micro-batch, w comes from the same forward that is pulled back; with several it must come first.
+    if len(chunks) > 1 or splits:
+        parts = [forward(chunk, grad=False) for chunk in chunks]
+        whole = parts[0].new_zeros(credit.shape)
+        for chunk, x in zip(chunks, parts, strict=True):
+            whole[chunk] = x
+        if not look_at(whole):
+            return []
+    if splits:
+        bare = method.but(name=method.name, beta=0.0)
+        kl = sight[0].w - effective_credit(lambda lp: surrogate(bare, lp, part, credit), sight[0].logp)
+        for chunk in chunks:
+            pull(chunk, lambda live, chunk=chunk: -(sight[0].pulled - kl)[chunk])  # type: ignore[misc]
+        rewards = {p: torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in policy.trainable().values()}
+        optimizer.zero_grad(set_to_none=True)
+
+    def descend(live: Tensor, chunk: Tensor) -> Tensor | None:
+        if not sight and not look_at(live.detach()):
+            return None
+        if probe is not None:
+            probe.see(live, rows[chunk])
+        return -sight[0].pulled[chunk]
 
     for chunk in chunks:
         run = partial(pull, chunk, partial(descend, chunk=chunk))
         run() if lens is None else lens.watch(rows[chunk], run)
-    value = float(surrogate(method, seen["logp"], part, credit))
+    if not sight:
+        return []
+    value = float(surrogate(method, sight[0].logp, part, credit))
     if lens is not None and config.scope == "full":
         lens.before_update()
     parameters = list(policy.trainable().values())
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm or torch.inf)
-    if not bool(torch.isfinite(norm)):
-        raise CreditscopeError(f"the gradient's norm is {norm.item()}; the run's record is whole up to the step "
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm or torch.inf))
+    if not math.isfinite(norm):
+        raise CreditscopeError(f"the gradient's norm is {norm}; the run's record is whole up to the step "
                                f"before. Lower --lr, set --clip-norm, or use --dtype float32")
-    optimizer.step()
-    return Update(rows, seen["w"], seen["logp"], value, float(norm))
+    clipped = 1.0 if config.clip_norm is None else clip_factor(norm, config.clip_norm)
+    if probe is not None:
+        if probe.clipping is not None:
+            probe.clipping.norms.append(norm)
+        if probe.parts is not None:
+            probe.parts.update({p: rewards[p] * clipped for p in parameters} if splits else
+                               {p: p.grad for p in parameters if p.grad is not None})
+    order = torch.cat(chunks).argsort()
+    brake.step(lambda: torch.cat([forward(chunk, grad=False) for chunk in chunks])[order], clipped)
+    return [Update(rows, sight[0].w, sight[0].logp, value, norm)]
 
 
 def micro_batches(group: Tensor, parts: int) -> list[Tensor]:
@@ -283,7 +348,29 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
     parameters = list(policy.trainable().values())
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay)
+    family = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return family(parameters, config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay)
+
+
+def make_probe(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Probe | None:
+    """The probe of --probe. The part of the gradient that does not scale with reward is followed by `full` alone:
+    a KL term takes a pass of its own to tell apart."""
+    if config.probe == "off":
+        return None
+    apart = config.row.has_loss_kl or (config.weight_decay > 0 and config.optimizer != "adamw")
+    parts = RewardParts(optimizer) if config.probe == "full" and apart else None
+    clipping = None if config.clip_norm is None else Clipping(config.clip_norm)
+    return Probe(optimizer, policy.trainable().items(), config.probe, config.probe_every, clipping, parts)
+
+
+def log_probs(policy: Policy, batch: Batch, rollouts: Rollouts, config: Config) -> Tensor:
+    """(B, T) log π of the batch under the present weights."""
+    out = torch.zeros_like(rollouts.logp)
+    for chunk in micro_batches(rollouts.group, config.accumulate):
+        prompts = [batch.prompts[i] for i in chunk.tolist()]
+        out[chunk] = token_logp(policy, prompts, rollouts.tokens[chunk], rollouts.mask[chunk], config.temperature,
+                                grad=False).to(out.dtype)
+    return out
 
 
 def make_critic(policy: Policy, config: Config, estimator: Chosen) -> Critic:
@@ -293,7 +380,7 @@ def make_critic(policy: Policy, config: Config, estimator: Chosen) -> Critic:
 
 
 def restore(record: Record, policy: Policy, optimizer: torch.optim.Optimizer,
-            critic: Critic | None) -> tuple[int, int, int, int]:
+            critic: Critic | None, probe: Probe | None) -> tuple[int, int, int, int]:
     """Go back to the newest checkpoint, or to the start: (steps done, problems used, rollouts spent, and before)."""
     kept = record.checkpoints()
     if not kept:
@@ -301,6 +388,12 @@ def restore(record: Record, policy: Policy, optimizer: torch.optim.Optimizer,
         return 0, 0, 0, 0
     state = load_checkpoint(record.checkpoint_path(kept[-1]), policy, optimizer, critic)
     record.rewind(state["step"])
+    if probe is not None:
+        probe.batches = state["step"]
+        if probe.clipping is not None:
+            # A checkpoint of a run that was not probed does not know its norms: they may have been anything.
+            low, high, count = state.get("norms", (0.0, math.inf, 10**9))
+            probe.clipping.before = float(low), float(high), int(count)
     spent = state.get("spent", sum(line["rollouts/sampled"] for line in record.steps() if "rollouts/sampled" in line))
     return state["step"], state["problems"], spent, state.get("before", spent)
 
