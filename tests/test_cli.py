@@ -44,6 +44,20 @@ def test_one_method_shows_equation_diff_citations_and_properties(capsys: pytest.
         assert text in out
 
 
+def test_a_method_says_what_its_loss_shows_before_anything_has_moved(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, formula, words in (("grpo", "J = 0", "A loss of 0 is what this method shows at ratio 1"),
+                                 ("dapo", "J = Σ_i A_i·L_i/ΣL", "good answers are longer than bad ones"),
+                                 ("cispo", "J = Σ_it 1/ΣL · A_i·log π_it", "how likely good and bad answers are")):
+        assert run("methods", name) == 0
+        out = capsys.readouterr().out
+        assert f"at ratio 1  {formula}\n" in out
+        assert words in out
+        assert run("methods", name, "--json") == 0
+        law = json.loads(capsys.readouterr().out)["at_ratio_one"]
+        assert law["formula"] == formula
+        assert words in law["sentence"]
+
+
 def test_dialects_are_listed_and_found_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("methods", "--dialects", "--json") == 0
     assert "trl_cispo" in json.loads(capsys.readouterr().out)
@@ -96,7 +110,7 @@ def test_an_unknown_estimator_is_exit_code_2_with_the_nearest_name(capsys: pytes
     assert "unknown credit 'gea'; did you mean 'gae'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["compare", "credit"])
+@pytest.mark.parametrize("verb", ["compare", "credit", "optimizer"])
 def test_help_shows_commands_to_copy(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(verb, "--help") == 0
     assert f"\n  creditscope {verb} " in capsys.readouterr().out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import pytest
 
 from creditscope import CreditscopeError, figures
 from creditscope.cli import main
-from creditscope.compare import Comparison, area, at, compare, read_folder, verdicts
+from creditscope.compare import KINDS, Comparison, area, at, compare, read_folder, relative_change, verdicts
 from creditscope.intervals import T975, Interval, mean_interval, overlap, paired, quantile
 from creditscope.record import Record
 from creditscope.verbs.compare import Compare, arguments, folder
@@ -48,8 +50,8 @@ def write_run(out: Path, credit: str, seed: int, accuracy: Sequence[float], *, c
             record.append(len(accuracy) - 1, {"eval/accuracy": accuracy[-1]})
 
 
-def compared(out: Path) -> Comparison:
-    return compare(read_folder(out)[0])
+def compared(out: Path, what: str = "credit") -> Comparison:
+    return compare(read_folder(out, KINDS[what])[0], KINDS[what])
 
 
 def run(*args: str) -> int:
@@ -117,13 +119,13 @@ def test_the_mean_along_the_way_stops_at_the_budget() -> None:
 
 def test_a_record_becomes_its_numbers(tmp_path: Path) -> None:
     write_run(tmp_path, "monte_carlo", 3, [0.5, 0.6, 0.8], continuations=32)
-    (found,), unfinished = read_folder(tmp_path)
+    (found,), unfinished = read_folder(tmp_path, KINDS["credit"])
     assert unfinished == []
-    assert (found.credit, found.seed, found.steps, found.spent, found.sampled) == ("monte_carlo", 3, 2, 192, 128)
+    assert (found.name, found.seed, found.steps, found.spent, found.sampled) == ("monte_carlo", 3, 2, 192, 128)
     assert found.points == ((0, 0.5), (96, 0.6), (192, 0.8))  # an evaluation stands before the rollouts of its line
     assert found.seconds == 2 * (4.0 - 1.0 - 0.5)
-    assert (found.effective_rank, found.within, found.dead_credit, found.dead_signal) == (3.0, 0.125, 0.5, 0.75)
-    (line,) = compare([found]).lines
+    assert found.readings == {"effective_rank": 3.0, "within": 0.125, "dead_credit": 0.5, "dead_signal": 0.75}
+    (line,) = compare([found], KINDS["credit"]).lines
     assert line.accuracy.mean == pytest.approx(0.6 + 0.2 * 32 / 96)
     assert line.continuations == pytest.approx(1 / 3)
     assert line.seconds_per_rollout == pytest.approx(5 / 192)
@@ -134,7 +136,8 @@ def test_a_reading_that_a_run_does_not_have_is_absent(tmp_path: Path) -> None:
         record.append(0, {"eval/accuracy": 0.5, "rollouts/sampled": 128, "rollouts/spent": 128, "time/step": 1.0})
         record.append(1, {"eval/accuracy": 0.5})
     line = compared(tmp_path).lines[0]
-    assert (line.effective_rank, line.within, line.difference, line.accuracy.low) == (None, None, None, None)
+    assert (line.numbers["effective_rank"], line.numbers["within"]) == (None, None)
+    assert (line.difference, line.accuracy.low) == (None, None)
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------
@@ -151,7 +154,8 @@ def seeds_of(out: Path, **ends: Sequence[float]) -> Comparison:
 def test_an_estimator_whose_interval_lies_above_beats_outcome(tmp_path: Path) -> None:
     found = seeds_of(tmp_path, outcome=[0.62, 0.63, 0.64], step_reward=[0.70, 0.71, 0.72], gae=[0.52, 0.53, 0.54])
     # half of each interval: 4.3027 · 0.01/√3 = 0.0248
-    assert [line.credit for line in found.lines] == ["step_reward", "outcome", "gae"]
+    assert (found.lines[1].difference, found.lines[1].overlaps) == (None, None)
+    assert [line.name for line in found.lines] == ["step_reward", "outcome", "gae"]
     assert verdicts(found) == [
         f"{start}: {numbers} against 63.0 % [60.5, 65.5]; intervals do not overlap" for start, numbers in (
             ("step_reward beats outcome at 128 rollouts", "71.0 % [68.5, 73.5]"),
@@ -315,6 +319,361 @@ def test_the_figure_names_every_estimator_and_needs_no_network(seeds: int, tmp_p
     assert "http" not in svg.replace("http://www.w3.org/", "")
 
 
+# -- brakes ----------------------------------------------------------------------------------------------------------
+
+Step = dict[str, float]
+STILL: Step = {"overshoot/past": 0.0, "optimizer/overshoot": 0.0, "overshoot/kl": 0.001, "optimizer/updates": 4}
+"""A batch after which no token is past its bound: distance and after do not exist."""
+
+
+def passed(past: float, distance: float) -> Step:
+    """A batch after which so many tokens are past their bound, so far on average."""
+    return STILL | {"overshoot/past": past, "overshoot/distance": distance, "optimizer/overshoot": past * distance,
+                    "overshoot/after": 0.5}
+
+
+def brake_settings(brake: str, seed: int, **changes: Any) -> dict[str, Any]:
+    verb = Compare("brake", rollouts=BUDGET, group=4, prompts=4, eval_problems=20, points=2)
+    return asdict(verb._config(brake, seed)) | {"log": []} | changes
+
+
+def write_brake(out: Path, brake: str, seed: int, end: float, steps: Sequence[Step], **changes: Any) -> None:
+    """A run that spends the budget in equal steps with these metrics, and ends at an accuracy of `end`."""
+    with Record.create(out / folder(brake) / f"seed-{seed}", brake_settings(brake, seed, **changes), {}) as record:
+        for step, metrics in enumerate(steps):
+            spent = BUDGET // len(steps)
+            record.append(step, {"eval/accuracy": 0.4, "rollouts/sampled": spent, "rollouts/spent": spent,
+                                 "time/step": 6.0, "time/train": 4.0, "time/probe": 0.5} | metrics)
+        record.append(len(steps), {"eval/accuracy": end})
+
+
+def brakes_of(out: Path, **runs: Sequence[tuple[float, Step]]) -> Comparison:
+    """A comparison of brakes whose runs, seed by seed, end at an accuracy and have the same batch all along."""
+    for brake, seeds in runs.items():
+        for seed, (end, metrics) in enumerate(seeds):
+            write_brake(out, brake, seed, end, [metrics, metrics])
+    return compared(out, "brake")
+
+
+def same(*ends: float, batch: Step) -> list[tuple[float, Step]]:
+    """Seeds that end at these accuracies, all with that batch."""
+    return [(end, batch) for end in ends]
+
+
+NONE = same(0.62, 0.63, 0.64, batch=passed(0.5, 0.25))
+
+
+def test_the_relative_change_is_the_mean_ratio_of_the_pairs_less_one() -> None:
+    # ratios 0.5 and 0.75: mean 0.625, s = 0.25/√2, half = 12.7062·s/√2 = 12.7062·0.125
+    found = relative_change({0: 0.25, 1: 0.75, 7: 9.0}, {0: 0.5, 1: 1.0, 8: 9.0})
+    assert found is not None
+    assert (found.mean, found.n) == (pytest.approx(-0.375, abs=1e-12), 2)
+    assert found.high == pytest.approx(-0.375 + 12.7062 * 0.125, abs=1e-12)
+    assert found.low == pytest.approx(-0.375 - 12.7062 * 0.125, abs=1e-12)
+
+
+def test_there_is_no_relative_change_to_nothing() -> None:
+    assert relative_change({0: 0.25, 1: 0.0}, {0: 0.0, 1: 0.5}) == Interval(-1.0, None, None, 1)
+    assert relative_change({0: 0.25}, {0: 0.0}) is None
+    assert relative_change({0: 0.25}, {1: 0.25}) is None
+
+
+def test_the_record_of_a_brake_becomes_its_numbers(tmp_path: Path) -> None:
+    write_brake(tmp_path, "recall", 3, 0.6, [passed(0.25, 0.5), STILL | {"optimizer/updates": 2}])
+    (found,), _ = read_folder(tmp_path, KINDS["brake"])
+    assert (found.name, found.seed, found.end) == ("recall", 3, 0.6)
+    # means over the two steps; distance and after over the one that has a token past
+    assert found.readings == {"past": 0.125, "distance": 0.5, "overshoot": 0.0625, "after": 0.5, "kl": 0.001,
+                              "updates": 3.0, "train": 4.0}
+    assert found.seconds == 2 * (6.0 - 0.5)  # the probe's own passes are no cost of the brake
+
+
+def test_a_run_that_is_older_than_brakes_had_none(tmp_path: Path) -> None:
+    write_brake(tmp_path, "none", 0, 0.5, [STILL])
+    file = next(tmp_path.glob("*/seed-0/run.json"))
+    stored = json.loads(file.read_text())
+    del stored["config"]["brake"]
+    file.write_text(json.dumps(stored))
+    assert [line.name for line in compared(tmp_path, "brake").lines] == ["none"]
+
+
+def test_a_brake_is_set_beside_none_seed_by_seed(tmp_path: Path) -> None:
+    found = brakes_of(tmp_path, none=[(0.5, passed(0.5, 0.25)), (0.5, passed(0.25, 0.5)), (0.5, passed(0.5, 1.0))],
+                      recall=[(0.60, passed(0.25, 0.125)), (0.62, passed(0.25, 0.125)), (0.70, passed(0.25, 0.25))])
+    line, base = found.lines
+    assert (line.name, base.name) == ("recall", "none")
+    # distance: ratios 0.5, 0.25, 0.25; s² = (4 + 1 + 1)/144/2 = 1/48; half = 4.3027·√(1/48)/√3 = 4.3027/12
+    assert line.numbers["distance_change"].mean == pytest.approx(-2 / 3, abs=1e-12)
+    assert line.numbers["distance_change"].high == pytest.approx(-2 / 3 + 4.3027 / 12, abs=1e-12)
+    # overshoot: 0.03125/0.125, 0.03125/0.125, 0.0625/0.5 = 0.25, 0.25, 0.125
+    assert line.numbers["overshoot_change"].mean == pytest.approx(0.625 / 3 - 1, abs=1e-12)
+    assert line.numbers["past"] == Interval(0.25, 0.25, 0.25, 3)
+    assert line.seconds_per_rollout == pytest.approx(3 * 2 * 5.5 / (3 * 128), abs=1e-12)
+    assert (base.numbers["distance_change"], base.numbers["overshoot_change"], base.difference) == (None, None, None)
+
+
+@pytest.mark.parametrize(("ends", "square", "worst"), [
+    ((0.60, 0.62, 0.70), 0.0028, 0.60),  # mean 0.64: (0.0016 + 0.0004 + 0.0036)/2
+    ((0.7, 0.5), 0.02, 0.5),  # mean 0.6: (0.01 + 0.01)/1
+    ((0.5, 0.5, 0.5, 0.9), 0.04, 0.5),  # mean 0.6: (3·0.01 + 0.09)/3
+])
+def test_the_spread_is_the_std_over_seeds_and_the_worst_is_the_lowest(
+        ends: Sequence[float], square: float, worst: float, tmp_path: Path) -> None:
+    numbers = brakes_of(tmp_path, none=same(*ends, batch=STILL)).lines[0].numbers
+    assert numbers["spread"] == pytest.approx(math.sqrt(square), abs=1e-12)
+    assert numbers["worst"] == worst
+
+
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+    line = brakes_of(tmp_path, none=[(0.5, STILL)]).lines[0]
+    assert (line.numbers["spread"], line.numbers["worst"], line.numbers["distance"]) == (None, 0.5, None)
+
+
+def test_a_brake_that_halves_is_said_to_with_what_it_does_to_accuracy(tmp_path: Path) -> None:
+    found = brakes_of(tmp_path, none=NONE, recall=same(0.63, 0.62, 0.64, batch=passed(0.25, 0.0625)),
+                      shorten=same(0.59, 0.60, 0.61, batch=passed(0.125, 0.25)),
+                      restart=same(0.64, 0.65, 0.66, batch=passed(0.25, 0.0625)))
+    # recall less none: 0.01, −0.01, 0: half = 4.3027·0.01/√3 = 0.0248
+    assert verdicts(found) == [
+        "restart cuts the distance and the overshoot past the bound at least by half: distance -75 % [-75, -75], "
+        "overshoot -88 % [-88, -88]; accuracy gained: +2.0 [+2.0, +2.0] points",
+        "recall cuts the distance and the overshoot past the bound at least by half: distance -75 % [-75, -75], "
+        "overshoot -88 % [-88, -88]; accuracy within intervals: +0.0 [-2.5, +2.5] points",
+        "shorten cuts the overshoot past the bound at least by half: distance +0 % [+0, +0], overshoot -75 % "
+        "[-75, -75]; accuracy lost: -3.0 [-3.0, -3.0] points"]
+
+
+@pytest.mark.parametrize(("ratios", "said", "halves"), [
+    # half of each interval: 4.3027·0.1/√3 = 0.248
+    ((0.1, 0.2, 0.3), "-80 % [-105, -55]", True),
+    ((0.2, 0.3, 0.4), "-70 % [-95, -45]", False),
+    ((0.25, 0.35, 0.45), "-65 % [-90, -40]", False),
+    ((0.3, 0.4, 0.5), "-60 % [-85, -35]", False),
+    ((0.5, 0.6, 0.7), "-40 % [-65, -15]", False),
+    ((0.5, 0.5, 0.5), "-50 % [-50, -50]", False),
+])
+def test_a_brake_halves_only_where_its_whole_interval_lies_below_half(ratios: Sequence[float], said: str, halves: bool,
+                                                                      tmp_path: Path) -> None:
+    found = brakes_of(tmp_path, none=NONE, recall=[(0.62 + 0.01 * i, passed(0.5, 0.25 * ratio))
+                                                   for i, ratio in enumerate(ratios)])
+    assert verdicts(found) == ([
+        f"recall cuts the distance and the overshoot past the bound at least by half: distance {said}, overshoot "
+        f"{said}; accuracy within intervals: +0.0 [+0.0, +0.0] points"] if halves else [
+        f"no brake is known to cut the {measure} past the bound by half: nearest comes recall, {said}"
+        for measure in ("distance", "overshoot")])
+
+
+@pytest.mark.parametrize(("ends", "accuracy"), [
+    ((0.52, 0.53, 0.54), "lost at 128 rollouts: 53.0 % [50.5, 55.5] against 63.0 % [60.5, 65.5], paired by seed -10.0 "
+                         "[-10.0, -10.0] points"),
+    # The intervals of the means overlap; the pairs differ by 0.01 all.
+    ((0.61, 0.62, 0.63), "lost at 128 rollouts: 62.0 % [59.5, 64.5] against 63.0 % [60.5, 65.5], paired by seed -1.0 "
+                         "[-1.0, -1.0] points"),
+    ((0.72, 0.73, 0.74), "gained at 128 rollouts: 73.0 % [70.5, 75.5] against 63.0 % [60.5, 65.5], paired by seed "
+                         "+10.0 [+10.0, +10.0] points"),
+    # less none: −0.02, 0, 0.01
+    ((0.60, 0.63, 0.65), None),
+])
+def test_accuracy_is_lost_or_gained_where_the_paired_interval_leaves_zero_out(
+        ends: Sequence[float], accuracy: str | None, tmp_path: Path) -> None:
+    found = brakes_of(tmp_path, none=NONE, kl_stop=same(*ends, batch=passed(0.4, 0.2)))
+    said = [f"kl_stop: accuracy {accuracy}"] if accuracy else []
+    assert verdicts(found)[:-2] == said
+
+
+@pytest.mark.parametrize(("recall", "kl_stop", "nearest"), [
+    (0.15, 0.2, "recall, -40 % [-40, -40]"), (0.25, 0.2, "kl_stop, -20 % [-20, -20]"),
+    (0.3, 0.4, "recall, +20 % [+20, +20]"),
+])
+def test_the_nearest_of_those_that_do_not_halve_is_named(recall: float, kl_stop: float, nearest: str,
+                                                         tmp_path: Path) -> None:
+    found = brakes_of(tmp_path, none=NONE, recall=same(0.62, 0.63, 0.64, batch=passed(0.5, recall)),
+                      kl_stop=same(0.62, 0.63, 0.64, batch=passed(0.5, kl_stop)))
+    assert verdicts(found) == [f"no brake is known to cut the {measure} past the bound by half: nearest comes {nearest}"
+                               for measure in ("distance", "overshoot")]
+
+
+def test_a_brake_that_leaves_nothing_past_the_bound_has_no_distance_and_cuts_all_of_the_overshoot(
+        tmp_path: Path) -> None:
+    found = brakes_of(tmp_path, none=NONE, shorten=same(0.62, 0.63, 0.64, batch=STILL))
+    assert verdicts(found) == ["shorten cuts the overshoot past the bound at least by half: overshoot -100 % [-100, "
+                               "-100]; accuracy within intervals: +0.0 [+0.0, +0.0] points"]
+
+
+NOT_JUDGED = ("overshoot is not judged: in fewer than 3 shared seeds a token of none went past its bound; give more "
+              "seeds, or raise --inner-steps or --lr")
+
+
+@pytest.mark.parametrize(("batch", "message"), [
+    ({}, "overshoot was not read in these runs; train with --probe light --probe-every 1"),
+    (STILL, NOT_JUDGED),
+])
+def test_where_there_is_no_overshoot_the_verdict_says_why(batch: Step, message: str, tmp_path: Path) -> None:
+    found = brakes_of(tmp_path, none=same(0.6, 0.6, 0.6, batch=batch), recall=same(0.6, 0.6, 0.6, batch=batch))
+    assert verdicts(found) == [message]
+
+
+@pytest.mark.parametrize("seeds", [0, 1, 2])
+def test_fewer_than_three_seeds_past_the_bound_do_not_judge_a_brake(seeds: int, tmp_path: Path) -> None:
+    none = [*NONE[:seeds], *same(0.62, 0.63, 0.64, batch=STILL)[seeds:]]
+    found = brakes_of(tmp_path, none=none, recall=same(0.62, 0.63, 0.64, batch=passed(0.1, 0.01)))
+    assert verdicts(found) == [NOT_JUDGED]
+
+
+@pytest.mark.parametrize(("runs", "message"), [
+    ({"none": NONE[:2], "recall": NONE[:2]}, "undecided: 2 seeds of a brake cannot tell luck from what it does; give"),
+    ({"recall": NONE}, "none was not run, so nothing is compared with it; name it too"),
+    ({"none": NONE}, "none alone: 63.0 % [60.5, 65.5] at 128 rollouts; name another brake to compare it with"),
+])
+def test_what_cannot_be_said_of_brakes_is_not(runs: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (said,) = verdicts(brakes_of(tmp_path, **runs))
+    assert said.startswith(message)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 2])
+def test_brakes_that_share_fewer_than_three_seeds_are_not_compared(shared: int, tmp_path: Path) -> None:
+    for seed in range(3):
+        write_brake(tmp_path, "none", seed, 0.6, [passed(0.5, 0.25)])
+        write_brake(tmp_path, "recall", seed + 3 - shared, 0.5, [passed(0.5, 0.01)])
+    assert verdicts(compared(tmp_path, "brake")) == ["recall shares fewer than 3 seeds with none, so the two are not "
+                                                     "compared", NOT_JUDGED]
+
+
+def test_a_seed_does_not_count_twice(tmp_path: Path) -> None:
+    write_brake(tmp_path, "none", 0, 0.6, [STILL])
+    shutil.copytree(tmp_path / "none", tmp_path / "copy")
+    with pytest.raises(CreditscopeError, match="are both seed 0 of none, which would count twice; take one of them"):
+        compared(tmp_path, "brake")
+
+
+@pytest.mark.parametrize(("what", "other", "message"), [
+    ("brake", {"credit": "salt"}, "credit is 'salt', not None"), ("brake", {"inner_steps": 2}, "inner_steps is 2"),
+    ("brake", {"probe_every": 10}, "probe_every is 10"), ("credit", {}, "brake is 'recall', not 'none'"),
+])
+def test_runs_that_differ_in_more_than_the_brake_are_not_compared(what: str, other: dict[str, Any], message: str,
+                                                                  tmp_path: Path) -> None:
+    write_brake(tmp_path, "none", 0, 0.6, [STILL])
+    write_brake(tmp_path, "recall", 1, 0.6, [STILL], **other)
+    with pytest.raises(CreditscopeError, match=f"cannot be compared: {message}"):
+        compared(tmp_path, what)
+
+
+def test_a_run_is_trained_as_its_kind_asks() -> None:
+    brake, credit = Compare("brake")._config("shorten,share=0.02", 1), Compare("credit")._config("salt", 1)
+    assert (brake.brake, brake.credit, brake.inner_steps, brake.scope) == ("shorten,share=0.02", None, 4, "off")
+    assert (brake.probe, brake.probe_every) == ("light", 1)  # the account of every batch is closed
+    assert (credit.brake, credit.credit, credit.inner_steps, credit.scope) == ("none", "salt", 1, "light")
+    assert credit.probe == "off"
+    assert Compare("credit", inner_steps=2)._config("salt", 1).inner_steps == 2
+    words = arguments(brake, Path("here"))
+    assert words[words.index("--brake") + 1] == "shorten,share=0.02"
+    assert {"--inner-steps", "--probe-every"} <= set(words)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_credit_runs_may_have_been_probed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, "outcome", 0, [0.5, 0.5, 0.5], probe="light", probe_every=10)
+    assert run("compare", "credit", "outcome", "--seeds", "1", "--out", str(tmp_path), "--json", *SMALL) == 0
+    assert json.loads(capsys.readouterr().out)["lines"][0]["credit"] == "outcome"
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_the_page_of_brakes_has_its_columns_and_says_mu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    brakes_of(tmp_path, none=NONE, recall=same(0.63, 0.62, 0.64, batch=passed(0.25, 0.0625)))
+    assert run("compare", "brake", "--no-run", "--out", str(tmp_path)) == 0
+    shown = capsys.readouterr().out
+    assert f"wrote {tmp_path}: table.md, table.json" in shown
+    assert f"Next: creditscope compare brake --no-run --out {tmp_path}" in shown
+    page = (tmp_path / "table.md").read_text()
+    assert page.startswith("# Brakes at 128 rollouts\n\n**recall cuts the distance and the overshoot past")
+    assert "method grpo, R = 4, P = 4, μ = 4, learning rate 0.0001, 3 seeds, 20 test problems" in page
+    assert "| recall | 3 | 63.0 % [60.5, 65.5] | +0.0 [-2.5, +2.5] | yes | 1.0 | 62.0 % | 4.0 ± 0.0 | 4.00 ± 0.00 |" \
+        in page
+    assert ("| recall | 25.0 ± 0.0 % | 0.062 ± 0.000 | -75 % [-75, -75] | 0.0156 ± 0.0000 | -88 % [-88, -88] | "
+            "50 ± 0 % | 0.0010 ± 0.0000 |") in page
+    lines = {line["brake"]: line for line in json.loads((tmp_path / "table.json").read_text())["lines"]}
+    assert lines["recall"]["distance_change"]["mean"] == pytest.approx(-0.75, abs=1e-12)
+    assert lines["recall"]["worst"] == 0.62
+    assert lines["recall"]["seconds"]["mean"] == 11.0
+    assert lines["none"]["distance_change"] is None
+    assert "| none | 3 | 63.0 % [60.5, 65.5] |  |  | 1.0 |" in page
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_page_of_credit_says_mu_where_it_is_not_one(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", "outcome", 0, [0.5, 0.5, 0.5])
+    write_run(tmp_path / "two", "outcome", 0, [0.5, 0.5, 0.5], inner_steps=2)
+    pages = []
+    for name in ("one", "two"):
+        assert run("compare", "credit", "--no-run", "--out", str(tmp_path / name), "--json") == 0
+        pages.append((tmp_path / name / "table.md").read_text())
+    assert "P = 4, learning rate" in pages[0]
+    assert "--inner-steps" not in pages[0]
+    assert "P = 4, μ = 2, learning rate" in pages[1]
+    assert "--inner-steps 2" in pages[1]
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("inner_steps", [4, 8])
+def test_the_command_in_a_page_of_brakes_makes_the_page_wherever_the_folder_is(
+        inner_steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for seed in range(2):
+        for brake in ("none", "shorten,share=0.02"):
+            write_brake(old, brake, seed, 0.6 + 0.01 * seed, [passed(0.5, 0.25)], inner_steps=inner_steps)
+    assert run("compare", "brake", "--no-run", "--out", str(old), "--json") == 0
+    page = (old / "table.md").read_text()
+    words = shlex.split(json.loads(capsys.readouterr().out)["command"])
+    assert words[:3] == ["creditscope", "compare", "brake"]
+    shutil.move(old, new)
+    assert run("compare", "brake", "--no-run", "--out", str(new), "--json") == 0
+    assert (new / "table.md").read_text() == page
+    (new / "table.md").unlink()
+    assert run(*words[1:], "--out", str(new), "--json") == 0
+    assert (new / "table.md").read_text() == page
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(("args", "message"), [
+    (("recal",), "unknown brake 'recal'; did you mean 'recall'?"),
+    (("shorten,shares=0.1",), "unknown option of brake 'shorten': 'shares'; did you mean 'share'?"),
+    (("shorten,share=2",), "option share of brake 'shorten' must be a finite number in 0 .. 1, got 2"),
+    (("none", "none"), "brake 'none' is named twice; name each brake once"),
+    (("recall", "--method", "reinforce"), "--brake recall: method 'reinforce' has no bound"),
+    (("none", "--inner-steps", "0"), "--inner-steps must be at least 1, got 0"),
+    (("--no-run",), "holds no finished run"),
+])
+def test_a_bad_brake_is_one_sentence_before_any_run_starts(args: tuple[str, ...], message: str, tmp_path: Path,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compare", "brake", *args, "--out", str(tmp_path / "new")) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_names_every_brake_is_asked_for_in_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch,
+                                                                       tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = Compare("brake", seeds=1)._asked()
+    assert list(asked) == [Path("runs/brakes") / name / "seed-0"
+                           for name in ("none", "recall", "shorten", "restart", "kl_stop")]
+    assert next(iter(Compare("credit")._asked())) == Path("runs/compare/outcome/seed-0")
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_figure_of_brakes_names_each_in_both_panels_and_what_they_measure(seeds: int, tmp_path: Path) -> None:
+    pytest.importorskip("altair")
+    pytest.importorskip("vl_convert")
+    svg = figures.brake_svg(brakes_of(tmp_path, none=NONE[:seeds], shorten=same(*[0.6] * seeds, batch=STILL)))
+    assert svg.startswith("<svg")
+    assert svg.count(">shorten<") == svg.count(">none<") == 2  # also where it has no distance
+    assert "Distance past the bound, μ = 4" in svg
+    assert "nats, mean of the tokens past it" in svg
+    assert "accuracy on unseen problems at 128 rollouts" in svg
+    assert "http" not in svg.replace("http://www.w3.org/", "")
+
+
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
@@ -409,6 +768,27 @@ def test_two_estimators_are_trained_compared_and_used_again(tmp_path: Path,
     assert run(*args, "--json") == 0
     assert json.loads(capsys.readouterr().out) == first
     assert time.monotonic() - begin < 20  # no training
+
+
+@pytest.mark.slow
+def test_two_brakes_are_trained_compared_and_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("compare", "brake", "none", "shorten,share=0", "--seeds", "1", "--out", str(tmp_path), *TINY, "--rollouts",
+            "32", "--inner-steps", "2", "--lr", "1e-3")
+    assert run(*args, "--json") == 0
+    first = json.loads(capsys.readouterr().out)
+    none, shorten = ({line["brake"]: line for line in first["lines"]}[name] for name in ("none", "shorten,share=0"))
+    assert first["failed"] == {}
+    assert none["steps"] == shorten["steps"] == 2
+    assert none["updates"]["mean"] == 2
+    assert none["overshoot"]["mean"] > 0
+    assert none["past"]["mean"] > 0
+    # No token may stand past its bound: nothing is left of the overshoot, and there is no distance.
+    assert shorten["overshoot"]["mean"] == 0
+    assert (shorten["overshoot_change"]["mean"], shorten["distance"]) == (-1, None)
+    assert shorten["kl"]["mean"] < none["kl"]["mean"]
+    assert none["curve"][0] == shorten["curve"][0]  # the same start
+    assert run(*args, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == first
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ SRC = Path(creditscope.__file__).parent
 # Lowest first. A module may import creditscope modules from its own layer or from lower ones.
 LAYERS = [
     {"errors"},
+    {"options"},
     {"method", "rollouts", "groups", "jsonlines", "intervals"},
     {"methods", "rollouts_jsonl", "record", "microscope"},
     {"dialects"},
@@ -23,9 +24,10 @@ LAYERS = [
     {"advantages"},
     {"credit"},
     {"weights", "ratios"},
+    {"edges"},
     {"penalties", "metrics"},
     {"objective"},
-    {"describe", "properties"},
+    {"describe", "properties", "progress", "prefix_bias", "optimizer"},
     {"tasks"},
     {"exactness"},
     {"compare"},
@@ -36,9 +38,9 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-NO_TORCH = {"errors", "method", "methods", "dialects", "describe", "record", "microscope.spectrum",
-            "microscope.geometry", "credit", "credit.table", "credit.choice", "tasks", "lab.config",
-            "intervals", "compare", "figures", "cli"}
+NO_TORCH = {"errors", "options", "method", "methods", "dialects", "describe", "record", "intervals", "progress",
+            "compare", "figures", "microscope.spectrum", "microscope.geometry", "optimizer", "optimizer.table",
+            "credit", "credit.table", "credit.choice", "tasks", "lab.config", "verbs.optimizer", "cli"}
 
 
 def modules() -> list[Path]:

@@ -18,13 +18,16 @@ from creditscope.verbs.demo import Demo
 from creditscope.verbs.env import Env
 from creditscope.verbs.localise import Localise
 from creditscope.verbs.methods import Methods
+from creditscope.verbs.optimizer import Optimizer
+from creditscope.verbs.prefix import Prefix
 from creditscope.verbs.scope import Scope
 from creditscope.verbs.train import Train
 
 DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
 
 VERBS: dict[str, type[Any]] = {"demo": Demo, "train": Train, "compare": Compare, "localise": Localise, "scope": Scope,
-                               "methods": Methods, "credit": Credit, "env": Env}
+                               "prefix": Prefix, "optimizer": Optimizer, "methods": Methods, "credit": Credit,
+                               "env": Env}
 
 
 def verbs(asked: str) -> Any:

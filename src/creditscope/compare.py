@@ -2,15 +2,17 @@
 
 A run spends rollouts at its own pace: a step of Monte Carlo credit costs many times a step of outcome credit. So runs
 are compared by what they have spent: accuracy is known at the evaluations, (rollouts spent until then, accuracy), and
-is a straight line between them.
+is a straight line between them. What differs between the runs, credit or brake, is a row of `KINDS`.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,16 +21,52 @@ from creditscope.catalogue import find
 from creditscope.credit.choice import parse
 from creditscope.errors import CreditscopeError
 from creditscope.intervals import Interval, mean_interval, overlap, paired
+from creditscope.optimizer.table import BRAKES, parse_brake
 from creditscope.record import Record
 
 ENOUGH = 3
-"""Seeds below which no estimator is said to beat another."""
-BASELINE = "outcome"
-"""Whom every estimator is compared with."""
-OWN = frozenset({"credit", "seed"})
-"""Settings in which compared runs differ."""
+"""Seeds below which nothing is said to be better than another."""
+MEASURES = ("distance", "overshoot")
+"""What a brake is to cut: nats past the bound, mean of the tokens past it, and mean of all bounded tokens."""
+HALF = -0.5
+"""The relative change below which an interval must lie, for a brake to cut at least by half."""
 FREE = frozenset({"log", "checkpoint_every", "keep_every"})
 """Settings that change no result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What differs between compared runs: how they are named, trained, read and judged."""
+
+    setting: str
+    """Of `train`; the runs differ in it and in the seed, and in nothing else."""
+    noun: str
+    luck: str
+    """What two seeds cannot tell from luck."""
+    default: tuple[str, ...]
+    """Names to compare where none are given."""
+    baseline: str
+    """Whom every other one is compared with."""
+    name: Callable[[Mapping[str, Any]], str]
+    """A run's, by its settings; one that could not be is refused."""
+    readings: Mapping[str, str]
+    """A number of a run -> the metric whose mean over the run's steps it is."""
+    more: Callable[[Sequence[Run], Sequence[Run]], dict[str, Any]]
+    """(runs of one name, runs of the baseline) -> numbers of a line besides the means of its readings."""
+    judge: Callable[[Comparison, Line, Sequence[Line]], list[str]]
+    """(comparison, baseline, the others) -> what the numbers say, where there are enough seeds."""
+    inner_steps: int
+    scope: str
+    probe: Mapping[str, Any]
+    """Settings of the probe that the runs are trained with."""
+    free: frozenset[str] = FREE
+    """Settings that change no number of the page."""
+    out: str
+    """Where the runs go, unless told."""
+
+    @property
+    def one(self) -> str:
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
 
 
 @dataclass(frozen=True)
@@ -36,7 +74,7 @@ class Run:
     """A finished run in the numbers that are compared."""
 
     path: Path
-    credit: str
+    name: str
     seed: int
     settings: Mapping[str, Any]
     points: tuple[tuple[int, float], ...]
@@ -46,15 +84,18 @@ class Run:
     sampled: int
     """Rollouts of the batches; the rest of `spent` are continuations that were sampled for values."""
     seconds: float
-    """Wall time of the steps, without evaluations and without the microscope's readings."""
-    effective_rank: float | None
-    within: float | None
-    dead_credit: float | None
-    dead_signal: float | None
+    """Wall time of the steps, without evaluations and without the readings of microscope and probe."""
+    readings: Mapping[str, float]
+    """Means over the steps that have the metric; what no step has is absent."""
 
     @property
     def budget(self) -> int:
         return int(self.settings["rollouts"])
+
+    @property
+    def end(self) -> float:
+        """Accuracy at the end of the budget."""
+        return at(self.points, [self.budget])[0]
 
 
 def is_finished(record: Record) -> bool:
@@ -63,7 +104,7 @@ def is_finished(record: Record) -> bool:
     return bool(steps) and "eval/accuracy" in steps[-1] and "rollouts/spent" not in steps[-1]
 
 
-def read_run(record: Record) -> Run:
+def read_run(record: Record, kind: Kind) -> Run:
     """The numbers of a finished run. Evaluations stand on the line of the step that follows them."""
     config = _checked(record)
     if not config["rollouts"]:
@@ -76,15 +117,16 @@ def read_run(record: Record) -> Run:
             points.append((spent, float(line["eval/accuracy"])))
         spent += line.get("rollouts/spent", 0)
     trained = [line for line in lines if "rollouts/spent" in line]
-    seconds = sum(line["time/step"] - line.get("time/eval", 0.0) - line.get("time/scope", 0.0) for line in trained)
-    return Run(record.path, _estimator(config), config["seed"], config, tuple(points), len(trained),
-               spent, sum(line["rollouts/sampled"] for line in trained), seconds,
-               _mean(trained, "gram/group/effective_rank"), _mean(trained, "credit/within"),
-               _mean(trained, "credit/dead_groups"), _mean(trained, "signal/dead_groups"))
+    seconds = sum(line["time/step"] - sum(line.get(f"time/{part}", 0.0) for part in ("eval", "scope", "probe"))
+                  for line in trained)
+    means = {name: _mean(trained, metric) for name, metric in kind.readings.items()}
+    return Run(record.path, kind.name(config), config["seed"], config, tuple(points), len(trained), spent,
+               sum(line["rollouts/sampled"] for line in trained), seconds,
+               {name: mean for name, mean in means.items() if mean is not None})
 
 
-SETTINGS = {"seed": int, "rollouts": int, "group": int, "prompts": int, "eval_problems": int, "lr": float, "model": str,
-            "task": str, "method": str}
+SETTINGS = {"seed": int, "rollouts": int, "group": int, "prompts": int, "inner_steps": int, "eval_problems": int,
+            "lr": float, "model": str, "task": str, "method": str}
 """What a page is made of, and its kind."""
 
 
@@ -96,24 +138,30 @@ def _checked(record: Record) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float if kind is float else kind):
             raise CreditscopeError(f"{record.path}/run.json: {name} is {value!r:.60}, not a {kind.__name__}; is this a "
                                    f"run of creditscope train?")
-    _estimator(config)
     return config
 
 
-def _estimator(config: dict[str, Any]) -> str:
+def estimator_of(config: Mapping[str, Any]) -> str:
     """The estimator of a run, by the rule of `Config.estimator`; a name that could not be one is refused."""
-    credit = str(config.get("credit") or ("gae" if find(config["method"]).baseline == "external" else BASELINE))
+    credit = str(config.get("credit") or ("gae" if find(config["method"]).baseline == "external" else "outcome"))
     parse(credit)
     return credit
 
 
-def read_folder(out: Path) -> tuple[list[Run], list[Path]]:
+def brake_of(config: Mapping[str, Any]) -> str:
+    """The brake of a run; runs that are older than brakes had none. A name that could not be one is refused."""
+    brake = str(config.get("brake", "none"))
+    parse_brake(brake)
+    return brake
+
+
+def read_folder(out: Path, kind: Kind) -> tuple[list[Run], list[Path]]:
     """(finished runs, folders of unfinished ones) under out/NAME/seed-S."""
     runs, unfinished = [], []
     for found in sorted(out.glob("*/seed-*/run.json")):
         record = Record.open(found.parent)
         if is_finished(record):
-            runs.append(read_run(record))
+            runs.append(read_run(record, kind))
         else:
             unfinished.append(found.parent)
     return runs, unfinished
@@ -176,11 +224,21 @@ def area(points: Sequence[tuple[int, float]], budget: int) -> float:
     return float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum()) / budget
 
 
+def relative_change(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval | None:
+    """The interval of ours/theirs − 1 over the seeds that both have; where theirs is 0 there is no ratio.
+
+    >>> relative_change({0: 0.25, 1: 0.75, 2: 1.0}, {0: 0.5, 1: 1.0, 3: 1.0}).mean  # (0.5 + 0.75)/2 − 1
+    -0.375
+    """
+    seeds = sorted(seed for seed in ours.keys() & theirs.keys() if theirs[seed])
+    return mean_interval([ours[seed] / theirs[seed] - 1 for seed in seeds]) if seeds else None
+
+
 @dataclass(frozen=True)
 class Line:
-    """One estimator over its seeds. What does not exist is None."""
+    """One estimator, or one brake, over its seeds. What does not exist is None."""
 
-    credit: str
+    name: str
     seeds: tuple[int, ...]
     accuracy: Interval
     """At the end of the budget."""
@@ -198,16 +256,15 @@ class Line:
     seconds: Interval
     """Per run."""
     seconds_per_rollout: float
-    effective_rank: Interval | None
-    within: Interval | None
-    dead_credit: Interval | None
-    dead_signal: Interval | None
+    numbers: Mapping[str, Any]
+    """What is read of this kind alone: an interval for each of its readings, and `Kind.more`."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Estimators at an equal number of rollouts, best mean first."""
+    """Estimators, or brakes, at an equal number of rollouts, best mean first."""
 
+    kind: Kind
     settings: Mapping[str, Any]
     budget: int
     grid: tuple[float, ...]
@@ -215,81 +272,152 @@ class Comparison:
 
     @property
     def baseline(self) -> Line | None:
-        return next((line for line in self.lines if line.credit == BASELINE), None)
+        return next((line for line in self.lines if line.name == self.kind.baseline), None)
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
-    """The numbers of a table and a figure. All runs must agree in everything but credit and seed."""
+def compare(runs: Sequence[Run], kind: Kind) -> Comparison:
+    """The numbers of a table and a figure. All runs must agree in everything but the kind's setting and the seed."""
     if not runs:
         raise CreditscopeError("there is no finished run to compare")
     first = runs[0]
     for run in runs[1:]:
-        found = difference(run.settings, first.settings, FREE | OWN)
+        found = difference(run.settings, first.settings, kind.free | {kind.setting, "seed"})
         if found:
             raise CreditscopeError(f"{run.path} and {first.path} cannot be compared: {found}; take one of them out")
     budget = first.budget
     count = max(1, budget // (first.settings.get("eval_rollouts") or budget))
     grid = tuple(budget * k / count for k in range(count + 1))
-    by_credit: dict[str, list[Run]] = {}
+    by_name: dict[str, list[Run]] = {}
+    seen: dict[tuple[str, int], Run] = {}
     for run in runs:
-        by_credit.setdefault(run.credit, []).append(run)
-    ends = {credit: {run.seed: at(run.points, [budget])[0] for run in own} for credit, own in by_credit.items()}
-    lines = [_line(credit, own, ends, grid) for credit, own in by_credit.items()]
-    return Comparison(first.settings, budget, grid, tuple(sorted(lines, key=lambda line: -line.accuracy.mean)))
+        twin = seen.setdefault((run.name, run.seed), run)
+        if twin is not run:
+            raise CreditscopeError(f"{run.path} and {twin.path} are both seed {run.seed} of {run.name}, which would "
+                                   f"count twice; take one of them out")
+        by_name.setdefault(run.name, []).append(run)
+    base = by_name.get(kind.baseline, [])
+    lines = [_line(kind, own, [] if name == kind.baseline else base, grid) for name, own in by_name.items()]
+    return Comparison(kind, first.settings, budget, grid, tuple(sorted(lines, key=lambda line: -line.accuracy.mean)))
 
 
-def _line(credit: str, runs: Sequence[Run], ends: Mapping[str, Mapping[int, float]], grid: Sequence[float]) -> Line:
-    budget = runs[0].budget
+def _line(kind: Kind, runs: Sequence[Run], base: Sequence[Run], grid: Sequence[float]) -> Line:
+    """The runs of one name beside those of the baseline, of which there are none where it was not run, or is this."""
     curves = [at(run.points, grid) for run in runs]
-    accuracy = mean_interval(list(ends[credit].values()))
-    against = ends.get(BASELINE) if credit != BASELINE else None
+    ends, against = ({run.seed: run.end for run in some} for some in (runs, base))
+    accuracy = mean_interval(list(ends.values()))
     spent = sum(run.spent for run in runs)
     return Line(
-        credit, tuple(sorted(run.seed for run in runs)), accuracy,
-        difference=paired(ends[credit], against) if against else None,
+        runs[0].name, tuple(sorted(run.seed for run in runs)), accuracy,
+        difference=paired(ends, against),
         overlaps=overlap(accuracy, mean_interval(list(against.values()))) if against else None,
-        area=mean_interval([area(run.points, budget) for run in runs]),
+        area=mean_interval([area(run.points, run.budget) for run in runs]),
         curve=tuple(mean_interval(column) for column in zip(*curves, strict=True)),
         steps=sum(run.steps for run in runs) / len(runs), spent=spent / len(runs),
         continuations=1 - sum(run.sampled for run in runs) / spent,
         seconds=mean_interval([run.seconds for run in runs]),
         seconds_per_rollout=sum(run.seconds for run in runs) / spent,
-        effective_rank=_over(run.effective_rank for run in runs), within=_over(run.within for run in runs),
-        dead_credit=_over(run.dead_credit for run in runs), dead_signal=_over(run.dead_signal for run in runs))
+        numbers={name: _over(run.readings.get(name) for run in runs) for name in kind.readings} | kind.more(runs, base))
+
+
+def held(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
+    """How a brake changes the overshoot, paired by seed, and how far apart its seeds end: std (n − 1) and the worst."""
+    def by_seed(some: Sequence[Run], name: str) -> dict[int, float]:
+        return {run.seed: run.readings[name] for run in some if name in run.readings}
+
+    ends = [run.end for run in runs]
+    changes = {name: relative_change(by_seed(runs, name), by_seed(base, name)) for name in MEASURES}
+    return {f"{name}_change": change for name, change in changes.items()} | {
+        "spread": statistics.stdev(ends) if len(ends) > 1 else None, "worst": min(ends)}
 
 
 def verdicts(found: Comparison) -> list[str]:
-    """What the numbers say, by rule. An estimator beats the baseline where its interval lies wholly above.
+    """What the numbers say, by rule.
 
     Two seeds that agree by chance have an interval of no width: with fewer than three nothing is decided.
     """
-    base, where = found.baseline, f"at {found.budget:,} rollouts"
+    kind, base = found.kind, found.baseline
     if base is None:
-        return [f"{BASELINE} was not run, so nothing is compared with it; name it too"]
+        return [f"{kind.baseline} was not run, so nothing is compared with it; name it too"]
     others = [line for line in found.lines if line is not base]
     if not others:
-        return [f"{BASELINE} alone: {percent(base.accuracy)} {where}; name another estimator to compare it with"]
+        return [f"{base.name} alone: {percent(base.accuracy)} {_where(found)}; name another {kind.noun} to compare it "
+                f"with"]
     decided = [line for line in others if line.overlaps is not None]
     fewest = min(len(line.seeds) for line in found.lines)
     if not decided or fewest < ENOUGH:
-        return [f"undecided: {fewest} seed{'s' * (fewest > 1)} of an estimator cannot tell luck from credit; give "
+        return [f"undecided: {fewest} seed{'s' * (fewest > 1)} of {kind.one} cannot tell luck from {kind.luck}; give "
                 f"--seeds {ENOUGH} or more"]
-    apart = [line for line in decided if line.overlaps is False]
+    return kind.judge(found, base, decided)
+
+
+def judge_estimators(found: Comparison, base: Line, others: Sequence[Line]) -> list[str]:
+    """An estimator beats the baseline where its interval lies wholly above."""
+    where = _where(found)
+    apart = [line for line in others if line.overlaps is False]
     above = [line for line in apart if line.accuracy.mean > base.accuracy.mean]
-    out = [f"{line.credit} beats {BASELINE} {where}: {percent(line.accuracy)} against {percent(base.accuracy)}; "
+    out = [f"{line.name} beats {base.name} {where}: {percent(line.accuracy)} against {percent(base.accuracy)}; "
            f"intervals do not overlap" for line in above]
     if not above:
-        best = decided[0]
-        out.append(f"no estimator's interval lies above {BASELINE}'s {where}: the best of the others is {best.credit}, "
+        best = others[0]
+        out.append(f"no estimator's interval lies above {base.name}'s {where}: the best of the others is {best.name}, "
                    f"{percent(best.accuracy)} against {percent(base.accuracy)}")
-    out += [f"{line.credit} is below {BASELINE} {where}: {percent(line.accuracy)} against {percent(base.accuracy)}; "
+    out += [f"{line.name} is below {base.name} {where}: {percent(line.accuracy)} against {percent(base.accuracy)}; "
             f"intervals do not overlap" for line in apart if line not in above]
-    for line in decided:
+    for line in others:
         gap = line.difference
         if line.overlaps and gap is not None and gap.excludes_zero:
-            out.append(f"{line.credit}: the intervals of the means overlap, but paired by seed it is "
-                       f"{'above' if gap.mean > 0 else 'below'} {BASELINE} by {in_points(gap)} points")
+            out.append(f"{line.name}: the intervals of the means overlap, but paired by seed it is "
+                       f"{'above' if gap.mean > 0 else 'below'} {base.name} by {in_points(gap)} points")
     return out
+
+
+def judge_brakes(found: Comparison, base: Line, others: Sequence[Line]) -> list[str]:
+    """A brake cuts at least by half where the interval of the relative change, paired by seed, lies below −50 %.
+
+    Accuracy is lost where the interval of the paired difference lies below 0, and within intervals where it holds 0.
+    """
+    out = []
+    changes = {line.name: _changes(line) for line in others}
+    for line in others:
+        gap, own = line.difference, changes[line.name]
+        if gap is None or gap.n < ENOUGH:
+            out.append(f"{line.name} shares fewer than {ENOUGH} seeds with {base.name}, so the two are not compared")
+            continue
+        accuracy = "within intervals" if not gap.excludes_zero else "gained" if gap.mean > 0 else "lost"
+        halved = [measure for measure, change in own.items() if _halves(change)]
+        if halved:
+            numbers = ", ".join(f"{measure} {in_percent(change)}" for measure, change in own.items())
+            out.append(f"{line.name} cuts the {' and the '.join(halved)} past the bound at least by half: {numbers}; "
+                       f"accuracy {accuracy}: {in_points(gap)} points")
+        elif gap.excludes_zero:
+            out.append(f"{line.name}: accuracy {accuracy} {_where(found)}: {percent(line.accuracy)} against "
+                       f"{percent(base.accuracy)}, paired by seed {in_points(gap)} points")
+    for measure in MEASURES:
+        known = {name: own[measure] for name, own in changes.items() if measure in own}
+        if known and not any(map(_halves, known.values())):
+            nearest = min(known, key=lambda name: known[name].mean)
+            out.append(f"no brake is known to cut the {measure} past the bound by half: nearest comes {nearest}, "
+                       f"{in_percent(known[nearest])}")
+    if base.numbers["past"] is None:
+        out.append("overshoot was not read in these runs; train with --probe light --probe-every 1")
+    elif not any(changes.values()):
+        out.append(f"overshoot is not judged: in fewer than {ENOUGH} shared seeds a token of {base.name} went past its "
+                   f"bound; give more seeds, or raise --inner-steps or --lr")
+    return out
+
+
+def _changes(line: Line) -> dict[str, Interval]:
+    """The relative changes that enough seeds speak for."""
+    found = {measure: line.numbers[f"{measure}_change"] for measure in MEASURES}
+    return {measure: change for measure, change in found.items() if change is not None and change.n >= ENOUGH}
+
+
+def _halves(change: Interval) -> bool:
+    return change.high is not None and change.high < HALF
+
+
+def _where(found: Comparison) -> str:
+    return f"at {found.budget:,} rollouts"
 
 
 def command(found: Comparison) -> str:
@@ -299,8 +427,17 @@ def command(found: Comparison) -> str:
              "points": len(found.grid) - 1}
     flags |= {name.replace("_", "-"): found.settings[name] for name in
               ("group", "prompts", "lr", "method", "model", "task", "eval_problems", "scope", "every")}
+    if found.settings["inner_steps"] != found.kind.inner_steps:
+        flags["inner-steps"] = found.settings["inner_steps"]
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return shlex.join(["creditscope", "compare", "credit", *(line.credit for line in found.lines), *words])
+    return shlex.join(["creditscope", "compare", found.kind.setting, *(line.name for line in found.lines), *words])
+
+
+def as_dict(line: Line, kind: Kind) -> dict[str, Any]:
+    """A line for a program: its name stands under the setting, the kind's own numbers among the others."""
+    found = asdict(line)
+    name, numbers = found.pop("name"), found.pop("numbers")
+    return {kind.setting: name, **found, **numbers}
 
 
 def percent(value: Interval) -> str:
@@ -323,6 +460,16 @@ def in_points(value: Interval) -> str:
     return f"{100 * value.mean:+.1f}{ends}"
 
 
+def in_percent(value: Interval) -> str:
+    """A relative change with its interval.
+
+    >>> in_percent(Interval(-0.68, -0.74, -0.61, 5))
+    '-68 % [-74, -61]'
+    """
+    ends = "" if value.low is None or value.high is None else f" [{100 * value.low:+.0f}, {100 * value.high:+.0f}]"
+    return f"{100 * value.mean:+.0f} %{ends}"
+
+
 def _mean(lines: Iterable[Mapping[str, Any]], name: str) -> float | None:
     """Over the steps that have the reading."""
     found = [float(line[name]) for line in lines if name in line]
@@ -333,3 +480,23 @@ def _over(values: Iterable[float | None]) -> Interval | None:
     """Over the runs that have the number."""
     found = [value for value in values if value is not None]
     return mean_interval(found) if found else None
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType({kind.setting: kind for kind in (
+    Kind(
+        setting="credit", noun="estimator", luck="credit", baseline="outcome", name=estimator_of,
+        default=("outcome", "optimal_scalar", "optimal_sequence", "optimal_token", "step_reward", "prefix_tree", "gae",
+                 "entropy_mask", "salt", "monte_carlo"),
+        readings={"effective_rank": "gram/group/effective_rank", "within": "credit/within",
+                  "dead_credit": "credit/dead_groups", "dead_signal": "signal/dead_groups"},
+        more=lambda runs, base: {}, judge=judge_estimators,
+        inner_steps=1, scope="light", probe={"probe": "off"}, free=FREE | {"probe", "probe_every"}, out="runs/compare"),
+    Kind(
+        setting="brake", noun="brake", luck="what it does", baseline="none", name=brake_of, default=tuple(BRAKES),
+        readings={"past": "overshoot/past", "distance": "overshoot/distance", "overshoot": "optimizer/overshoot",
+                  "after": "overshoot/after", "kl": "overshoot/kl", "updates": "optimizer/updates",
+                  "train": "time/train"},
+        more=held, judge=judge_brakes,
+        # Every batch is read after its last update.
+        inner_steps=4, scope="off", probe={"probe": "light", "probe_every": 1}, out="runs/brakes"),
+)})

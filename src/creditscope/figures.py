@@ -1,4 +1,5 @@
-"""The comparison as a picture: accuracy against rollouts spent, and where it ends. Needs the extra `plot`.
+"""The comparison as a picture: of credit, accuracy against rollouts spent; of brakes, distance past the bound beside
+accuracy. Needs the extra `plot`.
 
 Greys and colours are chosen to be read on white and on black; the ground is transparent.
 """
@@ -9,8 +10,9 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from creditscope.compare import BASELINE, Comparison
+from creditscope.compare import Comparison
 from creditscope.errors import CreditscopeError
+from creditscope.intervals import Interval
 
 INK = "#767676"  # the grey whose contrast is 4.5 to 1 against white and against black
 GRID = "#76767640"
@@ -56,23 +58,16 @@ def _pushed(ascending: Sequence[float], gap: float) -> list[float]:
 
 def accuracy_svg(found: Comparison) -> str:
     """Accuracy against rollouts spent, a line and an interval an estimator; beside it accuracy at the end."""
-    try:
-        import altair as alt
-        import vl_convert
-    except ImportError:
-        raise CreditscopeError("the figure needs Altair and vl-convert: pip install 'creditscope[plot]'") from None
-    names = [line.credit for line in found.lines]
-    colours = _colours(names)
-    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    colour = alt.Color("credit:N", scale=scale, legend=None)
+    alt, what = _altair(), found.kind.setting
+    colour = _colour(alt, found)
     seen = [x for line in found.lines for p in line.curve for x in (p.mean, p.low, p.high) if x is not None]
     room = 0.04 * (max(seen) - min(seen)) or 0.01
     low, high = min(seen) - room, max(seen) + room
     accuracy = alt.Scale(domain=[low, high], nice=False, zero=False)
-    curve = [{"credit": line.credit, "rollouts": x, "mean": p.mean, "low": p.low, "high": p.high}
+    curve = [{what: line.name, "rollouts": x, "mean": p.mean, "low": p.low, "high": p.high}
              for line in found.lines for x, p in zip(found.grid, line.curve, strict=True)]
     places = spread([line.accuracy.mean for line in found.lines], GAP * (high - low) / HEIGHT, low, high)
-    labels = [{"credit": line.credit, "rollouts": found.budget, "place": place}
+    labels = [{what: line.name, "rollouts": found.budget, "place": place}
               for line, place in zip(found.lines, places, strict=True)]
     across = alt.X("rollouts:Q", title="rollouts spent, continuations for values included",
                    scale=alt.Scale(domain=[0, found.budget], nice=False))
@@ -84,34 +79,69 @@ def accuracy_svg(found: Comparison) -> str:
         base.mark_line(strokeWidth=2).encode(y=up),
         base.mark_circle(size=22, opacity=1).encode(y=up),
         alt.Chart(alt.Data(values=labels)).mark_text(align="left", dx=8, fontSize=11).encode(
-            x="rollouts:Q", y=alt.Y("place:Q", scale=accuracy), text="credit:N", color=colour),
+            x="rollouts:Q", y=alt.Y("place:Q", scale=accuracy), text=f"{what}:N", color=colour),
     ).properties(width=WIDTH, height=HEIGHT, title=f"Accuracy by rollouts spent ({_seeds(found)})")
 
-    ends = [{"credit": line.credit, "mean": line.accuracy.mean, "low": line.accuracy.low, "high": line.accuracy.high}
-            for line in found.lines]
-    last = alt.Chart(alt.Data(values=ends)).encode(y=alt.Y("credit:N", sort=names, title=None), color=colour)
-    along = alt.X("mean:Q", title="accuracy", scale=alt.Scale(zero=False), axis=alt.Axis(format=".0%", tickCount=5))
-    panel = [last.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"),
-             last.mark_circle(size=50, opacity=1).encode(x=along)]
-    level = found.baseline.accuracy if found.baseline is not None else None
+    final = _dots(alt, found, {line.name: line.accuracy for line in found.lines}, alt.X(
+        "mean:Q", title="accuracy", scale=alt.Scale(zero=False), axis=alt.Axis(format=".0%", tickCount=5)))
+    return _svg(alt.hconcat(lines, final.properties(title=f"At {found.budget:,} rollouts"), spacing=95))
+
+
+def brake_svg(found: Comparison) -> str:
+    """Two panels with a row for each brake: how far past the bound the tokens are that went past it, and accuracy."""
+    alt = _altair()
+    rows = {line.name: line.numbers["distance"] for line in found.lines}
+    distance = _dots(alt, found, {name: value for name, value in rows.items() if value is not None}, alt.X(
+        "mean:Q", title="nats, mean of the tokens past it", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5)))
+    accuracy = _dots(alt, found, {line.name: line.accuracy for line in found.lines}, alt.X(
+        "mean:Q", title=f"accuracy on unseen problems at {found.budget:,} rollouts", scale=alt.Scale(zero=False),
+        axis=alt.Axis(format=".0%", tickCount=5)))
+    panels = (distance.properties(title=f"Distance past the bound, μ = {found.settings['inner_steps']}", width=320),
+              accuracy.properties(title=f"Accuracy ({_seeds(found)})", width=320))
+    return _svg(alt.hconcat(*(panel.properties(height=40 * len(rows)) for panel in panels), spacing=40))
+
+
+def _altair() -> Any:
+    try:
+        import altair
+        import vl_convert  # noqa: F401
+    except ImportError:
+        raise CreditscopeError("the figure needs Altair and vl-convert: pip install 'creditscope[plot]'") from None
+    return altair
+
+
+def _dots(alt: Any, found: Comparison, values: Mapping[str, Interval], along: Any) -> Any:
+    """A row for each name: a dot, its interval, and the baseline's interval as a strip across all rows."""
+    what, names = found.kind.setting, [line.name for line in found.lines]
+    rows = [{what: name, "mean": value.mean, "low": value.low, "high": value.high} for name, value in values.items()]
+    up = alt.Y(f"{what}:N", sort=names, title=None, scale=alt.Scale(domain=names))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=up, color=_colour(alt, found))
+    panel = [base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"),
+             base.mark_circle(size=50, opacity=1).encode(x=along)]
+    level = values.get(found.kind.baseline)
     if level is not None and level.low is not None:
-        # The baseline's interval across the panel: what lies outside it on the right beats it.
         strip = alt.Chart(alt.Data(values=[{"low": level.low, "high": level.high}]))
         panel.insert(0, strip.mark_rect(color=INK, opacity=0.15).encode(x="low:Q", x2="high:Q"))
-    final = alt.layer(*panel).properties(width=210, height=HEIGHT, title=f"At {found.budget:,} rollouts")
+    return alt.layer(*panel).properties(width=210, height=HEIGHT)
 
-    chart = alt.hconcat(lines, final, spacing=95).configure(background="transparent", font="sans-serif").configure_axis(
+
+def _svg(chart: Any) -> str:
+    import vl_convert
+
+    chart = chart.configure(background="transparent", font="sans-serif").configure_axis(
         labelColor=INK, titleColor=INK, gridColor=GRID, domainColor=INK, tickColor=INK, titleFontWeight="normal",
-    ).configure_title(color=INK, fontSize=13, anchor="start").configure_view(stroke=None).configure_concat(spacing=95)
+    ).configure_title(color=INK, fontSize=13, anchor="start").configure_view(stroke=None)
     svg: str = vl_convert.vegalite_to_svg(chart.to_dict())
     return svg
 
 
-def _colours(names: Sequence[str]) -> Mapping[str, str]:
+def _colour(alt: Any, found: Comparison) -> Any:
     """The baseline grey, the others in colour by the alphabet, so that one keeps its colour when it moves up."""
-    others = sorted(name for name in names if name != BASELINE)
-    found: dict[str, Any] = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(others)}
-    return found | ({BASELINE: INK} if BASELINE in names else {})
+    names, baseline = {line.name for line in found.lines}, found.kind.baseline
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(sorted(names - {baseline}))}
+    colours |= {baseline: INK} if baseline in names else {}
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    return alt.Color(f"{found.kind.setting}:N", scale=scale, legend=None)
 
 
 def _seeds(found: Comparison) -> str:
