@@ -27,6 +27,9 @@ READINGS = ("tests/microscope/test_geometry.py", "tests/microscope/test_spectrum
 UNITS = ("tests/credit/test_units.py", "tests/credit/test_outcome.py", "tests/credit/test_gae.py")
 STEPS, TREE, CUTS = ("tests/credit/test_steps.py",), ("tests/credit/test_prefixes.py",), ("tests/credit/test_cuts.py",)
 SHAPES = ("tests/credit/test_optimal_token.py", "tests/credit/test_entropy.py", "tests/credit/test_salt.py")
+OVERSHOOT, BRAKES = ("tests/test_edges.py", "tests/optimizer/test_overshoot.py"), ("tests/optimizer/test_brakes.py",)
+PREFIX, REPLAY = ("tests/test_prefix_bias.py",), ("tests/optimizer/test_replay.py",)
+SCALE, STATE = ("tests/optimizer/test_scale.py",), ("tests/optimizer/test_state.py", "tests/optimizer/test_probe.py")
 ENOUGH = 3
 
 
@@ -104,6 +107,27 @@ MUTANTS = [
     Mutant("good and bad answers shaped together", "credit/entropy_shaping.py",
            "for sign in (own > 0, own < 0):", "for sign in (own == own,):", SHAPES),
     Mutant("the least shared direction kept", "credit/salt.py", "[:, -rank:]", "[:, :rank]", SHAPES),
+    Mutant("edge in ratio, not in log", "edges.py", "math.log1p(method.clip_high)", "method.clip_high", OVERSHOOT),
+    Mutant("sides of the edge swapped", "edges.py", "x - edge.high", "edge.high - x", OVERSHOOT),
+    Mutant("account never restarts", "optimizer/overshoot.py",
+           "torch.where(past, held + 1, 0)", "held + past.long()", OVERSHOOT),
+    Mutant("lag off by one", "optimizer/overshoot.py", "(held - 1).clamp(min=0)", "held", OVERSHOOT),
+    Mutant("debt of plain momentum under Nesterov", "optimizer/brakes.py",
+           "self.b * self.beta / (self.a + self.b * self.gamma)", "self.beta / self.gamma", BRAKES),
+    Mutant("account forgets to decay", "optimizer/brakes.py", "self._account *= mix.beta", "pass", BRAKES),
+    Mutant("a stopped token takes back all of its moment, damped or not", "optimizer/brakes.py",
+           "* (1 - damped) * self._account", "* self._account", BRAKES),
+    Mutant("even weights forget the prompts", "weights.py",
+           "return 1 / (prompts * groups", "return 1 / (groups", PREFIX),
+    Mutant("the clip's sides swapped in W", "prefix_bias.py",
+           "torch.where(credit > 0, s <= high", "torch.where(credit < 0, s <= high", PREFIX),
+    Mutant("bias correction forgotten in the replay", "optimizer/replay.py",
+           "_average(grads, betas[0]) / (1 - betas[0] ** steps)", "_average(grads, betas[0])", REPLAY),
+    Mutant("carry of the step after next", "optimizer/replay.py",
+           "(betas[0] / betas[1] ** 0.5) ** (lag + 1)", "(betas[0] / betas[1] ** 0.5) ** (lag + 2)", REPLAY),
+    Mutant("epsilon scaled the wrong way", "optimizer/scale.py", "(root + eps / phi)", "(root + eps * phi)", SCALE),
+    Mutant("momentum counted as fresh", "optimizer/state.py",
+           "return Parts(rate * before, rate * fresh,", "return Parts(rate * fresh, rate * before,", STATE),
 ]
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from creditscope import METHODS
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
+from creditscope.optimizer.brakes import Recall
+from creditscope.optimizer.probe import Probe
 from creditscope.tasks.worker import check_steps
 from makers import load_script, make
 
@@ -90,6 +93,36 @@ def test_the_example_without_a_baseline_gives_the_reward_where_the_group_is_mixe
     batch = make([1, 0, 1, 1], [0, 0, 1, 1], [2, 1, 1, 2])
     credit = load_script(ROOT / "examples" / "no_baseline.py").no_baseline(METHODS["dr_grpo"], batch, Tools())
     assert credit.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
+
+
+@pytest.mark.slow
+def test_the_example_of_ones_own_loop_finds_overshoot_and_the_brake_lowers_it() -> None:
+    example = load_script(ROOT / "examples" / "own_loop.py")
+    plain, braked = next(example.plain(steps=1)), next(example.braked(steps=1))
+    assert plain["overshoot/distance"] > 2 * braked["overshoot/distance"] > 0
+    assert plain["overshoot/after"] > 0.4 > braked["overshoot/after"]
+    assert 0 < plain["optimizer/scale_change"] < 0.1
+    # Under five lines: the arrows in the page count them.
+    assert (ROOT / "examples" / "own_loop.py").read_text().count("← ") == 4
+
+
+def optimizer_snippets() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizer.md").read_text(), re.DOTALL)
+
+
+def test_the_optimizer_page_s_loops_run_as_they_stand() -> None:
+    batch = make([1, 0, 1], [0, 0, 0], [2, 3, 2])
+    theta = torch.nn.Parameter(batch.logp.clone())
+    model = torch.nn.ParameterDict({"theta": theta})
+
+    def forward() -> torch.Tensor:
+        return theta * 1.0
+
+    names = {"model": model, "method": METHODS["grpo"], "rollouts": batch, "forward": forward, "Probe": Probe,
+             "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1), "Recall": Recall, "logp": forward()}
+    for snippet in optimizer_snippets():
+        exec(snippet, names)
+    assert not torch.equal(theta, batch.logp)
 
 
 def test_every_link_in_the_pages_leads_somewhere() -> None:
