@@ -54,8 +54,9 @@ def braked(steps, inner=4):
         probe.begin(method, rollouts)
         brake.begin(method, rollouts)
         for _ in range(inner):
-            logp = brake.watch(forward(grad=True))  # any loss may be built on it
+            logp = forward(grad=True)
             probe.see(logp)
+            logp = brake.watch(logp)  # any loss may be built on it
             optimizer.zero_grad()
             (-surrogate(method, logp, rollouts)).backward()
             brake.step()

@@ -105,7 +105,7 @@ def test_the_screen_says_each_block_in_a_sentence(tmp_path: Path, capsys: pytest
         "their own gradient had stopped.",
         "The carry is 0.70 where momentum alone predicts 0.68: within 10 %.",
         "furthest token 5 nats", "growth by momentum 0.75", "by fresh gradients 0.25",
-        "reward scale, at step 3", "most in h.1.mlp: 0.875",
+        "reward scale, at step 3", "over φ, is in h.1.mlp: 0.875",
         "Credit a tenth as large would have changed the update by 0.30 %, less than 5 %: the optimiser is blind to",
         "largest in h.0.[bold]attn: 0.0003",
         "cosine with the downhill gradient is 0.25, below 0.5", "62 % of it comes from momentum.",
@@ -137,7 +137,7 @@ def test_verdicts_turn_where_they_say(change: dict[str, Any], block: str, words:
 @pytest.mark.parametrize(("values", "words"), [
     ((4, 3, 2, 1, 0), "In this run J went against the reward: r = -1.00"),
     # x − 2 against 1, −2, 0, 2, −1: Σ = −2 + 2 + 0 + 2 − 2 = 0.
-    ((1, -2, 0, 2, -1), "J says little of the credit: r = 0.00, its interval holds 0."),
+    ((1, -2, 0, 2, -1), "J says little of the reward: r = 0.00, its interval holds 0."),
 ])
 def test_r_is_called_what_it_is(values: tuple[float, ...], words: str, tmp_path: Path,
                                 capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,8 +275,8 @@ def test_a_reading_of_another_shape_is_refused(change: dict[str, Any], words: st
 
 
 @pytest.mark.parametrize(("part", "values", "words"), [
-    ("layer_change", [[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], "most in h.1.mlp: 0.75"),
-    ("layer_change", [[0.5, 0.5, 0.0], [np.nan, np.inf, 0.0]], "most in h.0.[bold]attn: 0.5"),
+    ("layer_change", [[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], "over φ, is in h.1.mlp: 0.75"),
+    ("layer_change", [[0.5, 0.5, 0.0], [np.nan, np.inf, 0.0]], "over φ, is in h.0.[bold]attn: 0.5"),
     ("layer_ratio", [1e-5, 2e-3], "largest in h.1.mlp: 0.002"),
 ])
 def test_the_layer_that_changes_most_is_named(part: str, values: list[Any], words: str, tmp_path: Path,
@@ -342,3 +342,29 @@ def test_reading_a_run_loads_no_torch(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "After 3 updates" in done.stdout
+
+
+@pytest.mark.parametrize(("rows", "rank"), [
+    (np.eye(16)[:4], 4.0),  # four orthogonal updates
+    (np.ones((4, 16)), 1.0),  # the same one four times
+    (np.diag([3.0, 1.0])[:, :2].repeat(2, axis=1), 16 / 10)])  # σ = 3√2 and √2: (4√2)²/20
+def test_the_path_of_updates_has_the_rank_of_its_rows(rows: Any, rank: float, tmp_path: Path,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path / "run", sweep=None)
+    with Record.resume(path, Record.open(path).config) as record:
+        for step, row in enumerate(rows):
+            record.save_optimizer(step, {"path_update": row})
+    assert data(capsys, path)["runs"][0]["path"] == [pytest.approx(rank), len(rows)]
+    assert run(path) == 0
+    assert f"effective rank of the path {rank:.3g} of {len(rows)} updates" in " ".join(capsys.readouterr().out.split())
+
+
+def test_one_update_is_no_path_and_a_list_of_words_is_refused(tmp_path: Path,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path / "run", sweep={"path_update": np.ones(16)})
+    assert data(capsys, path)["runs"][0]["path"] is None
+    path = make_run(tmp_path / "words", sweep={"path_update": np.array(["a"])})
+    with Record.resume(path, Record.open(path).config) as record:
+        record.save_optimizer(4, {"path_update": np.array(["b"])})
+    assert run(path) == 2
+    assert "path_update is not the same kind of list" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from creditscope.method import Method
+from creditscope.method import STOPS, Method
 from creditscope.ratios import LOG_RATIOS, TRUSTS
 
 
@@ -94,19 +94,6 @@ def stops(method: Method) -> str | None:
     """
     return STOPS[method.trust] or STOPS[method.bound]
 
-
-# bound or trust region -> what is left of the token's own gradient past its edge.
-STOPS: dict[str, str | None] = {
-    "none": None,
-    "clip": "zero",
-    "clip_inside": "zero",
-    "stop_gradient": "cap",
-    "gate": "half",
-    "gamma": "half",
-    "off_policy_sequence": "zero",
-    "binary_tv": "zero",
-    "binary_kl": "zero",
-}
 
 # bound or trust region -> the log-ratio it acts on, where that is not the method's own.
 _ACTS_ON = {"clip_inside": "token", "off_policy_sequence": "sequence_mean", "binary_tv": "token", "binary_kl": "token"}

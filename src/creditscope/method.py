@@ -101,6 +101,19 @@ AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
 })
 
 
+# Bound or trust region -> what is left of a token's own gradient past its edge.
+STOPS: Mapping[str, str | None] = MappingProxyType({
+    "none": None,
+    "clip": "zero",
+    "clip_inside": "zero",
+    "stop_gradient": "cap",
+    "gate": "half",
+    "gamma": "half",
+    "off_policy_sequence": "zero",
+    "binary_tv": "zero",
+    "binary_kl": "zero",
+})
+
 NUMBERS = frozenset({"std_eps", "whiten_eps", "entropy_cost", "keep_threshold", "max_tokens", "clip_low", "clip_high",
                      "dual_clip", "gate_pos", "gate_neg", "gamma_pos", "gamma_neg", "trust_low", "trust_high", "beta",
                      "paper_beta"})

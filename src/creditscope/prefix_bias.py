@@ -23,7 +23,7 @@ from creditscope.credit.prefixes import shared
 from creditscope.credit.units import wide
 from creditscope.groups import Groups
 from creditscope.method import Method
-from creditscope.objective import effective_credit, surrogate
+from creditscope.objective import check_credit, effective_credit, surrogate
 from creditscope.ratios import ratio, trusted
 from creditscope.rollouts import Rollouts
 from creditscope.weights import alpha, kept
@@ -123,7 +123,7 @@ def prefix_bias(method: Method, rollouts: Rollouts, logp: Tensor | None = None,
     tree, mask = nodes(rollouts), rollouts.mask
     old = wide(rollouts.logp).masked_fill(~mask, 0.0)
     live = old if logp is None else wide(logp).masked_fill(~mask, 0.0)
-    own = (token_advantage(method, rollouts) if credit is None else credit).to(live.dtype)
+    own = (token_advantage(method, rollouts) if credit is None else check_credit(credit, rollouts)).to(live.dtype)
     share = alpha(method, rollouts, kept(method, rollouts, own), live.dtype)
     trust = trusted(method, live, old, mask, own)
     share = share if trust is None else share * trust

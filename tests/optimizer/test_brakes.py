@@ -115,6 +115,32 @@ def test_minibatches_share_one_account() -> None:
         assert torch.allclose(brake._account, -moment, atol=1e-14)
 
 
+def test_micro_batches_of_one_step_are_one_sight() -> None:
+    batch = two_groups()
+    whole, parts = table(batch), table(batch)
+    first, second = (Recall(torch.optim.AdamW([p], lr=0.05)) for p in (whole, parts))
+    for brake in (first, second):
+        brake.begin(GRPO, batch)
+    for _ in range(8):
+        first.ascend(lambda: whole)
+        second.optimizer.zero_grad()
+        for rows in (torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5])):
+            # Half of the batch is half of the mean: the same gradient as the whole.
+            (-surrogate(GRPO, second.watch(parts[rows], rows), batch.rows(rows)) / 2).backward()
+        second.step()
+        assert torch.allclose(whole, parts, atol=1e-14)
+
+
+def test_a_token_that_starts_past_its_bound_is_recalled_once_it_has_moved() -> None:
+    batch = make([0], group=[0], lengths=[1])
+    brake = Recall(torch.optim.AdamW([table(batch)], lr=0.1))
+    brake.begin(GRPO, batch, torch.tensor([1.0], dtype=D))
+    past, inside = batch.logp + 0.3, batch.logp + 0.1
+    for seen, w, pulled in ((past, 0.0, 0.0), (inside, 1.0, 1.0), (past, 0.0, -0.9)):  # 9 · 0.1
+        assert brake.reweigh(torch.tensor([[w]], dtype=D), seen).item() == pytest.approx(pulled)
+        brake.step()
+
+
 def test_a_norm_clip_is_in_the_account() -> None:
     batch = two_groups()
     theta = table(batch)
@@ -285,6 +311,10 @@ def test_restart_forgets_older_batches_and_nothing_else() -> None:
     assert not bool(first_moment(brake.optimizer, theta).any())  # type: ignore[union-attr]
     assert torch.equal(brake.optimizer.state[theta]["exp_avg_sq"], second)
     assert float(brake.optimizer.state[theta]["step"]) == 1
+    # The probe's average of what does not scale with reward belongs to the same moment.
+    brake.optimizer.state[theta]["rest_avg"] = torch.ones_like(theta)
+    brake.begin(GRPO, batch)
+    assert not bool(brake.optimizer.state[theta]["rest_avg"].any())
 
 
 def test_kl_stop_takes_no_step_past_its_limit() -> None:
@@ -353,14 +383,23 @@ def test_a_brake_that_is_not_one_is_told_in_a_sentence(spec: str, message: str) 
         parse_brake(spec)
 
 
-def test_methods_that_stop_no_token_are_refused() -> None:
-    with pytest.raises(CreditscopeError, match="--brake recall: method 'p1_grpo' has no bound"):
-        BRAKES["recall"].require(P1_GRPO)
-    with pytest.raises(CreditscopeError, match="method 'cispo' has bound='stop_gradient', which stops no token"):
-        BRAKES["recall"].require(METHODS["cispo"])
-    BRAKES["shorten"].require(METHODS["cispo"])
-    BRAKES["recall"].require(GSPO)
-    BRAKES["recall"].require(METHODS["dppo"])  # its trust region drops tokens
+@pytest.mark.parametrize(("name", "method", "updates", "momentum", "message"), [
+    ("recall", P1_GRPO, 4, 0.9, "--brake recall: method 'p1_grpo' has no bound"),
+    ("recall", METHODS["cispo"], 4, 0.9, "method 'cispo' has bound='stop_gradient', which stops no token"),
+    ("recall", GRPO, 1, 0.9, "acts from the second update on a batch, and there is one"),
+    ("kl_stop", GRPO, 1, 0.9, "acts from the second update on a batch, and there is one"),
+    ("recall", GRPO, 4, 0.0, "acts on momentum, and the optimiser has none"),
+    ("restart", GRPO, 4, 0.0, "acts on momentum, and the optimiser has none")])
+def test_settings_under_which_a_brake_would_idle_are_refused(name: str, method: Method, updates: int, momentum: float,
+                                                             message: str) -> None:
+    with pytest.raises(CreditscopeError, match=message):
+        BRAKES[name].require(method, updates, momentum)
+
+
+@pytest.mark.parametrize(("name", "method"), [("shorten", METHODS["cispo"]), ("recall", GSPO),
+                                              ("recall", METHODS["dppo"]), ("none", P1_GRPO), ("kl_stop", P1_GRPO)])
+def test_settings_under_which_it_acts_are_not(name: str, method: Method) -> None:
+    BRAKES[name].require(method, 4, 0.9)  # dppo caps its ratio, but its trust region drops tokens
 
 
 @pytest.mark.parametrize(("kind", "message"), [(Recall, "recall has not seen this step's log-probs"),

@@ -182,7 +182,7 @@ def test_the_carry_of_sgd_by_hand_is_adams_first_factor() -> None:
 @pytest.mark.parametrize(("call", "says"), [
     (lambda: carry(1, 0), "step ≥ 2.*got step = 1"),
     (lambda: carry(2, -1), "lag = -1"),
-    (lambda: carry(2, 0, (0.9, 0.0)), "0 < β₂ < 1, got β₂ = 0.0"),
+    (lambda: carry(2, 0, (0.9, 0.0)), "with β₂ = 0 the step after a zero gradient is 0/0"),
     (lambda: carry_limit(0, (1.0, 0.9)), "got β₁ = 1.0"),
     (lambda: carry_sgd(2, 0, 1.0), "μ < 1, got 1.0"),
     (lambda: adam(torch.ones(0, 3), 0.1), r"T ≥ 1, got shape \(0, 3\)"),

@@ -587,3 +587,20 @@ def test_parts_are_taken_in_once_a_step_and_whole() -> None:
     optimizer.zero_grad()
     with pytest.raises(CreditscopeError, match="no parameter has a gradient"):
         sensitivity(optimizer)
+
+
+def test_what_is_left_of_v_below_rounding_is_not_answered() -> None:
+    # Float32, a rest ten thousand times the reward's part: with rewards × 1000, v needs eight digits of v − v_rest.
+    theta = torch.nn.Parameter(torch.ones(64))
+    optimizer = torch.optim.Adam([theta], lr=1e-3)
+    parts = RewardParts(optimizer)
+    draw = torch.Generator().manual_seed(0)
+    for step in range(4):
+        reward = 1e-4 * torch.randn(64, generator=draw)
+        theta.grad = reward + torch.randn(64, generator=draw)
+        parts.update({theta: reward})
+        if step == 3:
+            found = sweep(optimizer, [("theta", theta)], (1e-3, 1.0, 1e3), parts=parts)
+        optimizer.step()
+    assert found.change.isnan().tolist() == [False, False, True]
+    assert float(found.change[1]) == 0

@@ -174,7 +174,10 @@ class Config:
         if self.row.centred and self.group < 2:
             raise CreditscopeError(f"--group {self.group}: method {self.method!r} compares a rollout with its group, "
                                    f"so a group of one has advantage 0; give --group 2 or more, or --method reinforce")
-        BRAKES[parse_brake(self.brake)[0]].require(self.row)
+        if self.momentum and self.optimizer != "sgd":
+            raise CreditscopeError(f"--momentum {self.momentum} is SGD's; --optimizer {self.optimizer} has --beta1")
+        BRAKES[parse_brake(self.brake)[0]].require(self.row, self.inner_steps * self.minibatches,
+                                                   self.momentum if self.optimizer == "sgd" else self.beta1)
         self._check_credit()
 
     def _check_credit(self) -> None:
@@ -221,6 +224,11 @@ class Config:
         return "gae" if self.row.baseline == "external" else "outcome"
 
     @property
+    def unscaled(self) -> bool:
+        """True when a part of the gradient does not scale with reward: a KL term, or weight decay inside it."""
+        return self.row.has_loss_kl or (self.weight_decay > 0 and self.optimizer != "adamw")
+
+    @property
     def needs_reference(self) -> bool:
         """True when the KL term compares with a frozen reference policy."""
         return self.row.beta != 0.0 and self.row.kl_to == "ref"
@@ -232,7 +240,9 @@ class Config:
         own = parse(self.estimator)[0] not in ESTIMATORS
         scheduled = self.schedule != "constant" or "schedule=linear" in self.estimator or own
         longer: set[str] = set() if scheduled else {"steps", "rollouts"}
-        return frozenset({"log", "checkpoint_every", "keep_every", "probe", "probe_every"} | longer)
+        # What does not scale with reward must be followed from the first step on.
+        looks: set[str] = {"probe_every"} if self.unscaled else {"probe", "probe_every"}
+        return frozenset({"log", "checkpoint_every", "keep_every"} | longer | looks)
 
     def learning_rate(self, step: int) -> float:
         """lr of a step: linear warm-up, then the schedule's decay."""

@@ -118,6 +118,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             if probe is not None:
                 probe.begin(method, rollouts, credit)
             updates: list[Update] = []
+            opening = 0  # updates of the first pass
             learns = step >= config.critic_warmup  # before that the critic alone does
             look = lens if lens is not None and learns and step % config.every == 0 else None
             for inner in range(config.inner_steps if learns else 0):
@@ -126,6 +127,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                     part, prompts = rollouts.rows(rows), [batch.prompts[i] for i in rows.tolist()]
                     updates += take_step(policy, brake, method, config, part, prompts, credit[rows], rows,
                                          look if inner == 0 else None, probe)
+                opening = len(updates) if inner == 0 else opening
                 if len(updates) == taken:
                     break  # the brake wants no more of this batch
             if look is not None:
@@ -142,7 +144,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             # Record: w and log-probs of the first pass over the batch.
             line |= batch_metrics(drawn, batch, tools) | metrics.assigned(credit, rollouts)
             if updates:
-                w, live = gather(updates[: config.minibatches], rollouts)
+                w, live = gather(updates[:opening], rollouts)
                 line |= metrics.credit(w, rollouts.mask)
                 line |= {"policy/sampler_gap": float((live - rollouts.logp).abs()[rollouts.mask].max()),
                          "objective/value": updates[0].value, "grad/norm": updates[0].norm,
@@ -320,8 +322,8 @@ def micro_batches(group: Tensor, parts: int) -> list[Tensor]:
 
 
 def gather(updates: Sequence[Update], rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-    """(B, T) w and live log-probs of one pass, rows back in the batch's order."""
-    w, live = (like.new_zeros(rollouts.mask.shape) for like in (updates[0].w, updates[0].logp))
+    """(B, T) w and live log-probs of one pass, rows in the batch's order; those without an update are as sampled."""
+    w, live = updates[0].w.new_zeros(rollouts.mask.shape), rollouts.logp.to(updates[0].logp.dtype).clone()
     for update in updates:
         w[update.rows], live[update.rows] = update.w, update.logp
     return w, live
@@ -357,8 +359,7 @@ def make_probe(policy: Policy, optimizer: torch.optim.Optimizer, config: Config)
     a KL term takes a pass of its own to tell apart."""
     if config.probe == "off":
         return None
-    apart = config.row.has_loss_kl or (config.weight_decay > 0 and config.optimizer != "adamw")
-    parts = RewardParts(optimizer) if config.probe == "full" and apart else None
+    parts = RewardParts(optimizer) if config.probe == "full" and config.unscaled else None
     clipping = None if config.clip_norm is None else Clipping(config.clip_norm)
     return Probe(optimizer, policy.trainable().items(), config.probe, config.probe_every, clipping, parts)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,9 +26,13 @@ from creditscope.edges import beyond, bounded_tokens
 from creditscope.errors import CreditscopeError
 from creditscope.method import Method
 from creditscope.objective import effective_credit, surrogate
+from creditscope.optimizer.scale import REST
 from creditscope.optimizer.state import first_moment
 from creditscope.optimizer.table import parse_brake
 from creditscope.rollouts import Rollouts
+
+if TYPE_CHECKING:
+    from creditscope.optimizer.probe import Probe
 
 Forward = Callable[[], Tensor]
 """log π (B, T) of the chosen tokens under the present weights."""
@@ -47,11 +52,13 @@ class Brake:
         self.method, self.rollouts, self.credit = method, rollouts, own.expand_as(rollouts.mask)
         self._rows = torch.arange(len(rollouts), device=rollouts.mask.device)
 
-    def ascend(self, forward: Forward, clip_norm: float | None = None) -> bool:
+    def ascend(self, forward: Forward, clip_norm: float | None = None, probe: Probe | None = None) -> bool:
         """One inner step up the surrogate under the rule. False when the rule wants no further step on this batch."""
         logp = forward()
         if not self.goes_on(logp.detach()):
             return False
+        if probe is not None:
+            probe.see(logp)
         method, rollouts, credit = self._batch()
         w = effective_credit(lambda lp: surrogate(method, lp, rollouts, credit), logp)
         self.optimizer.zero_grad(set_to_none=True)
@@ -65,6 +72,9 @@ class Brake:
 
     def watch(self, logp: Tensor, rows: Tensor | None = None) -> Tensor:
         """The same log-probs, on which any loss may be built: the rule changes the gradient that comes back to them."""
+        self._batch()
+        if not logp.requires_grad:
+            raise CreditscopeError("brake.watch needs log-probs that carry a gradient; take them outside of no_grad")
         seen = logp.detach()
         out = logp.clone()
         out.register_hook(lambda grad: -self.reweigh(-grad, seen, rows).to(grad.dtype))  # type: ignore[no-untyped-call]
@@ -81,7 +91,10 @@ class Brake:
         return w
 
     def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
-        """The optimiser's step. `clipped` is the factor by which a norm clip has shortened the gradient."""
+        """The optimiser's step. `clipped` is the factor by which a norm clip has shortened the gradient.
+
+        `forward` gives log π of the rows that were watched since the last step, in that order.
+        """
         self.optimizer.step()
 
     def metrics(self) -> dict[str, float]:
@@ -174,32 +187,33 @@ class Recall(Brake):
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         super().begin(method, rollouts, credit)
         self._account = torch.zeros_like(rollouts.mask, dtype=torch.float32)
-        self._first = torch.full_like(self._account, torch.nan)
-        self._pulled: tuple[Tensor, Tensor] | None = None
+        self._first = torch.zeros_like(self._account)
+        self._pulled: list[tuple[Tensor, Tensor]] = []
         self._recalled = self._total = 0.0
 
     def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
         rows = self._rows if rows is None else rows
         self._account, self._first = self._account.to(w.dtype), self._first.to(w.dtype)
         first = self._first[rows]
-        self._first[rows] = first = torch.where(first.isnan(), w, first)
+        self._first[rows] = first = torch.where(first == 0, w, first)  # one that starts past its bound has none yet
         damped = torch.where(first == 0, 1.0, w / first).clamp(0, 1)
         past, _ = self._past(logp, rows)
         owed = torch.where(past, blend(self.optimizer).debt * (1 - damped) * self._account[rows], 0.0)
-        self._pulled = rows, w - owed
+        self._pulled.append((rows, w - owed))
         self._recalled += float(owed.abs().sum())
         self._total += float((w - owed).abs().sum())
         return w - owed
 
     def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
-        if self._pulled is None:
+        self._batch()
+        if not self._pulled:
             raise CreditscopeError("recall has not seen this step's log-probs: build the loss on brake.watch(logp), or "
                                    "use brake.ascend(forward)")
         mix = blend(self.optimizer)
-        rows, pulled = self._pulled
         self._account *= mix.beta
-        self._account[rows] += mix.gamma * clipped * pulled
-        self._pulled = None
+        for rows, pulled in self._pulled:
+            self._account[rows] += mix.gamma * clipped * pulled
+        self._pulled = []
         self.optimizer.step()
 
     def metrics(self) -> dict[str, float]:
@@ -226,19 +240,20 @@ class Shorten(Brake):
 
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         super().begin(method, rollouts, credit)
-        self._seen: tuple[Tensor | None, Tensor] | None = None
+        self._seen: list[tuple[Tensor, Tensor]] = []
         self._lengths: list[float] = []
 
     def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
-        self._seen = rows, logp
+        self._seen.append((self._rows if rows is None else rows, logp))
         return w
 
     @torch.no_grad()
     def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
-        if self._seen is None or forward is None:
+        self._batch()
+        if not self._seen or forward is None:
             raise CreditscopeError("shorten compares the log-probs before and after the step: build the loss on "
                                    "brake.watch(logp) and give brake.step(forward), or use brake.ascend(forward)")
-        rows, before = self._seen
+        rows, before = (torch.cat(x) for x in zip(*self._seen, strict=True))
         weights = [p.detach().clone() for p in self._parameters()]
         self.optimizer.step()
         length = self.length(before, forward().detach(), rows)
@@ -246,7 +261,7 @@ class Shorten(Brake):
             for p, old in zip(self._parameters(), weights, strict=True):
                 p.copy_(torch.lerp(old, p, length))
         self._lengths.append(length)
-        self._seen = None
+        self._seen = []
 
     def length(self, before: Tensor, after: Tensor, rows: Tensor | None = None) -> float:
         """a: how much of the step may be taken."""
@@ -269,9 +284,10 @@ class Restart(Brake):
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         super().begin(method, rollouts, credit)
         for p in self._parameters():
-            moment = first_moment(self.optimizer, p)
-            if moment is not None:
-                moment.zero_()
+            # A probe's average of what does not scale with reward is part of the same moment.
+            for moment in (first_moment(self.optimizer, p), self.optimizer.state.get(p, {}).get(REST[0])):
+                if moment is not None:
+                    moment.zero_()
 
 
 class KlStop(Brake):

@@ -115,6 +115,14 @@ class Overshoot:
         self._forward[index], self._entry[index], self._carrier[index] = forward, entry, carrier
         self._held[index] = torch.where(past, held + 1, 0)
 
+    @property
+    def bounded(self) -> int:
+        """Tokens of the batch that have an edge."""
+        found = torch.zeros_like(self._mask)
+        for edge in self._edges:
+            found = found | edge.low.isfinite() | edge.high.isfinite()
+        return int(found.sum())
+
     def loss(self, logp: Tensor, rows: Tensor | None = None) -> Tensor:
         """Σ_it distance_it, differentiable in `logp`: its gradient in θ is the slope that `first_order` needs."""
         return torch.maximum(*self._overhang(logp, self._index(logp, rows))).clamp(min=0).sum()
@@ -147,7 +155,8 @@ class Overshoot:
         readings = self.readings()[1:]
         if not readings:
             return {}
-        last = readings[-1]
+        # Rows may have been seen unequally often, where minibatches stopped early; a pass over all of them settles it.
+        last = _reading(self._rows[-1].cpu()) if len(self._rows[-1]) == len(self._mask) else readings[-1]
         found = {"optimizer/overshoot": last.overshoot, "overshoot/carry": self.carry()}
         found |= {f"overshoot/{name}": getattr(last, name) for name in ("past", "distance", "max", "after", "kl")}
         for each in readings:

@@ -24,9 +24,10 @@ from torch import Tensor
 from creditscope.advantages import token_advantage
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.method import Method
+from creditscope.microscope.sketch import Path
 from creditscope.optimizer.geometry import UpdateGeometry, gather, square
 from creditscope.optimizer.overshoot import Overshoot, first_order
-from creditscope.optimizer.replay import carry, carry_sgd
+from creditscope.optimizer.replay import carry
 from creditscope.optimizer.scale import PHIS, Clipping, RewardParts, sensitivity, sweep
 from creditscope.optimizer.shadow import Shadow
 from creditscope.optimizer.state import CLOSED, bare, decoupled, moving, split, step_number
@@ -52,11 +53,15 @@ class Probe:
         self.batches = 0
         """Batches begun so far: a resumed loop sets it."""
         self._optimizer = optimizer
-        self._named = {name: p for name, p in named_parameters if p.requires_grad}
-        self._shadow = Shadow(optimizer, SAMPLE) if type(bare(optimizer)) in CLOSED else None
+        named = list(named_parameters)
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
+            raise CreditscopeError("the probe needs names with its parameters: give model.named_parameters()")
+        self._named = {name: p for name, p in named if p.requires_grad}
+        stride = sum(p.numel() for p in self._named.values()) // SAMPLE
+        self._shadow = Shadow(optimizer, stride) if stride > 1 and type(bare(optimizer)) in CLOSED else None
         self._batch: tuple[Method, Rollouts, Tensor] | None = None
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
+        bare(optimizer).register_step_pre_hook(self._before_step)
+        bare(optimizer).register_step_post_hook(self._after_step)
 
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         """A new batch, with the credit that the objective uses; by default the method's own advantage."""
@@ -80,7 +85,8 @@ class Probe:
         """One pass: log π of the chosen tokens, of the whole batch or of its rows `rows`, before the coming update."""
         self._live()
         if self._updates == 0:
-            self._first.append((logp.detach(), rows))  # where tokens start: looked at once an update has moved them
+            # Where tokens start: looked at once an update has moved them.
+            self._first.append((logp.detach().clone(), rows))
             return
         track = self._tracker()
         track.see(logp.detach(), rows)
@@ -108,8 +114,8 @@ class Probe:
         found = self._track.metrics() if self._track is not None else {}
         if not closed:
             found = {name: value for name, value in found.items() if name.split("/")[1].isdigit()}
-        self._batch = None
         predicted = {"overshoot/carry_predicted": self._predicted()} if "overshoot/carry" in found else {}
+        self._batch = None
         return found | {k: v for k, v in (self._metrics | predicted).items() if v is not None} | self._moved
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -124,12 +130,12 @@ class Probe:
             return
         if self._slope:
             slope = {p: self._slope.get(p, torch.zeros_like(p)) for _, p in moving(optimizer)}
-            tokens = self._tracker().readings()[-1].tokens
             for name, value in first_order(slope, split(optimizer)).items():
                 key = f"overshoot/by_{name}"
-                self._moved[key] = self._moved.get(key, 0.0) + value / tokens
+                self._moved[key] = self._moved.get(key, 0.0) + value / self._tracker().bounded
             self._slope = {}
         if self._updates == 0:
+            self._first_step = self._step()
             sampled = self._shadow is not None and not self._whole
             seen, named = optimizer, list(self._named.items())
             if sampled:
@@ -137,7 +143,8 @@ class Probe:
                 seen, named = self._shadow.take(), self._shadow.named
             self._read_scale(seen, sampled)
             self._metrics |= self._momentum_share(seen)
-            self._geometry = UpdateGeometry(named)
+            self._path = Path(16, 0, "update") if self._whole else None
+            self._geometry = UpdateGeometry(named, path=self._path)
             self._geometry.before()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -146,9 +153,11 @@ class Probe:
         if self._geometry is not None:
             self._metrics |= self._geometry.after() if self._shadow is None or self._whole else self._of_sample()
             if self._whole:
+                assert self._path is not None
                 layers = self._geometry.layers
-                self._arrays |= {"ratio_names": np.array(list(layers)), "layer_ratio": np.array(
-                    [values.get("update/ratio", np.nan) for values in layers.values()])}
+                names = self._arrays.get("layer_names", np.array(list(layers)))
+                self._arrays |= {"layer_names": names, "path_update": self._path.matrix[0], "layer_ratio": np.array(
+                    [layers[str(name)].get("update/ratio", np.nan) for name in names])}
             self._geometry = None
         self._updates += 1
 
@@ -167,12 +176,13 @@ class Probe:
         return found
 
     def _read_scale(self, optimizer: torch.optim.Optimizer, sampled: bool) -> None:
-        """`optimizer/scale_change`, and on schedule the sweep."""
+        """`optimizer/scale_change`, since the start and from this step on, and on schedule the sweep."""
         closed = type(bare(optimizer)) in CLOSED
         # Parts are followed parameter by parameter: a sample has none.
         if self._scales and closed and not (sampled and self.parts is not None):
-            change = sensitivity(optimizer, parts=self.parts, clipping=self.clipping)
-            self._metrics |= {"optimizer/scale_change": change} if np.isfinite(change) else {}
+            for key, since in (("optimizer/scale_change", "start"), ("optimizer/scale_change_now", "now")):
+                change = sensitivity(optimizer, parts=self.parts, clipping=self.clipping, since=since)
+                self._metrics |= {key: change} if np.isfinite(change) else {}
         if self._scales and self._whole:
             found = sweep(optimizer, self._named.items(), PHIS, "start" if closed else "now", self.parts, self.clipping)
             self._arrays |= {
@@ -189,14 +199,27 @@ class Probe:
                             for part in split(optimizer).values()).sum(0).tolist()
         return {"update/momentum": dot / whole} if whole > 0 else {}
 
+    def _step(self) -> int | None:
+        """The number of the step that is about to be taken, of a parameter that has been moved before; 1 at first."""
+        states = (bare(self._optimizer).state.get(p, {}) for p in self._named.values())
+        return int(step_number(next((state for state in states if "step" in state), {})))
+
     def _predicted(self) -> float | None:
-        """C_{T,0} at the optimiser's present step; None where it has no closed form."""
+        """What momentum alone makes of `Overshoot.carry(0)`; None where it has no closed form.
+
+        Adam: C_{T,0}, T = s + c, for tokens that the batch's c-th update carried across, s being the number of its
+        first; the mean over c = 1, 2, … SGD: μ. Both take every update as seen, which minibatches are not.
+        """
         optimizer = bare(self._optimizer)
         group = optimizer.param_groups[0]
-        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
-            return carry(int(step_number(optimizer.state[group["params"][0]])), 0, group["betas"])
+        if self._track is None or self._track.stops != "zero" or len(self._track.readings()) - 1 != self._updates:
+            return None
+        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) and group["betas"][1] > 0:
+            assert self._first_step is not None
+            crossings = range(1, max(2, self._updates))
+            return sum(carry(self._first_step + c, 0, group["betas"]) for c in crossings) / len(crossings)
         if isinstance(optimizer, torch.optim.SGD) and not group["nesterov"] and not group["dampening"]:
-            return carry_sgd(max(2, self._updates), 0, group["momentum"])
+            return float(group["momentum"])
         return None
 
     def _coupled(self) -> bool:

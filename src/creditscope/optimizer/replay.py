@@ -77,9 +77,10 @@ def carry_limit(lag: int, betas: tuple[float, float] = (0.9, 0.999)) -> float:
     0.923
     """
     for name, beta in zip(("β₁", "β₂"), betas, strict=True):
-        if not (0 <= beta < 1 and (beta > 0 or name == "β₁")):
-            raise CreditscopeError(f"the carry needs 0 ≤ β₁ < 1 and 0 < β₂ < 1, got {name} = {beta}; with β₂ = 0 the "
-                                   f"step after a zero gradient is 0/0")
+        if not 0 <= beta < 1:
+            raise CreditscopeError(f"the carry needs 0 ≤ β₁ < 1 and 0 < β₂ < 1, got {name} = {beta}")
+    if betas[1] == 0:
+        raise CreditscopeError("with β₂ = 0 the step after a zero gradient is 0/0; give β₂ above 0")
     return float((betas[0] / betas[1] ** 0.5) ** (lag + 1))
 
 

@@ -44,6 +44,8 @@ PHIS = tuple(10.0**e for e in range(-6, 4))
 SINCE = ("start", "now")
 REST = ("rest_avg", "rest_sq", "rest_cross")
 TORCH_EPS = 1e-6  # clip_grad_norm_ divides by norm + 1e-6
+ROUNDINGS = 64  # of the numbers that a difference was made from: below so many it says nothing
+LOST = 0.01  # the share of a parameter's coordinates that may say nothing
 SAME = 1e-5  # factors that differ by less count as equal: torch's 1e-6 keeps them from being so exactly
 
 Update = Callable[[float], Tensor]
@@ -213,14 +215,12 @@ def sweep(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]],
 
 
 def sensitivity(optimizer: torch.optim.Optimizer, stride: int = 1, parts: RewardParts | None = None,
-                clipping: Clipping | None = None) -> float:
-    """The change at φ = 0.1 since the start: 0 if the update does not see the reward's scale, 0.9 if it follows it.
+                clipping: Clipping | None = None, since: str = "start") -> float:
+    """The change at φ = 0.1: since the start, 0 if the update does not see the reward's scale, 0.9 if it follows it.
 
-    Reads every stride-th coordinate of gradient, both moments and parameter, each once: an estimate if stride > 1.
+    Reads every stride-th coordinate of gradient, both moments and parameter, each once.
     """
-    sums = _sums(optimizer, (0.1,), "start", parts, clipping, stride)
-    # A sample stands for its whole parameter.
-    change, _ = _read(gather(mine * (p.numel() / thin(p, stride).numel()) for p, mine in sums.items()).sum(0))
+    change, _ = _read(gather(_sums(optimizer, (0.1,), since, parts, clipping, stride).values()).sum(0))
     return float(change[0])
 
 
@@ -274,7 +274,12 @@ def _adam_since_start(group: Group, p: Tensor, state: State, parts: RewardParts 
     def update(phi: float) -> Tensor:
         u = 1 / phi
         v = v_hat + 2 * (u - 1) * rk + (u * u - 1) * kk
-        made: Tensor = decay - lr * (m_hat + (u - 1) * k) / (v.clamp_(min=0).sqrt_() + eps * u)
+        # Where the rest makes nearly all of v, what a large φ would leave of it is below the rounding of its averages.
+        floor = v_hat + 2 * abs(u - 1) * rk.abs() + abs(u * u - 1) * kk
+        floor *= ROUNDINGS * torch.finfo(v.dtype).eps
+        lost = ((v <= floor) & (v_hat > 0)).double().mean()
+        v = torch.where(lost > LOST, math.nan, torch.maximum(v, floor))
+        made: Tensor = decay - lr * (m_hat + (u - 1) * k) / (v.sqrt_() + eps * u)
         return made
 
     return update

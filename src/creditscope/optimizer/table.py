@@ -23,11 +23,21 @@ class BrakeRow:
     """What it takes beyond the inner step."""
     idle: frozenset[str] = frozenset()
     """Bounds under which it would do nothing, where there is no trust region either."""
+    several: bool = False
+    """True where it acts from the second update on a batch."""
+    momentum: bool = False
+    """True where it acts on momentum alone."""
     options: Mapping[str, Option] = field(default_factory=dict)
     note: str = ""
 
-    def require(self, method: Method) -> None:
-        """Refuse a method that gives the brake nothing to hold."""
+    def require(self, method: Method, updates: int, momentum: float) -> None:
+        """Refuse settings under which the brake would do nothing."""
+        if self.several and updates < 2:
+            raise CreditscopeError(f"--brake {self.name} acts from the second update on a batch, and there is one; "
+                                   f"give --inner-steps 2 or more, or leave --brake out")
+        if self.momentum and momentum == 0:
+            raise CreditscopeError(f"--brake {self.name} acts on momentum, and the optimiser has none; give --momentum "
+                                   f"to sgd or --beta1 to adam, or leave --brake out")
         if method.trust == "none" and method.bound in self.idle:
             why = "has no bound" if method.bound == "none" else f"has bound={method.bound!r}, which stops no token"
             raise CreditscopeError(f"--brake {self.name}: method {method.name!r} {why}; choose one that clips, such "
@@ -40,21 +50,23 @@ BRAKES: Mapping[str, BrakeRow] = MappingProxyType({row.name: row for row in (
     BrakeRow(
         name="recall", title="A stopped token takes back what momentum still owes it",
         equation="w'_it = w_it − β/γ·(1 − d_it)·c_it past the bound,  c ← βc + γw',  d = w/w(1)",
-        cost="nothing: one multiply-add a token", idle=frozenset({"none", "stop_gradient"}),
+        cost="nothing: one multiply-add a token", several=True, momentum=True,
+        idle=frozenset({"none", "stop_gradient"}),
         note="c_it is the token's own share of the first moment, kept with the optimiser's own β and γ."),
     BrakeRow(
         name="shorten", title="A step length that keeps tokens inside their bound",
         equation="θ ← θ + a·Δ,  a the largest of 1, 0.95 … 0 with at most that share of tokens past the bound",
         cost="one forward pass and a copy of the weights", idle=UNBOUNDED,
         options={"share": Option(0.01, "of bounded tokens that may stand past; 0 holds the worst one", low=0.0,
-                                 high=1.0)}),
+                                 high=1.0)},
+        note="Each step looks at the rows it was made from: with --minibatches the others may go further."),
     BrakeRow(
         name="restart", title="The first moment starts from 0 with every batch",
-        equation="m ← 0 when a batch is new; v stays", cost="nothing",
+        equation="m ← 0 when a batch is new; v stays", cost="nothing", momentum=True,
         note="Adam's bias correction does not start anew, so the first inner steps are short: 1 − β₁, 1 − β₁², …"),
     BrakeRow(
         name="kl_stop", title="Early stopping: no further inner step once the policy has left the sampler",
-        equation="stop when mean_it (ρ − 1 − log ρ) > limit", cost="nothing",
+        equation="stop when mean_it (ρ − 1 − log ρ) > limit", cost="nothing", several=True,
         options={"limit": Option(0.003, "of KL(old ‖ new) a token, in nats", low=0.0)},
         note="The usual remedy, here to compare with."),
 )})

@@ -22,7 +22,9 @@ from creditscope.describe import Law, law
 from creditscope.dialects import DIALECTS
 from creditscope.errors import CreditscopeError, printable
 from creditscope.intervals import Interval, mean_interval
+from creditscope.method import STOPS
 from creditscope.methods import METHODS
+from creditscope.microscope.spectrum import spectrum
 from creditscope.optimizer.table import BRAKES
 from creditscope.progress import ROUNDING, over_training, series
 from creditscope.record import Record
@@ -46,12 +48,16 @@ SIGNAL = 0.5
 
 LEGEND = {
     "overshoot": """\
+k: passes over the batch; steps: batches that were looked at then (after the last pass: every --probe-every-th).
 past: share of bounded tokens whose ratio is outside the bound.  distance: how far, in nats, mean of those outside.
 after: share of that distance made after the token's own gradient was 0.  KL: from the sampler.
+growth by momentum, by fresh gradients: what the two parts of the updates did to tokens that were past, to first order,
+  in nats a bounded token; tokens on their way across are not in it, and long steps are not of first order.
 carry: share of a full step that a token still makes at the first update without a gradient of its own; predicted:
   C_{T,0} of arXiv:2601.05002, Eq. 36 (creditscope optimizer --carry).""",
     "scale": """\
 change: ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖, if all credit since the start had been multiplied by φ.  cosine: of the two updates.
+  –: the state does not say, as after a gradient that was clipped to --clip-norm.
   Rewards times φ are credit times φ, except where the method divides by a std: there they change nothing at all.""",
     "progress": "r: Pearson's, of J before the first update with reward/mean.",
 }
@@ -123,8 +129,10 @@ class Optimizer:
                 console.print(f"  {name}={option.default}: {option.meaning}", markup=False, highlight=False)
             if row.note:
                 console.print(f"  {row.note}", markup=False, highlight=False)
-        console.print("\nc, β, γ: a token's share of the first moment and how the optimiser mixes it; derivations: "
-                      "docs/optimizer.md\nNext: creditscope train --inner-steps 4 --brake recall", markup=False)
+        console.print("\nw: what the objective gives a token, ∂J/∂log π; w(1): at its first sight.  c: the token's "
+                      "share of the first moment.\nβ, γ: how the optimiser mixes them, β₁ and 1 − β₁ for Adam.  "
+                      "Derivations: docs/optimizer.md", markup=False)
+        console.print("Next: creditscope train --inner-steps 4 --brake recall", markup=False)
 
     def _carry(self) -> None:
         # Late: the formula stands beside the replay of torch's optimisers.
@@ -179,6 +187,9 @@ class Findings:
 
     run: str
     method: str | None
+    brake: str | None
+    stops: str | None
+    """What crossing a bound does to a token under the method: "zero", "half", "cap"; None without a bound."""
     steps: int
     overshoot: Mapping[str, Interval]
     """At the last sight of a batch."""
@@ -188,6 +199,8 @@ class Findings:
     scale_change: Interval | None
     sweep: Sweep | None
     update: Mapping[str, Interval]
+    path: tuple[float, int] | None
+    """Effective rank of the path of the updates that were read, and how many they are."""
     progress: Mapping[str, Any]
     law: Law | None
 
@@ -212,13 +225,14 @@ def read(path: Path) -> Findings:
     numbered = {int(m[1]) for line in lines for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
     by_update = {k: means({name: f"overshoot/{k}/{name}" for name in BY_UPDATE}) for k in sorted(numbered)}
     found = Findings(
-        run=str(path), method=_method(record), steps=len(lines),
+        run=str(path), method=_method(record), brake=_brake(record), stops=_stops(record),
+        steps=sum("reward/mean" in line for line in lines),
         overshoot=means({name: f"overshoot/{name}" for name in OVERSHOOT} | {"overshoot": "optimizer/overshoot"}),
         furthest=max(values("overshoot/max"), default=None),
         by_update={k: row for k, row in by_update.items() if row},
         scale_change=means({"change": "optimizer/scale_change"}).get("change"),
         sweep=read_sweep(record, kept[-1]) if kept else None,
-        update=means({name: f"update/{name}" for name in UPDATE}),
+        update=means({name: f"update/{name}" for name in UPDATE}), path=path_rank(record),
         progress=over_training(record), law=_law(record))
     if not (found.measured or found.progress):
         raise CreditscopeError(f"{path} holds no reading of the optimiser; train with --inner-steps 4 --probe light")
@@ -228,6 +242,16 @@ def read(path: Path) -> Findings:
 def _method(record: Record) -> str | None:
     name = record.config.get("method")
     return name if isinstance(name, str) else None
+
+
+def _brake(record: Record) -> str | None:
+    name = record.config.get("brake")
+    return name if isinstance(name, str) and name != "none" else None
+
+
+def _stops(record: Record) -> str | None:
+    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
+    return None if row is None else STOPS[row.trust] or STOPS[row.bound]
 
 
 def _law(record: Record) -> Law | None:
@@ -243,9 +267,29 @@ def _law(record: Record) -> Law | None:
     return law(row)
 
 
-def read_sweep(record: Record, step: int) -> Sweep:
-    """The reading of a step, with every array in the shape that phi gives it."""
+def path_rank(record: Record) -> tuple[float, int] | None:
+    """(Σσ)²/Σσ² of the matrix of updates (readings × parameters), from their sketches; None for fewer than two.
+
+    A sketch of k² numbers can tell the ranks of k²/4 updates: of more, the last ones are taken.
+    """
+    found = [row for step in record.optimizer_readings()
+             if (row := record.optimizer_reading(step).get("path_update")) is not None]
+    if len(found) < 2:
+        return None
+    if any(row.ndim != 1 or row.dtype.kind != "f" or row.shape != found[0].shape for row in found):
+        raise CreditscopeError(f"{record.path}/optimizer: path_update is not the same kind of list at every step; is "
+                               f"this a run of creditscope train?")
+    rows = np.array(found[-max(2, len(found[0]) // 4):], dtype=np.float64)
+    if not np.isfinite(rows).all() or not rows.any():
+        return None
+    return spectrum(rows @ rows.T, eps=float(np.finfo(np.float32).eps)).effective_rank, len(rows)
+
+
+def read_sweep(record: Record, step: int) -> Sweep | None:
+    """The reading of a step, with every array in the shape that phi gives it; None where the scale was not read."""
     arrays = record.optimizer_reading(step)
+    if not arrays.keys() & {"phi", "change", "cosine"}:
+        return None
     where = f"{record.path}/optimizer/{step:06d}.npz"
 
     def numbers(name: str, *shape: int) -> NDArray[Any]:
@@ -314,14 +358,22 @@ def _on_overshoot(found: Findings) -> str:
     else:
         said = f"{when} {_share(past, 1)} of tokens are past the bound" + (
             f", by {row['distance'].mean:.2g} nats on average" if "distance" in row else "") + (
-            f"; {_share(row['after'].mean)} of that was moved after their own gradient had stopped." if "after" in row
-            else ".")
+            f"; {_after(found, row['after'].mean)}." if "after" in row else ".")
     if "carry" in found.overshoot and "carry_predicted" in found.overshoot:
         seen, told = found.overshoot["carry"].mean, found.overshoot["carry_predicted"].mean
         near = abs(seen - told) <= CLOSE * abs(told)
-        said += (f" The carry is {seen:.2f} where momentum alone predicts {told:.2f}: "
-                 f"{'within' if near else 'apart by more than'} {_share(CLOSE)}.")
+        said += f" The carry is {seen:.2f} where momentum alone predicts {told:.2f}" + (
+            f", under the brake {found.brake:.{MOST}}." if found.brake else
+            f": {'within' if near else 'apart by more than'} {_share(CLOSE)}.")
     return said
+
+
+def _after(found: Findings, share: float) -> str:
+    """What became of tokens once they were past, in words that fit the method's bound."""
+    since = "their own gradient had stopped" if found.stops in (None, "zero") else "they had crossed"
+    if share < 0:
+        return f"on the whole they came back after {since}"
+    return f"{_share(share)} of that was moved after {since}"
 
 
 def _on_scale(found: Findings) -> str:
@@ -392,6 +444,7 @@ def show(console: Console, found: Findings) -> None:
     """One run, block by block, each with its verdict."""
     said = verdicts(found)
     method = f"{found.method:.{MOST}}, " if found.method else ""
+    method += f"brake {found.brake:.{MOST}}, " if found.brake else ""
     console.print(f"[bold]{_safe(found.run)}[/]  {_safe(method)}{found.steps} steps\n")
     for block, lines in {"overshoot": _overshoot_lines, "scale": _scale_lines, "update": _update_lines,
                          "progress": _progress_lines}.items():
@@ -404,9 +457,10 @@ def show(console: Console, found: Findings) -> None:
 def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
     rows = {str(k): row for k, row in found.by_update.items()} or {"last": found.overshoot}
     if any(name in row for row in rows.values() for name, _ in COLUMNS.values()):
-        table = _table("overshoot by inner update", ("k", *COLUMNS))
+        table = _table("overshoot by inner update", ("k", "steps", *COLUMNS))
         for k, row in rows.items():
-            table.add_row(k, *(_safe(_optional(row.get(name), text)) for name, text in COLUMNS.values()))
+            count = max((value.n for value in row.values()), default=0)
+            table.add_row(k, str(count), *(_safe(_optional(row.get(name), text)) for name, text in COLUMNS.values()))
         yield table
     labels = {"overshoot": "mean of all bounded tokens (nats)", "carry": "carry", "carry_predicted": "predicted",
               "by_momentum": "growth by momentum", "by_fresh": "by fresh gradients"}
@@ -423,13 +477,14 @@ def _scale_lines(found: Findings) -> Iterator[Table | str]:
     table.add_row("cosine", *map(_cell, found.sweep.cosine))
     yield table
     most = found.sweep.most("change")
-    yield from _facts([f"most in {most[1]:.80}: {most[0]:.3g}"] if most else [])
+    yield from _facts([f"the largest change, over φ, is in {most[1]:.80}: {most[0]:.3g}"] if most else [])
 
 
 def _update_lines(found: Findings) -> Iterator[str]:
     labels = {"cosine": "cosine with −gradient", "ratio": "‖Δ‖/‖θ‖", "momentum": "from momentum",
               "zero": "weights that did not move", "zero_bf16": "in bfloat16"}
     facts = [f"{labels[name]} {number(value)}" for name, value in found.update.items()]
+    facts += [f"effective rank of the path {found.path[0]:.3g} of {found.path[1]} updates"] if found.path else []
     most = found.sweep.most("ratio") if found.sweep else None
     yield from _facts(facts + ([f"‖Δ‖/‖θ‖ is largest in {most[1]:.80}: {most[0]:.3g}"] if most else []), "update")
 
@@ -444,6 +499,7 @@ def as_table(runs: Sequence[Findings]) -> Table:
     """Runs beside each other: the last inner update, the reward scale, the update, the loss."""
     rows: dict[str, Callable[[Findings], str]] = {
         "method": lambda one: f"{one.method or '':.{MOST}}",
+        "brake": lambda one: f"{one.brake or '':.{MOST}}",
         "inner updates": lambda one: str(max(one.by_update, default="")),
         **{label: partial(_at_last, name, text) for label, (name, text) in COLUMNS.items()},
         "carry": lambda one: _optional(one.overshoot.get("carry"), number),

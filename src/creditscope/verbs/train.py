@@ -35,6 +35,7 @@ class Train:
       creditscope train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
       creditscope train --credit optimal_token                  credit for tokens, not only for answers
       creditscope train --method ppo --critic-warmup 5          a critic, which learns alone at first
+      creditscope train --inner-steps 4 --brake recall          several updates a batch, with a brake on momentum
       creditscope train --scope light --every 5                 read the geometry of the gradients every fifth step
       creditscope train --out runs/mine --resume               go on after a stop or a kill
     """
@@ -62,7 +63,8 @@ class Train:
         # A function of the user's own must be named again: a record's word is not enough to run code.
         own = "".join(f" --{name} {value}" for name in ("credit", "reward")
                       if ":" in (value := getattr(self.config, name) or ""))
-        again = f"creditscope train {out / 'model'}" if finished else f"creditscope train --out {out} --resume{own}"
+        look = f"creditscope train {out / 'model'}" if self.config.probe == "off" else f"creditscope optimizer {out}"
+        again = look if finished else f"creditscope train --out {out} --resume{own}"
         console.print(f"Next: {again}", markup=False)
         return 0 if finished else 130
 
