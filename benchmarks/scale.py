@@ -107,7 +107,8 @@ def main() -> None:
         f"`python benchmarks/scale.py`: packaged model, Dr.GRPO, one batch of 32 answers, update {STEPS}, {names[0]}, "
         f"torch {torch.__version__}. Each cell: relative change of the update with all rewards times φ, "
         "‖Δ(φ) − Δ(1)‖/‖Δ(1)‖, as the probe foretells it from the live state / as training again with φ·r shows it. "
-        "–: the state does not determine it. 0: blind to the scale.", "",
+        "–: the state does not determine it. 0: blind to the scale. With a KL term the runs part most: its gradient "
+        "depends on where each has gone.", "",
         "| optimiser | " + " | ".join(f"φ = {phi:g}" for phi in PHIS) + " |", "|" + "---|" * (len(PHIS) + 1), *lines,
         ""]))
 

@@ -46,7 +46,7 @@ REST = ("rest_avg", "rest_sq", "rest_cross")
 TORCH_EPS = 1e-6  # clip_grad_norm_ divides by norm + 1e-6
 ROUNDINGS = 64  # of the numbers that a difference was made from: below so many it says nothing
 LOST = 0.01  # the share of a parameter's coordinates that may say nothing
-SAME = 1e-5  # factors that differ by less count as equal: torch's 1e-6 keeps them from being so exactly
+SAME = 1e-4  # factors that differ by less count as equal: torch adds 1e-6 to the norm, so they never are exactly
 
 Update = Callable[[float], Tensor]
 """φ -> one parameter's update."""
@@ -218,9 +218,11 @@ def sensitivity(optimizer: torch.optim.Optimizer, stride: int = 1, parts: Reward
                 clipping: Clipping | None = None, since: str = "start") -> float:
     """The change at φ = 0.1: since the start, 0 if the update does not see the reward's scale, 0.9 if it follows it.
 
-    Reads every stride-th coordinate of gradient, both moments and parameter, each once.
+    Reads every stride-th coordinate of gradient, both moments and parameter, each once: an estimate if stride > 1.
     """
-    change, _ = _read(gather(_sums(optimizer, (0.1,), since, parts, clipping, stride).values()).sum(0))
+    sums = _sums(optimizer, (0.1,), since, parts, clipping, stride)
+    # A sample stands for its whole parameter.
+    change, _ = _read(gather(mine * (p.numel() / thin(p, stride).numel()) for p, mine in sums.items()).sum(0))
     return float(change[0])
 
 
