@@ -199,7 +199,7 @@ class Probe:
                             for part in split(optimizer).values()).sum(0).tolist()
         return {"update/momentum": dot / whole} if whole > 0 else {}
 
-    def _step(self) -> int | None:
+    def _step(self) -> int:
         """The number of the step that is about to be taken, of a parameter that has been moved before; 1 at first."""
         states = (bare(self._optimizer).state.get(p, {}) for p in self._named.values())
         return int(step_number(next((state for state in states if "step" in state), {})))
@@ -215,7 +215,6 @@ class Probe:
         if self._track is None or self._track.stops != "zero" or len(self._track.readings()) - 1 != self._updates:
             return None
         if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) and group["betas"][1] > 0:
-            assert self._first_step is not None
             crossings = range(1, max(2, self._updates))
             return sum(carry(self._first_step + c, 0, group["betas"]) for c in crossings) / len(crossings)
         if isinstance(optimizer, torch.optim.SGD) and not group["nesterov"] and not group["dampening"]:
