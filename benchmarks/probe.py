@@ -131,7 +131,7 @@ def main() -> None:
     section = "\n".join([title, "", f"`{command}`, torch {torch.__version__}.", "", "| what | μ | of | added |",
                          "|---|---|---|---|", *rows, ""])
     head = ("# What probes and brakes cost\n\nP = 8, R = 8, GRPO, AdamW, float32. *Probe*: time inside its calls "
-            "over the rest of the same steps, over two schedules of twenty steps, each with one reading that takes a "
+            "over the rest of the same steps, over two schedules of thirty steps, each with one reading that takes a "
             "pass of its own. *Brake*: two runs take their steps in turn; median of the ratio of their inner steps, "
             "minus 1.\n\n")
     old = re.split(r"(?=^## )", PAGE.read_text(), flags=re.M)[1:] if PAGE.exists() else []

@@ -108,7 +108,7 @@ class Config:
     """What the optimiser does to the credit: off; light: overshoot, reward scale and update geometry, from what the
     step has at hand; full: also a forward pass after the last update, what momentum did to the overshoot (a backward
     pass), every coordinate, and the sweep over reward scales."""
-    probe_every: int = 20
+    probe_every: int = 30
     """Steps between the readings of --probe that need a pass of their own, or the whole model."""
 
     eval_every: int = 0

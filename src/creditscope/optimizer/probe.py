@@ -41,7 +41,7 @@ class Probe:
     """What the optimiser does to the credit, batch by batch: overshoot, reward scale, update geometry."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]],
-                 level: str = "light", every: int = 20, clipping: Clipping | None = None,
+                 level: str = "light", every: int = 30, clipping: Clipping | None = None,
                  parts: RewardParts | None = None) -> None:
         """`every` is the schedule, in batches. With norm clipping give `clipping`, and append each step's norm to it.
         Where part of the gradient does not scale with reward, `parts` follows it; without, the scale is not read."""
