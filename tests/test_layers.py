@@ -31,15 +31,17 @@ LAYERS = [
     {"tasks"},
     {"exactness"},
     {"compare"},
-    {"figures"},
+    {"figures", "claims"},
     {"lab"},
+    {"sweeps"},
     {"verbs"},
     {"cli"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NO_TORCH = {"errors", "options", "method", "methods", "dialects", "describe", "record", "intervals", "progress",
-            "compare", "figures", "microscope.spectrum", "microscope.geometry", "optimizer", "optimizer.table",
+            "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns", "microscope.spectrum",
+            "microscope.geometry", "optimizer", "optimizer.table",
             "credit", "credit.table", "credit.choice", "tasks", "lab.config", "verbs.optimizer", "cli"}
 
 

@@ -390,7 +390,7 @@ def summary(gram: Any, credit: Any = None, group: Any = None, right: Any = None,
         found = _one(block, None if c is None else c[rows], eps)
         # The noise of one group's few, coupled rows would be read only where it happens to come out positive.
         found.pop("noise_scale", None)
-        if c is not None and (rank := _centred_effective_rank(block, c[rows], eps)) is not None:
+        if c is not None and (rank := centred_rank(block, c[rows], eps)) is not None:
             found["centred_effective_rank"] = rank
         if verdict is not None and 0 < verdict[rows].sum() < len(rows):
             nulls.append(orthogonal_null(int(verdict[rows].sum()), len(rows)))
@@ -424,14 +424,19 @@ def _one(gram: Array, credit: Array | None, eps: float) -> dict[str, float]:
     return {name: value for name, value in readings.items() if value is not None}
 
 
-def _centred_effective_rank(block: Array, credit: Array, eps: float) -> float | None:
-    """r_eff of A_i(ψ_i − ψ̄); None where a score is lost (A = 0) or where centring leaves nothing but rounding."""
-    if not live(credit).all():
-        return None
-    scores = unweighted(block, credit)
-    rows = centred(scores, credit)
+def centred_rank(gram: Any, credit: Any, eps: float = EPS, scores: Any = None) -> float | None:
+    """r_eff of A_i(ψ_i − ψ̄) in one group, from the Gram of A_i ψ_i; `scores`, the Gram of ψ_i, if it was read.
+
+    None where a score is lost (A = 0 and no scores), or where centring leaves nothing but rounding.
+    """
+    c = _vector(credit, "credit")
+    if scores is None:
+        if not live(c).all():
+            return None
+        scores = unweighted(gram, c)
+    rows = centred(scores, c)
     # An entry of the scores is off by eps of the largest; after the subtraction that is a larger share of what is left.
-    before, after = np.abs(scores).max() * (credit**2).max(), np.abs(rows).max()
+    before, after = np.abs(scores).max() * (c**2).max(), np.abs(rows).max()
     if after <= len(rows) * max(eps, EPS) * before:
         return None
     return spectrum(rows, max(eps, EPS) * before / after).effective_rank

@@ -1,0 +1,1 @@
+"""Statements of the papers, and ours, as tests that can fail."""

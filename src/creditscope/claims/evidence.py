@@ -1,0 +1,360 @@
+"""What claims read: a run in a few kilobytes of numbers, taken from its record alone, or from a file of such.
+
+    config, versions      what was run; paths are cut to their last part
+    steps                 the metrics of each step, by column
+    groups                one entry a live group of a reading: every rank of its rollout matrix, by column
+    readings              one entry a reading: the step, its unanimous groups and the largest entry of their Grams
+    layers                by parameter: means over readings and groups
+    turns                 one entry a kept step and turn, where the task has turns: the bias of credit (`claims.turns`)
+
+A column of `groups` is OBJECT/DEFINITION. Objects: `all` (every parameter), `qv` (q_proj and v_proj of all layers
+together), `layer` (each q_proj and v_proj by itself, then the mean over them, which is what arXiv:2606.29238 did), and
+`credit:NAME` (all parameters, the same rollouts under another credit). No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditscope.claims.turns import bias_by_turn
+from creditscope.compare import is_finished
+from creditscope.errors import CreditscopeError
+from creditscope.intervals import Interval, mean_interval
+from creditscope.microscope.geometry import centred_rank, credit_null, norm_null, ranks
+from creditscope.microscope.spectrum import orthogonal_null, spectrum
+from creditscope.record import Record
+
+FORMAT = "creditscope evidence 1"
+TRACKED = ("q_proj.weight", "v_proj.weight")
+"""What arXiv:2606.29238 looked at."""
+ENOUGH = 3
+"""Runs below which the interval is taken over the readings of the runs, not over runs."""
+KEPT = ("reward/", "signal/", "eval/", "rollouts/", "credit/", "gram/group/", "scores/group/", "null/", "tokens/",
+        "baseline/", "optimizer/", "overshoot/", "update/", "objective/", "entropy/mean", "length/mean", "grad/norm",
+        "adapt/", "scope/", "time/step")
+"""Metrics that are kept, by the start of their names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A run in numbers."""
+
+    name: str
+    config: Mapping[str, Any]
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    finished: bool = False
+    steps: tuple[Mapping[str, Any], ...] = ()
+    """A mapping a step; a metric that a step does not have is absent."""
+    groups: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    readings: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    turns: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+
+    def __getitem__(self, setting: str) -> Any:
+        """A setting of the run, or None."""
+        return self.config.get(setting)
+
+    @property
+    def subject(self) -> str:
+        """Model, task and method: what a verdict is about."""
+        return " · ".join(str(self.config.get(name, "?")) for name in ("model", "task", "method"))
+
+    @property
+    def trained(self) -> list[Mapping[str, Any]]:
+        """The steps that sampled, without a last line that is an evaluation alone."""
+        return [step for step in self.steps if "rollouts/spent" in step]
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """(step, value) where the metric was recorded."""
+        return [(int(step["step"]), float(step[metric])) for step in self.steps if metric in step]
+
+    def mean(self, metric: str) -> float | None:
+        """Over the steps that have it."""
+        found = [value for _, value in self.series(metric)]
+        return math.fsum(found) / len(found) if found else None
+
+    def points(self, by: str = "spent") -> list[tuple[int, float]]:
+        """(rollouts spent, or with by="step" steps taken, until then; accuracy) at each evaluation, in order."""
+        out, spent, taken = [], 0, 0
+        for step in self.steps:
+            if "eval/accuracy" in step:
+                out.append((spent if by == "spent" else taken, float(step["eval/accuracy"])))
+            spent += int(step.get("rollouts/spent", 0))
+            taken += "rollouts/spent" in step
+        return out
+
+    def column(self, name: str) -> list[float]:
+        """A column of `groups`, without the groups that do not have it."""
+        return [value for value in self.groups.get(name, ()) if value is not None]
+
+    def by_step(self, name: str) -> dict[int, float]:
+        """step -> mean of a column over the reading's live groups that have it."""
+        found: dict[int, list[float]] = {}
+        if name not in self.groups:
+            return {}
+        for step, value in zip(self.groups["step"], self.groups[name], strict=True):
+            if value is not None and step is not None:
+                found.setdefault(int(step), []).append(value)
+        return {step: math.fsum(values) / len(values) for step, values in sorted(found.items())}
+
+
+# -- several runs ----------------------------------------------------------------------------------------------------
+
+APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "device", "accumulate", "probe", "probe_every",
+                   "scope", "every", "also"})
+"""Settings that do not make another experiment of a run."""
+
+
+def families(runs: Sequence[Evidence], over: Sequence[str]) -> Iterator[list[Evidence]]:
+    """Runs that differ in `over`, in the seed and in what changes no result, and in nothing else.
+
+    A setting that is younger than a run had its default then, so one that a run does not know is no difference.
+    """
+    found: list[list[Evidence]] = []
+    for run in runs:
+        home = next((some for some in found if _alike(some[0], run, APART | set(over))), None)
+        if home is None:
+            found.append([run])
+        else:
+            home.append(run)
+    yield from found
+
+
+def _alike(a: Evidence, b: Evidence, apart: frozenset[str] | set[str]) -> bool:
+    return all(a.config[key] == b.config[key] for key in (a.config.keys() & b.config.keys()) - apart)
+
+
+def cells(runs: Sequence[Evidence], setting: str) -> dict[Any, list[Evidence]]:
+    """setting -> the runs that have it, ascending where it can be sorted."""
+    out: dict[Any, list[Evidence]] = {}
+    for run in runs:
+        out.setdefault(run[setting], []).append(run)
+    return dict(sorted(out.items(), key=lambda item: (str(type(item[0])), item[0])))
+
+
+def mean_of(runs: Sequence[Evidence], column: str) -> tuple[Interval, str] | None:
+    """(mean of a column of `groups` with its interval, what n counts), or None where no run has it.
+
+    Over runs where there are three, each run's value the mean over its readings; else over the readings of the runs at
+    hand, which says nothing about other seeds.
+    """
+    by_run = [list(run.by_step(column).values()) for run in runs]
+    by_run = [values for values in by_run if values]
+    if not by_run:
+        return None
+    if len(by_run) >= ENOUGH:
+        return mean_interval([math.fsum(values) / len(values) for values in by_run]), "runs"
+    one = "readings of one run" if len(by_run) == 1 else f"readings of {len(by_run)} runs"
+    return mean_interval([value for values in by_run for value in values]), one
+
+
+# -- from a record ---------------------------------------------------------------------------------------------------
+
+
+def read_evidence(record: Record) -> Evidence:
+    """The evidence of a run, finished or not. What was not recorded is absent; what is damaged is an error."""
+    groups, readings, layers = _readings(record)
+    turns: dict[str, list[float | None]] = {}
+    for step in record.groups():
+        for found in bias_by_turn(record.group(step)):
+            for name, value in ({"step": float(step)} | found).items():
+                turns.setdefault(name, []).append(value)
+    steps = tuple({name: value for name, value in line.items() if name == "step" or (
+        isinstance(value, int | float) and name.startswith(KEPT))} for line in record.steps())
+    return Evidence(name=record.path.name, config=_without_paths(record.config), versions=_plain(record.run),
+                    finished=is_finished(record), steps=steps, groups=groups, readings=readings, layers=layers,
+                    turns=turns)
+
+
+Columns = dict[str, list[float | None]]
+
+
+def _readings(record: Record) -> tuple[Columns, Columns, dict[str, dict[str, float]]]:
+    """(groups, readings, layers) of what the microscope saw."""
+    columns: Columns = {}
+    looks: Columns = {"step": [], "unanimous": [], "unanimous_largest": []}
+    layers: dict[str, dict[str, list[float]]] = {}
+    count = 0
+    for step in record.readings():
+        arrays = record.reading(step)
+        unanimous, largest = 0, 0.0
+        try:
+            for row, dead in _groups_of(arrays, layers):
+                if row is None:
+                    unanimous, largest = unanimous + 1, max(largest, dead)
+                    continue
+                for name in [name for name in row if name not in columns]:
+                    columns[name] = [None] * count
+                count += 1
+                for name, values in columns.items():
+                    values.append(float(step) if name == "step" else row.get(name))
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise CreditscopeError(f"the reading of step {step} in {record.path} is damaged "
+                                   f"({type(error).__name__}: {error}); delete the file to leave it out") from None
+        for name, value in zip(looks, (step, unanimous, largest), strict=True):
+            looks[name].append(float(value))
+    means = {name: {key: math.fsum(values) / len(values) for key, values in found.items()}
+             for name, found in layers.items()}
+    return columns, looks if looks["step"] else {}, means
+
+
+def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, list[float]]]
+               ) -> Iterator[tuple[dict[str, float | None] | None, float]]:
+    """For each group of a reading: (its numbers, 0), or (None, largest |K_ij|) where its rewards are unanimous."""
+    group, reward, gram = arrays["group"], arrays["reward"], arrays["gram"]
+    eps = float(arrays["eps"])
+    credit = arrays.get("credit")
+    scores = arrays.get("scores")
+    names = [str(name) for name in arrays.get("layer_names", ())]
+    tracked = [i for i, name in enumerate(names) if name.endswith(TRACKED)]
+    place = {int(g): i for i, g in enumerate(arrays.get("layer_groups", ()))}
+    for g in np.unique(group):
+        rows = np.flatnonzero(group == g)
+        block, mine = gram[np.ix_(rows, rows)], reward[rows]
+        if np.ptp(mine) == 0:
+            yield None, float(np.abs(block).max())
+            continue
+        if not np.isfinite(block).all() or not block.any():
+            continue
+        row: dict[str, float | None] = {"step": 0.0, "size": float(len(rows)), "reward_mean": float(mine.mean()),
+                                        "reward_std": float(mine.std())}
+        binary = bool(np.isin(mine, (0, 1)).all())
+        if binary:
+            row |= {"right": float(mine.sum()), "orthogonal_null": orthogonal_null(int(mine.sum()), len(rows))}
+        row |= _ranks(block, eps, "all") | {"all/norm_null": norm_null(block)}
+        if credit is not None:
+            c = credit[rows]
+            row |= {"credit_null": credit_null(c), "credit_sum": float(abs(c.sum()) / np.abs(c).sum())}
+            row["all/centred_effective_rank"] = centred_rank(
+                block, c, eps, None if scores is None else scores[np.ix_(rows, rows)])
+        for name, other in zip(arrays.get("other_names", ()), arrays.get("other_grams", ()), strict=True):
+            inner = other[np.ix_(rows, rows)]
+            if np.isfinite(inner).all() and inner.any():
+                row |= _ranks(inner, eps, f"credit:{name}") | {f"credit:{name}/norm_null": norm_null(inner)}
+        if tracked and int(g) in place:
+            each = arrays["layers"][tracked, place[int(g)]].astype(np.float64)
+            row |= _of_layers(each, [names[i] for i in tracked], max(eps, 1e-6), layers)
+        yield row, 0.0
+
+
+def _of_layers(each: NDArray[np.float64], names: Sequence[str], eps: float,
+               layers: dict[str, dict[str, list[float]]]) -> dict[str, float | None]:
+    """The tracked layers together, and each by itself with the mean over them."""
+    row: dict[str, float | None] = dict(_ranks(each.sum(axis=0), eps, "qv"))
+    single: dict[str, list[float]] = {}
+    for name, block in zip(names, each, strict=True):
+        if not block.any():
+            continue
+        found = ranks(spectrum(block, eps))
+        for key in ("effective_rank", "effective_rank_truncated_2", "top1"):
+            layers.setdefault(name, {}).setdefault(key, []).append(found[key])
+        for key, value in found.items():
+            single.setdefault(f"layer/{key}", []).append(value)
+    return row | {name: math.fsum(values) / len(values) for name, values in single.items()}
+
+
+def _ranks(block: NDArray[np.float64], eps: float, of: str) -> dict[str, float | None]:
+    return {f"{of}/{name}": value for name, value in ranks(spectrum(block, eps)).items()} if block.any() else {}
+
+
+def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary is published: where a file lay on somebody's disk is nobody's business. A hub name stays whole."""
+    out = dict(config)
+    for name in ("model", "task"):
+        kind, colon, place = str(out.get(name, "")).rpartition(":")
+        if place.count("/") > 1 or place.startswith((".", "~", "/")) or Path(place).exists():
+            out[name] = f"{kind}{colon}{Path(place).name}"
+    return out
+
+
+def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions as text; nested tables and whatever else a stranger's file may hold are left out."""
+    found = run.get("versions")
+    return {str(k): v for k, v in found.items() if isinstance(v, str | int | float)} if isinstance(found, dict) else {}
+
+
+# -- a file of it ----------------------------------------------------------------------------------------------------
+
+
+def to_json(run: Evidence) -> str:
+    """One line a column, numbers to six digits: a file to commit and to read again."""
+    names = sorted({name for step in run.steps for name in step})
+    steps = {name: [_short(step.get(name)) for step in run.steps] for name in names}
+    body: dict[str, Any] = {"format": FORMAT, "name": run.name, "finished": run.finished, "config": dict(run.config),
+                            "versions": dict(run.versions)}
+    lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in body.items()]
+    for key, columns in (("steps", steps), ("groups", run.groups), ("readings", run.readings),
+                         ("turns", run.turns)):
+        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps([_short(value) for value in values], allow_nan=False)}"
+                           for name, values in columns.items())
+        lines.append(f"{json.dumps(key)}: {{\n{inner}}}")
+    inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps({k: _short(v) for k, v in values.items()})}"
+                       for name, values in run.layers.items())
+    lines.append(f'"layers": {{\n{inner}}}')
+    return "{" + ",\n".join(lines) + "}\n"
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.6g}")
+    return value
+
+
+def from_json(path: Path) -> Evidence:
+    """A file that `to_json` wrote. It may come from anybody: what is not as it should be is refused."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CreditscopeError(f"cannot read {path}: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise CreditscopeError(f"{path} holds no evidence of a run (format {FORMAT!r}); give a run's folder, or a file "
+                               f"of creditscope check --save")
+    try:
+        steps = _numbers(found["steps"])
+        length = {len(values) for values in steps.values()}
+        if len(length) > 1:
+            raise ValueError("columns of different lengths")
+        rows = tuple({name: values[i] for name, values in steps.items() if values[i] is not None}
+                     for i in range(max(length, default=0)))
+        groups = _numbers(found["groups"])
+        if len({len(values) for values in groups.values()}) > 1:
+            raise ValueError("columns of different lengths")
+        if not isinstance(found["config"], dict) or any("step" not in row for row in rows):
+            raise ValueError("no config, or a step without its number")
+        return Evidence(name=str(found["name"]), config=found["config"], versions=_plain(found),
+                        finished=bool(found["finished"]), steps=rows, groups=groups,
+                        readings=_numbers(found["readings"]), turns=_numbers(found["turns"]),
+                        layers={str(k): {str(n): float(x) for n, x in v.items()} for k, v in found["layers"].items()})
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CreditscopeError(f"{path} is damaged: {type(error).__name__}: {error}; make it again with creditscope "
+                               f"check RUN --save") from None
+
+
+def _numbers(columns: Any) -> dict[str, list[float | None]]:
+    return {str(name): [None if x is None else float(x) for x in values] for name, values in columns.items()}
+
+
+def gather(paths: Sequence[Path]) -> list[Evidence]:
+    """The evidence under some paths: runs' folders, files of evidence, and folders that hold either at any depth."""
+    out: list[Evidence] = []
+    for path in paths:
+        if (path / "run.json").exists():
+            out.append(read_evidence(Record.open(path)))
+        elif path.is_file():
+            out.append(from_json(path))
+        else:
+            inner = sorted({found.parent for found in path.glob("**/run.json")})
+            files = sorted(found for found in path.glob("**/*.evidence.json"))
+            if not inner and not files:
+                raise CreditscopeError(f"{path} holds no run (no run.json) and no *.evidence.json; give a folder "
+                                       f"written by creditscope train, or a file of creditscope check --save")
+            out += [read_evidence(Record.open(run)) for run in inner] + [from_json(file) for file in files]
+    return out

@@ -1,0 +1,190 @@
+"""A run in a few numbers: from its record, through a file, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from creditscope.claims.evidence import Evidence, cells, families, from_json, gather, mean_of, read_evidence, to_json
+from creditscope.errors import CreditscopeError
+from creditscope.microscope.spectrum import spectrum
+from creditscope.record import Record
+
+CONFIG = {"model": "tiny", "task": "arithmetic", "method": "p1_grpo", "group": 4, "seed": 0, "credit": None}
+
+
+def reading(rng: np.random.Generator, rewards: list[float], size: int = 4, layers: int = 2) -> dict[str, Any]:
+    """What the microscope writes: rows c_i ψ_i over `layers` tracked layers and one that is not tracked."""
+    reward = np.array(rewards)
+    group = np.arange(len(reward)) // size
+    credit = reward - np.array([reward[group == g].mean() for g in group])
+    psi = rng.normal(size=(layers + 1, len(reward), 30))
+    rows = credit[None, :, None] * psi
+    each = rows @ rows.transpose(0, 2, 1)
+    names = [*(f"model.layers.{i}.self_attn.{'qv'[i % 2]}_proj.weight" for i in range(layers)), "model.norm.weight"]
+    blocks = [[k[np.ix_(group == g, group == g)] for g in np.unique(group)] for k in each]
+    return {"group": group, "reward": reward, "gram": each.sum(axis=0), "credit": credit, "eps": np.array(2e-16),
+            "layer_names": np.array(names), "layer_groups": np.unique(group),
+            "layers": np.array(blocks, dtype=np.float32)}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    with Record.create(tmp_path / "run", CONFIG, {"torch": "2", "cuda": {"nested": 1}}) as record:
+        for step, rewards in enumerate(([1, 0, 0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 1, 0])):
+            record.save_reading(step, reading(rng, [float(r) for r in rewards]))
+            record.append(step, {"reward/mean": 0.5, "rollouts/spent": 8, "rollouts/sampled": 8, "policy/other": 1.0,
+                                 "eval/accuracy": 0.4 + step / 10})
+        record.append(2, {"eval/accuracy": 0.7})
+    return tmp_path / "run"
+
+
+def test_live_groups_are_rows_and_unanimous_ones_are_counted(run: Path) -> None:
+    found = read_evidence(Record.open(run))
+    assert found.groups["step"] == [0, 1, 1]
+    assert found.groups["right"] == [1, 2, 1]
+    assert found.groups["orthogonal_null"] == [3, 4, 3]  # 4k(R − k)/R
+    assert found.readings == {"step": [0, 1], "unanimous": [1, 0], "unanimous_largest": [0, 0]}
+    assert found.finished
+    assert found.steps[-1] == {"step": 2, "eval/accuracy": 0.7}
+    assert "policy/other" not in found.steps[0]
+    assert found.versions == {"torch": "2"}
+
+
+def test_ranks_are_those_of_the_gram_and_of_its_tracked_layers(run: Path) -> None:
+    found = read_evidence(Record.open(run))
+    arrays = Record.open(run).reading(1)
+    block = arrays["gram"][:4, :4]
+    assert found.groups["all/effective_rank"][1] == pytest.approx(spectrum(block).effective_rank)
+    layers = arrays["layers"][:, 0].astype(float)
+    assert found.groups["qv/effective_rank"][1] == pytest.approx(
+        spectrum(layers[0] + layers[1], 1e-6).effective_rank)
+    single = [spectrum(k, 1e-6).effective_rank for k in layers[:2]]
+    assert found.groups["layer/effective_rank"][1] == pytest.approx(sum(single) / 2)
+    assert set(found.layers) == {"model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.v_proj.weight"}
+    # R = 4 independent rows of 90 numbers and a mixed group: the centred matrix has at most R − 1 directions.
+    assert found.groups["all/numerical_rank"][1] == 4
+    assert found.groups["all/centred_effective_rank"][1] < 3 + 1e-9
+    assert all(x is not None and x < 1e-12 for x in found.groups["credit_sum"])
+
+
+def test_a_group_under_another_credit_has_columns_of_its_own(tmp_path: Path) -> None:
+    arrays = reading(np.random.default_rng(1), [1.0, 0.0, 0.0, 1.0])
+    other = np.zeros((1, 4, 4))
+    other[0] = np.eye(4)
+    with Record.create(tmp_path / "run", CONFIG, {}) as record:
+        record.save_reading(0, arrays | {"other_names": np.array(["step_reward"]), "other_grams": other})
+        record.append(0, {"reward/mean": 0.5})
+    found = read_evidence(Record.open(tmp_path / "run"))
+    assert found.groups["credit:step_reward/effective_rank"] == [pytest.approx(4.0)]
+
+
+def test_the_file_says_what_the_record_says(run: Path, tmp_path: Path) -> None:
+    found = read_evidence(Record.open(run))
+    (tmp_path / "x.evidence.json").write_text(to_json(found))
+    again = from_json(tmp_path / "x.evidence.json")
+    assert again.config == found.config
+    assert again.finished == found.finished
+    assert again.points() == found.points() == [(0, 0.4), (8, 0.5), (16, 0.7)]
+    assert again.points(by="step") == [(0, 0.4), (1, 0.5), (2, 0.7)]
+    for name, column in found.groups.items():
+        assert again.groups[name] == pytest.approx(column, rel=1e-5)
+    assert gather([tmp_path])[0].subject == "tiny · arithmetic · p1_grpo"
+    assert len(gather([tmp_path])) == 2, "the run and the file"
+
+
+def test_where_a_file_lay_is_not_published(tmp_path: Path) -> None:
+    place = {"model": "/home/somebody/warm", "task": "gsm8k:/home/somebody/data/gsm8k"}
+    with Record.create(tmp_path / "run", CONFIG | place, {}) as record:
+        record.append(0, {"reward/mean": 0.0})
+    found = read_evidence(Record.open(tmp_path / "run"))
+    assert (found["model"], found["task"]) == ("warm", "gsm8k:gsm8k")
+    assert "somebody" not in to_json(found)
+
+
+def test_a_hub_name_stays_whole(tmp_path: Path) -> None:
+    with Record.create(tmp_path / "run", CONFIG | {"model": "nvidia/Nemotron", "task": "gsm8k:openai/gsm8k"}, {}) as r:
+        r.append(0, {"reward/mean": 0.0})
+    found = read_evidence(Record.open(tmp_path / "run"))
+    assert (found["model"], found["task"]) == ("nvidia/Nemotron", "gsm8k:openai/gsm8k")
+
+
+def evidence(seed: int, group: int, rank: float, **more: Any) -> Evidence:
+    return Evidence(name=f"{group}-{seed}", config=CONFIG | {"seed": seed, "group": group} | more,
+                    groups={"step": [0, 0, 10], "all/effective_rank": [rank, rank + 2, rank + 1]})
+
+
+def test_runs_that_differ_in_the_seed_and_in_what_is_swept_are_one_family() -> None:
+    runs = [evidence(s, g, 2.0) for s in range(2) for g in (2, 8)] + [evidence(0, 2, 2.0, lr=0.1), evidence(
+        0, 2, 2.0, method="grpo")]
+    sizes = sorted(len(family) for family in families(runs, ("group",)))
+    # A run that does not know a setting had its default: lr=0.1 joins, another method does not.
+    assert sizes == [1, 5]
+    assert {group: len(some) for group, some in cells(runs, "group").items()} == {2: 4, 8: 2}
+
+
+def test_with_three_runs_the_interval_is_over_runs_and_with_fewer_over_readings() -> None:
+    value, unit = mean_of([evidence(s, 8, rank) for s, rank in enumerate((1.0, 2.0, 3.0))], "all/effective_rank") or (
+        None, None)
+    # Each run: readings (r + 1, r + 1); the means are 2, 3, 4: 3 ± 4.3027·1/√3.
+    assert value is not None
+    assert (value.mean, value.n, unit) == (3.0, 3, "runs")
+    assert value.high == pytest.approx(3 + 4.3027 / 3**0.5)
+    value, unit = mean_of([evidence(0, 8, 1.0)], "all/effective_rank") or (None, None)
+    assert value is not None
+    assert (value.mean, value.n, unit) == (2.0, 2, "readings of one run")
+    assert mean_of([evidence(0, 8, 1.0)], "no/such") is None
+
+
+# -- what is broken --------------------------------------------------------------------------------------------------
+
+
+def test_a_reading_cut_in_half_is_one_sentence(run: Path) -> None:
+    file = run / "scope" / "000001.npz"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(CreditscopeError, match="cannot read the readings of step 1"):
+        read_evidence(Record.open(run))
+
+
+def test_a_reading_that_lacks_an_array_is_one_sentence(tmp_path: Path) -> None:
+    with Record.create(tmp_path / "run", CONFIG, {}) as record:
+        record.save_reading(0, {"group": np.zeros(2, dtype=int)})
+        record.append(0, {"reward/mean": 0.0})
+    with pytest.raises(CreditscopeError, match=r"step 0 .* is damaged \(KeyError: 'reward'\)"):
+        read_evidence(Record.open(tmp_path / "run"))
+
+
+def test_arrays_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
+    arrays = reading(np.random.default_rng(0), [1.0, 0.0, 0.0, 1.0])
+    with Record.create(tmp_path / "run", CONFIG, {}) as record:
+        record.save_reading(0, arrays | {"gram": arrays["gram"][:2]})
+        record.append(0, {"reward/mean": 0.0})
+    with pytest.raises(CreditscopeError, match="damaged"):
+        read_evidence(Record.open(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("break_it", "said"), [
+    (lambda d: d.pop("format"), "holds no evidence"), (lambda d: d.pop("groups"), "damaged"),
+    (lambda d: d["steps"].update({"step": [0]}), "damaged"),
+    (lambda d: d["steps"].update({"step": ["x", 1, 2]}), "damaged"),
+    (lambda d: d.update(config=[]), "damaged"), (lambda d: d["groups"].update(size=[1.0]), "damaged"),
+    (lambda d: d.update(layers=3), "damaged")])
+def test_a_file_that_is_not_as_it_was_written_is_refused(run: Path, tmp_path: Path, break_it: Any, said: str) -> None:
+    data = json.loads(to_json(read_evidence(Record.open(run))))
+    break_it(data)
+    (tmp_path / "x.evidence.json").write_text(json.dumps(data))
+    with pytest.raises(CreditscopeError, match=said):
+        from_json(tmp_path / "x.evidence.json")
+
+
+def test_a_folder_without_runs_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(CreditscopeError, match="holds no run"):
+        gather([tmp_path])
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(CreditscopeError, match="cannot read"):
+        gather([tmp_path / "x.json"])
