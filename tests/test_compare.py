@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from creditscope import CreditscopeError, figures
+from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.cli import main
 from creditscope.compare import KINDS, Comparison, area, at, compare, read_folder, relative_change, verdicts
 from creditscope.intervals import T975, Interval, mean_interval, overlap, paired, quantile
@@ -256,6 +257,23 @@ def test_an_unfinished_run_goes_on_and_a_new_one_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_runs")
+def test_the_evidence_of_runs_gives_the_table_that_the_runs_gave(tmp_path: Path) -> None:
+    for credit, accuracies in (("outcome", (0.3, 0.4, 0.5)), ("step_reward", (0.3, 0.5, 0.75))):
+        for seed in range(3):
+            write_run(tmp_path / "runs", credit, seed, [x + 0.01 * seed for x in accuracies])
+    (tmp_path / "kept").mkdir()
+    for number, found in enumerate(sorted((tmp_path / "runs").glob("*/*/run.json"))):
+        text = to_json(read_evidence(Record.open(found.parent)))
+        (tmp_path / "kept" / f"{number}.evidence.json").write_text(text)
+    tables = []
+    for out in ("runs", "kept"):
+        assert run("compare", "credit", "--no-run", "--out", str(tmp_path / out), "--json") == 0
+        tables.append((tmp_path / out / "table.md").read_text())
+    assert tables[0] == tables[1]
+    assert "75.0" not in tables[0], "the mean over seeds is 76.0"
+    assert "76.0 %" in tables[0]
+
+
 def test_no_run_leaves_out_what_is_not_finished_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70, 0.72])
     write_run(tmp_path, "gae", 0, [0.5, 0.5, 0.5], finished=False)

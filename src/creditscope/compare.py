@@ -98,30 +98,34 @@ class Run:
         return at(self.points, [self.budget])[0]
 
 
-def is_finished(record: Record) -> bool:
+def is_finished(steps: Sequence[Mapping[str, Any]]) -> bool:
     """A run that came to its end has a last line that is an evaluation alone."""
-    steps = record.steps()
     return bool(steps) and "eval/accuracy" in steps[-1] and "rollouts/spent" not in steps[-1]
 
 
 def read_run(record: Record, kind: Kind) -> Run:
-    """The numbers of a finished run. Evaluations stand on the line of the step that follows them."""
-    config = _checked(record)
+    """The numbers of a finished run."""
+    return run_of(record.path, record.config, record.steps(), kind)
+
+
+def run_of(path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], kind: Kind) -> Run:
+    """The numbers of a finished run by its settings and steps, wherever they were kept. Evaluations stand on the line
+    of the step that follows them."""
+    config = _checked(path, config)
     if not config["rollouts"]:
-        raise CreditscopeError(f"{record.path} had no budget, so it cannot be compared at equal rollouts; train it "
+        raise CreditscopeError(f"{path} had no budget, so it cannot be compared at equal rollouts; train it "
                                f"with --rollouts, or take it out of the folder")
     points, spent = [], 0
-    lines = record.steps()
     for line in lines:
         if "eval/accuracy" in line:
             points.append((spent, float(line["eval/accuracy"])))
-        spent += line.get("rollouts/spent", 0)
+        spent += int(line.get("rollouts/spent", 0))
     trained = [line for line in lines if "rollouts/spent" in line]
     seconds = sum(line["time/step"] - sum(line.get(f"time/{part}", 0.0) for part in ("eval", "scope", "probe"))
                   for line in trained)
     means = {name: _mean(trained, metric) for name, metric in kind.readings.items()}
-    return Run(record.path, kind.name(config), config["seed"], config, tuple(points), len(trained), spent,
-               sum(line["rollouts/sampled"] for line in trained), seconds,
+    return Run(path, kind.name(config), config["seed"], config, tuple(points), len(trained), spent,
+               int(sum(line["rollouts/sampled"] for line in trained)), seconds,
                {name: mean for name, mean in means.items() if mean is not None})
 
 
@@ -130,13 +134,13 @@ SETTINGS = {"seed": int, "rollouts": int, "group": int, "prompts": int, "inner_s
 """What a page is made of, and its kind."""
 
 
-def _checked(record: Record) -> dict[str, Any]:
+def _checked(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The run's settings. A folder may come from anybody: what is not as `train` writes it is refused, not shown."""
-    config = {"rollouts": 0} | record.config
+    config = {"rollouts": 0} | dict(settings)
     for name, kind in SETTINGS.items():
         value = config.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float if kind is float else kind):
-            raise CreditscopeError(f"{record.path}/run.json: {name} is {value!r:.60}, not a {kind.__name__}; is this a "
+            raise CreditscopeError(f"{path}: {name} is {value!r:.60}, not a {kind.__name__}; is this a "
                                    f"run of creditscope train?")
     return config
 
@@ -160,7 +164,7 @@ def read_folder(out: Path, kind: Kind) -> tuple[list[Run], list[Path]]:
     runs, unfinished = [], []
     for found in sorted(out.glob("*/seed-*/run.json")):
         record = Record.open(found.parent)
-        if is_finished(record):
+        if is_finished(record.steps()):
             runs.append(read_run(record, kind))
         else:
             unfinished.append(found.parent)
@@ -195,7 +199,9 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], apart: frozenset[
     'lr is 0.1, not 0.2'
     """
     for key in sorted((old.keys() & new.keys()) - apart):
-        if old[key] != new[key]:
+        # A record keeps a tuple as a list.
+        before, now = (list(x) if isinstance(x, tuple) else x for x in (old[key], new[key]))
+        if before != now:
             return f"{key} is {old[key]!r}, not {new[key]!r}"
     return None
 

@@ -37,9 +37,12 @@ TRACKED = ("q_proj.weight", "v_proj.weight")
 """What arXiv:2606.29238 looked at."""
 ENOUGH = 3
 """Runs below which the interval is taken over the readings of the runs, not over runs."""
-KEPT = ("reward/", "signal/", "eval/", "rollouts/", "credit/", "gram/group/", "scores/group/", "null/", "tokens/",
-        "baseline/", "optimizer/", "overshoot/", "update/", "objective/", "entropy/mean", "length/mean", "grad/norm",
-        "adapt/", "scope/", "time/step")
+KEPT = (
+    "reward/mean", "reward/std", "signal/groups", "signal/live_groups", "signal/dead_groups", "eval/", "rollouts/spent",
+    "rollouts/sampled", "credit/within", "credit/dead_groups", "gram/group/effective_rank", "baseline/", "tokens/",
+    "also/", "adapt/", "optimizer/scale_change", "optimizer/overshoot", "optimizer/updates", "overshoot/past",
+    "overshoot/distance", "overshoot/after", "overshoot/kl", "overshoot/carry", "objective/value", "entropy/mean",
+    "length/mean", "time/step", "time/eval", "time/scope", "time/probe", "time/train")
 """Metrics that are kept, by the start of their names."""
 
 
@@ -170,7 +173,7 @@ def read_evidence(record: Record) -> Evidence:
     steps = tuple({name: value for name, value in line.items() if name == "step" or (
         isinstance(value, int | float) and name.startswith(KEPT))} for line in record.steps())
     return Evidence(name=record.path.name, config=_without_paths(record.config), versions=_plain(record.run),
-                    finished=is_finished(record), steps=steps, groups=groups, readings=readings, layers=layers,
+                    finished=is_finished(record.steps()), steps=steps, groups=groups, readings=readings, layers=layers,
                     turns=turns)
 
 
@@ -285,7 +288,7 @@ def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_json(run: Evidence) -> str:
-    """One line a column, numbers to six digits: a file to commit and to read again."""
+    """One line a column, numbers to five digits: a file to commit and to read again."""
     names = sorted({name for step in run.steps for name in step})
     steps = {name: [_short(step.get(name)) for step in run.steps] for name in names}
     body: dict[str, Any] = {"format": FORMAT, "name": run.name, "finished": run.finished, "config": dict(run.config),
@@ -304,7 +307,7 @@ def to_json(run: Evidence) -> str:
 
 def _short(value: Any) -> Any:
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.6g}")
+        return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.5g}")
     return value
 
 

@@ -18,6 +18,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from creditscope.claims.evidence import from_json
 from creditscope.compare import (
     KINDS,
     Comparison,
@@ -34,6 +35,7 @@ from creditscope.compare import (
     percent,
     read_folder,
     read_run,
+    run_of,
     verdicts,
 )
 from creditscope.errors import CreditscopeError, printable
@@ -103,7 +105,8 @@ class Compare:
     """Where the runs (NAME/seed-S), table.md, table.json and figure.svg go; by default runs/compare for credit,
     runs/brakes for brake."""
     no_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Train nothing: compare the finished runs in --out, whatever their settings were."""
+    """Train nothing: compare the finished runs in --out, or their evidence (creditscope check --save), whatever their
+    settings were."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     @property
@@ -164,6 +167,8 @@ class Compare:
 
     def _found(self) -> list[Run]:
         runs, unfinished = read_folder(self.place, self.kind)
+        kept = [(path, from_json(path)) for path in sorted(self.place.glob("*.evidence.json"))]
+        runs += [run_of(path, run.config, run.steps, self.kind) for path, run in kept if run.finished]
         runs = [run for run in runs if not self.names or run.name in self.names]
         if not runs:
             which = f" of {', '.join(self.names)}" if self.names else ""
@@ -252,7 +257,7 @@ def arguments(config: Config, path: Path) -> tuple[str, ...]:
     for f in fields(Config):
         value = getattr(config, f.name)
         if f.name != "model" and value != f.default:
-            words += [f"--{f.name.replace('_', '-')}", str(value)]
+            words += [f"--{f.name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))]
     return (*words, "--out", str(path), "--json", *["--resume"] * (path / "run.json").exists())
 
 
@@ -287,7 +292,7 @@ def _finished(path: Path) -> Record | None:
     if not (path / "run.json").exists():
         return None
     record = Record.open(path)
-    return record if is_finished(record) else None
+    return record if is_finished(record.steps()) else None
 
 
 def _done(path: Path, config: Config, kind: Kind) -> bool:
@@ -299,7 +304,7 @@ def _done(path: Path, config: Config, kind: Kind) -> bool:
     if found:
         raise CreditscopeError(f"{path} holds a run with other settings: its {found}; give the same settings, or "
                                f"choose another --out")
-    return is_finished(record)
+    return is_finished(record.steps())
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
