@@ -167,7 +167,12 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> t
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CreditscopeError(f"cannot load the {what} of {name!r}: {first}") from error
 
-    return attempt("model", AutoModelForCausalLM), attempt("tokenizer", AutoTokenizer)
+    model = attempt("model", AutoModelForCausalLM)
+    if "gguf_file" in extra:
+        # The weights are plain numbers by now; transformers still calls them quantised and would refuse to save them.
+        model.hf_quantizer = None
+        model.config.__dict__.pop("quantization_config", None)
+    return model, attempt("tokenizer", AutoTokenizer)
 
 
 def _with_adapters(model: Any, rank: int, seed: int) -> Any:
