@@ -1,4 +1,5 @@
-"""Write docs/methods.md, docs/credit.md and docs/conformance.md: from the rows, by enumeration, from others' code.
+"""Write docs/methods.md, credit.md, claims.md and conformance.md: from the rows, by enumeration, from the evidence in
+results/, from others' code.
 
     python docs/generate.py            all pages; needs TRL for the last
 """
@@ -14,6 +15,9 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "conformance"), str(ROOT / "docs")]
 
+from creditscope.claims.evidence import gather  # noqa: E402
+from creditscope.claims.page import claims_page as every_claim  # noqa: E402
+from creditscope.claims.table import check, run_exact  # noqa: E402
 from creditscope.credit import ESTIMATORS, NEEDS  # noqa: E402
 from creditscope.credit.estimator import Estimator  # noqa: E402
 from creditscope.describe import advantage_equation, alpha_text, equation, penalty_text, ratio_text  # noqa: E402
@@ -211,6 +215,16 @@ def turns_section(survey: ModuleType) -> list[str]:
             f"compared with the whole turn. Its gradient error with leave-one-out is {number(state.error)}.\n"]
 
 
+def claims_page() -> str:
+    """Every claim with its verdicts: what is exact, and what the evidence in results/ says."""
+    files = sorted((ROOT / "results").glob("**/*.evidence.json"))
+    evidence = gather(files)
+    about = (f"Exact verdicts are computed when this page is made. The others read the {len(files)} files "
+             "`results/**/*.evidence.json`, one a run: `creditscope check results`. The runs themselves are made by "
+             "`creditscope reproduce p1` and `p2`.")
+    return GENERATED + every_claim([*run_exact(), *(check(evidence) if evidence else [])], about=about)
+
+
 def conformance_page() -> str:
     """Our rows beside TRL's and verl's own code."""
     import trl_peer
@@ -295,7 +309,8 @@ def decade(value: float) -> str:
 
 
 def main() -> None:
-    for name, page in {"methods": methods_page, "credit": credit_page, "conformance": conformance_page}.items():
+    for name, page in {"methods": methods_page, "credit": credit_page, "claims": claims_page,
+                       "conformance": conformance_page}.items():
         (ROOT / "docs" / f"{name}.md").write_text(page())
         print(f"wrote docs/{name}.md")
 

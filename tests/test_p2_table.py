@@ -1,11 +1,8 @@
-"""P2's Table 1 (arXiv:2601.05002), each row written out here from the paper, and compared with ours through w.
-
-Eq. 1 with A_i = r_i − mean(r) and std inside α: J = Σ_i Σ_t α_it·min(s_it A_i, clip(s_it) A_i) − β R. One group, since
-the table is stated for one. Where the table departs from a method's own paper, the code below says so.
-"""
+"""P2's Table 1 (arXiv:2601.05002), written out from the paper, against our table through w."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -13,62 +10,26 @@ import torch
 from torch import Tensor
 
 from creditscope import METHODS, Rollouts, effective_credit, surrogate
+from creditscope.claims.p2_table import BETA, TABLE, Symbols
 from creditscope.methods import P2_TABLE_1
 from creditscope.weights import conflict_weight
 from makers import make, moved
 
-BETA = 0.07
+REPAIRED = [name for name, row in TABLE.items() if row.repaired is not None]
 
 
-def clip_term(s: Tensor, a: Tensor, low: float, high: float) -> Tensor:
-    return torch.minimum(s * a, s.clamp(1 - low, 1 + high) * a)
+def group(seed: int) -> Rollouts:
+    return make([1, 0, 0, 1, 0, .5], group=[0] * 6, lengths=[2, 5, 3, 4, 6, 1], seed=seed)
 
 
-class Parts:
-    """The symbols of the table for one batch of one group."""
-
-    def __init__(self, batch: Rollouts, logp: Tensor) -> None:
-        self.m = batch.mask.double()
-        self.R, self.L = len(batch), batch.lengths.double()[:, None]
-        self.sigma = batch.reward.std()
-        self.A = (batch.reward - batch.reward.mean())[:, None]
-        self.log_pi = logp
-        self.ratio = (logp - batch.logp).exp()
-        self.sequence = ((logp - batch.logp) * self.m).sum(1, keepdim=True)
-        ref = batch.ref_logp
-        assert ref is not None
-        self.K3 = (ref - logp).exp() - (ref - logp) - 1
-        self.a = 1 / (self.R * self.L * self.sigma)
-        self.keep = (self.sequence.detach() / self.L >= -0.5) | (self.A >= 0)
-        self.H = (batch.entropy * self.m).sum(1, keepdim=True) / self.L  # type: ignore[operator]
-        self.delta = self.H <= 0.6931471805599453
-        self.lam = conflict_weight(batch)
-        self.total = self.L.sum()
-
-    def sum(self, x: Tensor) -> Tensor:
-        return (x * self.m).sum()
+def ours(name: str, batch: Rollouts, logp: Tensor) -> Tensor:
+    row = METHODS[name]
+    row = row.but(name=name, beta=BETA) if row.kl != "none" else row
+    return effective_credit(lambda lp: surrogate(row, lp, batch), logp)
 
 
-def gspo(p: Parts) -> Tensor:
-    s = (p.sequence / p.L).exp().detach() * (p.log_pi - p.log_pi.detach()).exp()  # with the exponent 1/|y|
-    return p.sum(p.a * clip_term(s, p.A, 3e-4, 4e-4))
-
-
-TABLE: dict[str, Callable[[Parts], Tensor]] = {
-    "grpo": lambda p: p.sum(p.a * clip_term(p.ratio, p.A, .2, .2)) - BETA * p.sum(p.K3 / (p.R * p.L)),
-    "grpo_v32": lambda p: p.sum(p.keep / (p.R * p.L) * clip_term(p.ratio, p.A, .2, .2))
-    - BETA * p.sum(p.ratio * p.K3 / (p.R * p.L)),
-    "gspo": gspo,
-    "gtpo": lambda p: p.sum(p.delta * p.lam / (p.R * p.L) * p.ratio * p.A)
-    - 0.1 * p.sum(p.delta * p.H / (p.R * p.L) * p.ratio * p.lam),
-    "dapo": lambda p: p.sum(clip_term(p.ratio, p.A, .2, .28) / (p.sigma * p.total)),
-    "cppo": lambda p: p.sum(p.a * ((p.A / p.sigma).abs() > 0.5) * clip_term(p.ratio, p.A, .2, .2))
-    - BETA * p.sum(((p.A / p.sigma).abs() > 0.5) * p.K3 / (p.R * p.L)),
-    "dr_grpo": lambda p: p.sum((clip_term(p.ratio, p.A, .2, .2) - BETA * p.K3) / p.R) / p.m.shape[1],
-    "gpg": lambda p: p.sum(p.log_pi * p.A / p.total),
-    "cispo": lambda p: p.sum(p.ratio.detach().clamp(max=1.28) * p.log_pi * p.A / (p.sigma * p.total)),
-    "gcpo": lambda p: (clip_term(p.sequence.exp(), p.A, .2, .2) / (p.sigma * p.R)).sum(),
-}
+def theirs(objective: Callable[[Symbols], Tensor], batch: Rollouts, logp: Tensor) -> Tensor:
+    return effective_credit(lambda lp: objective(Symbols(batch, lp)), logp)
 
 
 def test_the_ten_rows_are_all_here() -> None:
@@ -78,13 +39,48 @@ def test_the_ten_rows_are_all_here() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("size", [0.0, 3e-4, 0.4])
 @pytest.mark.parametrize("name", P2_TABLE_1)
-def test_our_row_has_the_credit_of_p2s_row(name: str, size: float, seed: int) -> None:
-    # The table prints GSPO without its exponent 1/|y| and Dr.GRPO without its constant L_max: both papers have them.
-    # Its KL is written without an aggregate; we take the method's own.
-    batch = make([1, 0, 0, 1, 0, .5], group=[0] * 6, lengths=[2, 5, 3, 4, 6, 1], seed=seed)
-    row = METHODS[name]
-    row = row.but(name=name, beta=BETA) if row.kl != "none" else row
+def test_our_row_has_the_credit_of_p2s_row_as_its_method_has_it(name: str, size: float, seed: int) -> None:
+    batch = group(seed)
     logp = moved(batch, size, seed)
-    ours = effective_credit(lambda lp: surrogate(row, lp, batch), logp)
-    theirs = effective_credit(lambda lp: TABLE[name](Parts(batch, lp)), logp) * batch.mask
-    assert torch.allclose(ours, theirs, atol=1e-12)
+    row = TABLE[name]
+    assert torch.allclose(ours(name, batch, logp), theirs(row.repaired or row.printed, batch, logp), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_what_was_repaired_makes_a_difference(name: str) -> None:
+    batch = group(0)
+    logp = moved(batch, 0.4, 0)
+    assert not torch.allclose(ours(name, batch, logp), theirs(TABLE[name].printed, batch, logp), rtol=1e-2)
+
+
+def test_four_rows_depart_from_their_methods_and_say_how() -> None:
+    assert REPAIRED == ["gspo", "cppo", "dr_grpo", "cispo"]
+    assert all(bool(row.repair) == (row.repaired is not None) for row in TABLE.values())
+
+
+def test_grpo_and_dapo_of_two_answers_by_hand() -> None:
+    # r = (1, 0): A = ±½, σ = 1/√2. At ratio 1 and β = 0: w = A/(R·L_i·σ) = ±½·√2/(2·L_i), and ±½·√2/ΣL for DAPO.
+    batch = make([1, 0], [0, 0], [1, 3])
+    batch = Rollouts(tokens=batch.tokens, mask=batch.mask, logp=batch.logp, reward=batch.reward, group=batch.group,
+                     ref_logp=batch.logp, entropy=batch.entropy)  # at the reference K3 has no slope
+    root = math.sqrt(2)
+    grpo = theirs(TABLE["grpo"].printed, batch, batch.logp)
+    assert grpo[0].tolist() == pytest.approx([root / 4, 0, 0], abs=1e-15)
+    assert grpo[1].tolist() == pytest.approx([-root / 12] * 3, abs=1e-15)
+    dapo = theirs(TABLE["dapo"].printed, batch, batch.logp)
+    assert dapo[1].tolist() == pytest.approx([-root / 8] * 3, abs=1e-15)
+
+
+def test_conflict_tokens_by_hand() -> None:
+    # Good 1 2 3, bad 1 4 3 and 1 2: the good one shares 1 and 2 in front (each with some bad answer) and 3 at the end.
+    batch = make([1, 0, 0], [0, 0, 0], [3, 3, 2])
+    tokens = torch.tensor([[1, 2, 3], [1, 4, 3], [1, 2, 0]])
+    batch = Rollouts(tokens=tokens, mask=batch.mask, logp=batch.logp, reward=batch.reward, group=batch.group,
+                     ref_logp=batch.ref_logp, entropy=batch.entropy)
+    assert Symbols(batch, batch.logp).conflict.tolist() == [[2, 2, 2], [0, 1, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_conflict_of_a_loop_is_the_one_of_our_weights(seed: int) -> None:
+    batch = group(seed)
+    assert torch.equal(Symbols(batch, batch.logp).conflict * batch.mask, conflict_weight(batch) * batch.mask)

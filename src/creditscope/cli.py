@@ -12,6 +12,7 @@ import tyro
 
 from creditscope import __version__
 from creditscope.errors import CreditscopeError, printable
+from creditscope.verbs.check import Check
 from creditscope.verbs.compare import Compare
 from creditscope.verbs.credit import Credit
 from creditscope.verbs.demo import Demo
@@ -20,14 +21,17 @@ from creditscope.verbs.localise import Localise
 from creditscope.verbs.methods import Methods
 from creditscope.verbs.optimizer import Optimizer
 from creditscope.verbs.prefix import Prefix
+from creditscope.verbs.reproduce import Reproduce
 from creditscope.verbs.scope import Scope
 from creditscope.verbs.train import Train
+from creditscope.verbs.warmup import Warmup
 
 DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
 
-VERBS: dict[str, type[Any]] = {"demo": Demo, "train": Train, "compare": Compare, "localise": Localise, "scope": Scope,
-                               "prefix": Prefix, "optimizer": Optimizer, "methods": Methods, "credit": Credit,
-                               "env": Env}
+VERBS: dict[str, type[Any]] = {
+    "demo": Demo, "warmup": Warmup, "train": Train, "check": Check, "reproduce": Reproduce, "compare": Compare,
+    "localise": Localise, "scope": Scope, "prefix": Prefix, "optimizer": Optimizer, "methods": Methods,
+    "credit": Credit, "env": Env}
 
 
 def verbs(asked: str) -> Any:

@@ -1,5 +1,5 @@
-"""The comparison as a picture: of credit, accuracy against rollouts spent; of brakes, distance past the bound beside
-accuracy. Needs the extra `plot`.
+"""Numbers as pictures: of credit, accuracy against rollouts spent; of brakes, distance past the bound beside accuracy;
+of group sizes, a number over training. Needs the extra `plot`.
 
 Greys and colours are chosen to be read on white and on black; the ground is transparent.
 """
@@ -99,6 +99,36 @@ def brake_svg(found: Comparison) -> str:
     panels = (distance.properties(title=f"Distance past the bound, μ = {found.settings['inner_steps']}", width=320),
               accuracy.properties(title=f"Accuracy ({_seeds(found)})", width=320))
     return _svg(alt.hconcat(*(panel.properties(height=40 * len(rows)) for panel in panels), spacing=40))
+
+
+def curves_svg(curves: Mapping[str, Sequence[tuple[int, Interval]]], words: str, percent: bool = False) -> str:
+    """A number over training: a line and an interval for each name, at its end the name."""
+    alt = _altair()
+    seen = [x for line in curves.values() for _, p in line for x in (p.mean, p.low, p.high) if x is not None]
+    room = 0.04 * (max(seen) - min(seen)) or 0.01
+    low, high = min(seen) - room, max(seen) + room
+    last = max(step for line in curves.values() for step, _ in line)
+    rows = [{"name": name, "step": step, "mean": p.mean, "low": p.low, "high": p.high}
+            for name, line in curves.items() for step, p in line]
+    places = spread([line[-1][1].mean for line in curves.values()], GAP * (high - low) / HEIGHT, low, high)
+    labels = [{"name": name, "step": last, "place": place} for name, place in zip(curves, places, strict=True)]
+    scale = alt.Scale(domain=[low, high], nice=False, zero=False)
+    colour = alt.Color("name:N", legend=None, scale=alt.Scale(
+        domain=list(curves), range=[COLOURS[i % len(COLOURS)] for i in range(len(curves))]))
+    up = alt.Y("mean:Q", title=words, scale=scale, axis=alt.Axis(format=".0%") if percent else alt.Axis())
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        x=alt.X("step:Q", title="step", scale=alt.Scale(domain=[0, max(last, 1)], nice=False),
+                axis=alt.Axis(tickMinStep=1)), color=colour)
+    counts = sorted({p.n for line in curves.values() for _, p in line})
+    over = "one run each, no interval" if counts[-1] == 1 else f"mean of up to {counts[-1]} runs, 95 % t-interval"
+    return _svg(alt.layer(
+        base.transform_filter("isValid(datum.low)").mark_area(opacity=0.13).encode(y=alt.Y("low:Q", scale=scale),
+                                                                                  y2="high:Q"),
+        base.mark_line(strokeWidth=2).encode(y=up),
+        base.mark_circle(size=22, opacity=1).encode(y=up),
+        alt.Chart(alt.Data(values=labels)).mark_text(align="left", dx=8, fontSize=11).encode(
+            x="step:Q", y=alt.Y("place:Q", scale=scale), text="name:N", color=colour),
+    ).properties(width=WIDTH, height=HEIGHT, title=f"{words[0].upper()}{words[1:]} ({over})"))
 
 
 def _altair() -> Any:

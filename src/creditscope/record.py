@@ -256,7 +256,7 @@ class Record:
                 return dict(stored)
         except FileNotFoundError:
             raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             raise CreditscopeError(f"cannot read the {what} of step {step} in {self.path}: {error}") from None
 
     def checkpoints(self) -> list[int]:

@@ -93,7 +93,7 @@ def test_the_file_says_what_the_record_says(run: Path, tmp_path: Path) -> None:
     assert again.points() == found.points() == [(0, 0.4), (8, 0.5), (16, 0.7)]
     assert again.points(by="step") == [(0, 0.4), (1, 0.5), (2, 0.7)]
     for name, column in found.groups.items():
-        assert again.groups[name] == pytest.approx(column, rel=1e-5)
+        assert again.groups[name] == pytest.approx(column, rel=5e-5)  # five digits
     assert gather([tmp_path])[0].subject == "tiny · arithmetic · p1_grpo"
     assert len(gather([tmp_path])) == 2, "the run and the file"
 

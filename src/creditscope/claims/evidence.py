@@ -144,19 +144,25 @@ def cells(runs: Sequence[Evidence], setting: str) -> dict[Any, list[Evidence]]:
 
 
 def mean_of(runs: Sequence[Evidence], column: str) -> tuple[Interval, str] | None:
-    """(mean of a column of `groups` with its interval, what n counts), or None where no run has it.
+    """(mean of a column of `groups` with its interval, what n counts), or None where no run has it."""
+    return over_runs([list(run.by_step(column).values()) for run in runs])
 
-    Over runs where there are three, each run's value the mean over its readings; else over the readings of the runs at
-    hand, which says nothing about other seeds.
+
+def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> tuple[Interval, str] | None:
+    """(mean of each run's mean, "runs") from three runs on; else (mean of all values, what they are), which says
+    nothing about other seeds. None of no values.
     """
-    by_run = [list(run.by_step(column).values()) for run in runs]
-    by_run = [values for values in by_run if values]
-    if not by_run:
+    known = [values for values in by_run if values]
+    if not known:
         return None
-    if len(by_run) >= ENOUGH:
-        return mean_interval([math.fsum(values) / len(values) for values in by_run]), "runs"
-    one = "readings of one run" if len(by_run) == 1 else f"readings of {len(by_run)} runs"
-    return mean_interval([value for values in by_run for value in values]), one
+    if len(known) >= ENOUGH:
+        return mean_interval([math.fsum(values) / len(values) for values in known]), "runs"
+    return mean_interval([value for values in known for value in values]), some(unit, len(known))
+
+
+def some(unit: str, runs: int) -> str:
+    """What n counts below three runs."""
+    return f"{unit} of one run" if runs == 1 else f"{unit} of {runs} runs"
 
 
 # -- from a record ---------------------------------------------------------------------------------------------------
@@ -307,7 +313,8 @@ def to_json(run: Evidence) -> str:
 
 def _short(value: Any) -> Any:
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.5g}")
+        value = value if value.is_integer() else float(f"{value:.5g}")
+        return int(value) if value.is_integer() and abs(value) < 1e15 else value
     return value
 
 
@@ -327,14 +334,14 @@ def from_json(path: Path) -> Evidence:
             raise ValueError("columns of different lengths")
         rows = tuple({name: values[i] for name, values in steps.items() if values[i] is not None}
                      for i in range(max(length, default=0)))
-        groups = _numbers(found["groups"])
-        if len({len(values) for values in groups.values()}) > 1:
+        groups, readings, turns = (_numbers(found[name]) for name in ("groups", "readings", "turns"))
+        if any(len({len(values) for values in table.values()}) > 1 for table in (groups, readings, turns)):
             raise ValueError("columns of different lengths")
         if not isinstance(found["config"], dict) or any("step" not in row for row in rows):
             raise ValueError("no config, or a step without its number")
         return Evidence(name=str(found["name"]), config=found["config"], versions=_plain(found),
                         finished=bool(found["finished"]), steps=rows, groups=groups,
-                        readings=_numbers(found["readings"]), turns=_numbers(found["turns"]),
+                        readings=readings, turns=turns,
                         layers={str(k): {str(n): float(x) for n, x in v.items()} for k, v in found["layers"].items()})
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CreditscopeError(f"{path} is damaged: {type(error).__name__}: {error}; make it again with creditscope "

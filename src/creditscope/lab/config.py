@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from creditscope.catalogue import find
 from creditscope.credit.choice import parse
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.lab.adapt import ADAPTS, Setting, check_adapt, parse_adapt
 from creditscope.method import Method
 from creditscope.optimizer.table import BRAKES, parse_brake
 
@@ -54,6 +55,9 @@ class Config:
     """Optimiser steps per pass: the groups are dealt out evenly."""
     accumulate: int = 1
     """Micro-batches per optimiser step: less memory, the same gradient, one more forward pass."""
+    adapt: str = "none"
+    """When R or the credit changes on the way: none; raise_group or denser_credit, when the effective rank falls;
+    late_group, the control, when half of --rollouts was spent; with options after commas (raise_group,most=16)."""
     resample: int = 3
     """How often a step may replace unanimous groups by fresh prompts, for methods that drop them (DAPO)."""
 
@@ -104,6 +108,9 @@ class Config:
     (a second pass), nulls, the optimal baseline, spectra of each layer's gradient, and the path over steps."""
     every: int = 1
     """Steps between readings of the microscope."""
+    also: tuple[str, ...] = ()
+    """Other credits, written as for --credit, under which each reading looks at the same rollouts. Each takes a pass
+    from which nothing is learnt, and what it samples is not counted as spent."""
     probe: str = "light"
     """What the optimiser does to the credit: off; light: overshoot, reward scale and update geometry, from what the
     step has at hand; full: also a forward pass after the last update, what momentum did to the overshoot (a backward
@@ -179,6 +186,14 @@ class Config:
         BRAKES[parse_brake(self.brake)[0]].require(self.row, self.inner_steps * self.minibatches,
                                                    self.momentum if self.optimizer == "sgd" else self.beta1)
         self._check_credit()
+        self._check_also()
+        check_adapt(self.adapt, Setting(self.group, self.estimator), self.rollouts, self.scope,
+                    readings=math.ceil((self.steps - self.critic_warmup) / self.every))
+        for flag, spec in self._others:
+            try:
+                self.under(spec)
+            except CreditscopeError as error:
+                raise CreditscopeError(f"{flag} {spec}: {error}") from None
 
     def _check_credit(self) -> None:
         name, _ = parse(self.estimator)
@@ -204,6 +219,29 @@ class Config:
         if self.critic_warmup and "critic" not in row.needs:
             raise CreditscopeError(f"--critic-warmup {self.critic_warmup}: --credit {name} has no critic; use --credit "
                                    f"gae, or leave it out")
+
+    def _check_also(self) -> None:
+        if self.also and self.scope == "off":
+            raise CreditscopeError(f"--also {' '.join(self.also)}: other credits are read under the microscope, and "
+                                   f"--scope is off; give --scope light")
+        for spec in self.also:
+            if self.also.count(spec) > 1:
+                raise CreditscopeError(f"--also {spec} is given twice; a reading needs it once")
+
+    @property
+    def _others(self) -> list[tuple[str, str]]:
+        """(flag, credit) of every credit that the run may meet besides its own."""
+        to = parse_adapt(self.adapt)[1].get("to")
+        return [("--also", spec) for spec in self.also] + ([("--adapt", to)] if to else [])
+
+    @property
+    def credits(self) -> tuple[str, ...]:
+        """Every credit that the run may meet, its own first."""
+        return tuple(dict.fromkeys([self.estimator, *(spec for _, spec in self._others)]))
+
+    def under(self, credit: str) -> Config:
+        """The same run with another --credit and none besides: refused where that credit could not be."""
+        return replace(self, credit=credit, also=(), adapt="none", critic_warmup=0)
 
     @property
     def row(self) -> Method:
@@ -240,9 +278,11 @@ class Config:
         own = parse(self.estimator)[0] not in ESTIMATORS
         scheduled = self.schedule != "constant" or "schedule=linear" in self.estimator or own
         longer: set[str] = set() if scheduled else {"steps", "rollouts"}
+        if ADAPTS[parse_adapt(self.adapt)[0]].spends:  # by the budget it was given at the start
+            longer -= {"rollouts"}
         # What does not scale with reward must be followed from the first step on.
         looks: set[str] = {"probe_every"} if self.unscaled else {"probe", "probe_every"}
-        return frozenset({"log", "checkpoint_every", "keep_every"} | longer | looks)
+        return frozenset({"log", "checkpoint_every", "keep_every", "also"} | longer | looks)
 
     def learning_rate(self, step: int) -> float:
         """lr of a step: linear warm-up, then the schedule's decay."""

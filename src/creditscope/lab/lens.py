@@ -2,8 +2,9 @@
 
 `light` reads the step's own backward pass. `full` adds a second pass whose cotangent is 1 on every chosen token: its
 rows are the unweighted scores ψ_i, which zero credit cannot hide, and what hangs on them: the centred rank, the null of
-shuffled credits, the optimal baseline. Groups are never cut, so each group's block is exact; blocks of different
-micro-batches are not compared.
+shuffled credits, the optimal baseline. `--also` adds a pass for each other credit, whose cotangent is the w that this
+credit would have become. Groups are never cut, so each group's block is exact; blocks of different micro-batches are
+not compared.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Lens:
         """Forget the last step."""
         self._rows: list[Block] = []
         self._scores: list[Block] = []
+        self._others: dict[str, list[Block]] = {}
+        self.others: dict[str, Tensor] = {}
+        """(B, T) credit of the batch by other names, to be read beside its own."""
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []
         self._before: dict[str, Tensor] = {}
         self._extra: dict[str, Any] = {}
@@ -62,6 +66,12 @@ class Lens:
         self._calibration = 0.0
         self.seconds = 0.0
         """All that was spent inside the step on looking, the calibration included."""
+
+    def assign(self, credits: Callable[[], dict[str, Tensor]]) -> None:
+        """--also: other credits for the coming step's batch. What they cost is part of the reading's price."""
+        start = self._now()
+        self.others = credits()
+        self._seconds += self._now() - start
 
     # -- while a step is taken --------------------------------------------------------------------------------------
 
@@ -91,6 +101,18 @@ class Lens:
         with self._scope:
             pull()
         self._scores.append(self._block(rows))
+        self._spend(start)
+
+    def read_others(self, rows: Tensor, chunks: Sequence[Tensor], weigh: Callable[[Tensor], Tensor],
+                    pull: Callable[[Tensor, Tensor], None]) -> None:
+        """--also: for each other credit a pass whose cotangents are the w that it would have become."""
+        start = self._now()
+        for name, credit in self.others.items():
+            w = weigh(credit[rows])
+            for chunk in chunks:
+                with self._scope:
+                    pull(chunk, w[chunk])
+                self._others.setdefault(name, []).append(self._block(rows[chunk]))
         self._spend(start)
 
     def read_tokens(self, rows: Tensor, norms: Callable[[], Tensor], mask: Tensor) -> None:
@@ -132,7 +154,7 @@ class Lens:
         if self._scores:
             out |= _merged([self._score_summary(block, rollouts) for block in self._scores], "scores/live_groups")
             out |= self._nulls(rollouts, credit) | self._baselines(rollouts) | self._token_concentration()
-        out |= self._extra
+        out |= self._extra | self._other_ranks(rollouts)
         now = self._now() - start
         if self._cost:
             out["scope/ratio"] = self._cost["scoped"] / self._cost["plain"]
@@ -149,13 +171,12 @@ class Lens:
                                     "eps": np.array(max(block.eps for block in self._rows))}
         if credit is not None:
             out["credit"] = credit
-        for name, blocks in (("gram", self._rows), ("scores", self._scores)):
-            if blocks:
-                whole = np.full((count, count), np.nan)
-                for block in blocks:
-                    rows = block.rows.cpu().numpy()
-                    whole[np.ix_(rows, rows)] = block.gram
-                out[name] = whole
+        out["gram"] = _whole(self._rows, count)
+        if self._scores:
+            out["scores"] = _whole(self._scores, count)
+        if self._others:
+            out["other_names"] = np.array(list(self._others))
+            out["other_grams"] = np.array([_whole(blocks, count) for blocks in self._others.values()])
         if self._tokens:
             norms = np.zeros(tuple(rollouts.mask.shape))
             for picked, x, _ in self._tokens:
@@ -203,6 +224,15 @@ class Lens:
         out = {f"null/group/{name}": _mean(null[name].mean for null in nulls if name in null)
                for name in ("effective_rank", "cancellation", "conflict") if any(name in null for null in nulls)}
         return out | ({"gram/group/centred_effective_rank": _mean(centred)} if centred else {})
+
+    def _other_ranks(self, rollouts: Rollouts) -> dict[str, float]:
+        """`also/NAME/effective_rank`, the mean over the groups in which that credit is not 0."""
+        out = {}
+        for name, blocks in self._others.items():
+            found = _merged([self._summary(block, rollouts, None) for block in blocks], "gram/live_groups")
+            if "gram/group/effective_rank" in found:
+                out[f"also/{name}/effective_rank"] = found["gram/group/effective_rank"]
+        return out
 
     def _token_concentration(self) -> dict[str, float]:
         """How few tokens hold Σ‖∇_W log π(y_t)‖², W the output head alone."""
@@ -274,6 +304,15 @@ def _merged(parts: Sequence[dict[str, float]], live: str) -> dict[str, float]:
         have = [part for part in parts if name in part]
         out[name] = float(np.average([part[name] for part in have], weights=[part[live] for part in have]))
     return out
+
+
+def _whole(blocks: Sequence[Block], count: int) -> NDArray[np.float64]:
+    """(B, B) the Gram of all rows from its blocks, NaN where rows never met."""
+    whole = np.full((count, count), np.nan)
+    for block in blocks:
+        rows = block.rows.cpu().numpy()
+        whole[np.ix_(rows, rows)] = block.gram
+    return whole
 
 
 def _right(rollouts: Rollouts, rows: Tensor) -> NDArray[Any] | None:

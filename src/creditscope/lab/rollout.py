@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -98,7 +99,7 @@ def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]],
                  width: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """(B, T) step index of each token, -1 for none, (B, S) step rewards, and (B, S) states where the task names them.
 
-    S = 0 where no answer has steps. A state is a number that stands for its text, the same in the whole batch.
+    S = 0 where no answer has steps. A state is a number that stands for its text, the same in every batch and run.
     """
     most = max((len(v.steps) for v in verdicts), default=0)
     step = torch.full((len(verdicts), width), -1, dtype=torch.int64)
@@ -110,9 +111,17 @@ def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]],
     names = [[s.state for s in v.steps] for v in verdicts]
     if not most or any(name is None for row in names for name in row):
         return step, reward, None
-    number = {name: n for n, name in enumerate(dict.fromkeys(name for row in names for name in row))}
-    state = torch.tensor([[*(number[name] for name in row), *[-1] * (most - len(row))] for row in names])
+    state = torch.tensor([[*(state_number(str(name)) for name in row), *[-1] * (most - len(row))] for row in names])
     return step, reward, state
+
+
+def state_number(name: str) -> int:
+    """A number of 63 bits for a state's text: batches are joined and records compared, so no batch may count its own.
+
+    >>> state_number("turn 0, rung 2") == state_number("turn 0, rung 2") != state_number("turn 1, rung 2")
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
 def _step_of_each(steps: Sequence[Step], pieces: Sequence[str]) -> Iterator[int]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from creditscope import metrics
 from creditscope.credit import Chosen, find_estimator
 from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
+from creditscope.lab.adapt import Setting, decide
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.config import MOST_DRAWS, Config
 from creditscope.lab.critic import Critic
@@ -55,19 +56,20 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora, chat=config.chat,
                          seed=config.seed)
     task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
-    estimator = find_estimator(config.estimator)
-    check_problems(task, config, estimator)
+    estimators = {spec: find_estimator(spec) for spec in config.credits}
+    for chosen in estimators.values():
+        check_problems(task, config, chosen)
     max_tokens = config.max_tokens or task.max_tokens
     method = with_limit(config.row, max_tokens)
     reference = policy.reference() if config.needs_reference else None
     optimizer = make_optimizer(policy, config)
     brake, probe = find_brake(config.brake, optimizer), make_probe(policy, optimizer, config)
-    critic = make_critic(policy, config, estimator) if "critic" in estimator.row.needs else None
-    if config.critic_warmup and critic is None:
-        raise CreditscopeError(f"--critic-warmup {config.critic_warmup}: --credit {config.estimator} has no critic; "
-                               f"leave it out, or say what it needs: needs = ('critic',)")
+    own, others = estimators[config.estimator], [estimators[spec] for spec in config.also]
+    critic = make_critic(policy, config, own) if "critic" in own.row.needs else None
+    if critic is None:
+        check_without_critic(config, others)
     lens = Lens(policy, config) if config.scope != "off" else None
-    settings = asdict(config) | {"log": list(config.log)}
+    settings = asdict(config) | {"log": list(config.log), "also": list(config.also)}
     if resume and (taken := max(Record.open(out).checkpoints(), default=0)) > config.steps:
         raise CreditscopeError(f"{out} has taken {taken} steps already; give --steps {taken} or more")
     record = Record.resume(out, settings, config.free) if resume else Record.create(out, settings, versions)
@@ -75,19 +77,24 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     with record, undone(record, fresh=not resume):
         done, used, spent, before = restore(record, policy, optimizer, critic, probe)
         problems = problem_stream(task, config.seed, skip=used)
+        lines = record.steps()
         for step in range(done, config.steps if not 0 < config.rollouts <= spent else done):
             clock = Clock()
             line: Metrics = {}
+            now = decide(config.adapt, Setting(config.group, config.estimator), lines, config.rollouts)
+            estimator = estimators[now.credit]
+            if config.adapt != "none":
+                line |= {"adapt/group": now.group, "adapt/switched": int(now.credit != config.estimator)}
             if config.eval_problems and evaluation_due(config, step, spent, before):
                 line |= evaluate(policy, task, config, max_tokens)
                 clock.lap("eval")
 
             # Sample. A method that drops unanimous groups may have them replaced by fresh prompts.
-            def draw(count: int, attempt: int, step: int = step) -> Batch:
+            def draw(count: int, attempt: int, step: int = step, now: Setting = now) -> Batch:
                 nonlocal used
                 used += count
                 generator = torch.Generator(policy.device).manual_seed(stream_seed(config.seed, step, attempt))
-                return roll_out(policy, task, list(islice(problems, count)), config.group, max_tokens=max_tokens,
+                return roll_out(policy, task, list(islice(problems, count)), now.group, max_tokens=max_tokens,
                                 temperature=config.temperature, top_p=config.top_p, generator=generator)
 
             drawn = batch = draw(config.prompts, 0)
@@ -105,12 +112,20 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate(step)
             # Credit is the whole batch's, so that what is whitened or counted over it does not see minibatches.
-            tools = LabTools(policy, task, config, replace(batch, rollouts=rollouts), max_tokens=max_tokens,
-                             chunks=micro_batches(rollouts.group, config.accumulate), critic=critic,
-                             seed=stream_seed(config.seed, step, CONTINUING), progress=step / config.steps)
-            if step == 0:
-                check_first(estimator.row.needs, batch, config)
+            make_tools = partial(LabTools, policy, task, config, replace(batch, rollouts=rollouts),
+                                 max_tokens=max_tokens, chunks=micro_batches(rollouts.group, config.accumulate),
+                                 critic=critic, seed=stream_seed(config.seed, step, CONTINUING),
+                                 progress=step / config.steps)
+            tools = make_tools()
+            for chosen in estimators.values() if step == 0 else ():
+                check_first(chosen.row.needs, batch, config.under(chosen.spec))
             credit = estimator(method, rollouts, tools)
+            clock.lap("credit")
+            learns = step >= config.critic_warmup  # before that the critic alone does
+            look = lens if lens is not None and learns and step % config.every == 0 else None
+            if look is not None and others:
+                look.assign(partial(other_credits, others, method, rollouts, make_tools))
+                clock.lap("scope")
             if critic is not None:
                 line |= critic.fit(batch.prompts, rollouts, parts=config.accumulate)
             clock.lap("credit")
@@ -119,8 +134,6 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                 probe.begin(method, rollouts, credit)
             updates: list[Update] = []
             opening = 0  # updates of the first pass
-            learns = step >= config.critic_warmup  # before that the critic alone does
-            look = lens if lens is not None and learns and step % config.every == 0 else None
             for inner in range(config.inner_steps if learns else 0):
                 taken = len(updates)
                 for rows in deal(rollouts.group, config.minibatches):
@@ -157,6 +170,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                 clock.lap("scope")
             line |= clock.metrics()
             record.append(step, line)
+            lines.append(line)
             if updates and config.keep_every and step % config.keep_every == 0:
                 record.save_group(step, kept_arrays(rollouts, credit, w, live))
             spent, before = spent + line["rollouts/spent"], spent
@@ -228,13 +242,18 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
     The brake may change w and the step; where it wants no step on these rows, the list is empty.
     """
     optimizer = brake.optimizer
+    chunks = micro_batches(part.group, config.accumulate)
 
     def forward(chunk: Tensor, grad: bool) -> Tensor:
         chosen = [prompts[i] for i in chunk.tolist()]
         return token_logp(policy, chosen, part.tokens[chunk], part.mask[chunk], config.temperature, grad)
 
-    def weigh(logp: Tensor) -> Tensor:
-        return effective_credit(lambda lp: surrogate(method, lp, part, credit), logp)
+    def whole() -> Tensor:
+        """log π of all rows, without a graph."""
+        return torch.cat([forward(chunk, grad=False) for chunk in chunks])[torch.cat(chunks).argsort()]
+
+    def weigh(logp: Tensor, by: Tensor) -> Tensor:
+        return effective_credit(lambda lp: surrogate(method, lp, part, by), logp)
 
     def pull(chunk: Tensor, cotangent: Callable[[Tensor], Tensor | None]) -> None:
         live = forward(chunk, grad=True)
@@ -245,7 +264,6 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
     def score(live: Tensor, chunk: Tensor) -> Tensor:
         return part.mask[chunk].to(live.dtype)
 
-    chunks = micro_batches(part.group, config.accumulate)
     if lens is not None:
         lens.calibrate(partial(pull, chunks[0], partial(score, chunk=chunks[0])))
         for chunk in chunks if config.scope == "full" else ():
@@ -253,6 +271,10 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
             lens.read_tokens(rows[chunk], partial(head_norms, policy, [prompts[i] for i in chunk.tolist()],
                                                   part.tokens[chunk], part.mask[chunk], config.temperature),
                              part.mask[chunk])
+        if lens.others:
+            before = cache(whole)
+            lens.read_others(rows, chunks, lambda other: weigh(before(), other),
+                             lambda chunk, w: pull(chunk, lambda live: w))
 
     optimizer.zero_grad(set_to_none=True)
     sight: list[Sight] = []
@@ -262,18 +284,13 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
         """The whole minibatch at once: what the objective says, and what the brake makes of it."""
         if not brake.goes_on(logp, rows):
             return False
-        w = weigh(logp)
+        w = weigh(logp, credit)
         sight.append(Sight(logp, w, brake.reweigh(w, logp, rows)))
         return True
 
     # With one micro-batch, w comes from the same forward that is pulled back; with several it must come first.
-    if len(chunks) > 1 or splits:
-        parts = [forward(chunk, grad=False) for chunk in chunks]
-        whole = parts[0].new_zeros(credit.shape)
-        for chunk, x in zip(chunks, parts, strict=True):
-            whole[chunk] = x
-        if not look_at(whole):
-            return []
+    if (len(chunks) > 1 or splits) and not look_at(whole()):
+        return []
     if splits:
         bare = method.but(name=method.name, beta=0.0)
         kl = sight[0].w - effective_credit(lambda lp: surrogate(bare, lp, part, credit), sight[0].logp)
@@ -282,16 +299,21 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
         rewards = {p: torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in policy.trainable().values()}
         optimizer.zero_grad(set_to_none=True)
 
+    # The microscope bears one backward pass, and once another minibatch has moved tokens a full probe takes its own.
+    apart = probe if lens is not None and config.probe == "full" and config.minibatches > 1 else None
+
     def descend(live: Tensor, chunk: Tensor) -> Tensor | None:
         if not sight and not look_at(live.detach()):
             return None
-        if probe is not None:
+        if probe is not None and apart is None:
             probe.see(live, rows[chunk])
         return -sight[0].pulled[chunk]
 
     for chunk in chunks:
         run = partial(pull, chunk, partial(descend, chunk=chunk))
         run() if lens is None else lens.watch(rows[chunk], run)
+        if apart is not None and sight:
+            apart.see(forward(chunk, grad=True), rows[chunk])
     if not sight:
         return []
     value = float(surrogate(method, sight[0].logp, part, credit))
@@ -309,8 +331,7 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
         if probe.parts is not None:
             probe.parts.update({p: rewards[p] * clipped for p in parameters} if splits else
                                {p: p.grad for p in parameters if p.grad is not None})
-    order = torch.cat(chunks).argsort()
-    brake.step(lambda: torch.cat([forward(chunk, grad=False) for chunk in chunks])[order], clipped)
+    brake.step(whole, clipped)
     return [Update(rows, sight[0].w, sight[0].logp, value, norm)]
 
 
@@ -344,6 +365,23 @@ def check_problems(task: Task, config: Config, estimator: Chosen) -> None:
     estimator.row.require(task_gives(task, first), f"task {config.task!r}")
     if config.eval_problems and next(iter(task.problems("test")), None) is None:
         raise CreditscopeError(f"task {config.task!r} has no test problems; give it some, or --eval-problems 0")
+
+
+def check_without_critic(config: Config, others: Sequence[Chosen]) -> None:
+    """Refuse what needs a critic in a run whose own credit has none."""
+    if config.critic_warmup:
+        raise CreditscopeError(f"--critic-warmup {config.critic_warmup}: --credit {config.estimator} has no critic; "
+                               f"leave it out, or say what it needs: needs = ('critic',)")
+    for other in others:
+        if "critic" in other.row.needs:
+            raise CreditscopeError(f"--also {other.spec}: it needs a critic, and --credit {config.estimator} trains "
+                                   f"none; leave it out, or train with --credit gae")
+
+
+def other_credits(others: Sequence[Chosen], method: Method, rollouts: Rollouts,
+                  make_tools: Callable[[], LabTools]) -> dict[str, Tensor]:
+    """(B, T) credit by each name of --also, with tools of its own: what these sample is not counted as spent."""
+    return {other.spec: other(method, rollouts, make_tools()) for other in others}
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
@@ -476,7 +514,8 @@ def batch_metrics(drawn: Batch, used: Batch, tools: LabTools) -> Metrics:
 
 def kept_arrays(rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor) -> dict[str, Any]:
     """The rollouts of a step as plain arrays, with the credit they were given and the w it became."""
-    names = ("tokens", "mask", "logp", "reward", "group", "entropy", "step", "step_reward", "ref_logp")
+    names = ("tokens", "mask", "logp", "reward", "group", "entropy", "step", "step_reward",
+             "step_state", "ref_logp")
     tensors = {name: getattr(rollouts, name) for name in names} | {"credit": credit, "w": w, "live_logp": live}
     out: dict[str, Any] = {k: v.float().cpu().numpy() if v.is_floating_point() else v.cpu().numpy()
                            for k, v in tensors.items() if v is not None}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from creditscope.errors import CreditscopeError
@@ -49,11 +49,12 @@ class Ladder:
     # -- the task ----------------------------------------------------------------------------------------
 
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
-        """`test`: every rung once. `train`: rungs at random, without end."""
+        """`test`: every rung once. `train`: rungs at random, without end, each with a random walk as its solution: to
+        learn from it is to learn the form of an answer and no preference."""
         if check_split(split) == "test":
             return (self._problem(f"test-{rung}", rung) for rung in range(self.top + 1))
         rng = random.Random(f"turns/{seed}")
-        return (self._problem(f"train-{seed}-{i}", rng.randint(0, self.top)) for i in itertools.count())
+        return (self._with_walk(f"train-{seed}-{i}", rng.randint(0, self.top)) for i in itertools.count())
 
     def verify(self, problem: Problem, text: str) -> Verdict:
         """The sum of the turns' rewards; a step a turn. A line that is no move earns 0 and moves nowhere."""
@@ -76,6 +77,11 @@ class Ladder:
         prompt = (f"You stand on rung {rung} of a ladder with rungs 0 to {self.top}. Say up or down, one word a line, "
                   f"{self.turns} times. Each turn earns the rung you reach.\n")
         return Problem(name, prompt, "\n".join(["up"] * self.turns), {"start": rung})
+
+    def _with_walk(self, name: str, rung: int) -> Problem:
+        problem = self._problem(name, rung)
+        walk = random.Random(f"walk/{name}").choices(MOVES, k=self.turns)
+        return replace(problem, meta={**problem.meta, "solution": "\n".join(walk)})
 
     # -- the exact values --------------------------------------------------------------------------------
 

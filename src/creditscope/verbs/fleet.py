@@ -18,11 +18,15 @@ from creditscope.errors import printable
 
 
 class Fleet:
-    """Follows runs through their records; `folders` are those that are still to do, by name."""
+    """Follows runs through their records; `folders` are those that are still to do, by name.
 
-    def __init__(self, console: Console, folders: Mapping[str, Path], budget: int, reused: int,
+    `budget` is the rollouts of each: one number for all, or one by name.
+    """
+
+    def __init__(self, console: Console, folders: Mapping[str, Path], budget: int | Mapping[str, int], reused: int,
                  quiet: bool = False) -> None:
-        self._console, self._folders, self._budget, self._reused, self._quiet = console, folders, budget, reused, quiet
+        self._console, self._folders, self._reused, self._quiet = console, folders, reused, quiet
+        self._budget = dict.fromkeys(folders, budget) if isinstance(budget, int) else budget
         self._begin = time.monotonic()
         self._seen = {name: glance(path) for name, path in folders.items()}
         self._before = self._spent()
@@ -65,7 +69,7 @@ class Fleet:
     def _bar(self, ended: Mapping[str, str | None]) -> Table:
         bar = Table.grid(padding=(0, 1))
         total = len(self._folders) + self._reused
-        share = self._reused + sum(min(1.0, seen.spent / self._budget) for seen in self._seen.values())
+        share = self._reused + sum(min(1.0, seen.spent / self._budget[name]) for name, seen in self._seen.items())
         bar.add_row("runs", ProgressBar(total=total, completed=share, width=40), f"{len(ended) + self._reused}/{total}",
                     Text(f"left {self._left(ended) or '…'}"))
         return bar
@@ -80,15 +84,15 @@ class Fleet:
         return table
 
     def _spent(self) -> int:
-        return sum(min(seen.spent, self._budget) for seen in self._seen.values())
+        return sum(min(seen.spent, self._budget[name]) for name, seen in self._seen.items())
 
     def _left(self, ended: Mapping[str, str | None]) -> str:
         """Time for what is still to be spent, at the pace so far; nothing before there is a pace."""
         gained = self._spent() - self._before
-        dropped = sum(self._budget - min(self._budget, self._seen[name].spent) for name in ended)
+        dropped = sum(max(0, self._budget[name] - self._seen[name].spent) for name in ended)
         if gained <= 0:
             return ""
-        todo = len(self._folders) * self._budget - self._spent() - dropped
+        todo = sum(self._budget.values()) - self._spent() - dropped
         seconds = todo * (time.monotonic() - self._begin) / gained
         return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 

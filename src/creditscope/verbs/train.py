@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,8 @@ class Train:
       creditscope train --method ppo --critic-warmup 5          a critic, which learns alone at first
       creditscope train --inner-steps 4 --brake recall          several updates a batch, with a brake on momentum
       creditscope train --scope light --every 5                 read the geometry of the gradients every fifth step
+      creditscope train --scope light --also step_return salt   the same rollouts under other credits, at each reading
+      creditscope train --scope light --adapt raise_group       more rollouts a prompt once the rank has fallen
       creditscope train --out runs/mine --resume               go on after a stop or a kill
     """
 
@@ -61,10 +64,11 @@ class Train:
             ", model/" if finished else "")
         console.print(f"wrote {out}: {files}", markup=False)
         # A function of the user's own must be named again: a record's word is not enough to run code.
-        own = "".join(f" --{name} {value}" for name in ("credit", "reward")
-                      if ":" in (value := getattr(self.config, name) or ""))
+        own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
+        scope = f" --scope {self.config.scope}" if "also" in own else ""  # without it, --also alone is refused
+        flags = scope + "".join(f" --{name} {' '.join(words)}" for name, words in own.items())
         look = f"creditscope train {out / 'model'}" if self.config.probe == "off" else f"creditscope optimizer {out}"
-        again = look if finished else f"creditscope train --out {out} --resume{own}"
+        again = look if finished else f"creditscope train --out {out} --resume{flags}"
         console.print(f"Next: {again}", markup=False)
         return 0 if finished else 130
 
@@ -73,12 +77,20 @@ class Train:
         out = self.out or default_out(self.config)
         known = {f.name for f in fields(Settings)}
         stored = {name: value for name, value in Record.open(out).config.items() if name in known}
-        for name in ("credit", "reward"):
-            value, given = stored.get(name), getattr(self.config, name)
-            if isinstance(value, str) and ":" in value and given != value:
-                raise CreditscopeError(f"{out} was trained with --{name} {printable(value)}, a function of yours. A "
-                                       f"record's word is not enough to run code: give --{name} again")
-        return Train(config=Settings(**(stored | {"log": tuple(stored.get("log", ()))})), out=out)
+        given = named(asdict(self.config))
+        for name, words in named(stored).items():
+            for word in words:
+                if ":" in word and word not in given[name]:
+                    raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of yours. A "
+                                           f"record's word is not enough to run code: give --{name} again")
+        lists = {name: tuple(stored.get(name, ())) for name in ("log", "also")}
+        return Train(config=Settings(**(stored | lists)), out=out)
+
+
+def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What is named by each flag that may name a function of the user's own."""
+    one = {name: [settings.get(name) or ""] for name in ("credit", "reward")}
+    return {name: [str(word) for word in words] for name, words in (one | {"also": settings.get("also", ())}).items()}
 
 
 def run_training(config: Config, out: Path, console: Console, resume: bool = False, label: str | None = None,

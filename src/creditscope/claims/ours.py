@@ -1,0 +1,169 @@
+"""Two claims of our own about the rank of arXiv:2606.29238 (P1.5): why it is low, and why it may read 2. No torch.
+
+C.1: what lowers the rank of a group is that few rollouts hold most of the score norm, not that scores are alike.
+C.2: a spectrum cut to its two largest values reads about 2, whatever the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditscope.claims.evidence import Evidence, cells, mean_of
+from creditscope.claims.reading import READ, ratio_over_runs, rows_with, shown, sweeps, verdict_of, with_outcome
+from creditscope.claims.verdict import Verdict, above, decided, missing
+from creditscope.intervals import Interval
+from creditscope.microscope.spectrum import Spectrum, spectrum
+
+# -- C.1 -------------------------------------------------------------------------------------------------------------
+
+LOW_RANK = math.log(1.1)
+"""The mean gap from which on there is a low rank to explain: a tenth below what the credits allow."""
+HALF = 0.5
+"""The share of the gap that an explanation must cover: more than every other reason together."""
+
+
+def norm_concentration(runs: Sequence[Evidence]) -> list[Verdict]:
+    """C.1: the share of the gap from the credits' null to the measured rank that unequal norms explain.
+
+        gap  = log(credit_null / r_eff)         credit_null = (Σ|c|)²/Σc²: orthogonal scores of equal norm
+        part = log(credit_null / norm_null)     norm_null = (Σ‖g‖)²/Σ‖g‖²: orthogonal rows of the measured norms
+
+    r_eff ≤ norm_null by majorisation, so gap − part ≥ 0 is what alignment does. Σ part / Σ gap over a run's groups, of
+    the group sizes whose mean gap is not below log 1.1.
+    """
+    verdicts = []
+    for family in sweeps(with_outcome(runs), lambda run: len(_gaps(run))):
+        mean_gap = {size: float(np.mean([gap for run in cell for _, _, gap in _gaps(run)]))
+                    for size, cell in cells(family, "group").items()}
+        low = [run for run in family if mean_gap[run["group"]] >= LOW_RANK]
+        found = ratio_over_runs([_gaps(run) for run in low])
+        definition = "share of log(credit null / (Σσ)²/Σσ²) that unequal score norms explain, all parameters"
+        if found is None:
+            most = math.exp(max(mean_gap.values()))
+            verdicts.append(missing("C.1", family[0].subject, f"a low rank to explain: the rank is at most {most:.2f} "
+                                    f"times below what the credits allow, not {math.exp(LOW_RANK):.1f}", definition))
+            continue
+        if found[1] != "runs":  # whose low rank two readings explain may be chance
+            found = Interval(found[0].mean, None, None, found[0].n), found[1]
+        gaps = ", ".join(f"{math.exp(gap):.1f}" for gap in mean_gap.values())
+        verdicts.append(verdict_of(
+            "C.1", definition, family[0].subject, above(found[0], HALF), found,
+            f"unequal norms explain {shown(found[0])} of the gap, the rank being {gaps} times below what the credits "
+            f"allow at R = {', '.join(map(str, mean_gap))}", expected="above 0.5", threshold=f"interval above {HALF}",
+            bounds=(HALF,)))
+    return verdicts or [missing("C.1", "runs", f"{READ}, with outcome credit")]
+
+
+def _gaps(run: Evidence) -> list[tuple[float, float, float]]:
+    """(step, part, gap) of each group."""
+    found = rows_with(run.groups, "step", "credit_null", "all/norm_null", "all/effective_rank")
+    return [(step, math.log(null / norms), math.log(null / rank)) for step, null, norms, rank in found
+            if min(null, norms, rank) > 0]
+
+
+# -- C.2 -------------------------------------------------------------------------------------------------------------
+
+LEAST = 1.5
+"""What still rounds to 2. Cut to two values, no rank exceeds 2, so there is no upper end to choose."""
+MOST_TOP = (1 + math.sqrt(3) / 2) / 2
+"""The top share f at which 1 + 2√(f(1−f)) = 1.5: f(1−f) = 1/16, f = (1 + √(3/4))/2 = 0.933."""
+SHARE = 0.9
+"""The share of groups that must read about 2 for "any data"."""
+EXACT = 1e-7
+"""Two ways to the same number agree to this: √ of an eigenvalue's rounding, 1e-16, is 1e-8."""
+BATTERY_SIZES = (4, 8, 16, 32, 64)
+
+
+def battery(seed: int = 0, width: int = 256) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """(kind, rows) of data that have nothing in common: from orthogonal rows to few clusters, R from 4 to 64."""
+    random = np.random.default_rng(seed)
+    for size in BATTERY_SIZES:
+        plain = random.normal(size=(size, width))
+        yield "random", plain
+        yield "orthogonal", np.linalg.qr(plain.T)[0].T
+        yield "rank three", random.normal(size=(size, 3)) @ random.normal(size=(3, width))
+        yield "two clusters", random.normal(size=(2, width))[np.arange(size) % 2] + 0.3 * plain
+        yield "unequal norms", random.lognormal(size=(size, 1)) * plain
+        advantage = np.where(np.arange(size) < size // 4, 0.75, -0.25)[:, None]
+        yield "a quarter right", advantage * plain
+
+
+def cut_to_two(s: Spectrum) -> float:
+    """r_eff as an SVD truncated to two values prints it."""
+    return s.truncated(2).effective_rank
+
+
+def of_top_share(top: float) -> float:
+    """(σ₁ + σ₂)² / (σ₁² + σ₂²) = 1 + 2√(f(1−f)), f = σ₁² / (σ₁² + σ₂²): the data enter by one number.
+
+    >>> of_top_share(0.5), round(of_top_share(0.7), 3), of_top_share(1.0)
+    (2.0, 1.917, 1.0)
+    """
+    return 1 + 2 * math.sqrt(top * (1 - top))
+
+
+def truncated_two(cases: Iterator[tuple[str, NDArray[np.float64]]] | None = None,
+                  printed: Callable[[Spectrum], float] = cut_to_two) -> list[Verdict]:
+    """C.2, without a run: an SVD cut to two values prints 1 + 2√(f(1−f)), which is 1.5 to 2 up to f = 0.933."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for kind, rows in battery() if cases is None else cases:
+        s = spectrum(rows @ rows.T)
+        found.setdefault(kind, []).append((printed(s), s.truncated(2).top1, s.effective_rank))
+    every = [case for some in found.values() for case in some]
+    off = max(abs(cut - of_top_share(top)) for cut, top, _ in every)
+    wrong = sum((cut >= LEAST) != (top <= MOST_TOP) for cut, top, _ in every)
+    share = sum(cut >= LEAST for cut, _, _ in every) / len(every)
+    cuts, full = [cut for cut, _, _ in every], [rank for _, _, rank in every]
+    subject = f"matrices of {len(found)} kinds: {', '.join(found)}"
+    return [
+        Verdict(claim="C.2", definition="(Σσ)²/Σσ² of the two largest σ less 1 + 2√(f(1−f)), f = σ₁²/(σ₁² + σ₂²)",
+                subject=subject, outcome=decided(off <= EXACT), observed=off, expected="0",
+                threshold=f"at most {EXACT:g}", n=len(every), of="cases",
+                reason=f"the largest of {len(every)} differences is {off:.2g}"),
+        Verdict(claim="C.2", definition=f"cases on the wrong side: below {LEAST} with f ≤ {MOST_TOP:.3f}, or not below "
+                                        f"it with a larger f",
+                subject=subject, outcome=decided(wrong == 0), observed=float(wrong), expected="0", threshold="none",
+                n=len(every), of="cases",
+                reason=f"{wrong} of {len(every)} cases leave [{LEAST}, 2] with a first direction of at most "
+                       f"{MOST_TOP:.1%} of the two, or stay in it with a larger one"),
+        Verdict(claim="C.2", definition=f"share of cases in which (Σσ)²/Σσ² of the two largest σ reads {LEAST} to 2",
+                subject=subject, outcome=decided(share >= SHARE), observed=share, expected="1, rank-one data apart",
+                threshold=f"at least {SHARE}", n=len(every), of="cases",
+                reason=f"{share:.0%} of the cases read {LEAST} to 2, all {min(cuts):.2f} to {max(cuts):.2f}, while the "
+                       f"full spectrum reads {min(full):.1f} to {max(full):.1f}; rank-one data would read 1"),
+    ]
+
+
+def truncated_two_runs(runs: Sequence[Evidence]) -> list[Verdict]:
+    """C.2 on recorded groups of R ≥ 4: the share that reads 1.5 to 2 when the spectrum is cut to two values."""
+    verdicts: list[Verdict] = []
+    large = [run for run in with_outcome(runs) if run["group"] >= 4]
+    for where, words in (("all", "all parameters"), ("layer", "mean over q_proj and v_proj")):
+        verdicts += _reads_two(large, where, words)
+    return verdicts or [missing("C.2", "runs", f"{READ}, with outcome credit, at --group 4 or more")]
+
+
+def _reads_two(runs: Sequence[Evidence], where: str, words: str) -> Iterator[Verdict]:
+    column = f"{where}/effective_rank_truncated_2"
+    for family in sweeps(runs, lambda run: len(run.column(column))):
+        found = ratio_over_runs([[(step, float(cut >= LEAST), 1.0)
+                                  for step, cut in rows_with(run.groups, "step", column)] for run in family])
+        if found is None:
+            continue
+        yield verdict_of(
+            "C.2", f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
+            above(found[0], SHARE), found, f"{shown(found[0])} of the groups read {LEAST} to 2 when cut to two values"
+            f"{_while(cells(family, 'group'), where)}", expected="1", threshold=f"interval above {SHARE}",
+            bounds=(SHARE,))
+
+
+def _while(sizes: Mapping[int, Sequence[Evidence]], where: str) -> str:
+    """What the full spectrum reads on the same groups, by R."""
+    full = {size: found[0].mean for size, cell in sizes.items()
+            if (found := mean_of(cell, f"{where}/effective_rank")) is not None}
+    return f", while the full spectrum reads {', '.join(f'{rank:.1f}' for rank in full.values())} at R = " \
+           f"{', '.join(map(str, full))}" if full else ""

@@ -1,0 +1,178 @@
+"""What tests of claims share: which runs belong together, what number they give, and what verdict it is. No torch.
+
+A number of a cell, which is one group size R, is a mean over runs where there are three, else over the readings of the
+runs at hand. Two runs that differ only in what was read are one run: of these the one with more readings is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from creditscope.catalogue import find
+from creditscope.claims.evidence import ENOUGH, Evidence, cells, families, mean_of, some
+from creditscope.claims.verdict import Outcome, Verdict, all_of, ends, enough, inside
+from creditscope.errors import CreditscopeError
+from creditscope.intervals import Interval, mean_interval
+from creditscope.method import Method
+
+Found = tuple[Interval, str]
+"""A mean with its interval, and what its n counts."""
+
+SWEEP = ("group", "rollouts", "steps")
+"""Runs of one experiment may differ in these."""
+READ = "runs that the microscope read: creditscope train --scope light --every 5"
+SEEDS = f"{ENOUGH} seeds: creditscope train --seed 0, 1, 2"
+
+
+# -- runs that belong together ---------------------------------------------------------------------------------------
+
+
+def credit_of(run: Evidence) -> str:
+    """The estimator of a run without its options: where none was named, the critic's for methods that have one."""
+    row = row_of(run)
+    default = "gae" if row is not None and row.baseline == "external" else "outcome"
+    return str(run["credit"] or default).split(",")[0]
+
+
+def row_of(run: Evidence) -> Method | None:
+    """The method's row, None for a name that is not in the table."""
+    try:
+        return find(str(run["method"]))
+    except CreditscopeError:
+        return None
+
+
+def rule_of(run: Evidence) -> str:
+    """The rule by which the run changes itself, without its options; older runs had none."""
+    return str(run["adapt"] or "none").split(",")[0]
+
+
+def fixed(runs: Sequence[Evidence]) -> list[Evidence]:
+    """Runs with one R from first to last step. A file may come from anybody: one without R or seed is left out."""
+    return [run for run in runs if isinstance(run["group"], int) and isinstance(run["seed"], int)
+            and rule_of(run) == "none"]
+
+
+def with_outcome(runs: Sequence[Evidence]) -> list[Evidence]:
+    """Runs as P1's: one R, and one credit for a whole answer."""
+    return [run for run in fixed(runs) if credit_of(run) == "outcome"]
+
+
+def sweeps(runs: Sequence[Evidence], count: Callable[[Evidence], int], over: Sequence[str] = SWEEP
+           ) -> Iterator[list[Evidence]]:
+    """The families of the runs that have something to count. Runs of a family with the same R and seed sampled the same
+    rollouts: of these the one with most of what is counted.
+    """
+    for family in families([run for run in runs if count(run)], over):
+        best: dict[tuple[int, int], Evidence] = {}
+        for run in family:
+            twin = best.setdefault((run["group"], run["seed"]), run)
+            if count(run) > count(twin):
+                best[run["group"], run["seed"]] = run
+        yield list(best.values())
+
+
+def rows_with(table: Mapping[str, Sequence[float | None]], *columns: str) -> list[tuple[float, ...]]:
+    """The rows of a table that have all of the columns, each as its values.
+
+    >>> rows_with({"step": [0.0, 5.0], "x": [None, 2.0]}, "step", "x"), rows_with({"step": [0.0]}, "step", "x")
+    ([(5.0, 2.0)], [])
+    """
+    if not table.keys() >= set(columns):
+        return []
+    rows = [tuple(value for value in row if value is not None)
+            for row in zip(*(table[name] for name in columns), strict=True)]
+    return [row for row in rows if len(row) == len(columns)]
+
+
+# -- from runs to a number -------------------------------------------------------------------------------------------
+
+
+def ratio_over_runs(by_run: Sequence[Sequence[tuple[float, float, float]]]) -> Found | None:
+    """Σ top / Σ bottom of each run's groups (step, top, bottom), its interval over runs; below three runs of each
+    reading's groups, its interval over readings.
+    """
+    known = [sorted(rows) for rows in by_run if rows]
+    if not known:
+        return None
+    if len(known) >= ENOUGH:
+        parts = known
+    else:
+        parts = [list(part) for rows in known for _, part in groupby(rows, key=lambda row: row[0])]
+    ratios = [math.fsum(top for _, top, _ in rows) / bottom for rows in parts
+              if (bottom := math.fsum(low for _, _, low in rows))]
+    of = "runs" if len(known) >= ENOUGH else some("readings", len(known))
+    return (mean_interval(ratios), of) if ratios else None
+
+
+def from_three(value: Interval) -> Interval:
+    """An interval over runs or seeds, without its ends below three: two that agree by chance would decide."""
+    return value if value.n >= ENOUGH else Interval(value.mean, None, None, value.n)
+
+
+def by_size(runs: Sequence[Evidence], column: str) -> dict[int, Found]:
+    """R -> the mean of a column over the runs of that size."""
+    found = {size: mean_of(cell, column) for size, cell in cells(runs, "group").items()}
+    return {size: value for size, value in found.items() if value is not None}
+
+
+# -- from a number to a verdict --------------------------------------------------------------------------------------
+
+
+def shown(value: Interval) -> str:
+    """A mean with its interval.
+
+    >>> shown(Interval(1.5, 1.25, 1.75, 3)), shown(Interval(1.5, None, None, 1))
+    ('1.50 [1.25, 1.75]', '1.50')
+    """
+    found = ends(value)
+    return f"{value.mean:.2f}" if found is None else f"{value.mean:.2f} [{found[0]:.2f}, {found[1]:.2f}]"
+
+
+def verdict_of(claim: str, definition: str, subject: str, outcome: Outcome, found: Found, reason: str, *,
+               expected: str, threshold: str, bounds: Sequence[float]) -> Verdict:
+    """A verdict on one estimate. An undecided one also says how much would decide."""
+    value, of = found
+    if outcome == "undecided":
+        count = enough(value, *bounds)
+        if value.low is None:
+            reason += f"; n = {value.n} gives no interval, it needs {SEEDS}"
+        elif count is not None and count > value.n:
+            reason += f"; about {count} {of.split()[0]} would decide"
+    return Verdict(claim=claim, definition=definition, subject=subject, outcome=outcome, reason=reason,
+                   observed=value.mean, interval=ends(value), expected=expected, threshold=threshold, n=value.n, of=of)
+
+
+def at_every_size(claim: str, definition: str, subject: str, found: Mapping[int, Found],
+                  bands: Mapping[int, tuple[float, float]], reason: str, *, expected: str, threshold: str,
+                  still: str = "") -> Verdict:
+    """A verdict on a statement about every R: the value inside its band at each. It shows the R that decided, of those
+    the one farthest from the middle of its band. `still` is what is needed before it can hold.
+    """
+    outcomes = {size: inside(value, *bands[size]) for size, (value, _) in found.items()}
+    whole = all_of(outcomes.values())
+    picked = [size for size, outcome in outcomes.items() if outcome == whole]
+    far = max(picked, key=lambda size: abs(found[size][0].mean - sum(bands[size]) / 2))
+    if whole == "holds" and still:
+        whole, reason = "undecided", f"{reason}; it needs {still}"
+    if len(found) > 1:
+        reason += f" (shown: R = {far})"
+    return verdict_of(claim, definition, subject, whole, found[far], reason, expected=expected, threshold=threshold,
+                      bounds=bands[far])
+
+
+def at_sizes(sizes: Sequence[int]) -> str:
+    """Group sizes in words."""
+    return f"at R = {', '.join(str(size) for size in sizes)}"
+
+
+def numbers(found: Mapping[int, Found], digits: int = 2) -> str:
+    """The means, by R."""
+    return ", ".join(f"{value.mean:.{digits}f}" for value, _ in found.values())
+
+
+def listed(found: Mapping[int, Found], digits: int = 2) -> str:
+    """The means and their R."""
+    return f"{numbers(found, digits)} {at_sizes(list(found))}"

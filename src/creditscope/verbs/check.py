@@ -1,0 +1,228 @@
+"""`creditscope check`: the claims of both papers, and ours, put to runs that are there or to closed forms."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from creditscope.claims.evidence import Evidence, gather, to_json
+from creditscope.claims.page import NOTHING, SHAPES, by_place, claims_page, observed, sample, summary, told
+from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
+from creditscope.claims.verdict import Verdict
+from creditscope.compare import SETTINGS
+from creditscope.errors import CreditscopeError, printable
+from creditscope.verbs.output import Output
+
+COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """Put the claims of both papers, and ours, to tests that can fail: on recorded runs, or by closed forms.
+
+    A verdict is holds (✓), refuted (✗) or undecided (?), by a threshold that was fixed before the runs; where the
+    number is an estimate its 95 % interval decides. Undecided is no failure: it says what is missing. Without runs and
+    without --exact the claims are listed.
+
+    For example:
+      creditscope check --exact                               closed forms and enumeration, seconds
+      creditscope check runs/demo/r2 runs/demo/r4 runs/demo/r8
+      creditscope check runs/p1-tiny-small --claim P1.5 --all    a verdict for each definition of rank
+      creditscope check results --strict                      exit code 1 if a claim is refuted
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Folders of runs, files of --save, or folders that hold some of either."""
+    exact: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Run the tests that need no run. They load torch; nothing else here does."""
+    claim: tuple[str, ...] = ()
+    """Ids such as P1.5; by default all."""
+    strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Exit with 1 if a claim is refuted. Undecided is no failure."""
+    every: Annotated[bool, tyro.conf.arg(name="all"), tyro.conf.FlagCreatePairsOff] = False
+    """A line for every verdict, not one for each claim and subject."""
+    why: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """The reason of every verdict, not of the refuted alone."""
+    save: Path | None = None
+    """Write each run as NAME.evidence.json into this folder: a few kilobytes to publish, and to check again."""
+    markdown: Path | None = None
+    """Write the claims with their verdicts as a page."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        claims = find_claims(self.claim)  # a wrong id is told before anything is read
+        if not self.runs and not self.exact:
+            return self._list()
+        console = self.output.console()
+        evidence = read_runs(self.runs) if self.runs else []
+        verdicts: list[Verdict] = []
+        if self.exact:
+            with console.status("closed forms and enumeration: some seconds"):
+                verdicts += run_exact(self.claim)
+        if evidence:
+            verdicts += check(evidence, self.claim)
+        files = save_evidence(self.save, evidence) if self.save else []
+        if self.markdown:
+            write_file(self.markdown, claims_page(verdicts, [claim.id for claim in claims]))
+            files.append(self.markdown)
+        refuted = any(verdict.outcome == "refuted" for verdict in verdicts)
+        if self.output.json:
+            self.output.emit({"runs": [run.name for run in evidence], "summary": summary(verdicts),
+                              "verdicts": [verdict.as_dict() for verdict in verdicts],
+                              "files": [str(path) for path in files]})
+        else:
+            show(console, verdicts, every=self.every, why=self.why)
+            if files:
+                console.print(f"wrote {', '.join(str(path) for path in files[:3])}"
+                              + (f" and {len(files) - 3} more" if len(files) > 3 else ""), markup=False)
+            console.print(f"Next: {self._next()}", markup=False)
+        return 1 if self.strict and refuted else 0
+
+    def _next(self) -> str:
+        if not self.runs:
+            return "creditscope reproduce p1"
+        return "the same with --markdown claims.md" if self.every else "the same with --all for every definition"
+
+    def _list(self) -> int:
+        """What there is to check."""
+        claims = find_claims(self.claim)
+        if self.output.json:
+            self.output.emit({"claims": [{key: value for key, value in asdict(claim).items() if key != "runs"}
+                                         for claim in claims]})
+            return 0
+        console = self.output.console()
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for header in ("id", "claim", "where", "exact", "on runs: needs"):
+            table.add_column(header)
+        for claim in claims:
+            table.add_row(*map(Text, (claim.id, claim.title, claim.where, "yes" if claim.exact else "",
+                                      claim.ask if claim.runs else "")))
+        console.print(table)
+        console.print("Nothing was checked: name runs, or give --exact for what needs none.", markup=False)
+        console.print("Next: creditscope check --exact", markup=False)
+        return 0
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_runs(paths: Iterable[Path]) -> list[Evidence]:
+    """The evidence under these paths, each under a name of its own. A run and its own summary are one."""
+    places = list(dict.fromkeys(place.resolve() for path in paths for place in _places(path)))
+    found: list[Evidence] = []
+    seen: list[Any] = []
+    for place, name in zip(places, names(places), strict=True):
+        run = _sound(place, *gather([place]))
+        whole = json.loads(to_json(replace(run, name="")))
+        if whole not in seen:
+            seen.append(whole)
+            found.append(replace(run, name=name))
+    return found
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """Runs' folders and files of evidence under a path. Where the runs are there, their summaries say nothing new."""
+    runs = sorted({found.parent for found in path.glob("**/run.json")}) if path.is_dir() else []
+    yield from runs or sorted(path.glob("**/*.evidence.json")) or [path]
+
+
+def names(places: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart; a seed alone is no name.
+
+    >>> names([Path("p1/r8/seed-0"), Path("p1/r16/seed-0")]), names([Path("old/a.evidence.json")])
+    (['r8-seed-0', 'r16-seed-0'], ['a'])
+    """
+    parts = [(*place.parts[:-1], place.name.removesuffix(".evidence.json")) for place in places]
+    for length in range(1, max((len(part) for part in parts), default=0) + 1):
+        found = ["-".join(part[-length:]) for part in parts]
+        if len(set(found)) == len(found) and not any(re.fullmatch(r"seed-\d+", name) for name in found):
+            break
+    return found if parts else []
+
+
+def _sound(place: Path, run: Evidence) -> Evidence:
+    """The run, if its settings are of their kind and its numbers are numbers; anybody may have written the files."""
+    for name, kind in SETTINGS.items():
+        value = run[name]
+        if value is not None and (isinstance(value, bool) or
+                                  not isinstance(value, int | float if kind is float else kind)):
+            raise CreditscopeError(f"{place}: {name} is {value!r:.60}, not a {kind.__name__}; is this a run of "
+                                   f"creditscope train?")
+    columns: list[Mapping[str, Any]] = [run.groups, run.readings, run.turns]
+    numbers = [(name, value) for step in run.steps for name, value in step.items()]
+    numbers += [(name, value) for some in columns for name, values in some.items() for value in values]
+    for name, value in numbers:
+        if value is not None and not math.isfinite(value):
+            raise CreditscopeError(f"{place} is damaged: {name} is {value}, not a number; train the run again, or "
+                                   f"leave it out")
+    return run
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
+    """NAME.evidence.json for each run."""
+    out = []
+    for run in evidence:
+        out.append(folder / f"{run.name}.evidence.json")
+        write_file(out[-1], to_json(run))
+    return out
+
+
+def write_file(path: Path, text: str) -> None:
+    """A file, with the folder it lies in."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CreditscopeError(f"cannot write {path}: {error.strerror}; make room there, or choose another place") \
+            from None
+
+
+# -- the screen ------------------------------------------------------------------------------------------------------
+
+
+def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why: bool = False) -> None:
+    """A line for each claim and subject, or for each verdict; the reasons of what is refuted, or of all; the sum."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for header in ("id", "claim", "on", "verdict", "observed", "expected", "n"):
+        table.add_column(header, justify="right" if header == "n" else "left")
+    reasons: list[tuple[str, str]] = []
+    untested = [] if every else [claim for claim, where in by_place(verdicts) if where == NOTHING]
+    for (claim, where), some in by_place(verdicts).items():
+        for own in [[verdict] for verdict in some] if every else [some] if where != NOTHING else []:
+            first, words = own[0], told(own)
+            what, subject = (first.definition, first.subject) if every else (CLAIMS[claim].title, where)
+            numbers = (observed(first), first.expected, sample(first)) if len(own) == 1 else ("", "", "")
+            table.add_row(claim, Text(printable(what)), Text(printable(subject)), Text(words, COLOURS[words[0]]),
+                          *(Text(printable(text)) for text in numbers))
+        told_of = some if why else [verdict for verdict in some if verdict.outcome == "refuted"]
+        shown = told_of if every or why else told_of[:1]
+        more = f" (and {len(told_of) - len(shown)} more: --all)" if len(told_of) > len(shown) else ""
+        reasons += [(SHAPES[v.outcome], f"{claim} {_apart(v, some)}{v.reason}{more}") for v in shown]
+    console.print(table)
+    if untested:
+        more = "" if why else "; --why says what each needs"
+        console.print(f"? not tested: {', '.join(untested)}{more}", markup=False)
+    for shape, reason in reasons:
+        console.print(Text(f"{shape} ", COLOURS[shape]) + Text(printable(reason), "default"))
+    console.print(f"{summary(verdicts)}", markup=False)
+
+
+def _apart(verdict: Verdict, others: Sequence[Verdict]) -> str:
+    """Definition and subject, where there are several."""
+    parts = [getattr(verdict, name) for name in ("definition", "subject")
+             if len({getattr(other, name) for other in others}) > 1]
+    return f"{', '.join(filter(None, parts))}: " if any(parts) else ""

@@ -1,0 +1,107 @@
+"""Makers of evidence for the tests of claims: runs in numbers, and real records of rows whose spectrum is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from creditscope.claims.evidence import Evidence, read_evidence
+from creditscope.record import Record
+
+Scores = Callable[[np.ndarray], np.ndarray]
+"""(R,) rewards of a group -> (R, d) scores ψ."""
+TRACKED = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.v_proj.weight", "model.norm.weight")
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """What a run of `creditscope train --method p1_grpo` says about itself, in the settings that claims look at."""
+    return {"model": "tiny", "task": "arithmetic", "method": "p1_grpo", "credit": None, "beta": None, "group": 8,
+            "prompts": 8, "seed": 0, "steps": 30, "rollouts": 0, "adapt": "none", "lr": 1e-4} | changes
+
+
+def evidence(*, steps: Sequence[Mapping[str, float]] = (), groups: Mapping[str, Sequence[float | None]] | None = None,
+             readings: Mapping[str, Sequence[float]] | None = None, turns: Mapping[str, Sequence[float]] | None = None,
+             **changes: Any) -> Evidence:
+    """A run with these numbers; without a column `step` each group is a reading of its own."""
+    config = settings(**changes)
+    columns = dict(groups or {})
+    if columns and "step" not in columns:
+        columns["step"] = [float(i) for i in range(len(next(iter(columns.values()))))]
+    numbered = tuple({"step": float(i), **step} for i, step in enumerate(steps))
+    return Evidence(name=f"r{config['group']}-seed-{config['seed']}", config=config, finished=True, steps=numbered,
+                    groups=columns, readings=readings or {}, turns=turns or {})
+
+
+def seeds(make: Callable[[int], Evidence], count: int = 3) -> list[Evidence]:
+    return [make(seed) for seed in range(count)]
+
+
+def learner(accuracy: Callable[[int], float], *, steps: int = 3, group: int = 8, prompts: int = 8, **changes: Any
+            ) -> Evidence:
+    """A run evaluated before each step and after the last, by what it had spent until then."""
+    each = group * prompts
+    lines = [{"eval/accuracy": accuracy(i * each), "rollouts/spent": each} for i in range(steps)]
+    return evidence(steps=[*lines, {"eval/accuracy": accuracy(steps * each)}], group=group, prompts=prompts, **changes)
+
+
+# -- rows whose spectrum is known ------------------------------------------------------------------------------------
+
+
+def orthogonal(reward: np.ndarray) -> np.ndarray:
+    """Every score a direction of its own: r_eff = 4k(R−k)/R, which is R at k = R/2."""
+    return np.eye(len(reward))
+
+
+def two_directions(reward: np.ndarray) -> np.ndarray:
+    """One direction for right answers, one for wrong: at k = R/2 both hold the same, so every rank is 2."""
+    return np.stack([reward, 1 - reward], axis=1)
+
+
+def one_direction(reward: np.ndarray) -> np.ndarray:
+    return np.ones((len(reward), 1))
+
+
+def unequal(reward: np.ndarray) -> np.ndarray:
+    """Orthogonal scores of norms 1, 1/2, 1/4, ...: norms alone lower the rank."""
+    return np.diag(0.5 ** np.arange(len(reward)))
+
+
+def reading(scores: Scores, size: int, also: Mapping[str, Scores] | None = None) -> dict[str, Any]:
+    """What the microscope writes of three groups: half right twice, and all right. Rows are A_i ψ_i."""
+    half = np.arange(size) < size // 2
+    reward = np.concatenate([half, half, np.ones(size)]).astype(np.float64)
+    group = np.repeat([0, 1, 2], size)
+    credit = reward - np.repeat([reward[group == g].mean() for g in (0, 1, 2)], size)
+
+    def gram(of: Scores) -> np.ndarray:
+        rows = np.concatenate([of(reward[group == g]) for g in (0, 1, 2)]) * credit[:, None]
+        return (rows @ rows.T) * (group[:, None] == group[None, :])
+
+    whole = gram(scores)
+    blocks = np.array([whole[np.ix_(group == g, group == g)] for g in (0, 1, 2)], dtype=np.float32)
+    found = {"group": group, "reward": reward, "credit": credit, "gram": whole, "eps": np.array(2.2e-16),
+             "layer_names": np.array(TRACKED), "layer_groups": np.array([0, 1, 2]),
+             "layers": np.array([blocks] * len(TRACKED))}
+    if also:
+        found["other_names"] = np.array(list(also))
+        found["other_grams"] = np.array([gram(other) for other in also.values()])
+    return found
+
+
+def recorded(path: Path, scores: Scores, *, also: Mapping[str, Scores] | None = None, readings: int = 2, **changes: Any
+             ) -> Evidence:
+    """The evidence of a real record with such readings."""
+    config = settings(**changes)
+    with Record.create(path / f"r{config['group']}-{config['seed']}", config, {"torch": "2"}) as record:
+        for step in range(readings):
+            record.save_reading(step, reading(scores, config["group"], also))
+            record.append(step, {"reward/mean": 2 / 3, "rollouts/spent": 3 * config["group"]})
+        return read_evidence(record)
+
+
+def sweep(path: Path, scores: Scores, sizes: Sequence[int] = (2, 4, 8), **changes: Any) -> list[Evidence]:
+    """Three seeds of each size."""
+    return [recorded(path, scores, group=size, seed=seed, **changes) for size in sizes for seed in range(3)]
