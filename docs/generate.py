@@ -6,7 +6,9 @@ results/, from others' code.
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 import sys
 from pathlib import Path
 from statistics import quantiles
@@ -17,7 +19,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "conformance"), str(ROOT
 
 from creditscope.claims.evidence import gather  # noqa: E402
 from creditscope.claims.page import claims_page as every_claim  # noqa: E402
+from creditscope.claims.page import verdict_table  # noqa: E402
 from creditscope.claims.table import check, run_exact  # noqa: E402
+from creditscope.claims.verdict import Verdict  # noqa: E402
 from creditscope.credit import ESTIMATORS, NEEDS  # noqa: E402
 from creditscope.credit.estimator import Estimator  # noqa: E402
 from creditscope.describe import advantage_equation, alpha_text, equation, penalty_text, ratio_text  # noqa: E402
@@ -218,11 +222,27 @@ def turns_section(survey: ModuleType) -> list[str]:
 def claims_page() -> str:
     """Every claim with its verdicts: what is exact, and what the evidence in results/ says."""
     files = sorted((ROOT / "results").glob("**/*.evidence.json"))
-    evidence = gather(files)
     about = (f"Exact verdicts are computed when this page is made. The others read the {len(files)} files "
              "`results/**/*.evidence.json`, one a run: `creditscope check results`. The runs themselves are made by "
              "`creditscope reproduce p1` and `p2`.")
-    return GENERATED + every_claim([*run_exact(), *(check(evidence) if evidence else [])], about=about)
+    return GENERATED + every_claim(all_verdicts(), about=about)
+
+
+@functools.cache
+def all_verdicts() -> tuple[Verdict, ...]:
+    evidence = gather(sorted((ROOT / "results").glob("**/*.evidence.json")))
+    return (*run_exact(), *(check(evidence) if evidence else []))
+
+
+SUBJECTS = {"closed forms": "exact", "packaged model": "tiny", "SmolLM2-135M": "SmolLM2"}
+"""Columns of the README's table, and how the places begin that belong to them."""
+VERDICTS = re.compile(r"(?<=<!-- verdicts: make docs -->\n).*?(?=<!-- /verdicts -->)", re.DOTALL)
+
+
+def readme() -> str:
+    """The README with the table of verdicts that the evidence gives now."""
+    text = (ROOT / "README.md").read_text()
+    return VERDICTS.sub(lambda _: verdict_table(all_verdicts(), SUBJECTS), text)
 
 
 def conformance_page() -> str:
@@ -313,6 +333,8 @@ def main() -> None:
                        "conformance": conformance_page}.items():
         (ROOT / "docs" / f"{name}.md").write_text(page())
         print(f"wrote docs/{name}.md")
+    (ROOT / "README.md").write_text(readme())
+    print("wrote the table of verdicts in README.md")
 
 
 if __name__ == "__main__":

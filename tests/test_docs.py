@@ -35,6 +35,17 @@ def test_the_page_of_credit_is_current() -> None:
     assert generator().credit_page() == (ROOT / "docs" / "credit.md").read_text(), "run: make docs"
 
 
+@pytest.mark.slow
+def test_the_page_of_claims_and_the_readmes_verdicts_are_what_the_evidence_says() -> None:
+    def without_rounding(text: str) -> str:  # the last digits differ from machine to machine
+        return re.sub(r"\b\d+(\.\d+)?e-\d\d\b", "tiny", text)
+
+    pages = generator()
+    found = without_rounding(pages.claims_page())
+    assert found == without_rounding((ROOT / "docs" / "claims.md").read_text()), "run: make docs"
+    assert pages.readme() == (ROOT / "README.md").read_text(), "run: make docs"
+
+
 @pytest.mark.conformance
 @pytest.mark.slow
 def test_the_page_of_conformance_is_current() -> None:

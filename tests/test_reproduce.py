@@ -25,8 +25,9 @@ from creditscope.intervals import Interval
 from creditscope.lab.config import Config
 from creditscope.record import Record
 from creditscope.sweeps import CLOSE, GROUPS, LABELLED, ROLLOUTS, UNLABELLED, WARM, Size, p1, p2
+from creditscope.verbs.compare import arguments
 from creditscope.verbs.fleet import Fleet
-from creditscope.verbs.reproduce import CLAIMS_OF, Choices, Reproduce, is_done, placed, train_words
+from creditscope.verbs.reproduce import CLAIMS_OF, Choices, Reproduce, is_done, placed
 from creditscope.verbs.train import Train
 
 SMALL, FULL = Size(), Size(budget="full")
@@ -126,7 +127,7 @@ def test_sizes_that_cannot_be_are_refused(plan: Any, size: dict[str, Any], words
 
 @pytest.mark.parametrize("config", [config for _, config in (*p1(FULL), *p2(SMALL))][::7])
 def test_the_command_of_a_run_makes_the_settings_of_the_plan(config: Config, tmp_path: Path) -> None:
-    words = train_words(config, tmp_path / "run")
+    words = arguments(config, tmp_path / "run")
     verb = tyro.cli(Train, args=list(words[1:]))
     assert {name: getattr(verb.config, name) for name in asdict(config)} == asdict(config)
     assert verb.out == tmp_path / "run"

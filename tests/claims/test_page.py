@@ -22,6 +22,7 @@ from creditscope.claims.page import (
     summary,
     table1,
     told,
+    verdict_table,
 )
 from creditscope.claims.table import CLAIMS
 from creditscope.claims.verdict import Outcome, Verdict
@@ -200,3 +201,12 @@ def test_the_curve_of_the_accuracy_stands_at_the_steps_taken_until_then() -> Non
 
 def test_runs_without_the_number_have_no_curve() -> None:
     assert curves([run(4, 0, {})], FIGURES["rank"][1]) == {}
+
+
+def test_the_table_of_verdicts_has_a_column_a_kind_of_subject_and_leaves_out_what_was_not_measured() -> None:
+    found = [verdict(outcome="refuted", observed=3.0), verdict(subject="tiny · arithmetic · grpo", observed=2.0),
+             verdict(outcome="undecided", subject="Smol · gsm8k · p1_grpo"), verdict(subject="formula", observed=1.0)]
+    text = verdict_table(found, {"exact": "exact", "packaged": "tiny", "other": "Smol"})
+    header, _, line = text.splitlines()
+    assert header == "|  | claim | exact | packaged | other |"
+    assert [cell.strip() for cell in line.split("|")[3:6]] == ["✓ holds", "✗ 1 refuted, ✓ 1 holds", ""]

@@ -130,6 +130,20 @@ def readme_table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(table(["", "claim", "verdict"], rows)) + "\n"
 
 
+def verdict_table(verdicts: Sequence[Verdict], columns: Mapping[str, str]) -> str:
+    """A line a claim, a column a kind of subject: `columns` has its title, and how the places begin that belong to it.
+    What nothing was found for stays empty.
+    """
+    found: dict[str, dict[str, list[Verdict]]] = {}
+    for (claim, where), some in by_place(verdicts).items():
+        for title, start in columns.items():
+            if where.startswith(start):
+                found.setdefault(claim, {}).setdefault(title, []).extend(v for v in some if v.observed is not None)
+    rows = [[claim, plain(CLAIMS[claim].title),
+             *(told(own[title]) if own.get(title) else "" for title in columns)] for claim, own in found.items()]
+    return "\n".join(table(["", "claim", *columns], rows)) + "\n"
+
+
 READING = """\
 A verdict is ✓ holds, ✗ refuted or ? undecided. Each test compares one number with a threshold that was fixed before
 the runs; where the number is an estimate its 95 % interval decides, and must lie wholly on one side. A claim that hangs

@@ -35,7 +35,7 @@ ROWS = (
         ask="a run with --scope light"),
     Claim(
         id="P1.3", title="Chebyshev bounds the share of rollouts with a signal", where="Theorem 4.1 iv",
-        statement="The share of rollouts with |A_i| ≥ ε is at most (R−1)σ²/(Rε²).",
+        statement="The share of rollouts with |A_i| > ε is at most (R−1)σ²/(Rε²).",
         rule="The exact share stays under the bound in every case; how loose the bound is is printed, not judged.",
         exact="p1_exact:chebyshev", needs=("nothing",)),
     Claim(
@@ -134,7 +134,7 @@ ROWS = (
         statement="On a prefix that a subset S shares the gradient is multiplied by Σ_{i∈S} ω_i A_i. Uniform weights "
                   "over a whole group cancel exactly; 1/L_i favours short right answers.",
         rule="On a tabular policy the predicted weight equals autograd's to 1e-9 at ratio 1 and after steps; the "
-             "methods that should cancel do, the others do not.",
+             "methods that should cancel do, the others do not. Ours: even weights remove it, judged row by row.",
         exact="p2_exact:prefix_bias", needs=("nothing",)),
     Claim(
         id="P2.3", title="AdamW is blind to the scale of rewards", where="Propositions 2, 5 and 6",
@@ -150,7 +150,7 @@ ROWS = (
         where="Propositions 3 and 7, Eq. 36",
         statement="After its gradient is zeroed Adam goes on moving a token by C_{T,k} of its last step, which tends "
                   "to (β₁/√β₂)^{k+1}.",
-        rule="Exact: a real AdamW agrees with the printed values to their digits, and with the closed form to 1e-6. "
+        rule="Exact: a real AdamW agrees with the printed values to their digits, and with the closed form to 1e-9. "
              "Runs: a part of the distance past the bound is moved after the token's own gradient stopped, and the "
              f"first move after it lies within ±{p2_runs.CLOSE:g} of a full step of C.",
         exact="p2_exact:overshoot", runs=p2_runs.overshoot, needs=("nothing", "record"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -56,12 +57,16 @@ class Check:
     """The reason of every verdict, not of the refuted alone."""
     save: Path | None = None
     """Write each run as NAME.evidence.json into this folder: a few kilobytes to publish, and to check again."""
+    lean: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """With --save: leave out what the microscope read group by group, for runs that are kept for what they learnt."""
     markdown: Path | None = None
     """Write the claims with their verdicts as a page."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
         claims = find_claims(self.claim)  # a wrong id is told before anything is read
+        if self.lean and self.save is None:
+            raise CreditscopeError("--lean says what --save leaves out; give --save FOLDER too")
         if not self.runs and not self.exact:
             return self._list()
         console = self.output.console()
@@ -72,7 +77,8 @@ class Check:
                 verdicts += run_exact(self.claim)
         if evidence:
             verdicts += check(evidence, self.claim)
-        files = save_evidence(self.save, evidence) if self.save else []
+        kept = [replace(run, groups={}, readings={}, layers={}) for run in evidence] if self.lean else evidence
+        files = save_evidence(self.save, kept) if self.save else []
         if self.markdown:
             write_file(self.markdown, claims_page(verdicts, [claim.id for claim in claims]))
             files.append(self.markdown)
@@ -182,13 +188,18 @@ def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
 
 
 def write_file(path: Path, text: str) -> None:
-    """A file, with the folder it lies in."""
+    """A file that appears whole or not at all, with the folder it lies in."""
+    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
     except OSError as error:
         raise CreditscopeError(f"cannot write {path}: {error.strerror}; make room there, or choose another place") \
             from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 # -- the screen ------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class Reproduce:
         folders = {name: self.place / name for name in todo}
         budgets = {name: config.rollouts or config.steps * config.prompts * config.group
                    for name, config in todo.items()}
-        jobs = [Job(name, train_words(config, folders[name]), folders[name].with_suffix(".log"))
+        jobs = [Job(name, arguments(config, folders[name]), folders[name].with_suffix(".log"))
                 for name, config in todo.items()]
         if not quiet:
             console.print(f"{len(todo)} runs of {sum(budgets.values()):,} rollouts together, {at_once} at a time"
@@ -195,12 +195,6 @@ def is_done(path: Path, config: Config) -> bool:
         raise CreditscopeError(f"{path} holds a run with other settings: its {found}; give the same settings, or "
                                f"choose another --out")
     return is_finished(record.steps())
-
-
-def train_words(config: Config, path: Path) -> tuple[str, ...]:
-    """The `creditscope train` that makes this run; `arguments` writes one word a flag, and --also takes several."""
-    also = ("--also", *config.also) if config.also else ()
-    return (*arguments(replace(config, also=()), path), *also)
 
 
 def figures(evidence: Sequence[Evidence]) -> dict[str, str]:
