@@ -1,5 +1,5 @@
 """Numbers as pictures: of credit, accuracy against rollouts spent; of brakes, distance past the bound beside accuracy;
-of group sizes, a number over training. Needs the extra `plot`.
+of group sizes, a number over training or by R. Needs the extra `plot`.
 
 Greys and colours are chosen to be read on white and on black; the ground is transparent.
 """
@@ -101,8 +101,9 @@ def brake_svg(found: Comparison) -> str:
     return _svg(alt.hconcat(*(panel.properties(height=40 * len(rows)) for panel in panels), spacing=40))
 
 
-def curves_svg(curves: Mapping[str, Sequence[tuple[int, Interval]]], words: str, percent: bool = False) -> str:
-    """A number over training: a line and an interval for each name, at its end the name."""
+def curves_svg(curves: Mapping[str, Sequence[tuple[int, Interval]]], words: str, percent: bool = False,
+               along: str = "step") -> str:
+    """A number over training, or over what `along` names: a line and an interval for each name, at its end the name."""
     alt = _altair()
     seen = [x for line in curves.values() for _, p in line for x in (p.mean, p.low, p.high) if x is not None]
     room = 0.04 * (max(seen) - min(seen)) or 0.01
@@ -117,7 +118,7 @@ def curves_svg(curves: Mapping[str, Sequence[tuple[int, Interval]]], words: str,
         domain=list(curves), range=[COLOURS[i % len(COLOURS)] for i in range(len(curves))]))
     up = alt.Y("mean:Q", title=words, scale=scale, axis=alt.Axis(format=".0%") if percent else alt.Axis())
     base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X("step:Q", title="step", scale=alt.Scale(domain=[0, max(last, 1)], nice=False),
+        x=alt.X("step:Q", title=along, scale=alt.Scale(domain=[0, max(last, 1)], nice=False),
                 axis=alt.Axis(tickMinStep=1)), color=colour)
     counts = sorted({p.n for line in curves.values() for _, p in line})
     over = "one run each, no interval" if counts[-1] == 1 else f"mean of up to {counts[-1]} runs, 95 % t-interval"

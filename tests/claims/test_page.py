@@ -23,6 +23,7 @@ from creditscope.claims.page import (
     table1,
     told,
     verdict_table,
+    why_low,
 )
 from creditscope.claims.table import CLAIMS
 from creditscope.claims.verdict import Outcome, Verdict
@@ -162,13 +163,13 @@ def test_the_columns_of_table_1_are_those_of_the_evidence() -> None:
                1.5, "qv/effective_rank": 3.25, "credit_null": 7.0, "all/top1": 0.625, "layer/top1": 0.75,
                "all/numerical_rank": 8.0, "reward_std": 0.5}
     groups = {"step": [0.0, 5.0]} | {name: [value - 0.25, value + 0.25] for name, value in columns.items()}
-    # Two readings of one run, ±0.25: s = 0.25·√2, half = 12.7062·s/√2 = 3.17655.
+    # Two readings of one run: a mean, and nothing about other runs.
     one = Evidence(name="a", config={"group": 8, "seed": 0}, groups=groups)
     head, _, line = rows(table1([one]))
     found = dict(zip(head, line, strict=True))
     assert [found[name] for name in ("all, cut to 2", "r_eff, a layer", "a layer, cut to 2", "r_eff, q and v", "null",
                                      "top-1, all", "top-1, a layer", "rank, all", "reward std")] == [
-        f"{value:.2f} [{value - 3.17655:.2f}, {value + 3.17655:.2f}]" for value in columns.values()]
+        f"{value:.2f}" for value in columns.values()]
 
 
 def test_accuracy_in_table_1_is_in_percent_with_its_interval_over_runs() -> None:
@@ -210,3 +211,15 @@ def test_the_table_of_verdicts_has_a_column_a_kind_of_subject_and_leaves_out_wha
     header, _, line = text.splitlines()
     assert header == "|  | claim | exact | packaged | other |"
     assert [cell.strip() for cell in line.split("|")[3:6]] == ["✓ holds", "✗ 1 refuted, ✓ 1 holds", ""]
+
+
+def test_why_the_rank_is_low_is_four_lines_by_r_and_two_runs_have_no_interval() -> None:
+    def with_nulls(group: int, seed: int) -> Evidence:
+        columns = {"step": [0.0], "credit_null": [4.0], "all/norm_null": [3.0], "all/effective_rank": [2.0 + seed]}
+        return Evidence(name="", config={"group": group, "seed": seed}, groups=columns)
+
+    found = why_low([*(with_nulls(4, seed) for seed in range(3)), *(with_nulls(8, seed) for seed in range(2))])
+    assert list(found) == ["credits alone", "and the measured norms", "measured"], "nothing was cut to 2"
+    (_, three), (_, two) = found["measured"]
+    assert (three.mean, three.n, two.mean, two.low) == (3.0, 3, 2.5, None)
+    assert three.low == pytest.approx(3 - 4.3027 / 3**0.5)

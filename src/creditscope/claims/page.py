@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from creditscope.claims.evidence import Evidence, cells, families, mean_of
+from creditscope.claims.evidence import ENOUGH, Evidence, cells, families, mean_of
 from creditscope.claims.table import CLAIMS, find_claims
 from creditscope.claims.verdict import Outcome, Verdict
 from creditscope.errors import printable
@@ -187,7 +187,7 @@ LEGEND = """\
 - null: r_eff of orthogonal scores of equal norm under the same credits.
 - top-1: σ₁²/Σσ². rank: singular values above rounding; P1's "max rank" is a bound for centred scores.
 - reward std: in live groups. before, after: test problems solved by one sample at temperature 1.
-- [ ]: 95 % t-interval over runs; below three runs over the readings of the runs at hand.
+- [ ]: 95 % t-interval over runs; fewer than three runs have none.
 """
 
 
@@ -203,7 +203,7 @@ def _mean(column: str) -> Cell:
     """Of a column of the evidence, with its interval."""
     def cell(size: int, runs: Sequence[Evidence]) -> str:
         found = mean_of(runs, column)
-        return "" if found is None else _span(found[0], 1, 2)
+        return "" if found is None else _span(_of_runs(*found), 1, 2)
 
     return cell
 
@@ -212,9 +212,14 @@ def _accuracy(place: int) -> Cell:
     """At the first (0) or the last (−1) evaluation of the runs that have one."""
     def cell(size: int, runs: Sequence[Evidence]) -> str:
         values = [points[place][1] for run in runs if (points := run.points())]
-        return _span(mean_interval(values), 100, 1) if values else ""
+        return _span(_of_runs(mean_interval(values), "runs"), 100, 1) if values else ""
 
     return cell
+
+
+def _of_runs(value: Interval, unit: str) -> Interval:
+    """An interval over at least three runs, or the mean alone: readings of a run or two say nothing of other runs."""
+    return value if unit == "runs" and value.n >= ENOUGH else Interval(value.mean, None, None, 1)
 
 
 def _span(value: Interval, scale: float, digits: int) -> str:
@@ -275,4 +280,24 @@ def curves(runs: Sequence[Evidence], values: Callable[[Evidence], Mapping[int, f
                     by_step.setdefault(step, []).append(value)
         if by_step:
             out[f"R = {size}"] = [(step, mean_interval(found)) for step, found in sorted(by_step.items())]
+    return out
+
+
+WHY = {"credits alone": "credit_null", "and the measured norms": "all/norm_null", "measured": "all/effective_rank",
+       "measured, cut to 2": "all/effective_rank_truncated_2"}
+"""C.1 as a figure: what the credits allow, what unequal norms leave of it, what alignment leaves, what a cut reads."""
+
+
+def why_low(runs: Sequence[Evidence]) -> Curves:
+    """The effective rank by R: as orthogonal scores would have it, of equal and of the measured norms, and as it is.
+
+    What lies between the first two lines is unequal norms, between the next two alignment. Fewer than three runs have
+    no interval here.
+    """
+    out: Curves = {}
+    for name, column in WHY.items():
+        for size, own in cells(runs, "group").items():
+            found = mean_of(own, column)
+            if found is not None:
+                out.setdefault(name, []).append((size, _of_runs(*found)))
     return out

@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 
 from creditscope.claims.evidence import Evidence, families, read_evidence
-from creditscope.claims.page import FIGURES, claims_page, curves, summary, table1
+from creditscope.claims.page import FIGURES, claims_page, curves, summary, table1, why_low
 from creditscope.claims.table import CLAIMS, check
 from creditscope.claims.verdict import Verdict
 from creditscope.compare import FREE, difference, is_finished
@@ -198,11 +198,13 @@ def is_done(path: Path, config: Config) -> bool:
 
 
 def figures(evidence: Sequence[Evidence]) -> dict[str, str]:
-    """P1's Figures 1 to 3 of the largest family that differs in R alone, as files."""
+    """P1's Figures 1 to 3 of the largest family that differs in R alone, and ours of why its rank is low, as files."""
     sweep = max(families(evidence, ["group"]), key=lambda family: len({run["group"] for run in family}))
     out = {}
     for name, (words, values) in FIGURES.items():
         found = curves(sweep, values)
         if found:
             out[f"{name}.svg"] = curves_svg(found, words, percent=name == "accuracy")
+    if why := why_low(sweep):
+        out["why.svg"] = curves_svg(why, "effective rank, all parameters", along="R")
     return out
