@@ -109,7 +109,7 @@ def test_what_was_not_recorded_leaves_a_claim_undecided_with_what_it_needs(
     out = capsys.readouterr().out
     assert "? not tested: P1.8, P1.11; --why says what each needs" in out
     assert run(two, "--claim", "P1.8", "--why") == 0
-    assert "P1.8 needs kept rollouts" in capsys.readouterr().out
+    assert "? P1.8 [runs]: needs kept rollouts" in capsys.readouterr().out
 
 
 def test_a_run_with_nothing_but_its_settings_is_undecided_everywhere_and_no_crash(
@@ -157,13 +157,26 @@ def test_many_definitions_are_one_line_and_all_of_them_with_all(full: Path, caps
     assert "The effective rank is about 2 whatever R" in folded[0]
     assert "tiny · arithmetic · p1_grpo" in folded[0]
     assert " refuted, " in folded[0]
-    assert "✗ P1.5 (Σσ)²/Σσ² of the rollout matrix, all parameters: it is 4.00, 8.00 at R = 4, 8" in out
+    assert ("✗ P1.5 [tiny · arithmetic · p1_grpo] (Σσ)²/Σσ² of the rollout matrix, all parameters: it is 4.00, 8.00 at "
+            "R = 4, 8") in out
     assert "more: --all)" in out
     assert run(full, "--claim", "P1.5", "--all") == 0
     every = capsys.readouterr().out
     found = data(capsys, full, "--claim", "P1.5")["verdicts"]
     assert len([line for line in every.splitlines() if line.strip().startswith("P1.5")]) == len(found)
     assert "more: --all)" not in every
+
+
+def test_a_reason_says_on_what_and_the_sum_says_that_a_refuted_claim_is_no_error(
+        full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(full / "other" / "seed-0", 4, 0, 4, model="other")
+    assert run(full, "--claim", "P1.2", "--why") == 0
+    out = capsys.readouterr().out
+    assert "P1.2 [tiny · arithmetic · p1_grpo]" in out
+    assert "P1.2 [other · arithmetic · p1_grpo]" in out
+    assert run(full, "--claim", "P1.5") == 0
+    last = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("1 claim, "))
+    assert last.endswith(" undecided. ✗ is a statement that fails, not an error of this program.")
 
 
 def test_without_anything_to_check_the_claims_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from creditscope.claims.evidence import APART
 from creditscope.claims.page import FIGURES
+from creditscope.claims.table import CLAIMS
 from creditscope.cli import main
 from creditscope.compare import KINDS
 from creditscope.credit.choice import parse
@@ -24,7 +25,7 @@ from creditscope.figures import curves_svg
 from creditscope.intervals import Interval
 from creditscope.lab.config import Config
 from creditscope.record import Record
-from creditscope.sweeps import CLOSE, GROUPS, LABELLED, ROLLOUTS, UNLABELLED, WARM, Size, p1, p2
+from creditscope.sweeps import CLOSE, GROUPS, LABELLED, ROLLOUTS, SAMPLED, UNLABELLED, WARM, Size, p1, p2
 from creditscope.verbs.compare import arguments
 from creditscope.verbs.fleet import Fleet
 from creditscope.verbs.reproduce import CLAIMS_OF, Choices, Reproduce, is_done, placed
@@ -55,10 +56,14 @@ def test_p1_is_every_r_with_three_seeds_under_p1_s_own_grpo() -> None:
 
 
 def test_other_credits_and_the_optimal_baseline_are_read_at_r_8_alone() -> None:
-    for name, config in p1(SMALL):
-        close = name.startswith(f"r{CLOSE}/")
-        assert config.also == ((*UNLABELLED, *LABELLED) if close else ())
-        assert (config.scope == "full") == close
+    for size in (SMALL, FULL):
+        for name, config in p1(size):
+            close = name.startswith(f"r{CLOSE}/")
+            assert config.also == ((*UNLABELLED, *LABELLED, *SAMPLED[size.budget]) if close else ())
+            assert (config.scope == "full") == close
+    # A continuation from each token, which is a label a token, takes the full budget.
+    assert SAMPLED == {"small": ("monte_carlo,samples=4",), "full": (
+        "monte_carlo,samples=4", "spo_chain,samples=4,every=1,probability=1.0")}
 
 
 @pytest.mark.parametrize("plan", [p1(SMALL), p1(FULL), p2(SMALL), p2(FULL)])
@@ -68,14 +73,25 @@ def test_no_plan_has_one_experiment_twice(plan: Any) -> None:
     assert all(told.count(settings) == 1 for settings in told)
 
 
-def test_another_model_or_task_gets_the_sweep_with_credits_that_need_no_labels() -> None:
-    for size in (Size(model="some/model", budget="full"), Size(task="gsm8k:here", budget="full")):
-        plan = p1(size)
-        assert {name.split("/")[0] for name, _ in plan} == {f"r{group}" for group in GROUPS}
-        assert {spec for _, config in plan for spec in config.also} == set(UNLABELLED)
-        assert all((config.model, config.task) == (size.model, size.task) for _, config in plan)
-    for spec in UNLABELLED:
-        assert not {"steps", "states", "continuations", "critic"} & set(ESTIMATORS[parse(spec)[0]].needs)
+@pytest.mark.parametrize(("choice", "labels"), [({"model": "some/model"}, LABELLED), ({"task": "gsm8k:here"}, LABELLED),
+                                                ({"model": "some/model", "task": "gsm8k"}, LABELLED),
+                                                ({"task": "stories"}, ()), ({"task": "jsonl:gsm8k"}, ())])
+def test_another_model_or_task_gets_the_sweep_with_credits_that_need_no_continuations(
+        choice: dict[str, str], labels: tuple[str, ...]) -> None:
+    size = Size(**choice, budget="full")  # type: ignore[arg-type]
+    plan = p1(size)
+    assert {name.split("/")[0] for name, _ in plan} == {f"r{group}" for group in GROUPS}
+    assert {config.also for _, config in plan} == {(), (*UNLABELLED, *labels)}
+    assert all((config.model, config.task) == (size.model, size.task) for _, config in plan)
+
+
+def test_credits_are_sorted_by_what_they_need() -> None:
+    def needs(spec: str) -> set[str]:
+        return {"steps", "states", "continuations", "critic"} & set(ESTIMATORS[parse(spec)[0]].needs)
+
+    assert [needs(spec) for spec in UNLABELLED] == [set()] * len(UNLABELLED)
+    assert [needs(spec) for spec in LABELLED] == [{"steps"}] * 3
+    assert [needs(spec) for spec in SAMPLED["full"]] == [{"continuations"}] * 2
 
 
 def test_turns_are_run_from_the_warmed_model_and_every_rollout_is_kept() -> None:
@@ -86,10 +102,15 @@ def test_turns_are_run_from_the_warmed_model_and_every_rollout_is_kept() -> None
 
 def test_the_schedules_are_compared_at_equal_rollouts_with_five_seeds_and_a_control() -> None:
     plan = {name: config for name, config in p1(FULL) if name.startswith("schedules/")}
-    assert len(plan) == 5 * 6
+    assert len(plan) == 5 * 7
     assert {config.rollouts for config in plan.values()} == {ROLLOUTS}
-    assert {(config.adapt.partition(",")[0], config.group) for config in plan.values()} == {
-        ("none", 4), ("none", 8), ("none", 16), ("raise_group", 8), ("denser_credit", 8), ("late_group", 8)}
+    assert {name.split("/")[1]: (config.adapt, config.credit, config.group) for name, config in plan.items()} == {
+        "fixed-4": ("none", None, 4), "fixed-8": ("none", None, 8), "fixed-16": ("none", None, 16),
+        "step_reward": ("none", "step_reward", 8),  # what denser_credit turns to, from the start
+        "raise_group": ("raise_group", None, 8), "denser_credit": ("denser_credit,to=step_reward", None, 8),
+        "late_group": ("late_group", None, 8)}
+    assert all({config.seed for name, config in plan.items() if name.startswith(f"schedules/{setting}/")} == {
+        0, 1, 2, 3, 4} for setting in {name.split("/")[1] for name in plan})
     # The budget ends every run: steps are no difference between settings, and enough for the smallest R.
     assert {config.steps for config in plan.values()} == {120}
     assert not any(name.startswith("schedules/") for name, _ in p1(SMALL))
@@ -225,8 +246,22 @@ def test_a_stopped_run_is_not_done_and_a_finished_one_is(tmp_path: Path) -> None
         is_done(tmp_path / "whole", replace(config, also=("salt",)))
 
 
-def test_both_papers_have_all_claims_between_them() -> None:
-    assert sorted([*CLAIMS_OF["p1"], *CLAIMS_OF["p2"]]) == sorted({*CLAIMS_OF["p1"], *CLAIMS_OF["p2"]})
+def test_turns_that_were_moved_with_their_warmed_model_are_still_done(tmp_path: Path) -> None:
+    old, new = (placed(p1(SIZE), tmp_path / name)["turns/seed-0"] for name in ("old", "new"))
+    assert old.model != new.model
+    write_run(tmp_path / "new" / "turns", old)
+    assert is_done(tmp_path / "new" / "turns", new)
+    with pytest.raises(CreditscopeError, match="its model is"):
+        is_done(tmp_path / "new" / "turns", replace(new, model="tiny"))
+    with pytest.raises(CreditscopeError, match="its lr is"):
+        is_done(tmp_path / "new" / "turns", replace(new, lr=0.5))
+
+
+def test_both_papers_have_every_claim_that_a_run_can_test_and_none_twice() -> None:
+    both = [*CLAIMS_OF["p1"], *CLAIMS_OF["p2"]]
+    assert len(both) == len(set(both))
+    assert set(CLAIMS) - set(both) == {"C.3"}  # ours, and about no run
+    assert CLAIMS["C.3"].runs is None
     assert len(CLAIMS_OF["p2"]) == 6
 
 

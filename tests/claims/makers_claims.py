@@ -69,7 +69,8 @@ def unequal(reward: np.ndarray) -> np.ndarray:
     return np.diag(0.5 ** np.arange(len(reward)))
 
 
-def reading(scores: Scores, size: int, also: Mapping[str, Scores] | None = None) -> dict[str, Any]:
+def reading(scores: Scores, size: int, also: Mapping[str, Scores] | None = None, names: Sequence[str] = TRACKED
+            ) -> dict[str, Any]:
     """What the microscope writes of three groups: half right twice, and all right. Rows are A_i ψ_i."""
     half = np.arange(size) < size // 2
     reward = np.concatenate([half, half, np.ones(size)]).astype(np.float64)
@@ -83,21 +84,21 @@ def reading(scores: Scores, size: int, also: Mapping[str, Scores] | None = None)
     whole = gram(scores)
     blocks = np.array([whole[np.ix_(group == g, group == g)] for g in (0, 1, 2)], dtype=np.float32)
     found = {"group": group, "reward": reward, "credit": credit, "gram": whole, "eps": np.array(2.2e-16),
-             "layer_names": np.array(TRACKED), "layer_groups": np.array([0, 1, 2]),
-             "layers": np.array([blocks] * len(TRACKED))}
+             "layer_names": np.array(names), "layer_groups": np.array([0, 1, 2]),
+             "layers": np.array([blocks] * len(names))}
     if also:
         found["other_names"] = np.array(list(also))
         found["other_grams"] = np.array([gram(other) for other in also.values()])
     return found
 
 
-def recorded(path: Path, scores: Scores, *, also: Mapping[str, Scores] | None = None, readings: int = 2, **changes: Any
-             ) -> Evidence:
+def recorded(path: Path, scores: Scores, *, also: Mapping[str, Scores] | None = None, readings: int = 2,
+             names: Sequence[str] = TRACKED, **changes: Any) -> Evidence:
     """The evidence of a real record with such readings."""
     config = settings(**changes)
     with Record.create(path / f"r{config['group']}-{config['seed']}", config, {"torch": "2"}) as record:
         for step in range(readings):
-            record.save_reading(step, reading(scores, config["group"], also))
+            record.save_reading(step, reading(scores, config["group"], also, names))
             record.append(step, {"reward/mean": 2 / 3, "rollouts/spent": 3 * config["group"]})
         return read_evidence(record)
 

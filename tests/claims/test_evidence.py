@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,47 @@ def test_ranks_are_those_of_the_gram_and_of_its_tracked_layers(run: Path) -> Non
     assert all(x is not None and x < 1e-12 for x in found.groups["credit_sum"])
 
 
+def test_the_rank_of_equal_norms_is_that_of_the_directions_with_the_norms_of_the_credits(tmp_path: Path) -> None:
+    # Two right of four, |c| = ½ each. Scores of any length along e₁, e₁, e₂, e₃: with equal norms σ² is as 2 : 1 : 1,
+    # (√2 + 1 + 1)²/4 = (3 + 2√2)/2. A rollout without a gradient has no direction: 2 : 1, (√2 + 1)²/3 = 1 + 2√2/3.
+    reward, credit = np.array([1.0, 1.0, 0.0, 0.0]), np.array([0.5, 0.5, -0.5, -0.5])
+    found = []
+    for name, lengths in (("unequal", [8.0, 0.01, 3.0, 1.0]), ("one is 0", [8.0, 0.01, 3.0, 0.0])):
+        rows = (credit * lengths)[:, None] * np.eye(3)[[0, 0, 1, 2]]
+        with Record.create(tmp_path / name, CONFIG, {}) as record:
+            record.save_reading(0, {"group": np.zeros(4, dtype=int), "reward": reward, "credit": credit,
+                                    "gram": rows @ rows.T, "eps": np.array(2e-16)})
+            record.append(0, {"reward/mean": 0.5})
+        found += read_evidence(Record.open(tmp_path / name)).column("all/equal_norm_rank")
+    assert found == pytest.approx([(3 + 2 * 2**0.5) / 2, 1 + 2 * 2**0.5 / 3], abs=1e-6)
+
+
+def test_the_rank_of_equal_norms_goes_by_the_credits_where_these_differ(tmp_path: Path) -> None:
+    # One right of four, c = ¾, −¼, −¼, −¼, orthogonal scores of norms 1, 2, 3, 4: the credits' null
+    # (6/4)²/(12/16) = 3 = 4k(R−k)/R, where the measured rows ¾, 2/4, ¾, 1 have 3²/(9 + 4 + 9 + 16)·16 = 144/38.
+    credit = np.array([0.75, -0.25, -0.25, -0.25])
+    with Record.create(tmp_path / "run", CONFIG, {}) as record:
+        record.save_reading(0, {"group": np.zeros(4, dtype=int), "reward": np.array([1.0, 0.0, 0.0, 0.0]),
+                                "credit": credit, "gram": np.diag((credit * [1, 2, 3, 4])**2), "eps": np.array(2e-16)})
+        record.append(0, {"reward/mean": 0.25})
+    found = read_evidence(Record.open(tmp_path / "run"))
+    assert found.column("all/equal_norm_rank") == pytest.approx([3.0], abs=1e-12)
+    assert found.column("all/effective_rank") == pytest.approx([144 / 38], abs=1e-12)
+
+
+def test_a_mixed_group_whose_credits_are_all_0_has_its_ranks_and_no_number_of_its_credits(tmp_path: Path) -> None:
+    # As under a KL term, whose gradient needs no credit.
+    arrays = reading(np.random.default_rng(1), [1.0, 0.0, 0.0, 1.0])
+    with Record.create(tmp_path / "run", CONFIG, {}) as record:
+        record.save_reading(0, arrays | {"credit": np.zeros(4)})
+        record.append(0, {"reward/mean": 0.5})
+    found = read_evidence(Record.open(tmp_path / "run"))
+    assert found.column("all/effective_rank") == [pytest.approx(spectrum(arrays["gram"]).effective_rank)]
+    for name in ("credit_null", "credit_sum", "all/equal_norm_rank", "all/centred_effective_rank"):
+        assert found.column(name) == [], name
+    assert "NaN" not in to_json(found)
+
+
 def test_a_group_under_another_credit_has_columns_of_its_own(tmp_path: Path) -> None:
     arrays = reading(np.random.default_rng(1), [1.0, 0.0, 0.0, 1.0])
     other = np.zeros((1, 4, 4))
@@ -122,13 +164,34 @@ def evidence(seed: int, group: int, rank: float, **more: Any) -> Evidence:
 def test_runs_that_differ_in_the_seed_and_in_what_is_swept_are_one_family() -> None:
     runs = [evidence(s, g, 2.0) for s in range(2) for g in (2, 8)] + [evidence(0, 2, 2.0, lr=0.1), evidence(
         0, 2, 2.0, method="grpo")]
-    sizes = sorted(len(family) for family in families(runs, ("group",)))
-    # A run that does not know a setting had its default: lr=0.1 joins, another method does not.
-    assert sizes == [1, 5]
+    assert sorted(len(family) for family in families(runs, ("group",))) == [1, 1, 4]
     assert {group: len(some) for group, some in cells(runs, "group").items()} == {2: 4, 8: 2}
 
 
-def test_with_three_runs_the_interval_is_over_runs_and_with_fewer_over_readings() -> None:
+@pytest.mark.parametrize("setting", ["model", "task", "method", "lr"])
+def test_model_task_method_and_lr_must_be_equal_even_where_a_run_does_not_know_them(setting: str) -> None:
+    known = evidence(0, 2, 2.0, lr=0.1)
+    without = Evidence(name="x", config={name: value for name, value in known.config.items() if name != setting})
+    other = Evidence(name="y", config=dict(known.config) | {setting: "another"})
+    assert [len(family) for family in families([known, without, other], ("group",))] == [1, 1, 1]
+    assert [len(family) for family in families([known, without, other], ("group", setting))] == [3]
+
+
+def test_a_setting_that_a_run_does_not_know_is_no_difference_and_neither_is_when_it_was_evaluated() -> None:
+    runs = [evidence(0, 2, 2.0), evidence(1, 2, 2.0, beta=0.1), evidence(2, 2, 2.0, eval_every=5),
+            evidence(3, 2, 2.0, eval_every=10, eval_rollouts=640), evidence(4, 2, 2.0, eval_rollouts=1280)]
+    assert [len(family) for family in families(runs, ("group",))] == [5]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_a_run_that_does_not_know_a_setting_joins_no_two_that_differ_in_it(order: tuple[int, ...]) -> None:
+    runs = [evidence(0, 2, 2.0), evidence(1, 2, 2.0, beta=0.1), evidence(2, 2, 2.0, beta=0.2)]
+    found = list(families([runs[i] for i in order], ("group",)))
+    assert sorted(len(family) for family in found) == [1, 2]
+    assert all(len({run["beta"] for run in family} - {None}) == 1 for family in found)
+
+
+def test_with_three_runs_the_interval_is_over_runs_and_with_fewer_there_is_none() -> None:
     value, unit = mean_of([evidence(s, 8, rank) for s, rank in enumerate((1.0, 2.0, 3.0))], "all/effective_rank") or (
         None, None)
     # Each run: readings (r + 1, r + 1); the means are 2, 3, 4: 3 ± 4.3027·1/√3.
@@ -137,7 +200,10 @@ def test_with_three_runs_the_interval_is_over_runs_and_with_fewer_over_readings(
     assert value.high == pytest.approx(3 + 4.3027 / 3**0.5)
     value, unit = mean_of([evidence(0, 8, 1.0)], "all/effective_rank") or (None, None)
     assert value is not None
-    assert (value.mean, value.n, unit) == (2.0, 2, "readings of one run")
+    assert (value.mean, value.low, value.high, value.n, unit) == (2.0, None, None, 2, "readings of one run")
+    value, unit = mean_of([evidence(s, 8, 1.0 + s) for s in range(2)], "all/effective_rank") or (None, None)
+    assert value is not None
+    assert (value.mean, value.low, value.high, value.n, unit) == (2.5, None, None, 4, "readings of 2 runs")
     assert mean_of([evidence(0, 8, 1.0)], "no/such") is None
 
 
@@ -173,7 +239,11 @@ def test_arrays_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
     (lambda d: d["steps"].update({"step": [0]}), "damaged"),
     (lambda d: d["steps"].update({"step": ["x", 1, 2]}), "damaged"),
     (lambda d: d.update(config=[]), "damaged"), (lambda d: d["groups"].update(size=[1.0]), "damaged"),
-    (lambda d: d.update(layers=3), "damaged")])
+    (lambda d: d.update(layers=3), "damaged"), (lambda d: d["groups"].pop("step"), "groups without their steps"),
+    (lambda d: d["config"].update(lr=math.nan), "damaged"), (lambda d: d["config"].update(lr=-math.inf), "damaged"),
+    (lambda d: d["config"].update(deep=[{"x": math.nan}]), "damaged"),
+    (lambda d: d["layers"].update(x={"top1": math.nan}), "damaged"),
+    (lambda d: d["groups"].update(size=[10**400] * 3), "damaged")])
 def test_a_file_that_is_not_as_it_was_written_is_refused(run: Path, tmp_path: Path, break_it: Any, said: str) -> None:
     data = json.loads(to_json(read_evidence(Record.open(run))))
     break_it(data)

@@ -17,6 +17,7 @@ from creditscope.claims.evidence import Evidence
 from creditscope.claims.ours import (
     LEAST,
     MOST_TOP,
+    ORDERS,
     battery,
     cut_to_two,
     norm_concentration,
@@ -30,52 +31,107 @@ from creditscope.microscope.spectrum import Spectrum, spectrum
 # -- C.1 -------------------------------------------------------------------------------------------------------------
 
 
+def by_order(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
+    """Norms first, and norms last, each by R."""
+    first, last = ([v for v in verdicts if f"explain, {words}, R = " in v.definition] for words in ORDERS.values())
+    assert len(first) == len(last) == len(verdicts) / 2
+    return first, last
+
+
 def test_unequal_norms_explain_all_of_a_low_rank_whose_scores_are_orthogonal(tmp_path: Path) -> None:
-    verdict, = norm_concentration(sweep(tmp_path, unequal))
-    assert (verdict.outcome, verdict.n, verdict.of) == ("holds", 9, "runs")
-    assert verdict.observed == pytest.approx(1.0, abs=1e-9)
+    # Norms 1, 1/2: (3/2)²/(5/4) = 1.8 at R = 2, which is 1.11 times below its null of 2. Without the norms the scores
+    # are orthogonal, so nothing is left for alignment in either order.
+    for verdicts in by_order(norm_concentration(sweep(tmp_path, unequal))):
+        assert [verdict.definition.rpartition(", ")[2] for verdict in verdicts] == ["R = 2", "R = 4", "R = 8"]
+        assert [(verdict.outcome, verdict.n, verdict.of) for verdict in verdicts] == [("holds", 3, "runs")] * 3
+        assert [verdict.observed for verdict in verdicts] == pytest.approx([1.0] * 3, abs=1e-9)
+        assert "the rank being 1.1 times below what the credits allow" in verdicts[0].reason
 
 
 def test_unequal_norms_explain_nothing_where_scores_of_equal_norm_are_alike(tmp_path: Path) -> None:
-    verdict, = norm_concentration(sweep(tmp_path, two_directions))
-    # R = 2 has its full rank of 2, so there is nothing to explain: six runs are left.
-    assert (verdict.outcome, verdict.n) == ("refuted", 6)
-    assert verdict.observed == pytest.approx(0.0, abs=1e-9)
-    assert "1.0, 2.0, 4.0 times below" in verdict.reason
+    for two, *more in by_order(norm_concentration(sweep(tmp_path, two_directions))):
+        # R = 2 has its full rank of 2, so there is nothing to explain. The others have 2 where they might have R.
+        assert two.outcome == "undecided"
+        assert two.reason.startswith("needs a low rank to explain: the rank is 1.00 times below")
+        assert [(verdict.outcome, verdict.n) for verdict in more] == [("refuted", 3), ("refuted", 3)]
+        assert [verdict.observed for verdict in more] == pytest.approx([0.0, 0.0], abs=1e-9)
+        assert ["2.0 times below" in more[0].reason, "4.0 times below" in more[1].reason] == [True, True]
 
 
 def test_orthogonal_scores_of_equal_norm_leave_no_low_rank_to_explain(tmp_path: Path) -> None:
-    verdict, = norm_concentration(sweep(tmp_path, orthogonal))
-    assert verdict.outcome == "undecided"
-    assert verdict.reason.startswith("needs a low rank to explain: the rank is at most 1.00 times")
+    verdicts = norm_concentration(sweep(tmp_path, orthogonal))
+    assert len(verdicts) == 2 * 3
+    for verdict in verdicts:
+        assert verdict.outcome == "undecided"
+        assert verdict.reason.startswith("needs a low rank to explain: the rank is 1.00 times below what the credits "
+                                         "allow, not 1.1")
 
 
-def concentrated(part: float, seed: int, **changes: Any) -> Evidence:
-    """A null of 8, a rank of 2, and norms that explain a share of log 4."""
+def test_where_norms_and_alignment_overlap_the_order_decides(tmp_path: Path) -> None:
+    """Four scores in one direction, of norms 1, 0.1, 0.1, 0.1: either alone would lower the rank."""
+    def lead(reward: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(len(reward)) == 0, 1.0, 0.1)[:, None]
+
+    # The rank is 1, its null 4. Norms first: 1.3²/1.03 = 1.6408 is left of 4, log(4/1.6408)/log 4 = 0.6429.
+    # Norms last: four rows of one direction and equal norm have rank 1 already, so norms have nothing left to do.
+    (first,), (last,) = by_order(norm_concentration(sweep(tmp_path, lead, sizes=(4,))))
+    assert (first.outcome, last.outcome) == ("holds", "refuted")
+    assert first.observed == pytest.approx(math.log(4 / (1.69 / 1.03)) / math.log(4), abs=1e-6)
+    assert last.observed == pytest.approx(0.0, abs=1e-6)
+
+
+def concentrated(first: float, seed: int, last: float | None = None, **changes: Any) -> Evidence:
+    """A null of 8, a rank of 2, and norms that explain a share of log 4: the first or what the other left of it."""
+    last = first if last is None else last
     return evidence(seed=seed, groups={"credit_null": [8.0] * 3, "all/effective_rank": [2.0] * 3,
-                                       "all/norm_null": [8.0 / 4.0**part] * 3}, **changes)
+                                       "all/norm_null": [8.0 / 4.0**first] * 3,
+                                       "all/equal_norm_rank": [2.0 * 4.0**last] * 3}, **changes)
 
 
 @pytest.mark.parametrize(("part", "outcome"), [(0.1, "refuted"), (0.45, "refuted"), (0.55, "holds"), (1.2, "holds")])
 def test_the_share_is_of_logarithms_and_half_decides(part: float, outcome: str) -> None:
-    verdict, = norm_concentration(seeds(lambda seed: concentrated(part + 0.001 * seed, seed)))
-    assert (verdict.outcome, verdict.observed) == (outcome, pytest.approx(part + 0.001, abs=1e-12))
+    verdicts = norm_concentration(seeds(lambda seed: concentrated(part + 0.001 * seed, seed)))
+    assert [(verdict.outcome, verdict.observed) for verdict in verdicts] == [
+        (outcome, pytest.approx(part + 0.001, abs=1e-12))] * 2
+
+
+def test_each_order_and_each_r_is_judged_by_its_own_share() -> None:
+    four = seeds(lambda seed: concentrated(0.8, seed, last=0.2, group=4))
+    eight = seeds(lambda seed: concentrated(0.3, seed, last=0.7, group=8))
+    first, last = by_order(norm_concentration([*eight, *four]))
+    assert [(v.outcome, v.n, v.definition[-5:]) for v in first] == [("holds", 3, "R = 4"), ("refuted", 3, "R = 8")]
+    assert [(v.outcome, v.n, v.definition[-5:]) for v in last] == [("refuted", 3, "R = 4"), ("holds", 3, "R = 8")]
+    assert [v.observed for v in (*first, *last)] == pytest.approx([0.8, 0.3, 0.2, 0.7], abs=1e-12)
 
 
 @pytest.mark.parametrize(("rank", "outcome"), [(8.0, "undecided"), (7.9, "undecided"), (7.6, "undecided"),
                                                (7.3, "undecided"), (7.2, "holds"), (9.0, "undecided")])
 def test_a_rank_less_than_a_tenth_below_its_null_is_no_low_rank(rank: float, outcome: str) -> None:
-    # 8/1.1 = 7.27. All of the gap is the norms'.
-    runs = [evidence(seed=seed, groups={"credit_null": [8.0], "all/effective_rank": [rank], "all/norm_null": [rank]})
-            for seed in range(3)]
-    verdict, = norm_concentration(runs)
-    assert (verdict.outcome, verdict.observed is None) == (outcome, outcome == "undecided")
+    # 8/1.1 = 7.27. All of the gap is the norms', in either order.
+    runs = [evidence(seed=seed, groups={"credit_null": [8.0], "all/effective_rank": [rank], "all/norm_null": [rank],
+                                        "all/equal_norm_rank": [8.0]}) for seed in range(3)]
+    verdicts = norm_concentration(runs)
+    assert [(verdict.outcome, verdict.observed is None) for verdict in verdicts] == [
+        (outcome, outcome == "undecided")] * 2
+    assert {f"the rank is {8 / rank:.2f} times below" in verdict.reason for verdict in verdicts} == {
+        outcome == "undecided"}
 
 
 def test_a_share_about_half_is_undecided_and_says_how_many_runs_would_decide() -> None:
-    verdict, = norm_concentration(seeds(lambda seed: concentrated(0.4 + 0.15 * seed, seed)))
-    assert verdict.outcome == "undecided"
-    assert "runs would decide" in verdict.reason
+    verdicts = norm_concentration(seeds(lambda seed: concentrated(0.4 + 0.15 * seed, seed)))
+    assert [verdict.outcome for verdict in verdicts] == ["undecided"] * 2
+    assert all("runs would decide" in verdict.reason for verdict in verdicts)
+
+
+
+
+def test_evidence_from_before_the_second_order_lacks_its_column_and_not_a_low_rank() -> None:
+    runs = seeds(lambda seed: evidence(seed=seed, groups={
+        "credit_null": [8.0], "all/effective_rank": [2.0], "all/norm_null": [2.0]}))
+    (first,), (last,) = by_order(norm_concentration(runs))
+    assert (first.outcome, last.outcome) == ("holds", "undecided")
+    assert last.reason.startswith("needs ")
+    assert "1.00 times below" not in last.reason  # it is 4 times below
 
 
 @given(st.integers(0, 999), st.integers(2, 12))
@@ -191,7 +247,12 @@ def test_without_readings_our_claims_are_undecided(test: Callable[[Sequence[Evid
     assert verdict.reason.startswith("needs runs that the microscope read: creditscope train --scope light")
 
 
-def test_the_readings_of_one_run_give_a_number_and_decide_nothing() -> None:
-    verdict, = norm_concentration([concentrated(1.0, 0)])
-    assert (verdict.outcome, verdict.of, verdict.interval) == ("undecided", "readings of one run", None)
-    assert math.isclose(verdict.observed or 0.0, 1.0, abs_tol=1e-12)
+@pytest.mark.parametrize(("runs", "of"), [(1, "3 readings of one run"), (2, "6 readings of 2 runs")])
+def test_the_readings_of_one_run_or_two_give_a_number_and_decide_nothing(runs: int, of: str) -> None:
+    verdicts = norm_concentration(seeds(lambda seed: concentrated(1.0, seed), runs))
+    verdicts += truncated_two_runs(seeds(lambda seed: cut([1.8] * 3, seed), runs))
+    assert len(verdicts) == 3
+    for verdict in verdicts:
+        assert (verdict.outcome, f"{verdict.n} {verdict.of}", verdict.interval) == ("undecided", of, None)
+        assert math.isclose(verdict.observed or 0.0, 1.0, abs_tol=1e-12)
+        assert f"; {of} give no interval over runs, it needs 3 seeds" in verdict.reason

@@ -12,6 +12,7 @@ import torch
 from creditscope import METHODS, Method, surrogate
 from creditscope.claims import p2_exact
 from creditscope.claims.p2_exact import (
+    BY_LENGTH,
     CANCELS,
     CONDITIONS,
     PRINTED,
@@ -24,7 +25,7 @@ from creditscope.claims.p2_exact import (
     make_world,
 )
 from creditscope.claims.verdict import Verdict
-from creditscope.methods import P2_TABLE_1
+from creditscope.methods import P2_TABLE_1, even
 from creditscope.optimizer.replay import carry, carry_limit
 from creditscope.optimizer.scale import PHIS, sweep
 from creditscope.prefix_bias import PrefixBias, nodes
@@ -155,14 +156,13 @@ def test_prefix_bias_is_predicted_and_falls_on_whom_p2_says(prefix: list[Verdict
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "gmpo", "sapo"])
-def test_short_good_answers_are_favoured_and_even_weights_end_it(name: str, prefix: list[Verdict]) -> None:
+def test_short_good_answers_are_favoured(name: str, prefix: list[Verdict]) -> None:
     assert said(prefix, name, "favours short").outcome == "holds"
-    assert said(prefix, f"{name}_even").outcome == "holds"
 
 
-@pytest.mark.parametrize("name", ["opo", "reinforce_pp", "cppo", "gtpo"])
-def test_even_weights_are_not_enough_where_credit_does_not_sum_to_zero(name: str, prefix: list[Verdict]) -> None:
-    assert said(prefix, f"{name}_even").outcome == "refuted"
+def test_p2s_claim_says_nothing_of_our_even_weights(prefix: list[Verdict]) -> None:
+    assert {v.claim for v in prefix} == {"P2.2"}
+    assert [v.subject for v in prefix] == ["tabular policy"] * 3 + list(BY_LENGTH)
 
 
 def test_the_pair_of_answers_has_the_W_of_a_hand(prefix: list[Verdict]) -> None:
@@ -208,11 +208,6 @@ def test_the_other_ratio_refutes_what_a_step_does(name: str, ratio: str) -> None
     assert said(p2_exact.prefix_bias(methods=rows), "tabular policy", "after one inner").outcome == "refuted"
 
 
-def test_weights_that_stay_as_they_are_remove_nothing() -> None:
-    found = p2_exact.prefix_bias(flatten=lambda row: row)
-    assert [v.outcome for v in found if v.definition.startswith("ours")] == ["refuted"] * len(STAYS)
-
-
 def test_rows_that_are_not_there_are_asked_for() -> None:
     (found,) = p2_exact.prefix_bias(methods=without("rloo", "sapo"))
     assert (found.outcome, found.reason) == ("undecided", "needs the rows rloo, sapo in the table of methods")
@@ -221,6 +216,56 @@ def test_rows_that_are_not_there_are_asked_for() -> None:
 def test_whoever_is_listed_has_credit_on_the_shared_prefix(world: World) -> None:
     roots = [p2_exact._root(world, METHODS[name]) for name in (*CANCELS, *STAYS)]
     assert all(0 <= root <= 1 for root in roots)
+
+
+# -- C.3 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def evened() -> list[Verdict]:
+    return p2_exact.even_weights()
+
+
+def test_even_weights_are_judged_on_every_row_that_leaves_something(evened: list[Verdict]) -> None:
+    assert {v.claim for v in evened} == {"C.3"}
+    assert [v.subject for v in evened] == [f"{name}_even" for name in STAYS]
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "gmpo", "sapo"])
+def test_even_weights_end_what_a_weight_by_length_leaves(name: str, evened: list[Verdict]) -> None:
+    assert said(evened, f"{name}_even").outcome == "holds"
+
+
+@pytest.mark.parametrize("name", ["opo", "reinforce_pp", "cppo", "gtpo"])
+def test_even_weights_are_not_enough_where_credit_does_not_sum_to_zero(name: str, evened: list[Verdict]) -> None:
+    assert said(evened, f"{name}_even").outcome == "refuted"
+
+
+def test_what_even_weights_leave_of_two_answers_by_hand(world: World) -> None:
+    # A good answer of 2 tokens and a bad one of 5. GRPO: A = ±a, ω = 1/4 and 1/10, so |W|/Σ|w| = 0.15/0.35, and with
+    # one weight for both nothing. OPO's baseline is Σ L r/ΣL = 2/7: A = 5/7 and −2/7, with one weight (5 − 2)/(5 + 2).
+    rollouts, tree = p2_exact._pair(2, 5)
+    pair = replace(world, rollouts=rollouts, tree=tree)
+    assert p2_exact._root(pair, METHODS["grpo"]) == pytest.approx(3 / 7, abs=1e-15)
+    assert p2_exact._root(pair, even(METHODS["grpo"])) == pytest.approx(0, abs=1e-15)
+    assert p2_exact._root(pair, even(METHODS["opo"])) == pytest.approx(3 / 7, abs=1e-15)
+
+
+def test_weights_that_stay_as_they_are_remove_nothing() -> None:
+    found = p2_exact.even_weights(flatten=lambda row: row)
+    assert [(v.subject, v.outcome) for v in found] == [(name, "refuted") for name in STAYS]
+
+
+def test_with_the_groups_mean_for_its_baseline_even_weights_end_what_opo_leaves() -> None:
+    rows = swapped(opo=METHODS["opo"].but(name="opo", baseline="group_mean"))
+    assert said(p2_exact.even_weights(methods=rows), "opo_even").outcome == "holds"
+
+
+def test_even_weights_ask_for_the_rows_they_need_and_for_no_others() -> None:
+    (found,) = p2_exact.even_weights(methods=without("gspo", "gtpo", "rloo"))
+    assert (found.claim, found.outcome) == ("C.3", "undecided")
+    assert found.reason == "needs the rows gspo, gtpo in the table of methods"
+    assert len(p2_exact.even_weights(methods=without("rloo"))) == len(STAYS)
 
 
 # -- P2.3 -------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from creditscope.claims.evidence import Evidence
 from creditscope.claims.p2_runs import blind_to_scale, loss_value, momentum_aware, overshoot
 from creditscope.claims.verdict import Verdict
 
-CONFIG = {"model": "tiny", "task": "arithmetic", "method": "grpo", "inner_steps": 1, "lr": 1e-4, "optimizer": "adamw",
-          "beta1": 0.9, "eps": 1e-8, "brake": "none"}
+CONFIG = {"model": "tiny", "task": "arithmetic", "method": "grpo", "group": 8, "inner_steps": 1, "lr": 1e-4,
+          "optimizer": "adamw", "beta1": 0.9, "eps": 1e-8, "brake": "none"}
 DAPO = {"method": "dapo"}
 CLAIMS: list[Callable[[Sequence[Evidence]], list[Verdict]]] = [blind_to_scale, overshoot, loss_value, momentum_aware]
 
@@ -58,7 +58,20 @@ def test_a_run_without_the_metric_is_undecided_and_says_what_it_needs(
     for found in claim([run(0, {"time/step": [1.0]}, inner_steps=4)]):
         assert found.outcome == "undecided"
         assert found.reason.startswith("needs ")
-        assert found.subject == "tiny · arithmetic · grpo, μ = 4, lr = 0.0001, β₁ = 0.9"
+        assert found.subject == "tiny · arithmetic · grpo, R = 8, μ = 4, lr = 0.0001, β₁ = 0.9"
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_runs_with_a_method_that_is_not_in_the_table_are_left_out(
+        claim: Callable[[Sequence[Evidence]], list[Verdict]]) -> None:
+    metrics: dict[str, Sequence[float]] = {
+        "optimizer/scale_change": [0.01], "overshoot/after": [0.7], "overshoot/distance": [0.4],
+        "objective/value": [0.0], "reward/mean": [0.5]}
+    ours, strange = ([run(seed, metrics, inner_steps=4, method=method, brake=brake)
+                      for brake in ("none", "recall") for seed in range(3)] for method in ("grpo", "mine"))
+    assert [v.subject for v in claim(strange)] == ["no run"]
+    assert claim([*ours, *strange]) == claim(ours)
+    assert "no run" not in {v.subject for v in claim(ours)}
 
 
 @pytest.mark.parametrize("setting", ["beta", "inner_steps", "lr"])
@@ -118,13 +131,21 @@ def test_of_an_eps_between_the_two_nothing_is_said() -> None:
 def test_a_run_older_than_a_setting_had_its_default() -> None:
     found = only(blind_to_scale(several("optimizer/scale_change", (0.01, 0.01, 0.011), eps=None, beta1=None,
                                         brake=None, inner_steps=None)))
-    assert (found.outcome, found.subject) == ("holds", "tiny · arithmetic · grpo, μ = 1, lr = 0.0001, β₁ = 0.9")
+    assert found.outcome == "holds"
+    assert found.subject == "tiny · arithmetic · grpo, R = 8, μ = 1, lr = 0.0001, β₁ = 0.9"
 
 
 def test_families_are_judged_apart() -> None:
     runs = several("optimizer/scale_change", (0.01, 0.011, 0.012)) + several("optimizer/scale_change", (0.9, 0.91, 0.9),
                                                                              lr=1e-3)
     assert [v.outcome for v in blind_to_scale(runs)] == ["holds", "refuted"]
+
+
+def test_group_sizes_are_judged_apart_and_the_subject_tells_which() -> None:
+    runs = [each for group, change in ((4, 0.01), (16, 0.9))
+            for each in several("optimizer/scale_change", (change, change, change), group=group)]
+    assert [(v.subject.split(", ")[1], v.outcome) for v in blind_to_scale(runs)] == [
+        ("R = 4", "holds"), ("R = 16", "refuted")]
 
 
 # -- P2.4 -------------------------------------------------------------------------------------------------------------
@@ -210,6 +231,7 @@ def test_r_of_a_run_by_hand() -> None:
     # x = (0, 0, 0, 2) less its mean: (−½, −½, −½, 3/2); r − mean ∝ (−3, −1, 1, 3): Σ = 6, norms √3 and √20.
     found = only(loss_value(losses([[0.0, 0.0, 0.0, 2.0]], **DAPO)))
     assert found.observed == pytest.approx(6 / (3 * 20) ** 0.5, abs=1e-12)
+    assert found.reason == "the correlation of J with the reward is +0.77: 1 run cannot tell, needs about 3"
 
 
 def test_of_other_credit_than_the_outcome_p2_says_nothing() -> None:
@@ -235,20 +257,36 @@ def braked(change: Sequence[float], gain: Sequence[float], brake: str = "recall"
                     for seed, (c, g) in enumerate(zip(change, gain, strict=True))]
 
 
+# Three values d apart have s = d, and an interval of mean ± 4.3027·d/√3 = mean ± 2.484·d.
 @pytest.mark.parametrize(("change", "gain", "outcome"), [
-    ((-0.7, -0.72, -0.74), (0.01, 0.0, -0.01), "holds"),
+    ((-0.7, -0.72, -0.74), (0.01, 0.0, -0.01), "holds"),  # accuracy in ±2.5 points
     ((-0.7, -0.72, -0.74), (0.1, 0.11, 0.12), "holds"),
-    ((-0.7, -0.72, -0.74), (-0.1, -0.11, -0.12), "refuted"),  # accuracy lost
+    ((-0.7, -0.72, -0.74), (-0.01, -0.011, -0.012), "holds"),  # [−1.3, −0.9] points: lost, but less than 3
+    ((-0.7, -0.72, -0.74), (-0.1, -0.11, -0.12), "refuted"),  # [−13.5, −8.5] points: lost
+    ((-0.7, -0.72, -0.74), (0.02, 0.0, -0.02), "undecided"),  # ±5.0 points: 3 may be lost, or not
+    ((-0.7, -0.72, -0.74), (-0.02, -0.03, -0.04), "undecided"),
     ((-0.3, -0.32, -0.34), (0.1, 0.11, 0.12), "refuted"),  # not halved
+    ((-0.3, -0.32, -0.34), (0.02, 0.0, -0.02), "refuted"),  # whatever became of accuracy
     ((0.3, 0.32, 0.34), (0.1, 0.11, 0.12), "refuted"),
-    ((-0.3, -0.5, -0.7), (0.1, 0.11, 0.12), "undecided"),
+    ((-0.3, -0.5, -0.7), (0.1, 0.11, 0.12), "undecided"),  # −50 ± 50 %
+    ((-0.3, -0.5, -0.7), (-0.1, -0.11, -0.12), "refuted"),  # halved or not, accuracy is lost
 ])
 def test_a_brake_must_halve_the_distance_and_lose_nothing(change: tuple[float, ...], gain: tuple[float, ...],
                                                           outcome: str) -> None:
     found = only(momentum_aware(braked(change, gain)))
     assert found.outcome == outcome
     assert found.observed == pytest.approx(sum(change) / 3, abs=1e-12)
-    assert found.subject == "tiny · arithmetic · grpo, μ = 4, lr = 0.0001, β₁ = 0.9, brake recall"
+    assert found.subject == "tiny · arithmetic · grpo, R = 8, μ = 4, lr = 0.0001, β₁ = 0.9, brake recall"
+
+
+def test_the_verdict_on_a_brake_by_hand() -> None:
+    # Distance: −0.72 ± 2.4842·0.02; accuracy: 0 ± 2.4842·0.01.
+    found = only(momentum_aware(braked((-0.7, -0.72, -0.74), (0.01, 0.0, -0.01))))
+    assert found.interval == pytest.approx((-0.72 - 0.0496833, -0.72 + 0.0496833), abs=1e-7)
+    assert (found.n, found.of) == (3, "seeds")
+    assert found.threshold == "change < -50 %, accuracy above −3 points"
+    assert found.reason.startswith("distance -72 % [-77, -67], accuracy ")
+    assert found.reason.endswith("0.0 [-2.5, +2.5] points")
 
 
 def test_the_interval_is_of_pairs() -> None:

@@ -81,9 +81,10 @@ def test_the_summary_counts_claims_and_verdicts() -> None:
 def test_lines_are_by_claim_in_the_order_of_the_table_and_exact_subjects_are_one_place() -> None:
     some = [verdict("C.2", subject="matrices"), verdict("P2.3", subject="SGD, β = 0"), verdict("P2.3", subject="AdamW"),
             verdict("P2.3", subject=f"{RUN}, μ = 4"), verdict("P1.14", subject="runs"),
-            verdict("P2.6", subject="no run")]
+            verdict("P2.6", subject="no run"), verdict("P2.5", subject="my · model · arithmetic · grpo, R = 8, μ = 4")]
     assert {key: len(found) for key, found in by_place(some).items()} == {
-        ("P1.14", "no run"): 1, ("P2.3", "exact"): 2, ("P2.3", RUN): 1, ("P2.6", "no run"): 1, ("C.2", "exact"): 1}
+        ("P1.14", "no run"): 1, ("P2.3", "exact"): 2, ("P2.3", RUN): 1,
+        ("P2.5", "my · model · arithmetic · grpo"): 1, ("P2.6", "no run"): 1, ("C.2", "exact"): 1}
 
 
 # -- markdown --------------------------------------------------------------------------------------------------------
@@ -159,16 +160,17 @@ def test_table_1_has_p1_s_numbers_beside_the_mean_over_runs_with_its_interval() 
 
 
 def test_the_columns_of_table_1_are_those_of_the_evidence() -> None:
-    columns = {"all/effective_rank_truncated_2": 1.75, "layer/effective_rank": 3.5, "layer/effective_rank_truncated_2":
-               1.5, "qv/effective_rank": 3.25, "credit_null": 7.0, "all/top1": 0.625, "layer/top1": 0.75,
-               "all/numerical_rank": 8.0, "reward_std": 0.5}
+    columns = {"all/effective_rank": 4.5, "all/effective_rank_truncated_2": 1.75, "layer/effective_rank": 3.5,
+               "layer/effective_rank_truncated_2": 1.5, "qv/effective_rank": 3.25, "credit_null": 7.0,
+               "all/top1": 0.625, "layer/top1": 0.75, "all/numerical_rank": 8.0, "reward_std": 0.5}
     groups = {"step": [0.0, 5.0]} | {name: [value - 0.25, value + 0.25] for name, value in columns.items()}
     # Two readings of one run: a mean, and nothing about other runs.
     one = Evidence(name="a", config={"group": 8, "seed": 0}, groups=groups)
     head, _, line = rows(table1([one]))
     found = dict(zip(head, line, strict=True))
-    assert [found[name] for name in ("all, cut to 2", "r_eff, a layer", "a layer, cut to 2", "r_eff, q and v", "null",
-                                     "top-1, all", "top-1, a layer", "rank, all", "reward std")] == [
+    assert [found[name] for name in ("r_eff, all", "all, cut to 2", "r_eff, a layer", "a layer, cut to 2",
+                                     "r_eff, q and v", "null", "top-1, all", "top-1, a layer", "rank, all",
+                                     "reward std")] == [
         f"{value:.2f}" for value in columns.values()]
 
 
@@ -187,6 +189,24 @@ def test_table_1_has_a_line_an_r_in_order_and_a_table_a_family() -> None:
     assert [row[2] for row in rows(page) if row[0] in ("4", "16")] == ["3.00", "5.00", "9.00"]
     assert "turns" not in page  # nothing was read there
     assert dict(zip(*[rows(page)[i] for i in (0, 3)], strict=True))["P1: r_eff"] == ""  # P1 has no R = 16
+
+
+@pytest.mark.parametrize("other", [{"credit": "step_reward"}, {"method": "ppo"}, {"adapt": "late_group"},
+                                   {"inner_steps": 4}, {"minibatches": 2}, {"group": None}, {"seed": None}], ids=str)
+def test_table_1_has_runs_as_p1_s_alone(other: dict[str, Any]) -> None:
+    """One credit an answer (`ppo` has a critic's), one R, one update a batch."""
+    settings: dict[str, Any] = {"group": 8, "seed": 0, "ranks": {0: 9.0}} | other
+    stranger = run(**settings)
+    page = table1([run(4, 0, {0: 3.0}), stranger])
+    assert [row[0] for row in rows(page)] == ["R", "---", "4"]
+    assert "9.00" not in page
+    assert not rows(table1([stranger]))  # no table without a run
+
+
+def test_a_run_read_twice_counts_once_in_table_1_with_more_readings() -> None:
+    head, _, line = rows(table1([run(8, 0, {0: 9.0}, every=10), run(8, 0, {0: 3.0, 5: 4.0}, every=5)]))
+    found = dict(zip(head, line, strict=True))
+    assert (found["r_eff, all"], found["runs"]) == ("3.50", "1")
 
 
 def test_curves_are_means_over_runs_at_each_step_by_r() -> None:
@@ -221,5 +241,5 @@ def test_why_the_rank_is_low_is_four_lines_by_r_and_two_runs_have_no_interval() 
     found = why_low([*(with_nulls(4, seed) for seed in range(3)), *(with_nulls(8, seed) for seed in range(2))])
     assert list(found) == ["credits alone", "and the measured norms", "measured"], "nothing was cut to 2"
     (_, three), (_, two) = found["measured"]
-    assert (three.mean, three.n, two.mean, two.low) == (3.0, 3, 2.5, None)
+    assert (three.mean, three.n, two.mean, two.low, two.n) == (3.0, 3, 2.5, None, 2)
     assert three.low == pytest.approx(3 - 4.3027 / 3**0.5)

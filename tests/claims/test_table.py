@@ -11,11 +11,12 @@ import pytest
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
 from creditscope.errors import CreditscopeError
 
-IDS = [*(f"P1.{i}" for i in range(1, 15)), *(f"P2.{i}" for i in range(1, 7)), "C.1", "C.2"]
+IDS = [*(f"P1.{i}" for i in range(1, 15)), *(f"P2.{i}" for i in range(1, 7)), "C.1", "C.2", "C.3"]
 
 
-def test_every_statement_of_the_papers_is_a_claim_and_two_are_ours() -> None:
+def test_every_statement_of_the_papers_is_a_claim_and_three_are_ours() -> None:
     assert list(CLAIMS) == IDS
+    assert [name for name, claim in CLAIMS.items() if claim.where == "ours"] == ["C.1", "C.2", "C.3"]
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -50,6 +51,8 @@ def test_a_rule_that_names_a_threshold_names_the_one_of_the_code() -> None:
     assert f"[{p1_runs.ABOUT_TWO[0]}, {p1_runs.ABOUT_TWO[1]}]" in CLAIMS["P1.5"].rule
     assert f"than {p1_runs.RAISED} and" in CLAIMS["P1.12"].rule
     assert f"{p2_runs.UNSEEN:.0%}" in CLAIMS["P2.3"].rule
+    assert f"above −{100 * p2_runs.LITTLE:g} points" in CLAIMS["P2.6"].rule
+    assert f"more than {ours.HALF:g}, at each R" in CLAIMS["C.1"].rule
     assert f"{ours.SHARE:.0%}" in CLAIMS["C.2"].rule
 
 
@@ -68,9 +71,10 @@ def test_claims_come_in_the_order_of_the_table_whatever_the_order_of_the_asking(
     assert len(find_claims()) == len(IDS)
 
 
-def test_an_exact_claim_alone_gives_its_own_verdicts_alone() -> None:
-    verdicts = list(run_exact(["C.2", "P1.5"]))  # P1.5 has no exact test
-    assert {verdict.claim for verdict in verdicts} == {"C.2"}
+@pytest.mark.parametrize("name", ["P2.2", "C.2", "C.3"])  # P2.2 and C.3 lie in one module
+def test_an_exact_claim_alone_gives_its_own_verdicts_alone(name: str) -> None:
+    verdicts = list(run_exact([name, "P1.5"]))  # P1.5 has no exact test
+    assert {verdict.claim for verdict in verdicts} == {name}
 
 
 @pytest.mark.slow

@@ -33,10 +33,10 @@ from creditscope.microscope.spectrum import orthogonal_null, spectrum
 from creditscope.record import Record
 
 FORMAT = "creditscope evidence 1"
-TRACKED = ("q_proj.weight", "v_proj.weight")
+TRACKED = (".q_proj.weight", ".v_proj.weight")
 """What arXiv:2606.29238 looked at."""
 ENOUGH = 3
-"""Runs below which the interval is taken over the readings of the runs, not over runs."""
+"""Runs below which there is no interval."""
 KEPT = (
     "reward/mean", "reward/std", "signal/groups", "signal/live_groups", "signal/dead_groups", "eval/", "rollouts/spent",
     "rollouts/sampled", "credit/within", "credit/dead_groups", "gram/group/effective_rank", "baseline/", "tokens/",
@@ -112,7 +112,7 @@ class Evidence:
 # -- several runs ----------------------------------------------------------------------------------------------------
 
 APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "device", "accumulate", "probe", "probe_every",
-                   "scope", "every", "also"})
+                   "scope", "every", "also", "eval_every", "eval_rollouts"})
 """Settings that do not make another experiment of a run."""
 
 
@@ -123,7 +123,7 @@ def families(runs: Sequence[Evidence], over: Sequence[str]) -> Iterator[list[Evi
     """
     found: list[list[Evidence]] = []
     for run in runs:
-        home = next((some for some in found if _alike(some[0], run, APART | set(over))), None)
+        home = next((some for some in found if all(_alike(own, run, APART | set(over)) for own in some)), None)
         if home is None:
             found.append([run])
         else:
@@ -132,6 +132,8 @@ def families(runs: Sequence[Evidence], over: Sequence[str]) -> Iterator[list[Evi
 
 
 def _alike(a: Evidence, b: Evidence, apart: frozenset[str] | set[str]) -> bool:
+    if any(a[key] != b[key] for key in ("model", "task", "method", "lr") if key not in apart):
+        return False
     return all(a.config[key] == b.config[key] for key in (a.config.keys() & b.config.keys()) - apart)
 
 
@@ -149,15 +151,16 @@ def mean_of(runs: Sequence[Evidence], column: str) -> tuple[Interval, str] | Non
 
 
 def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> tuple[Interval, str] | None:
-    """(mean of each run's mean, "runs") from three runs on; else (mean of all values, what they are), which says
-    nothing about other seeds. None of no values.
+    """(mean of each run's mean with its interval, "runs") from three runs on; else (mean of all values without one,
+    what they are): the readings of a run or two say nothing of other runs. None of no values.
     """
     known = [values for values in by_run if values]
     if not known:
         return None
     if len(known) >= ENOUGH:
         return mean_interval([math.fsum(values) / len(values) for values in known]), "runs"
-    return mean_interval([value for values in known for value in values]), some(unit, len(known))
+    values = [value for values in known for value in values]
+    return Interval(math.fsum(values) / len(values), None, None, len(values)), some(unit, len(known))
 
 
 def some(unit: str, runs: int) -> str:
@@ -239,9 +242,12 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
         if binary:
             row |= {"right": float(mine.sum()), "orthogonal_null": orthogonal_null(int(mine.sum()), len(rows))}
         row |= _ranks(block, eps, "all") | {"all/norm_null": norm_null(block)}
-        if credit is not None:
-            c = credit[rows]
+        if credit is not None and (c := credit[rows]).any():
             row |= {"credit_null": credit_null(c), "credit_sum": float(abs(c.sum()) / np.abs(c).sum())}
+            norms = np.sqrt(np.clip(np.diag(block), 0.0, None))
+            even = np.divide(np.abs(c), norms, out=np.zeros(len(rows)), where=norms > 0)
+            if even.any():
+                row["all/equal_norm_rank"] = spectrum(block * np.outer(even, even), eps).effective_rank
             row["all/centred_effective_rank"] = centred_rank(
                 block, c, eps, None if scores is None else scores[np.ix_(rows, rows)])
         for name, other in zip(arrays.get("other_names", ()), arrays.get("other_grams", ()), strict=True):
@@ -337,13 +343,16 @@ def from_json(path: Path) -> Evidence:
         groups, readings, turns = (_numbers(found[name]) for name in ("groups", "readings", "turns"))
         if any(len({len(values) for values in table.values()}) > 1 for table in (groups, readings, turns)):
             raise ValueError("columns of different lengths")
+        if groups and "step" not in groups:
+            raise ValueError("groups without their steps")
+        json.dumps([found["config"], found["layers"]], allow_nan=False)
         if not isinstance(found["config"], dict) or any("step" not in row for row in rows):
             raise ValueError("no config, or a step without its number")
         return Evidence(name=str(found["name"]), config=found["config"], versions=_plain(found),
                         finished=bool(found["finished"]), steps=rows, groups=groups,
                         readings=readings, turns=turns,
                         layers={str(k): {str(n): float(x) for n, x in v.items()} for k, v in found["layers"].items()})
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CreditscopeError(f"{path} is damaged: {type(error).__name__}: {error}; make it again with creditscope "
                                f"check RUN --save") from None
 

@@ -1,6 +1,6 @@
 """Two claims of our own about the rank of arXiv:2606.29238 (P1.5): why it is low, and why it may read 2. No torch.
 
-C.1: what lowers the rank of a group is that few rollouts hold most of the score norm, not that scores are alike.
+C.1: what lowers the rank of a group is that few rollouts hold most of the score norm, more than that scores are alike.
 C.2: a spectrum cut to its two largest values reads about 2, whatever the data.
 """
 
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from creditscope.claims.evidence import Evidence, cells, mean_of
 from creditscope.claims.reading import READ, ratio_over_runs, rows_with, shown, sweeps, verdict_of, with_outcome
 from creditscope.claims.verdict import Verdict, above, decided, missing
-from creditscope.intervals import Interval
 from creditscope.microscope.spectrum import Spectrum, spectrum
 
 # -- C.1 -------------------------------------------------------------------------------------------------------------
@@ -27,42 +26,51 @@ HALF = 0.5
 
 
 def norm_concentration(runs: Sequence[Evidence]) -> list[Verdict]:
-    """C.1: the share of the gap from the credits' null to the measured rank that unequal norms explain.
+    """C.1: the share of the gap from the credits' null to the measured rank that unequal norms explain, at each R.
 
-        gap  = log(credit_null / r_eff)         credit_null = (Σ|c|)²/Σc²: orthogonal scores of equal norm
-        part = log(credit_null / norm_null)     norm_null = (Σ‖g‖)²/Σ‖g‖²: orthogonal rows of the measured norms
+        gap = log(credit_null / r_eff)              credit_null = (Σ|c|)²/Σc²: orthogonal scores of equal norm
+        norms first: log(credit_null / norm_null)   norm_null = (Σ‖g‖)²/Σ‖g‖²: orthogonal rows of the measured norms
+        norms last:  log(equal_norm_rank / r_eff)   equal_norm_rank: the measured directions, rows of norm |c_i|
 
-    r_eff ≤ norm_null by majorisation, so gap − part ≥ 0 is what alignment does. Σ part / Σ gap over a run's groups, of
-    the group sizes whose mean gap is not below log 1.1.
+    Norms and alignment overlap: an answer that holds most of the norm leaves little for directions to do, and the other
+    way round. So there are two orders, and a verdict for each. Σ part / Σ gap over a run's groups.
     """
-    verdicts = []
-    for family in sweeps(with_outcome(runs), lambda run: len(_gaps(run))):
-        mean_gap = {size: float(np.mean([gap for run in cell for _, _, gap in _gaps(run)]))
-                    for size, cell in cells(family, "group").items()}
-        low = [run for run in family if mean_gap[run["group"]] >= LOW_RANK]
-        found = ratio_over_runs([_gaps(run) for run in low])
-        definition = "share of log(credit null / (Σσ)²/Σσ²) that unequal score norms explain, all parameters"
-        if found is None:
-            most = math.exp(max(mean_gap.values()))
-            verdicts.append(missing("C.1", family[0].subject, f"a low rank to explain: the rank is at most {most:.2f} "
-                                    f"times below what the credits allow, not {math.exp(LOW_RANK):.1f}", definition))
-            continue
-        if found[1] != "runs":  # whose low rank two readings explain may be chance
-            found = Interval(found[0].mean, None, None, found[0].n), found[1]
-        gaps = ", ".join(f"{math.exp(gap):.1f}" for gap in mean_gap.values())
-        verdicts.append(verdict_of(
-            "C.1", definition, family[0].subject, above(found[0], HALF), found,
-            f"unequal norms explain {shown(found[0])} of the gap, the rank being {gaps} times below what the credits "
-            f"allow at R = {', '.join(map(str, mean_gap))}", expected="above 0.5", threshold=f"interval above {HALF}",
-            bounds=(HALF,)))
+    verdicts: list[Verdict] = []
+    for family in sweeps(with_outcome(runs), lambda run: len(_gaps(run, "all/norm_null"))):
+        for column, words in ORDERS.items():
+            for size, cell in cells(family, "group").items():
+                verdicts.append(_explained(cell, size, column, words))
     return verdicts or [missing("C.1", "runs", f"{READ}, with outcome credit")]
 
 
-def _gaps(run: Evidence) -> list[tuple[float, float, float]]:
-    """(step, part, gap) of each group."""
-    found = rows_with(run.groups, "step", "credit_null", "all/norm_null", "all/effective_rank")
-    return [(step, math.log(null / norms), math.log(null / rank)) for step, null, norms, rank in found
-            if min(null, norms, rank) > 0]
+ORDERS = {"all/norm_null": "norms first, alignment has the rest",
+          "all/equal_norm_rank": "alignment first, norms have the rest"}
+
+
+def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> Verdict:
+    definition = f"share of log(credit null / (Σσ)²/Σσ²) that unequal score norms explain, {words}, R = {size}"
+    gaps = [_gaps(run, column) for run in cell]
+    found = ratio_over_runs(gaps)
+    every = [gap for rows in gaps for _, _, gap in rows]
+    if not every:
+        return missing("C.1", cell[0].subject, f"readings with the column {column}: creditscope check RUN --save makes "
+                       "evidence with it", definition)
+    times = math.exp(math.fsum(every) / len(every))
+    if found is None or math.log(times) < LOW_RANK:
+        return missing("C.1", cell[0].subject, f"a low rank to explain: the rank is {times:.2f} times below what the "
+                       f"credits allow, not {math.exp(LOW_RANK):.1f}", definition)
+    return verdict_of("C.1", definition, cell[0].subject, above(found[0], HALF), found,
+                      f"unequal norms explain {shown(found[0])} of the gap, the rank being {times:.1f} times below "
+                      f"what the credits allow", expected="above 0.5", threshold=f"interval above {HALF}",
+                      bounds=(HALF,))
+
+
+def _gaps(run: Evidence, column: str) -> list[tuple[float, float, float]]:
+    """(step, part, gap) of each group, the part by the order that the column stands for."""
+    last = column == "all/equal_norm_rank"
+    found = rows_with(run.groups, "step", "credit_null", column, "all/effective_rank")
+    return [(step, math.log(other / rank) if last else math.log(null / other), math.log(null / rank))
+            for step, null, other, rank in found if min(null, other, rank) > 0]
 
 
 # -- C.2 -------------------------------------------------------------------------------------------------------------

@@ -166,16 +166,25 @@ STEPS = (0.0, 0.1, 30.0)
 """Sizes of the inner step: none, one that stops nobody with a bound of 0.2, and one that stops many."""
 
 
-def prefix_bias(*, methods: Mapping[str, Method] = METHODS, flatten: Callable[[Method], Method] = even,
+def prefix_bias(*, methods: Mapping[str, Method] = METHODS,
                 predict: Callable[..., closed.PrefixBias] = closed.prefix_bias) -> list[Verdict]:
-    """W = Σ_{i∈S} ω_i A_i at shared prefixes, who cancels there, whom 1/L_i favours, and what even weights remove."""
+    """W = Σ_{i∈S} ω_i A_i at shared prefixes, who cancels there, and whom 1/L_i favours."""
     lacking = [name for name in dict.fromkeys((*CANCELS, *STAYS, *BY_TOKEN, *BY_SEQUENCE)) if name not in methods]
     if lacking:
         return [missing("P2.2", "tabular policy", f"the rows {', '.join(lacking)} in the table of methods")]
     world = make_world()
     return [_predicted(world, methods, predict), _who_cancels(world, methods), _after_a_step(world, methods),
-            *(_favours_short(methods[name]) for name in BY_LENGTH),
-            *(_evened(world, methods[name], flatten(methods[name])) for name in STAYS)]
+            *(_favours_short(methods[name]) for name in BY_LENGTH)]
+
+
+def even_weights(*, methods: Mapping[str, Method] = METHODS, flatten: Callable[[Method], Method] = even
+                 ) -> list[Verdict]:
+    """C.3, ours: does `even(method)` remove what a method leaves on a prefix that the whole group shares?"""
+    lacking = [name for name in STAYS if name not in methods]
+    if lacking:
+        return [missing("C.3", "tabular policy", f"the rows {', '.join(lacking)} in the table of methods")]
+    world = make_world()
+    return [_evened(world, methods[name], flatten(methods[name])) for name in STAYS]
 
 
 def _root(world: World, method: Method, logp: Tensor | None = None) -> float:
@@ -264,8 +273,8 @@ def _pair(good: int, bad: int) -> tuple[Rollouts, closed.Nodes]:
 def _evened(world: World, method: Method, flat: Method) -> Verdict:
     before, after = _root(world, method), _root(world, flat)
     return Verdict(
-        claim="P2.2", definition="ours: even weights remove what is left on a prefix that the whole group shares, at "
-        "ratio 1: Σ|W| / Σ|w|", subject=flat.name, outcome=decided(after <= EQUAL), observed=after, expected="0",
+        claim="C.3", definition="what even weights leave on a prefix that the whole group shares, at ratio 1: "
+        "Σ|W| / Σ|w|", subject=flat.name, outcome=decided(after <= EQUAL), observed=after, expected="0",
         threshold=f"≤ {EQUAL:g}", n=1, of="batches",
         reason=f"{method.name} leaves {before:.2g} of its mass there, {flat.name} {after:.2g}")
 

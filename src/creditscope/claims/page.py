@@ -8,7 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from creditscope.claims.evidence import ENOUGH, Evidence, cells, families, mean_of
+from creditscope.claims.evidence import ENOUGH, Evidence, cells, mean_of
+from creditscope.claims.reading import sweeps, with_outcome
 from creditscope.claims.table import CLAIMS, find_claims
 from creditscope.claims.verdict import Outcome, Verdict
 from creditscope.errors import printable
@@ -35,8 +36,8 @@ def place(subject: str) -> str:
     ('tiny · arithmetic · grpo', 'exact', 'no run')
     """
     parts = subject.split(" · ")
-    if len(parts) == 3:
-        return " · ".join([*parts[:2], parts[2].partition(",")[0]])
+    if len(parts) >= 3:
+        return " · ".join([*parts[:-1], parts[-1].partition(",")[0]])
     return NOTHING if subject in ("runs", NOTHING) else "exact"
 
 
@@ -219,7 +220,7 @@ def _accuracy(place: int) -> Cell:
 
 def _of_runs(value: Interval, unit: str) -> Interval:
     """An interval over at least three runs, or the mean alone: readings of a run or two say nothing of other runs."""
-    return value if unit == "runs" and value.n >= ENOUGH else Interval(value.mean, None, None, 1)
+    return value if unit == "runs" and value.n >= ENOUGH else Interval(value.mean, None, None, value.n)
 
 
 def _span(value: Interval, scale: float, digits: int) -> str:
@@ -250,12 +251,11 @@ COLUMNS: Mapping[str, Cell] = {
 
 
 def table1(runs: Sequence[Evidence]) -> str:
-    """P1's Table 1 beside ours, a table for every family of runs that differ in R alone."""
+    """P1's Table 1 beside ours, a table for every family of runs with outcome credit that differ in R alone."""
     out = ["# P1's Table 1, and ours\n"]
-    for family in families(runs, ["group"]):
-        if any(run.groups for run in family):
-            rows = [[cell(size, own) for cell in COLUMNS.values()] for size, own in cells(family, "group").items()]
-            out += [f"## {plain(family[0].subject)}\n", *table(list(COLUMNS), rows), ""]
+    for family in sweeps(with_outcome(runs), lambda run: len(run.column("all/effective_rank"))):
+        rows = [[cell(size, own) for cell in COLUMNS.values()] for size, own in cells(family, "group").items()]
+        out += [f"## {plain(family[0].subject)}\n", *table(list(COLUMNS), rows), ""]
     return "\n".join([*out, LEGEND])
 
 

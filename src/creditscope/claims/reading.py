@@ -1,7 +1,8 @@
 """What tests of claims share: which runs belong together, what number they give, and what verdict it is. No torch.
 
-A number of a cell, which is one group size R, is a mean over runs where there are three, else over the readings of the
-runs at hand. Two runs that differ only in what was read are one run: of these the one with more readings is taken.
+A number of a cell, which is one group size R, is a mean over runs. Fewer than three have no interval and decide
+nothing: the readings of a run or two say nothing of other runs. Two runs that differ only in what was read are one run:
+of these the one with more readings is taken.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ def rule_of(run: Evidence) -> str:
 
 
 def fixed(runs: Sequence[Evidence]) -> list[Evidence]:
-    """Runs with one R from first to last step. A file may come from anybody: one without R or seed is left out."""
+    """Runs with one R from first to last step and one update a batch, as P1's. A file may come from anybody: one
+    without R or seed is left out.
+    """
     return [run for run in runs if isinstance(run["group"], int) and isinstance(run["seed"], int)
-            and rule_of(run) == "none"]
+            and rule_of(run) == "none" and all(run[name] in (None, 1) for name in ("inner_steps", "minibatches"))]
 
 
 def with_outcome(runs: Sequence[Evidence]) -> list[Evidence]:
@@ -91,8 +94,8 @@ def rows_with(table: Mapping[str, Sequence[float | None]], *columns: str) -> lis
 
 
 def ratio_over_runs(by_run: Sequence[Sequence[tuple[float, float, float]]]) -> Found | None:
-    """Σ top / Σ bottom of each run's groups (step, top, bottom), its interval over runs; below three runs of each
-    reading's groups, its interval over readings.
+    """Σ top / Σ bottom of each run's groups (step, top, bottom), its interval over runs; below three runs the mean over
+    readings, without one.
     """
     known = [sorted(rows) for rows in by_run if rows]
     if not known:
@@ -103,8 +106,11 @@ def ratio_over_runs(by_run: Sequence[Sequence[tuple[float, float, float]]]) -> F
         parts = [list(part) for rows in known for _, part in groupby(rows, key=lambda row: row[0])]
     ratios = [math.fsum(top for _, top, _ in rows) / bottom for rows in parts
               if (bottom := math.fsum(low for _, _, low in rows))]
-    of = "runs" if len(known) >= ENOUGH else some("readings", len(known))
-    return (mean_interval(ratios), of) if ratios else None
+    if not ratios:
+        return None
+    if len(known) >= ENOUGH:
+        return mean_interval(ratios), "runs"
+    return Interval(math.fsum(ratios) / len(ratios), None, None, len(ratios)), some("readings", len(known))
 
 
 def from_three(value: Interval) -> Interval:
@@ -138,7 +144,7 @@ def verdict_of(claim: str, definition: str, subject: str, outcome: Outcome, foun
     if outcome == "undecided":
         count = enough(value, *bounds)
         if value.low is None:
-            reason += f"; n = {value.n} gives no interval, it needs {SEEDS}"
+            reason += f"; {value.n} {of} give no interval over runs, it needs {SEEDS}"
         elif count is not None and count > value.n:
             reason += f"; about {count} {of.split()[0]} would decide"
     return Verdict(claim=claim, definition=definition, subject=subject, outcome=outcome, reason=reason,

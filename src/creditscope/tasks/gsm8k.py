@@ -94,6 +94,9 @@ class Gsm8k:
                 return read_rows(sisters[split])
             return (found for found in read_rows(place)
                     if (draw(str(found[0].get("question"))) < HELD_OUT) == (split == "test"))
+        if "/" not in self.source:
+            raise CreditscopeError(f"task 'gsm8k' finds no file or folder {self.source!r}; a hub name has the form "
+                                   f"owner/name, such as openai/gsm8k")
         return _from_hub(self.source, split)
 
 

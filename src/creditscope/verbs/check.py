@@ -67,6 +67,10 @@ class Check:
         claims = find_claims(self.claim)  # a wrong id is told before anything is read
         if self.lean and self.save is None:
             raise CreditscopeError("--lean says what --save leaves out; give --save FOLDER too")
+        if self.save and not self.runs:
+            raise CreditscopeError(f"--save {self.save} keeps the evidence of runs; name some")
+        if self.markdown and not self.runs and not self.exact:
+            raise CreditscopeError(f"--markdown {self.markdown} has no verdict to show; name runs, or give --exact")
         if not self.runs and not self.exact:
             return self._list()
         console = self.output.console()
@@ -89,6 +93,9 @@ class Check:
                               "files": [str(path) for path in files]})
         else:
             show(console, verdicts, every=self.every, why=self.why)
+            if not verdicts:
+                how = "name runs" if self.exact and not self.runs else "give --exact"
+                console.print(f"{', '.join(claim.id for claim in claims)} cannot be tested this way: {how}.")
             if files:
                 console.print(f"wrote {', '.join(str(path) for path in files[:3])}"
                               + (f" and {len(files) - 3} more" if len(files) > 3 else ""), markup=False)
@@ -229,11 +236,11 @@ def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why
         console.print(f"? not tested: {', '.join(untested)}{more}", markup=False)
     for shape, reason in reasons:
         console.print(Text(f"{shape} ", COLOURS[shape]) + Text(printable(reason), "default"))
-    console.print(f"{summary(verdicts)}", markup=False)
+    console.print(f"{summary(verdicts)}. ✗ is a statement that fails, not an error of this program.", markup=False)
 
 
 def _apart(verdict: Verdict, others: Sequence[Verdict]) -> str:
-    """Definition and subject, where there are several."""
-    parts = [getattr(verdict, name) for name in ("definition", "subject")
-             if len({getattr(other, name) for other in others}) > 1]
-    return f"{', '.join(filter(None, parts))}: " if any(parts) else ""
+    """Where, and the definition where there are several."""
+    several = len({other.definition for other in others}) > 1
+    parts = [f"[{verdict.subject}]", verdict.definition if several else ""]
+    return f"{' '.join(filter(None, parts))}: "

@@ -30,9 +30,9 @@ from creditscope.verbs.processes import Job, cores, run_jobs
 
 WARM_UP = ("--steps", "60", "--lr", "2e-3", "--eval-problems", "0")
 """What teaches the packaged model the two moves of `turns`, and no preference."""
-CLAIMS_OF = {"p1": [claim for claim in CLAIMS if not claim.startswith("P2")],
+CLAIMS_OF = {"p1": [claim for claim in CLAIMS if claim.startswith("P1") or claim in ("C.1", "C.2")],
              "p2": [claim for claim in CLAIMS if claim.startswith("P2")]}
-"""Our own claims are about P1's ranks."""
+"""C.1 and C.2 are about P1's ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Reproduce:
       creditscope reproduce p1                                     the packaged model
       creditscope reproduce p2 --budget full --jobs 16
       creditscope reproduce p1 nvidia/Nemotron-Mini-4B-Instruct --task gsm8k:openai/gsm8k --groups 2 4 8 --steps 300
-        --lr 1e-6 --max-tokens 512 --accumulate 8                  P1's own model and task, with a GPU that holds it
+        --lr 1e-6 --max-tokens 320 --accumulate 8                  P1's own model and task, with a GPU that holds it
     """
 
     what: Annotated[Literal["p1", "p2"], tyro.conf.Positional]
@@ -190,7 +190,10 @@ def is_done(path: Path, config: Config) -> bool:
     if not (path / "run.json").exists():
         return False
     record = Record.open(path)
-    found = difference(record.config, json.loads(json.dumps(asdict(config))), FREE)
+    old = dict(record.config)
+    if Path(config.model).name == WARM and Path(str(old.get("model"))).name == WARM:
+        old["model"] = config.model  # it lies beside its runs, wherever they were moved
+    found = difference(old, json.loads(json.dumps(asdict(config))), FREE)
     if found:
         raise CreditscopeError(f"{path} holds a run with other settings: its {found}; give the same settings, or "
                                f"choose another --out")
