@@ -93,6 +93,13 @@ def test_noise_alone_is_no_bias() -> None:
     assert rms(np.full(40, -0.5), place, group) == pytest.approx(0.5)
 
 
+def test_the_mean_product_of_different_groups_by_hand() -> None:
+    # One place, groups with sums 4 and 5 of 2 and 1 rollouts: (9² − 4² − 5²) / (3² − 2² − 1²) = 40/4.
+    assert rms(np.array([1.0, 3.0, 5.0]), np.zeros(3, dtype=np.int64), np.array([0, 0, 1])) == pytest.approx(10**0.5)
+    # Credits 1 and −1 of two groups in one place: (0 − 1 − 1) / (4 − 1 − 1) = −1, and so the sign.
+    assert rms(np.array([1.0, -1.0]), np.zeros(2, dtype=np.int64), np.array([0, 1])) == -1.0
+
+
 def test_a_place_that_one_group_met_says_nothing() -> None:
     assert rms(np.ones(4), np.zeros(4, dtype=np.int64), np.zeros(4)) is None
 

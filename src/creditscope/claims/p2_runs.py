@@ -101,7 +101,8 @@ def _verdict(claim: str, definition: str, subject: str, outcome: Outcome, value:
         wanted = max(enough(value, *bounds) or 0, ENOUGH) if value.n > 1 else ENOUGH
         words += f": {value.n} run{'s' * (value.n > 1)} cannot tell, needs about {wanted}"
     return Verdict(claim=claim, definition=definition, subject=subject, outcome=outcome, reason=words,
-                   observed=value.mean, interval=ends(value), expected=expected, threshold=threshold, n=value.n,
+                   observed=value.mean, interval=ends(value) if value.n >= ENOUGH else None, expected=expected,
+                   threshold=threshold, n=value.n,
                    of="runs")
 
 
