@@ -401,12 +401,15 @@ def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: in
 
 def _removal(name: str, found: Exact, plain: Exact, subject: str) -> Verdict:
     """What is left, at the later turns, of the bias that outcome credit has there."""
-    left = rms(found.world, credit_bias(found))[1:] / rms(plain.world, credit_bias(plain))[1:]
+    mine, theirs = (rms(some.world, credit_bias(some))[1:] for some in (found, plain))
+    left = mine / theirs
     worst = int(left.argmax())
+    by_turn, beside = (", ".join(f"{x:.2f}" for x in some.tolist()) for some in (mine, theirs))
     return Verdict(claim="P1.8", definition=f"{name} removes the bias: RMS left, over outcome credit's, worst turn",
                    subject=subject, outcome=decided(float(left.max()) < REMOVED), observed=float(left.max()),
                    expected="0", threshold=f"< {REMOVED:g} at every turn", n=len(left), of="turns",
-                   reason=f"{float(left.max()):.2g} of the bias is left at turn {worst + 1}")
+                   reason=f"{float(left.max()):.2g} of the bias is left at turn {worst + 1}: after the first turn the "
+                          f"RMS is {by_turn}, and outcome's {beside}")
 
 
 # -- P1.9 ------------------------------------------------------------------------------------------------------------
