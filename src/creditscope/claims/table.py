@@ -167,7 +167,8 @@ ROWS = (
         id="P2.6", title="A clip that knows momentum holds tokens at their bound", where="Limitations, left open",
         statement="A momentum-aware rule cuts the distance past the bound and costs no accuracy.",
         rule="One verdict a brake, paired by seed with plain AdamW: the relative change of the distance past the bound "
-             f"has an interval below {HALF:.0%}, and that of the accuracy lies above −{100 * p2_runs.LITTLE:g} points.",
+             f"has an interval below {HALF:.0%}, and that of the accuracy lies above −{100 * p2_runs.LITTLE:g} points "
+             "(chosen after the runs).",
         runs=p2_runs.momentum_aware, needs=("sweep",),
         ask="runs that differ in --brake alone, three seeds each: creditscope reproduce p2"),
     Claim(

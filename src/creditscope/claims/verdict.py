@@ -1,7 +1,8 @@
 """What a claim is, and what a test of it may say: it holds, it is refuted, or it is undecided and why.
 
-A test compares a number with a threshold that was fixed before the runs. Where the number is an estimate it comes with
-its 95 % interval, and the interval decides: wholly on one side, or undecided. One run has no interval over runs.
+A test compares a number with a threshold that stands in the code and is not moved to fit a run. Where the number is
+an estimate it comes with its 95 % interval, and the interval decides: wholly on one side, or undecided. One run has no
+interval over runs.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
 class Check:
     """Put the claims of both papers, and ours, to tests that can fail: on recorded runs, or by closed forms.
 
-    A verdict is holds (✓), refuted (✗) or undecided (?), by a threshold that was fixed before the runs; where the
+    A verdict is holds (✓), refuted (✗) or undecided (?), by a threshold that stands in the code; where the
     number is an estimate its 95 % interval decides. Undecided is no failure: it says what is missing. Without runs and
     without --exact the claims are listed.
 
