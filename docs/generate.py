@@ -224,7 +224,8 @@ def claims_page() -> str:
     files = sorted((ROOT / "results").glob("**/*.evidence.json"))
     about = (f"Exact verdicts are computed when this page is made. The others read the {len(files)} files "
              "`results/**/*.evidence.json`, one a run: `creditscope check results`. The runs themselves are made by "
-             "`creditscope reproduce p1` and `p2`.")
+             "`creditscope reproduce p1` and `p2`. Thresholds were fixed before the runs, but for those that "
+             "[results.md](results.md) names as chosen after a look.")
     return GENERATED + every_claim(all_verdicts(), about=about)
 
 

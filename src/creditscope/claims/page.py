@@ -146,9 +146,9 @@ def verdict_table(verdicts: Sequence[Verdict], columns: Mapping[str, str]) -> st
 
 
 READING = """\
-A verdict is ✓ holds, ✗ refuted or ? undecided. Each test compares one number with a threshold that stands in the code,
-fixed before the runs unless its rule says otherwise; where the number is an estimate its 95 % interval decides, and
-must lie wholly on one side. A claim that hangs on a definition has a verdict for each.
+A verdict is ✓ holds, ✗ refuted or ? undecided. Each test compares one number with a threshold that stands in the code;
+where the number is an estimate its 95 % interval decides, and must lie wholly on one side. A claim that hangs on a
+definition has a verdict for each.
 """
 
 
