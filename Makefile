@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test fast lint docs mutants constraints clean
+.PHONY: help demo test fast browser chromium lint docs mutants constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -16,12 +16,18 @@ help:  ## what can be made
 demo: $(VENV)/demo.ready  ## set up, then watch a language model learn by GRPO (three minutes)
 	$(PY) -m creditscope demo
 
-test: $(VENV)/test.ready lint  ## set up, then linters, all tests and the mutation check
+test: $(VENV)/test.ready chromium lint  ## set up, then linters, all tests and the mutation check
 	$(PY) -m pytest -n auto
 	$(PY) tests/mutants.py
 
 fast: $(VENV)/test.ready  ## the tests that take no time
 	$(PY) -m pytest -n auto -m "not slow and not conformance"
+
+browser: $(VENV)/test.ready chromium  ## the tests that open the report in a browser
+	$(PY) -m pytest -n auto -m browser
+
+chromium:
+	@bash tests/browser/chromium.sh
 
 lint: $(VENV)/test.ready
 	$(PY) -m ruff check .
@@ -48,10 +54,10 @@ $(VENV)/bin/python:
 $(VENV)/demo.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing creditscope into $(VENV) (a minute or two, once)"
 	$(PIP) torch
-	$(PIP) --editable .
+	$(PIP) --editable '.[plot]'
 	@touch $@
 
 $(VENV)/test.ready: $(VENV)/demo.ready
 	@echo "installing the test environment into $(VENV)"
-	$(PIP) --editable '.[trl,lora,math,gguf,log,plot,test,lint]'
+	$(PIP) --editable '.[trl,lora,math,gguf,log,plot,test,browser,lint]'
 	@touch $@

@@ -31,8 +31,10 @@ LAYERS = [
     {"tasks"},
     {"exactness"},
     {"compare"},
-    {"figures", "claims"},
+    {"figures", "claims", "doctor"},
     {"lab"},
+    {"offline", "plugins"},
+    {"report"},
     {"sweeps"},
     {"verbs"},
     {"cli"},
@@ -43,7 +45,8 @@ NO_TORCH = {"errors", "options", "method", "methods", "dialects", "describe", "r
             "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns", "claims.table", "claims.page",
             "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps", "verbs.check", "verbs.reproduce",
             "microscope.spectrum", "microscope.geometry", "optimizer", "optimizer.table",
-            "credit", "credit.table", "credit.choice", "tasks", "lab.config", "verbs.optimizer", "cli"}
+            "credit", "credit.table", "credit.choice", "tasks", "lab.config", "verbs.optimizer", "report.build",
+            "report.watch", "verbs.report", "doctor.rules", "doctor.read", "verbs.doctor", "cli"}
 
 
 def modules() -> list[Path]:

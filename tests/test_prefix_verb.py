@@ -45,7 +45,7 @@ def recorded(path: Path, rows: list[dict[str, Any]], steps: tuple[int, ...] = (0
     with Record.create(path, {"method": "grpo"}, {}) as record:
         for n, step in enumerate(steps):
             record.append(step, {})
-            arrays = kept_arrays(rollouts, w, w, rollouts.logp)
+            arrays = kept_arrays(METHODS["grpo"], rollouts, w, w, rollouts.logp)
             record.save_group(step, arrays | {"reward": 1 - arrays["reward"]} if n == 0 else arrays)
     return str(path)
 

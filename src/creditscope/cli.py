@@ -16,11 +16,13 @@ from creditscope.verbs.check import Check
 from creditscope.verbs.compare import Compare
 from creditscope.verbs.credit import Credit
 from creditscope.verbs.demo import Demo
+from creditscope.verbs.doctor import Doctor
 from creditscope.verbs.env import Env
 from creditscope.verbs.localise import Localise
 from creditscope.verbs.methods import Methods
 from creditscope.verbs.optimizer import Optimizer
 from creditscope.verbs.prefix import Prefix
+from creditscope.verbs.report import Report
 from creditscope.verbs.reproduce import Reproduce
 from creditscope.verbs.scope import Scope
 from creditscope.verbs.train import Train
@@ -29,9 +31,9 @@ from creditscope.verbs.warmup import Warmup
 DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
 
 VERBS: dict[str, type[Any]] = {
-    "demo": Demo, "warmup": Warmup, "train": Train, "check": Check, "reproduce": Reproduce, "compare": Compare,
-    "localise": Localise, "scope": Scope, "prefix": Prefix, "optimizer": Optimizer, "methods": Methods,
-    "credit": Credit, "env": Env}
+    "demo": Demo, "warmup": Warmup, "train": Train, "report": Report, "doctor": Doctor, "check": Check,
+    "reproduce": Reproduce, "compare": Compare, "localise": Localise, "scope": Scope, "prefix": Prefix,
+    "optimizer": Optimizer, "methods": Methods, "credit": Credit, "env": Env}
 
 
 def verbs(asked: str) -> Any:

@@ -2,7 +2,8 @@
 
     run.json          what was run: config, versions, seed
     steps.jsonl       one object a step, appended and synced; a torn last line is not a step
-    groups/*.npz      selected rollouts of a step: tokens, w, credit, entropy, text
+    groups/*.npz      selected rollouts of a step: tokens, w, credit, clipped, entropy, text; where read, log π afterwards
+                      and the credit by other estimators
     scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
     optimizer/*.npz   what the optimiser did at a step: the update under other reward scales, whole and by layer
     checkpoints/*     folders that appear whole or not at all

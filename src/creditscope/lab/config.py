@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from creditscope.catalogue import find
 from creditscope.credit.choice import parse
@@ -291,3 +293,19 @@ class Config:
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[self.schedule]
         return self.lr * factor
+
+
+def flags(config: Mapping[str, Any]) -> list[str]:
+    """The words of `creditscope train` that give these settings: what is not a default. Settings that this version does
+    not know are left out.
+
+    >>> flags({"model": "tiny", "group": 4, "also": ["salt"], "log": [], "clip_norm": None})
+    ['tiny', '--group', '4', '--clip-norm', 'None', '--also', 'salt']
+    """
+    words = [str(config.get("model", "tiny"))]
+    for f in fields(Config):
+        value = config.get(f.name, f.default)
+        values = value if isinstance(value, list | tuple) else [value]
+        if f.name != "model" and value != f.default and tuple(values) != f.default:
+            words += [f"--{f.name.replace('_', '-')}", *map(str, values)]
+    return words

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from creditscope import metrics
 from creditscope.credit import Chosen, find_estimator
+from creditscope.edges import beyond
 from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
 from creditscope.lab.adapt import Setting, decide
@@ -43,6 +44,7 @@ from creditscope.optimizer.scale import Clipping, RewardParts
 from creditscope.record import Record
 from creditscope.rollouts import Rollouts
 from creditscope.tasks import Problem, Task, find_task
+from creditscope.weights import alpha, kept
 
 Metrics = dict[str, Any]
 
@@ -148,8 +150,11 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             clock.lap("train")
             if look is not None:
                 clock.move("train", "scope", look.seconds)
+            after = None  # log π after the last update, where the probe's schedule pays for that pass
             if probe is not None and updates:
-                line |= probe.finish(partial(log_probs, policy, batch, rollouts, config))
+                close = cache(partial(log_probs, policy, batch, rollouts, config))
+                line |= probe.finish(close)
+                after = close() if probe.due else None
                 if probe.arrays():
                     record.save_optimizer(step, probe.arrays())
                 clock.lap("probe")
@@ -163,6 +168,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                          "objective/value": updates[0].value, "grad/norm": updates[0].norm,
                          "optimizer/lr": config.learning_rate(step), "optimizer/updates": len(updates)}
                 line |= brake.metrics()
+            also = {} if look is None else look.others
             if look is not None:
                 line |= look.metrics(rollouts, w, clock.spent)
                 record.save_reading(step, look.arrays(rollouts, w))
@@ -172,7 +178,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             record.append(step, line)
             lines.append(line)
             if updates and config.keep_every and step % config.keep_every == 0:
-                record.save_group(step, kept_arrays(rollouts, credit, w, live))
+                record.save_group(step, kept_arrays(method, rollouts, credit, w, live, after, also))
             spent, before = spent + line["rollouts/spent"], spent
             ends = step + 1 == config.steps or 0 < config.rollouts <= spent or stop()
             if ends or (step + 1) % config.checkpoint_every == 0:
@@ -512,14 +518,30 @@ def batch_metrics(drawn: Batch, used: Batch, tools: LabTools) -> Metrics:
     return out
 
 
-def kept_arrays(rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor) -> dict[str, Any]:
-    """The rollouts of a step as plain arrays, with the credit they were given and the w it became."""
+def kept_arrays(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor,
+                after: Tensor | None = None, also: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """The rollouts of a step as plain arrays, with the credit they were given and the w it became.
+
+    `live` and `after` are log π of the recorded pass and after the last update, `also` the credits of --also.
+    """
     names = ("tokens", "mask", "logp", "reward", "group", "entropy", "step", "step_reward",
              "step_state", "ref_logp")
-    tensors = {name: getattr(rollouts, name) for name in names} | {"credit": credit, "w": w, "live_logp": live}
+    tensors = {name: getattr(rollouts, name) for name in names} | {
+        "credit": credit, "w": w, "live_logp": live, "clipped": past_bound(method, rollouts, credit, live) > 0}
+    if after is not None:
+        tensors |= {"after_logp": after, "after_past": past_bound(method, rollouts, credit, after)}
+    if also:
+        tensors["other_credit"] = torch.stack([other.expand_as(rollouts.mask) for other in also.values()])
     out: dict[str, Any] = {k: v.float().cpu().numpy() if v.is_floating_point() else v.cpu().numpy()
                            for k, v in tensors.items() if v is not None}
     width = rollouts.tokens.shape[1]
     out["prompt"], out["text"] = np.array(list(rollouts.prompt)), np.array(list(rollouts.text))
     out["pieces"] = np.array([[*row, *[""] * (width - len(row))] for row in rollouts.pieces])
-    return out
+    return out | ({"other_names": np.array(list(also))} if also else {})
+
+
+def past_bound(method: Method, rollouts: Rollouts, credit: Tensor, logp: Tensor) -> Tensor:
+    """(B, T) nats past the bound at `logp`, 0 inside it and where the method does not learn (α = 0): as `Overshoot`."""
+    own = credit.double().expand_as(rollouts.mask)
+    learns = alpha(method, rollouts, kept(method, rollouts, own), torch.float64) != 0
+    return beyond(method, logp.double(), rollouts.logp.double(), rollouts.mask, own.masked_fill(~learns, 0.0))

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -41,7 +41,7 @@ from creditscope.compare import (
 from creditscope.errors import CreditscopeError, printable
 from creditscope.figures import accuracy_svg, brake_svg, can_draw
 from creditscope.intervals import Interval
-from creditscope.lab.config import Config
+from creditscope.lab.config import Config, flags
 from creditscope.record import Record
 from creditscope.verbs.display import Interrupt
 from creditscope.verbs.fleet import Fleet
@@ -253,12 +253,8 @@ def check_before(configs: Sequence[Config]) -> None:
 
 def arguments(config: Config, path: Path) -> tuple[str, ...]:
     """The `creditscope train` that makes this run, or goes on with it where it was begun."""
-    words = ["train", config.model]
-    for f in fields(Config):
-        value = getattr(config, f.name)
-        if f.name != "model" and value != f.default:
-            words += [f"--{f.name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,))]
-    return (*words, "--out", str(path), "--json", *["--resume"] * (path / "run.json").exists())
+    again = ["--resume"] * (path / "run.json").exists()
+    return ("train", *flags(asdict(config)), "--out", str(path), "--json", *again)
 
 
 def folder(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`creditscope demo`: the main job. Train the packaged model with R = 2, 4, 8 from the same start and compare."""
+"""`creditscope demo`: the main job. Train the packaged model with R = 2, 4, 8 from the same start, compare, report."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from rich.table import Table
 from creditscope.errors import CreditscopeError
 from creditscope.lab.config import Config
 from creditscope.record import Record
+from creditscope.report.build import build
+from creditscope.verbs.check import write_file
 from creditscope.verbs.output import Output
 from creditscope.verbs.train import run_training
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Watch a real language model learn by GRPO on this machine: R = 2, 4 and 8 from the same start."""
+    """Watch a real language model learn by GRPO on this machine: R = 2, 4 and 8 from the same start.
+
+    It ends with two pages: the three runs side by side, and R = 8 in full, down to the credit of every token.
+    """
 
     steps: int = 60
     """Steps of each run."""
@@ -38,20 +43,27 @@ class Demo:
         start = time.perf_counter()
         lines: list[dict[str, Any]] = []
         for group in (2, 4, 8):
-            config = Config(group=group, steps=self.steps, seed=self.seed, eval_problems=1000, lr=LR, scope="light")
+            config = Config(group=group, steps=self.steps, seed=self.seed, eval_problems=PROBLEMS, lr=LR, scope="light",
+                            probe_every=10)
             if not self.output.json:
                 console.print(f"[bold]R = {group}[/]: {config.prompts} prompts × {group} rollouts, {self.steps} steps")
             _, finished = run_training(config, out / f"r{group}", console, label=f"R = {group}", quiet=self.output.json)
             if not finished:
                 return 130
             lines.append(summary(out / f"r{group}"))
+        reports = {"side by side": out / "report.html", "R = 8 in full": out / "r8" / "report.html"}
+        for path in reports.values():
+            write_file(path, build([path.parent]))
         if self.output.json:
-            self.output.emit({"out": str(out), "runs": lines, "seconds": time.perf_counter() - start})
+            self.output.emit({"out": str(out), "runs": lines, "reports": [str(path) for path in reports.values()],
+                              "seconds": time.perf_counter() - start})
             return 0
         console.print(_table(lines))
         console.print(LEGEND)
         console.print(f"wrote {out}/r2, r4, r8 in {time.perf_counter() - start:.0f} s", markup=False)
-        console.print(f"Next: creditscope train --group 16 --steps {self.steps}   creditscope methods")
+        for what, path in reports.items():
+            console.print(f"open {path}: {what}", markup=False)
+        console.print(f"Next: creditscope report {out / 'r8'} --open   creditscope methods", markup=False)
         return 0
 
 
@@ -62,6 +74,8 @@ rank: effective rank (Σσ)²/Σσ² of a group's R rollout gradients over all p
 null: the same for orthogonal scores of equal norm with the same credits. cut to 2: the rank that an SVD truncated to
 two values prints; arXiv:2606.29238 reports a rank of about 2 for every R."""
 
+PROBLEMS = 1000
+"""Test problems of each evaluation."""
 LR = 1e-4
 """The packaged model learns fastest here: 3e-4 breaks it within 60 steps (recipes/README.md)."""
 

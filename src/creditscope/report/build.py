@@ -1,0 +1,39 @@
+"""Records to a page: one run in full, several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from creditscope.report import claims, compare, directions, glossary, header, layers, methods, optimizer, steps, tokens
+from creditscope.report.compare import Several, places
+from creditscope.report.page import page
+from creditscope.report.run import Run, read_run
+from creditscope.report.section import Section
+
+SECTIONS: tuple[Callable[[Run], Section], ...] = (
+    steps.section, tokens.section, directions.section, layers.section, optimizer.section, claims.section,
+    methods.section, glossary.section)
+"""The page from top to bottom, below the first screen."""
+
+
+def read(paths: Sequence[Path]) -> Run | Several:
+    """One run's folder, or all that is to be compared: several, or a file of evidence, which is no whole run."""
+    found = places(paths)
+    return read_run(found[0]) if len(found) == 1 and not found[0].is_file() else compare.read(paths)
+
+
+def build(paths: Sequence[Path], live: bool = False) -> str:
+    """The file's text."""
+    return page_of(read(paths), live)
+
+
+def page_of(found: Run | Several, live: bool = False) -> str:
+    """The sections come first: what they could not read is said on the first screen."""
+    if isinstance(found, Run):
+        parts, title = [make(found) for make in SECTIONS], found.name
+        first = header.first_screen(found)
+    else:
+        parts, title = compare.sections(found), f"{len(found.entries)} runs"
+        first = compare.first_screen(found)
+    return page(f"{title}: creditscope report", first, parts, live)

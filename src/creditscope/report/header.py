@@ -1,0 +1,146 @@
+"""The first screen: four answers, then what was run, in html that needs no script."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from creditscope.compare import is_finished
+from creditscope.describe import axis_meaning
+from creditscope.lab.config import flags
+from creditscope.method import Method
+from creditscope.methods import GRPO
+from creditscope.report.answers import SHAPES, Answer, answers, row_of
+from creditscope.report.markup import Html, join, table, tag
+from creditscope.report.run import Run
+
+SILENCE = 10
+"""Longest steps without a new one after which a run that is not finished is said to have stopped."""
+PATIENCE = 60.0
+"""Seconds of silence that mean nothing, however short the steps are."""
+
+
+def first_screen(run: Run) -> Html:
+    """The top of the page. Sections are made before it: what they could not read is said here."""
+    return join(
+        tag("h1", run.name), tag("ul", *map(_answer, answers(run)), class_="answers", aria_label="Four answers"),
+        tag("dl", *(_fact(name, value) for name, value in facts(run).items() if value), class_="facts"),
+        _row(run.config), _command(run.config), _faults(run.faults))
+
+
+def _answer(answer: Answer) -> Html:
+    shape = tag("span", SHAPES[answer.state], class_="shape", aria_hidden="true")
+    name = f"answer-{answer.topic.lower()}"
+    return tag("li", tag("div", tag("h2", answer.topic, id=name), tag("p", shape, answer.state, class_="state")),
+               tag("div", tag("p", answer.sentence, class_="sentence"),
+                   tag("p", answer.rule, " ", tag("a", "Evidence", href=f"#{answer.evidence}",
+                                                  aria_label=f"Evidence for {answer.topic}"), class_="rule")),
+               class_=f"answer {answer.state}", data_topic=answer.topic.lower(), data_state=answer.state,
+               aria_labelledby=name)
+
+
+# -- the run line -----------------------------------------------------------------------------------------------------
+
+
+def facts(run: Run) -> dict[str, str]:
+    """What was run, by name; empty where the record does not say."""
+    config, versions = run.config, run.versions
+    packages = versions.get("packages")
+    packages = packages if isinstance(packages, dict) else {}
+    built = {"creditscope": versions.get("creditscope"), "torch": packages.get("torch"),
+             "transformers": packages.get("transformers"), "Python": versions.get("python")}
+    return {
+        "Run": standing(run, time.time()),
+        "Model": _text(config.get("model")), "Task": _text(config.get("task")),
+        "Method": _text(config.get("method")), "Credit": _text(config.get("credit") or "outcome"),
+        "Batch": ", ".join(f"{letter} = {config[key]}" for letter, key in LETTERS.items() if key in config),
+        "Optimiser": " ".join(_text(config.get(key)) for key in ("optimizer", "lr")).strip(),
+        "Seed": _text(config.get("seed")),
+        "Versions": ", ".join(f"{name} {version}" for name, version in built.items() if version),
+        "Device": _device(versions, config),
+    }
+
+
+LETTERS = {"R": "group", "P": "prompts", "μ": "inner_steps"}
+"""Letter -> setting: rollouts a prompt, prompts a step, passes over a batch."""
+
+
+def standing(run: Run, now: float) -> str:
+    """How far the run is, and whether it is over. A run that is not finished is judged by how long it has been silent.
+
+        silent = now − last write > max(SILENCE · longest step, PATIENCE)
+    """
+    done, planned = len(run.trained), run.config.get("steps")
+    spent = sum(step["rollouts/spent"] for step in run.trained if isinstance(step["rollouts/spent"], int | float))
+    budget = run.config.get("rollouts")
+    of = f"{done} of {planned} steps" if isinstance(planned, int) else f"{done} steps"
+    over = (isinstance(planned, int) and done >= planned) or (isinstance(budget, int) and 0 < budget <= spent)
+    if over or is_finished(run.steps):
+        return f"finished, {of}"
+    try:
+        silence = now - (run.record.path / "steps.jsonl").stat().st_mtime
+    except OSError:
+        return f"not finished, {of}"
+    longest = max((time for _, time in run.series("time/step")), default=0.0)
+    return f"stopped early, {of}" if silence > max(SILENCE * longest, PATIENCE) else f"still going, {of}"
+
+
+def _device(versions: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    devices = versions.get("devices")
+    found = ", ".join(map(_text, devices)) if isinstance(devices, list) and devices else _text(versions.get("platform"))
+    return ", ".join(part for part in (found, _text(config.get("dtype"))) if part)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _fact(name: str, value: str) -> Html:
+    return tag("div", tag("dt", name), tag("dd", value), data_fact=name.lower())
+
+
+# -- the row ----------------------------------------------------------------------------------------------------------
+
+
+def _row(config: Mapping[str, Any]) -> Html:
+    """The method as its difference from GRPO."""
+    row = row_of(config)
+    if row is None:
+        return tag("p", f"This version of creditscope has no method {_text(config.get('method'))!r}: how it differs "
+                        "from GRPO is not known.", class_="missing", id="row")
+    changed = differences(row)
+    if not changed:
+        return tag("p", "The method is GRPO's row of the table, nothing changed.", class_="soft", id="row")
+    axes = ", ".join(axis.replace("_", " ") for axis, _, _ in changed)
+    rows: list[list[object]] = [[axis.replace("_", " "), theirs, ours] for axis, theirs, ours in changed]
+    return tag("details", tag("summary", f"{row.title} differs from GRPO in {axes}"),
+               table(["axis", "GRPO", row.title], rows, aria_label=f"{row.title} and GRPO"), id="row")
+
+
+def differences(row: Method) -> list[tuple[str, str, str]]:
+    """(axis, what GRPO has, what the row has), in words, for every axis along which they differ.
+
+    >>> from creditscope.methods import DAPO
+    >>> differences(DAPO)[0]
+    ('keep', 'every rollout', 'groups that are not unanimous')
+    """
+    def said(axis: str, value: object) -> str:
+        return axis_meaning(axis, value) or ("none" if value is None else _text(value))
+
+    return [(axis, said(axis, theirs), said(axis, ours)) for axis, (theirs, ours) in row.diff(GRPO).items()]
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def _command(config: Mapping[str, Any]) -> Html:
+    command = shlex.join(["creditscope", "train", *flags(config)])
+    return tag("pre", tag("code", command, id="command"), tabindex="0", role="region",
+               aria_label="The command of this run")
+
+
+def _faults(faults: Sequence[str]) -> Html | None:
+    return tag("div", tag("p", "Damaged parts of the record, left out below:"),
+               tag("ul", *(tag("li", fault) for fault in faults)), class_="missing", id="faults") if faults else None

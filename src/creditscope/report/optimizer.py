@@ -1,0 +1,289 @@
+"""The optimiser: what became of the credit after the objective had given it.
+
+Past the bound, by momentum, whatever the reward's scale: the numbers of docs/optimizer.md, as the probe wrote them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditscope.errors import CreditscopeError
+from creditscope.figures import COLOURS
+from creditscope.intervals import Interval, mean_interval
+from creditscope.optimizer.table import BRAKES, parse_brake
+from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_steps
+from creditscope.report.directions import Part, fitted, numbers, thinned
+from creditscope.report.markup import Html, join, shown, table, tag
+from creditscope.report.run import Arrays, Run
+from creditscope.report.section import Section, missing, rounded
+
+PROBE = "creditscope train --inner-steps 4 --probe light"
+SWEEP = "creditscope train --probe full"
+BLIND, FOLLOWS = 0.05, 0.5
+"""Below the first the update hardly knows the credit's size, above the second it follows it."""
+POINTS = 200
+"""Steps in a chart."""
+LINES = 4
+"""Inner updates that have a line of their own."""
+BUDGET = 60_000
+"""Characters of JSON for the sweeps."""
+LAYERS = 8
+"""Parameters listed beside a sweep."""
+TENTH = 0.1
+
+
+class Metric(NamedTuple):
+    """A number of the probe's, as it is shown."""
+
+    key: str
+    title: str
+    says: str
+    percent: bool = False
+
+
+BY_UPDATE = (
+    Metric("past", "past the bound", "share of bounded tokens", percent=True),
+    Metric("distance", "distance (nats)", "mean of those past"),
+    Metric("after", "moved after", "share of that distance made once its own gradient was 0", percent=True),
+    Metric("kl", "KL", "from the sampler, nats a token"))
+FACTS = (
+    Metric("overshoot/carry", "carry", "share of a full step at the first update without a gradient of its own"),
+    Metric("overshoot/carry_predicted", "carry, predicted", "C_{T,0} of arXiv:2601.05002, Eq. 36: momentum alone"),
+    Metric("overshoot/max", "furthest token (nats)", "the step's largest distance past its bound"),
+    Metric("overshoot/by_momentum", "growth by momentum", "of the distance, to first order, nats a bounded token"),
+    Metric("overshoot/by_fresh", "growth by fresh gradients", "the same, of the gradients of this step"),
+    Metric("overshoot/by_decay", "growth by weight decay", "the same, of the decay"),
+    Metric("update/cosine", "cosine with −gradient", "of the update: 1 goes where this batch points"),
+    Metric("update/momentum", "from momentum", "⟨Δ_momentum, Δ⟩ / ‖Δ‖² of a batch's first update", percent=True),
+    Metric("update/ratio", "‖Δ‖ / ‖θ‖", "size of the update"),
+    Metric("update/zero", "weights that stay", "as they are stored", percent=True),
+    Metric("update/zero_bf16", "weights that stay in bfloat16", "after rounding to it", percent=True),
+    Metric("optimizer/scale_change", "change at credit × 0.1", "of the update, had all credit been a tenth",
+           percent=True),
+    Metric("optimizer/scale_change_now", "change at credit × 0.1, from now", "the same from this step on",
+           percent=True))
+CHARTS: tuple[tuple[str, str, dict[str, str], bool], ...] = (
+    ("carry", "Carry by momentum", {"overshoot/carry": "measured", "overshoot/carry_predicted": "predicted"}, False),
+    ("scale", "Change of the update at credit × 0.1", {
+        "optimizer/scale_change": "since the start", "optimizer/scale_change_now": "from this step on"}, True),
+    ("update", "The update", {"update/cosine": "cosine with −gradient", "update/momentum": "from momentum"}, False),
+    ("stay", "Weights that stay as they are", {"update/zero": "as stored", "update/zero_bf16": "in bfloat16"}, True))
+
+
+def section(run: Run) -> Section:
+    """What the probe read: one sentence on the reward's scale, tables of means, charts over steps, the sweep."""
+    title, brake = "Optimiser", brake_line(run.config.get("brake"))
+    means = {metric.key: found for metric in FACTS if (found := mean_over(run, metric.key)) is not None}
+    past = by_update(run)
+    sweeps = fitted(run, "optimiser", run.probes(), lambda step: sweep(run, step), BUDGET)
+    if not (means or past or sweeps):
+        why = "What the probe read cannot be used" if run.probes() else "The probe was off in this run"
+        return Section(id="optimizer", title=title, body=join(brake, missing(
+            f"{why}, so nothing is known of what the optimiser did to the credit.", PROBE)))
+    no_sweep = None if sweeps else missing("The update under other reward scales was not read.", SWEEP)
+    data = {"charts": charts_of(run, list(past)), "sweeps": sweeps, "sweep": sweep_chart(sweeps) if sweeps else None}
+    return Section(
+        id="optimizer", title=title, data=data,
+        body=join(scale_sentence(run, means, sweeps), brake, past_table(past), facts_table(means), no_sweep),
+        lead="The objective says what each token deserves, the optimiser decides what happens to it. "
+             "Means over the steps that were read, with 95 % intervals over these steps.")
+
+
+# -- what is read ----------------------------------------------------------------------------------------------------
+
+
+def mean_over(run: Run, metric: str) -> Interval | None:
+    """The mean of a metric over the steps that have it."""
+    values = [value for _, value in run.series(metric)]
+    return mean_interval(values) if values else None
+
+
+def by_update(run: Run) -> dict[int | None, dict[str, Interval]]:
+    """k -> what was read after k updates on a batch. A run without these has `overshoot/…`, the last sight: None."""
+    found = {int(m[1]) for line in run.steps for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
+    places: list[int | None] = [*sorted(found)] if found else [None]
+    table = {k: {metric.key: value for metric in BY_UPDATE if (value := mean_over(run, past_key(k, metric.key)))}
+             for k in places}
+    return {k: row for k, row in table.items() if row}
+
+
+def past_key(k: int | None, name: str) -> str:
+    return f"overshoot/{name}" if k is None else f"overshoot/{k}/{name}"
+
+
+def sweep(run: Run, step: int) -> Part | None:
+    """The update Δ(φ) had all credit been times φ, beside Δ(1): cosine and change, whole and of the layers."""
+    arrays = run.probed(step)
+    if arrays is None or "phi" not in arrays:
+        return None
+    phi = arrays["phi"].astype(np.float64)
+    whole = {name: arrays[name].astype(np.float64) for name in ("change", "cosine")}
+    if phi.ndim != 1 or any(values.shape != phi.shape for values in whole.values()):
+        raise ValueError(f"phi has shape {phi.shape}, change {whole['change'].shape}, cosine {whole['cosine'].shape}")
+    good = np.isfinite(phi) & (phi > 0)
+    each = arrays["layer_change"].astype(np.float64)[:, good] if "layer_change" in arrays else None
+    low, high = ([None] * int(good.sum()), [None] * int(good.sum())) if each is None else edges(each)
+    return {"step": step, "since": shown(str(arrays.get("since", "")), 20), "phi": numbers(phi[good]),
+            "change": numbers(whole["change"][good]), "cosine": numbers(whole["cosine"][good], 6),
+            "low": low, "high": high, "layers": layers_of(arrays, phi)}
+
+
+def edges(each: NDArray[np.float64]) -> tuple[list[float | None], list[float | None]]:
+    """(least, most) over layers, at each φ that any layer has."""
+    some = [column[np.isfinite(column)] for column in each.T]
+    return ([rounded(float(column.min())) if len(column) else None for column in some],
+            [rounded(float(column.max())) if len(column) else None for column in some])
+
+
+def layers_of(arrays: Arrays, phi: NDArray[np.float64]) -> list[list[Any]]:
+    """[name, change at φ = 0.1, cosine there, ‖Δ‖/‖θ‖] of the layers that change most."""
+    at = np.flatnonzero(np.isclose(phi, TENTH))
+    if not len(at) or not {"layer_names", "layer_change", "layer_cosine", "layer_ratio"} <= arrays.keys():
+        return []
+    change, cosine = arrays["layer_change"][:, at[0]], arrays["layer_cosine"][:, at[0]]
+    known = [i for i in np.argsort(-change, kind="stable") if np.isfinite(change[i])][:LAYERS]
+    return [[shown(str(arrays["layer_names"][i]), 160), *numbers([change[i]]), *numbers([cosine[i]], 6),
+             *numbers([arrays["layer_ratio"][i]])] for i in known]
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------
+
+
+def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Part]) -> Html:
+    """What the optimiser does not see, with its number."""
+    name = str(run.config.get("optimizer") or "the optimiser")
+    found = means.get("optimizer/scale_change") or means.get("optimizer/scale_change_now")
+    if found is None:
+        return missing("How much of the reward's scale reaches the weights was not read in this run.", PROBE)
+    since = "" if "optimizer/scale_change" in means else ", from the step itself on,"
+    change, steps = found.mean, f"{found.n} step{'s' * (found.n != 1)}"
+    blind, follows = (text_of(value, percent=True) for value in (BLIND, FOLLOWS))
+    if change < BLIND:
+        verdict = f"less than {blind}: the size of the credit is all but invisible to it."
+    elif change > FOLLOWS:
+        verdict = f"more than {follows}: it follows the size of the credit."
+    else:
+        verdict = f"between {blind} and {follows}: the size of the credit comes through in part."
+    return tag("p", f"Credit a tenth as large{since} would have changed the update of {name} by ",
+               tag("strong", text_of(found.mean, percent=True)), f" (mean of {steps}), {verdict}{turned(sweeps)}",
+               id="optimizer-scale")
+
+
+def turned(sweeps: Sequence[Part]) -> str:
+    """The cosine at ten times the credit, or at a tenth where ten times cannot be known, at the last reading."""
+    if not sweeps:
+        return ""
+    last = sweeps[-1]
+    cosines = dict(zip(last["phi"], last["cosine"], strict=True))
+    phi = next((phi for phi in (10.0, TENTH) if cosines.get(phi) is not None), None)
+    return "" if phi is None else f" At × {phi:g} the two updates have cosine {cosines[phi]:g} (step {last['step']})."
+
+
+def brake_line(spec: object) -> Html | None:
+    """The brake of the run, as the table of brakes describes it; None without one."""
+    if not isinstance(spec, str) or spec == "none":
+        return None
+    try:
+        name, options = parse_brake(spec)
+    except CreditscopeError:
+        return tag("p", "Brake: ", tag("code", shown(spec, 80)), ", which this version does not know.", class_="soft")
+    row = BRAKES[name]
+    given = ", ".join(f"{key} = {value}" for key, value in options.items())
+    return tag("p", "Brake ", tag("strong", name), f": {row.title}. ", tag("code", row.equation),
+               f" {given}." if given else None, id="optimizer-brake")
+
+
+def past_table(past: Mapping[int | None, Mapping[str, Interval]]) -> Html | None:
+    if not past:
+        return None
+    rows: list[list[object]] = []
+    for k, row in past.items():
+        cells = [interval_of(row[metric.key], metric.percent) if metric.key in row else "–" for metric in BY_UPDATE]
+        rows.append(["last" if k is None else k, max(value.n for value in row.values()), *cells])
+    headers = [join(metric.title, tag("div", metric.says, class_="soft plain")) for metric in BY_UPDATE]
+    return join(tag("h3", "Past the bound, after k updates on a batch"),
+                table(["k", "steps", *headers], rows, aria_label="Past the bound", id="optimizer-past"))
+
+
+def facts_table(means: Mapping[str, Interval]) -> Html | None:
+    rows: list[list[object]] = [
+        [metric.title, interval_of(means[metric.key], metric.percent), means[metric.key].n,
+         tag("span", metric.says, class_="soft")] for metric in FACTS if metric.key in means]
+    return join(tag("h3", "Momentum, update and scale"), table(
+        ["number", "mean", "steps", "what it is"], rows, aria_label="Momentum, update and scale",
+        id="optimizer-facts")) if rows else None
+
+
+def interval_of(value: Interval, percent: bool) -> str:
+    """A mean with its interval.
+
+    >>> interval_of(Interval(0.1234, 0.1, 0.15, 5), True), interval_of(Interval(2e-5, None, None, 1), False)
+    ('12.3 % [10, 15]', '2e-05')
+    """
+    ends = "" if value.low is None or value.high is None else (
+        f" [{text_of(value.low, percent, unit='')}, {text_of(value.high, percent, unit='')}]")
+    return text_of(value.mean, percent) + ends
+
+
+def text_of(value: float, percent: bool, unit: str = " %") -> str:
+    return f"{100 * value:.3g}{unit}" if percent else f"{value:.3g}"
+
+
+# -- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def charts_of(run: Run, updates: Sequence[int | None]) -> list[Part]:
+    """Charts over steps, those that have a number to show."""
+    ks = thinned([k for k in updates if k is not None], LINES)
+    words = {None: "at the last sight"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
+    past, distance = ({past_key(k, name): word for k, word in words.items()} for name in ("past", "distance"))
+    plans = (("past", "Tokens past the bound", past, True),
+             ("distance", "Distance past the bound (nats)", distance, False), *CHARTS)
+    return [chart for plan in plans if (chart := chart_of(run, *plan)) is not None]
+
+
+def chart_of(run: Run, name: str, title: str, lines: Mapping[str, str], percent: bool) -> Part | None:
+    """One chart: a line a metric, `metric -> its name in the legend`; long runs are thinned."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for metric, word in lines.items():
+        for step, value in run.series(metric):
+            by_step.setdefault(step, {"step": step})[word] = rounded(value)
+    if not by_step:
+        return None
+    rows = [by_step[step] for step in thinned(sorted(by_step), POINTS)]
+    seen = [word for word in lines.values() if any(word in row for row in rows)]
+    return {"name": name, "rows": rows, "spec": over_steps(rows, title, seen, percent=percent, zero=True)}
+
+
+def sweep_chart(sweeps: Sequence[Part]) -> Spec:
+    """cos(Δ(φ), Δ(1)) and ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖ over φ, with the layers' least and most change. The script gives the
+    rows: phi, cosine, change, low, high.
+    """
+    phis = [phi for one in sweeps for phi in one["phi"]]
+    top = max([1.0, *(x for one in sweeps for key in ("change", "high") for x in one[key] if x is not None)])
+    low = min([0.0, *(x for one in sweeps for x in one["cosine"] if x is not None)])
+    # SGD follows φ to its thousandfold; beside that a cosine would be a flat line.
+    scale: Spec = {"domain": [low, top], **({"type": "symlog"} if top > 2 else {})}
+    names = ["cosine", "relative change", "change of single layers"]
+    x = {"field": "phi", "type": "quantitative", "title": "φ: all credit times φ",
+         "axis": {"format": "~e", "labelOverlap": True, "grid": False},
+         "scale": {"type": "log", "domain": [min(phis), max(phis)], "nice": False}}
+
+    def marked(mark: Spec, field: str, name: str, **more: Spec) -> Spec:
+        colour = {"datum": name, "type": "nominal", "legend": {"columns": 1, "symbolOpacity": 1},
+                  "scale": {"domain": names, "range": [COLOURS[0], COLOURS[1], COLOURS[4]]}}
+        y = {"field": field, "type": "quantitative", "title": None, "scale": scale}
+        return {"transform": [{"filter": f"isValid(datum.{field})"}], "mark": mark | {"aria": False},
+                "encoding": {"x": x, "y": y, "color": colour, **more}}
+
+    return {"$schema": SCHEMA, "title": "The update under other credit scales", "width": "container", "height": HEIGHT,
+            "description": "Cosine and relative change of the update over the scale of the credit, logarithmic",
+            "data": {"name": "rows"}, "config": config(), "layer": [
+                marked({"type": "area", "opacity": 0.25}, "low", names[2], y2={"field": "high"}),
+                marked({"type": "line", "strokeDash": DASHED, "point": {"aria": False}}, "change", names[1]),
+                marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, "cosine", names[0])]}

@@ -1,0 +1,84 @@
+"""A record as the report reads it. A part that is damaged is absent with a reason; the rest of the page stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from creditscope.errors import CreditscopeError
+from creditscope.record import Record
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is on disk of one run."""
+
+    name: str
+    record: Record
+    steps: list[dict[str, Any]]
+    faults: list[str] = field(default_factory=list)
+    """What could not be read, one sentence each: filled while sections are made."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.record.config
+
+    @property
+    def versions(self) -> Mapping[str, Any]:
+        found = self.record.run.get("versions")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def trained(self) -> list[dict[str, Any]]:
+        """The steps that sampled, without a last line that is an evaluation alone."""
+        return [step for step in self.steps if "rollouts/spent" in step]
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """(step, value) where the metric was recorded as a number."""
+        return [(int(step["step"]), float(step[metric])) for step in self.steps
+                if isinstance(step.get(metric), int | float)]
+
+    def kept(self) -> list[int]:
+        """Steps whose rollouts were kept."""
+        return self.record.groups()
+
+    def rollouts(self, step: int) -> Arrays | None:
+        """The rollouts kept of a step, or None where they cannot be read."""
+        return self._read(self.record.group, step)
+
+    def readings(self) -> list[int]:
+        """Steps that the microscope read."""
+        return self.record.readings()
+
+    def reading(self, step: int) -> Arrays | None:
+        return self._read(self.record.reading, step)
+
+    def probes(self) -> list[int]:
+        """Steps at which a full probe read the optimiser."""
+        return self.record.optimizer_readings()
+
+    def probed(self, step: int) -> Arrays | None:
+        return self._read(self.record.optimizer_reading, step)
+
+    def _read(self, load: Callable[[int], Arrays], step: int) -> Arrays | None:
+        try:
+            return load(step)
+        except CreditscopeError as error:
+            if str(error) not in self.faults:
+                self.faults.append(str(error))
+            return None
+
+
+def read_run(path: Path) -> Run:
+    """A run by its folder."""
+    record = Record.open(path)
+    whole = path.resolve()
+    # A seed alone says little: r8/seed-0.
+    name = f"{whole.parent.name}/{whole.name}" if whole.name.startswith("seed-") else whole.name
+    return Run(name or str(path), record, record.steps())

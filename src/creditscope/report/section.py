@@ -1,0 +1,43 @@
+"""What a part of the page is: markup, data for its script, or one sentence on what is missing and how to get it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from creditscope.report.markup import Html, join, tag
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page, with an anchor."""
+
+    id: str
+    title: str
+    lead: str = ""
+    """One sentence on how to read it."""
+    body: Html
+    data: Mapping[str, Any] | None = None
+    """For the script `assets/<id>.js`, which is started with it; JSON, numbers already rounded, text already shown."""
+
+    def html(self) -> Html:
+        return tag("section", tag("h2", self.title), tag("p", self.lead, class_="lead") if self.lead else None,
+                   self.body, id=self.id, aria_label=self.title)
+
+
+def missing(what: str, command: str | None = None) -> Html:
+    """What a record does not hold, and the command that would have written it."""
+    how = join(" Get it with ", tag("code", command), ".") if command else None
+    return tag("p", what, how, class_="missing")
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """A number with so many significant digits: what a page shows is not what a record keeps.
+
+    >>> rounded(0.123456), rounded(float("nan")), rounded(1234567.0)
+    (0.1235, None, 1235000.0)
+    """
+    if value is None or value != value or value in (float("inf"), float("-inf")):
+        return None
+    return float(f"{value:.{digits}g}")

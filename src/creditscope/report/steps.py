@@ -1,0 +1,205 @@
+"""The run over its steps: what came in, what was read, and where the paper's value lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from creditscope.intervals import mean_interval
+from creditscope.report.chart import over_steps
+from creditscope.report.markup import Html, join, tag
+from creditscope.report.run import Run
+from creditscope.report.section import Section, missing, rounded
+
+Row = dict[str, Any]
+"""`step`, and by the name it is shown by each number of the step; None where it was recorded as not a number."""
+Chart = dict[str, Any]
+
+WINDOW = 10
+"""Steps of the running mean. Each step has fresh prompts, so the spread of their means says how sure the mean is; the
+spread over one step's rollouts would not, as those of a group are alike."""
+P1_RANK = 2.0
+"""arXiv:2606.29238, Table 1: the effective rank that P1 prints for every R."""
+COLUMNS = {
+    "reward/mean": "reward of a step", "eval/accuracy": "accuracy", "eval/low": "low", "eval/high": "high",
+    "entropy/mean": "entropy", "length/mean": "mean length", "length/max": "longest", "length/truncated": "cut off",
+    "gram/group/effective_rank": "effective rank", "gram/group/orthogonal_null": "null (two rewards)",
+    "gram/group/credit_null": "null (same credits)", "overshoot/past": "after the last update",
+    "grad/norm": "gradient norm",
+}
+"""metric -> the name that it is shown by."""
+RUNNING = f"mean of {WINDOW} steps"
+
+
+def section(run: Run) -> Section:
+    """Charts that share one cursor, over one table of rows."""
+    rows = table(run.steps)
+    steps = [int(step["step"]) for step in run.trained]
+    charts = [chart for make in CHARTS if (chart := make(rows)) is not None] if steps else []
+    none = "No step has a number for these charts." if steps else "No step is recorded yet."
+    notes = [*lacking(rows), *_left_out(run.steps)] if charts else [missing(none)]
+    return Section(id="steps", title="Over training",
+                   lead="Move over a chart to read one step in all of them; click to choose it for everything below.",
+                   body=join(tag("div", id="steps-charts"), *notes),
+                   data={"charts": charts, "steps": steps, "table": packed(rows)} if charts else None)
+
+
+def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row a step, a column a number. A number that was not finite is None; one that was not read is not there."""
+    rows: list[Row] = []
+    rewards: list[float] = []
+    for step in steps:
+        row: Row = {"step": int(step["step"])}
+        for metric, name in COLUMNS.items():
+            if (value := _number(step, metric)) is not None or metric in _absent(step):
+                row[name] = rounded(value)
+        groups, live = _number(step, "signal/groups"), _number(step, "signal/live_groups")
+        if groups and live is not None:
+            row["live groups"] = rounded(live / groups)
+        for updates in range(1, MOST_UPDATES + 1):
+            if (past := _number(step, f"overshoot/{updates}/past")) is not None:
+                row[_after(updates)] = rounded(past)
+        if (reward := _number(step, "reward/mean")) is not None:
+            rewards.append(reward)
+            row |= running(rewards)
+        rows.append(row)
+    return rows
+
+
+def running(rewards: Sequence[float]) -> Row:
+    """The mean over the last steps with its 95 % interval, mean ± t·s/√n over their n means; from three steps on.
+
+    >>> running([0.0, 1.0]), running([0.0, 0.5, 1.0])
+    ({}, {'mean of 10 steps': 0.5, 'mean low': -0.7421, 'mean high': 1.742})
+    """
+    last = rewards[-WINDOW:]
+    if len(last) < 3:
+        return {}
+    mean = mean_interval(last)
+    return {RUNNING: rounded(mean.mean), "mean low": rounded(mean.low), "mean high": rounded(mean.high)}
+
+
+def packed(rows: Sequence[Row]) -> dict[str, Any]:
+    """The table by columns, each with the rows that have it where not all do: a fifth of the same as objects."""
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row if name != "step"):
+        at = [i for i, row in enumerate(rows) if name in row]
+        columns[name] = {"values": [rows[i][name] for i in at]} | ({} if len(at) == len(rows) else {"at": at})
+    return {"step": [row["step"] for row in rows], "columns": columns}
+
+
+# -- the charts: each from the rows, or None where they have nothing for it -------------------------------------------
+
+
+def _reward(rows: Sequence[Row]) -> Chart | None:
+    lines = _there(rows, "reward of a step", RUNNING)  # the mean is drawn over the points
+    return _chart("reward", over_steps(
+        rows, "Reward", lines, band={RUNNING: ("mean low", "mean high")} if RUNNING in lines else None,
+        points=["reward of a step"], description="Mean reward of each step and over the last steps."),
+        f"Band: 95 % interval of the mean of {WINDOW} steps, from the spread of their means.") if lines else None
+
+
+def _accuracy(rows: Sequence[Row]) -> Chart | None:
+    lines = _there(rows, "accuracy")
+    bands = {"accuracy": ("low", "high")} if _there(rows, "low") and _there(rows, "high") else None
+    return _chart("accuracy", over_steps(
+        rows, "Accuracy on unseen problems", lines, band=bands, percent=True, points=lines,
+        description="Share of test problems solved, with its interval."),
+        "Upright lines: 95 % interval over the test problems.") if lines else None
+
+
+def _groups(rows: Sequence[Row]) -> Chart | None:
+    cut = ["cut off"] if any(row.get("cut off") for row in rows) else []
+    lines = [*_there(rows, "live groups"), *cut]
+    note = "Live: the rewards of the group differ." + (" Cut off: answers at the length limit." if cut else "")
+    return _chart("groups", over_steps(rows, "Live groups", lines, percent=True, zero=True,
+                                       description="Share of groups whose rewards differ."), note) if lines else None
+
+
+def _entropy(rows: Sequence[Row]) -> Chart | None:
+    lines = _there(rows, "entropy")
+    return _chart("entropy", over_steps(rows, "Entropy", lines, zero=True, description="Mean entropy of a token."),
+                  "Nats a token.") if lines else None
+
+
+def _length(rows: Sequence[Row]) -> Chart | None:
+    lines = _there(rows, "mean length", "longest")
+    return _chart("length", over_steps(rows, "Length", lines, zero=True, description="Tokens of an answer."),
+                  "Tokens an answer.") if lines else None
+
+
+def _rank(rows: Sequence[Row]) -> Chart | None:
+    if not _there(rows, "effective rank"):
+        return None
+    null = _there(rows, "null (same credits)", "null (two rewards)")[:1]
+    said = {"null (same credits)": " Null: orthogonal rollouts of equal norm with the same credits.",
+            "null (two rewards)": " Null: orthogonal rollouts of equal norm with two rewards, 4k(R−k)/R."}
+    return _chart("rank", over_steps(
+        rows, "Effective rank of a group", ["effective rank", *null], zero=True, reference={"P1: 2 at any R": P1_RANK},
+        description="(Σσ)²/Σσ² of the rollouts' gradients, mean over groups, with its null and P1's value."),
+        "(Σσ)²/Σσ² of the rollouts' gradients, mean over live groups." + (said[null[0]] if null else ""))
+
+
+def _overshoot(rows: Sequence[Row]) -> Chart | None:
+    end = "after the last update"
+    names = [end, *map(_after, range(MOST_UPDATES, 0, -1))]
+    most = max(names, key=lambda name: sum(name in row for row in rows))  # of equals the first: the end, the latest
+    lines = _there(rows, *dict.fromkeys([end, most]))
+    return _chart("overshoot", over_steps(rows, "Tokens past their bound", lines, percent=True, zero=True,
+                                          description="Share of bounded tokens past their bound."),
+                  "Share of the tokens that the method bounds.") if lines else None
+
+
+def _gradient(rows: Sequence[Row]) -> Chart | None:
+    lines = _there(rows, "gradient norm")
+    return _chart("gradient", over_steps(rows, "Gradient norm", lines, zero=True, description="Norm before clipping."),
+                  "Of the whole batch, before the norm is clipped.") if lines else None
+
+
+MOST_UPDATES = 64
+"""Updates on one batch after which tokens past their bound are looked for."""
+CHARTS: tuple[Callable[[Sequence[Row]], Chart | None], ...] = (
+    _reward, _accuracy, _groups, _entropy, _length, _rank, _overshoot, _gradient)
+
+
+def lacking(rows: Sequence[Row]) -> list[Html]:
+    """What has no chart because it was not recorded, and how to get it."""
+    out = []
+    if not _there(rows, "effective rank"):
+        out.append(missing("No effective rank: the microscope was off, or no group it read was live.",
+                           "creditscope train --scope light"))
+    if _overshoot(rows) is None:
+        out.append(missing("No overshoot: the probe was off, or the method has no bound to go past.",
+                           "creditscope train --probe light --inner-steps 4"))
+    if not _there(rows, "accuracy"):
+        out.append(missing("No accuracy: the run was not evaluated.", "creditscope train --eval-problems 400"))
+    return out
+
+
+def _left_out(steps: Sequence[Mapping[str, Any]]) -> list[Html]:
+    names = sorted({name for step in steps for name in _absent(step)})
+    return [missing(f"Not a finite number at some step, a gap in its chart: {', '.join(names)}.")] if names else []
+
+
+def _chart(name: str, spec: Mapping[str, Any], note: str) -> Chart:
+    columns = [column for line in spec["usermeta"]["lines"] for column in line.values()]
+    return {"name": name, "spec": spec, "columns": columns, "note": note}
+
+
+def _there(rows: Sequence[Row], *names: str) -> list[str]:
+    return [name for name in names if any(row.get(name) is not None for row in rows)]
+
+
+def _after(updates: int) -> str:
+    return f"after {updates} update{'s' if updates > 1 else ''}"
+
+
+def _number(step: Mapping[str, Any], metric: str) -> float | None:
+    value = step.get(metric)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _absent(step: Mapping[str, Any]) -> list[str]:
+    found = step.get("absent")
+    return [str(name) for name in found] if isinstance(found, dict) else []

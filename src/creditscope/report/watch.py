@@ -1,0 +1,164 @@
+"""The page while its run goes on: served to this machine alone, made again when the record has changed.
+
+    GET /          the page
+    GET /version   {"version": ..., "notice": ...}: which page that would be, and why it is not newer
+
+Nothing else is answered. A site that the user visits could ask a server on this machine, or give its own name to the
+address 127.0.0.1: so whoever asks under another name than ours is refused, and no other site may read an answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+from creditscope.errors import CreditscopeError
+from creditscope.record import SHELVES
+from creditscope.report.compare import places
+
+HOST = "127.0.0.1"
+UNTOUCHED = '<html lang="en">'
+
+
+class Watched:
+    """A page and what it was made from. The last good one stays while the record cannot be read."""
+
+    def __init__(self, paths: Sequence[Path], make: Callable[[], str]) -> None:
+        self._paths, self._make = paths, make
+        self._lock = threading.Lock()
+        self._seen: str | None = None
+        self.version, self.notice, self._page = "", "", b""
+
+    def page(self) -> bytes:
+        """The page, made again if the record is another than it was. It knows its own version."""
+        with self._lock:
+            now = version(self._paths)
+            if now != self._seen:
+                self._seen = now
+                self._refresh(now)
+            return self._page
+
+    def _refresh(self, now: str) -> None:
+        try:
+            text = self._make()
+        except CreditscopeError as error:
+            if not self._page:
+                self._seen = None
+                raise
+            self.notice = f"The record cannot be read just now, so this page is not the newest: {error}"
+        else:
+            head, found, rest = text.partition(UNTOUCHED)
+            assert found, "the page does not start as this server expects"
+            self.version, self.notice = now, ""
+            self._page = f'{head}<html lang="en" data-version="{now}">{rest}'.encode()
+
+
+def version(paths: Sequence[Path]) -> str:
+    """A word that changes when a record does: of every file that a page is made from, its name, size and time."""
+    seen = hashlib.sha256()
+    for file in (file for place in places(paths) for file in _files(place)):
+        try:
+            found = file.stat()
+        except OSError:  # it has just been replaced, or is not there yet: the next look will tell
+            continue
+        seen.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return seen.hexdigest()[:16]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """What a page reads of a run's folder, or the file itself."""
+    if not path.is_dir():
+        yield path
+        return
+    yield from (path / "run.json", path / "steps.jsonl")
+    for shelf in SHELVES:
+        yield from sorted((path / shelf).glob("*.npz"))
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """Listens on the loopback address and nowhere else. Port 0 takes any that is free."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, watched: Watched, port: int = 0) -> None:
+        try:
+            super().__init__((HOST, port), Handler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise CreditscopeError(f"cannot serve on {HOST}:{port}: {why}; choose another --port, or leave it out for "
+                                   f"any that is free") from None
+        self.watched = watched
+        self.port: int = self.server_address[1]
+        self.url = f"http://{HOST}:{self.port}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that left in the middle of an answer is no news; anything else is."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of two paths."""
+
+    server: Server
+    timeout = 10
+    server_version, sys_version = "creditscope", ""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host") not in {f"{name}:{self.server.port}" for name in (HOST, "localhost")}:
+            self._answer(421, b"This server answers to 127.0.0.1 and localhost alone.\n")
+            return
+        try:
+            if self.path == "/":
+                self._answer(200, self.server.watched.page(), "text/html; charset=utf-8")
+            elif self.path == "/version":
+                self.server.watched.page()
+                found = {"version": self.server.watched.version, "notice": self.server.watched.notice}
+                self._answer(200, json.dumps(found).encode(), "application/json")
+            else:
+                self._answer(404, b"There is / and /version.\n")
+        except CreditscopeError as error:
+            self._answer(503, f"{error}\n".encode(errors="backslashreplace"))
+
+    do_HEAD = do_GET
+
+    def _answer(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """What every answer says, errors too. The page brings its policy for scripts; who may frame it, a page cannot
+        say itself."""
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The terminal is for the user."""
+
+
+HEADERS = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Content-Type-Options": "nosniff",
+           "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin",
+           "Cross-Origin-Opener-Policy": "same-origin", "Cache-Control": "no-store"}
+
+
+def serve(server: Server) -> None:
+    """Answer until Ctrl-C."""
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()

@@ -1,0 +1,365 @@
+"""The four answers: each rule at both sides of each threshold, and what is said where there is too little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from creditscope.describe import LAWS, law
+from creditscope.methods import METHODS
+from creditscope.record import Record
+from creditscope.report.answers import (
+    SHAPES,
+    answers,
+    credit,
+    directions,
+    fell_from,
+    loss_sentence,
+    optimiser,
+    past_steps,
+    row_of,
+    signal,
+)
+from creditscope.report.run import Run, read_run
+
+Line = dict[str, Any]
+Make = Callable[..., Run]
+PLAIN: Line = {
+    "rollouts/spent": 64, "reward/mean": 0.5, "signal/groups": 8, "signal/live_groups": 8, "length/truncated": 0.0,
+    "credit/dead_groups": 0.0, "credit/top10_mass": 0.2, "credit/zero": 0.0, "credit/within": 0.0,
+    "credit/positive_mass": 0.5,
+    "gram/group/effective_rank": 3.0, "gram/group/credit_null": 6.0, "gram/group/orthogonal_null": 6.0,
+    "overshoot/past": 0.01, "overshoot/1/past": 0.005, "optimizer/scale_change": 0.01, "grad/norm": 1.0}
+"""A step in which nothing is wrong."""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def made(lines: Sequence[Line], probe: dict[str, Any] | None = None, **config: Any) -> Run:
+        with Record.create(tmp_path / "run", {"method": "grpo", "group": 8} | config, {}) as record:
+            for step, line in enumerate(lines):
+                record.append(step, line)
+            if probe is not None:
+                record.save_optimizer(0, {name: np.array(value) for name, value in probe.items()})
+        return read_run(tmp_path / "run")
+
+    return made
+
+
+def but(**changes: Any) -> list[Line]:
+    """Ten plain steps with some numbers changed; None takes a number out. Names are written a__b for a/b."""
+    line = PLAIN | {name.replace("__", "/"): value for name, value in changes.items()}
+    return [{name: value for name, value in line.items() if value is not None}] * 10
+
+
+def test_a_run_in_which_nothing_is_wrong_is_good_four_times(make: Make) -> None:
+    found = answers(make(but()))
+    assert [answer.topic for answer in found] == ["Signal", "Credit", "Directions", "Optimiser"]
+    assert [answer.state for answer in found] == ["good"] * 4
+    assert [answer.evidence for answer in found] == ["steps", "tokens", "directions", "optimizer"]
+
+
+def test_a_run_without_a_step_is_unknown_four_times(make: Make) -> None:
+    assert [answer.state for answer in answers(make([]))] == ["unknown"] * 4
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_no_number_is_needed_to_give_four_answers(make: Make, name: str) -> None:
+    found = answers(make([{key: value for key, value in line.items() if key != name} for line in but()]))
+    assert len(found) == 4
+    assert all(answer.state in SHAPES for answer in found)
+
+
+def test_a_number_that_is_a_text_is_no_number(make: Make) -> None:
+    odd = {name: "many" for name in PLAIN if name != "rollouts/spent"}
+    assert [answer.state for answer in answers(make([odd | {"rollouts/spent": 64}] * 10))] == ["unknown"] * 4
+
+
+# -- signal -----------------------------------------------------------------------------------------------------------
+
+
+def test_five_of_eight_groups_carry_signal(make: Make) -> None:
+    # 10 steps of 8 groups, 5 live: 50 of 80, above a half
+    found = signal(make(but(signal__live_groups=5)))
+    assert found.state == "good"
+    assert found.sentence.startswith("5 of 8 groups carry signal; mean reward 0.5. A loss of 0 ")
+    assert "Mean over the last 10 steps, 0 to 9." in found.rule
+
+
+@pytest.mark.parametrize(("live", "groups", "state"), [
+    (4, 8, "good"), (3, 8, "watch"), (10, 100, "watch"), (9, 100, "broken"), (0, 8, "broken")])
+def test_half_of_the_groups_is_good_and_less_than_a_tenth_is_broken(
+        make: Make, live: int, groups: int, state: str) -> None:
+    assert signal(make(but(signal__live_groups=live, signal__groups=groups))).state == state
+
+
+@pytest.mark.parametrize(("cut", "state"), [(0.09, "good"), (0.1, "watch"), (0.49, "watch"), (0.5, "broken")])
+def test_a_tenth_of_the_answers_cut_off_is_to_watch_and_a_half_is_broken(make: Make, cut: float, state: str) -> None:
+    found = signal(make(but(length__truncated=cut)))
+    assert found.state == state
+    assert f"{100 * cut:.2g} % of the answers are cut off" in found.sentence
+
+
+def test_the_worse_of_two_findings_is_the_state(make: Make) -> None:
+    assert signal(make(but(signal__live_groups=0, length__truncated=0.2))).state == "broken"
+
+
+def test_fifteen_groups_are_too_few_and_sixteen_are_not(make: Make, tmp_path: Path) -> None:
+    few = signal(make([*but(signal__groups=5, signal__live_groups=5)[:3]]))  # 3 · 5 = 15
+    assert few.state == "unknown"
+    assert few.sentence.startswith("15 groups are too few to say, it takes 16.")
+    with Record.create(tmp_path / "more", {"method": "grpo"}, {}) as record:
+        for step in range(2):  # 2 · 8 = 16
+            record.append(step, PLAIN)
+    assert signal(read_run(tmp_path / "more")).state == "good"
+
+
+def test_what_happened_before_the_last_ten_steps_does_not_count(make: Make) -> None:
+    found = signal(make([*but(signal__live_groups=0), *but()]))
+    assert found.state == "good"
+    assert "Mean over the last 10 steps, 10 to 19." in found.rule
+
+
+def test_a_reward_that_fell_is_to_watch(make: Make) -> None:
+    high, low = [{**PLAIN, "reward/mean": 0.6 + 0.01 * (i % 2)} for i in range(10)], but(reward__mean=0.3)
+    found = signal(make([*high, *low]))
+    assert found.state == "watch"
+    assert "mean reward 0.3, down from 0.605 at the start" in found.sentence  # (5 · 0.60 + 5 · 0.61)/10
+
+
+def test_a_reward_falls_only_where_the_intervals_are_apart() -> None:
+    # means 0.5 and 0.4, both s = √(4·0.01/3) = 0.115: half-width 3.18·0.115/√4 = 0.18, so the intervals meet
+    wide = [{"reward/mean": x} for x in (0.4, 0.6, 0.4, 0.6, 0.3, 0.5, 0.3, 0.5)]
+    assert fell_from(wide) is None
+    assert fell_from([{"reward/mean": x} for x in (0.5, 0.5, 0.5, 0.4, 0.4, 0.4)]) == pytest.approx(0.5)
+    assert fell_from([{"reward/mean": x} for x in (0.4, 0.4, 0.4, 0.5, 0.5, 0.5)]) is None
+    assert fell_from([{"reward/mean": x} for x in (0.5, 0.5, 0.5, 0.4, 0.4)]) is None  # two steps say nothing
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_the_loss_says_is_the_law_of_the_row(name: str) -> None:
+    assert loss_sentence({"method": name}) == law(METHODS[name]).sentence
+
+
+def test_the_loss_under_credit_from_outside_says_how_that_is_centred() -> None:
+    assert loss_sentence({"method": "grpo", "credit": "step_reward"}) == LAWS["outside"]
+    assert loss_sentence({"method": "grpo", "credit": "outcome"}) == LAWS["zero"]
+    assert loss_sentence({"method": "p1_grpo", "credit": "step_reward"}) == LAWS["log_prob"]
+
+
+def test_the_loss_under_a_weight_for_the_kl_term_is_that_term() -> None:
+    assert loss_sentence({"method": "grpo", "beta": 0.04}) == LAWS["penalty"]
+
+
+@pytest.mark.parametrize("config", [
+    {}, {"method": None}, {"method": ["grpo"]}, {"method": "from_the_future"}, {"method": "grpo", "beta": "much"},
+    {"method": "dapo", "beta": 0.1}])
+def test_a_row_that_is_not_known_has_no_law_and_harms_nothing(make: Make, config: dict[str, Any]) -> None:
+    assert row_of(config) is None
+    assert loss_sentence(config) == ""
+    assert signal(make(but(), **({"method": None} | config))).state == "good"
+
+
+# -- credit -----------------------------------------------------------------------------------------------------------
+
+
+def test_credit_says_what_an_even_spread_would_give(make: Make) -> None:
+    # half of the tokens have credit: a tenth of all tokens is a fifth of those
+    found = credit(make(but(credit__top10_mass=0.71, credit__zero=0.5, credit__within=0.4)))
+    assert found.state == "good"
+    assert found.sentence == ("10 % of tokens carry 71 % of the credit (spread evenly over those that have any, 20 %); "
+                              "50 % have none; 40 % of its square differs inside an answer.")
+
+
+def test_credit_that_a_tenth_of_the_tokens_holds_alone_is_even_there(make: Make) -> None:
+    assert "(spread evenly over those that have any, 100 %)" in credit(make(but(credit__zero=0.95))).sentence
+
+
+def test_credit_of_whole_answers_is_said_to_be_the_same_for_every_token(make: Make) -> None:
+    assert "every token of an answer is given the same" in credit(make(but())).sentence
+
+
+@pytest.mark.parametrize(("top", "state"), [(0.89, "good"), (0.9, "watch")])
+def test_nine_tenths_of_the_credit_on_a_tenth_of_the_tokens_is_to_watch(make: Make, top: float, state: str) -> None:
+    assert credit(make(but(credit__top10_mass=top))).state == state
+
+
+@pytest.mark.parametrize(("positive", "state", "said"), [
+    (0.89, "good", ""), (0.9, "watch", "90 % pushes up"), (0.11, "good", ""), (0.1, "watch", "90 % pushes down")])
+def test_credit_of_one_sign_is_to_watch(make: Make, positive: float, state: str, said: str) -> None:
+    found = credit(make(but(credit__positive_mass=positive)))
+    assert (found.state, "pushes" in found.sentence) == (state, bool(said))
+    assert said in found.sentence
+
+
+@pytest.mark.parametrize(("silent", "state"), [(5, "good"), (6, "broken")])
+def test_credit_is_broken_when_more_than_half_of_the_steps_have_none(make: Make, silent: int, state: str) -> None:
+    without = but(credit__top10_mass=None, credit__zero=None, credit__within=None, credit__positive_mass=None)
+    found = credit(make([*without[:silent], *but()[silent:]]))
+    assert found.state == state
+    assert (found.sentence == "In 6 of 10 steps no token had any credit.") == (state == "broken")
+
+
+def test_a_record_that_says_nothing_of_credit_is_unknown_and_not_broken(make: Make) -> None:
+    assert credit(make([{"rollouts/spent": 64, "reward/mean": 0.5}] * 10)).state == "unknown"
+
+
+def test_credit_that_is_not_a_number_is_not_the_same_as_none(make: Make) -> None:
+    assert credit(make(but(credit__top10_mass=float("nan")))).state == "unknown"
+
+
+def test_two_steps_of_credit_are_too_few(make: Make) -> None:
+    found = credit(make(but()[:2]))
+    assert (found.state, found.sentence) == ("unknown", "2 steps are too few to say, it takes 3.")
+
+
+# -- directions -------------------------------------------------------------------------------------------------------
+
+
+def test_directions_are_told_beside_their_null(make: Make) -> None:
+    found = directions(make(but(gram__group__effective_rank=2.4, gram__group__credit_null=5.1)))
+    assert found.state == "good"
+    assert found.sentence == ("8 rollouts push in 2.4 directions; null 5.1 (orthogonal rollouts of equal norm with the "
+                              "same credits).")
+
+
+@pytest.mark.parametrize(("rank", "state"), [(2.01, "good"), (1.99, "watch"), (1.0, "watch")])
+def test_below_a_third_of_the_null_directions_are_to_watch_and_never_broken(
+        make: Make, rank: float, state: str) -> None:
+    assert directions(make(but(gram__group__effective_rank=rank))).state == state  # the null is 6
+
+
+def test_token_credit_is_held_against_the_null_of_two_rewards(make: Make) -> None:
+    found = directions(make(but(gram__group__credit_null=None, gram__group__orthogonal_null=7.0)))
+    assert "null 7 (orthogonal rollouts of equal norm with two rewards, 4k(R−k)/R)" in found.sentence
+
+
+@pytest.mark.parametrize(("scope", "changes", "said"), [
+    ("off", {"gram__group__effective_rank": None}, "Not read: train with --scope light."),
+    ("light", {"gram__group__effective_rank": None}, "Not read: no group was live when the microscope looked."),
+    ("light", {"gram__group__credit_null": None, "gram__group__orthogonal_null": None},
+     "The rank was read, but no null to hold it against.")])
+def test_directions_that_cannot_be_judged_say_why(
+        make: Make, scope: str, changes: dict[str, None], said: str) -> None:
+    found = directions(make(but(**changes), scope=scope))
+    assert (found.state, found.sentence) == ("unknown", said)
+
+
+def test_two_readings_are_too_few_and_three_are_not(make: Make, tmp_path: Path) -> None:
+    unread = but(gram__group__effective_rank=None)
+    found = directions(make([*unread, *but()[:2]]))
+    assert found.state == "unknown"
+    assert found.sentence == "2 readings are too few to say, it takes 3; a smaller --every reads more often."
+    with Record.create(tmp_path / "more", {"group": 8}, {}) as record:
+        for step, line in enumerate([*unread, *but()[:3]]):
+            record.append(step, line)
+    assert directions(read_run(tmp_path / "more")).state == "good"
+
+
+# -- optimiser --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("past", "state"), [(0.049, "good"), (0.05, "watch"), (0.199, "watch"), (0.2, "broken")])
+def test_one_token_in_twenty_past_its_bound_is_to_watch_and_one_in_five_is_broken(
+        make: Make, past: float, state: str) -> None:
+    found = optimiser(make(but(overshoot__past=past)))
+    assert found.state == state
+    assert "of bounded tokens end past their bound" in found.sentence
+
+
+@pytest.mark.parametrize(("change", "word"), [(0.049, "invisible"), (0.05, "visible")])
+def test_scale_is_invisible_below_a_twentieth_and_never_changes_the_state(
+        make: Make, change: float, word: str) -> None:
+    found = optimiser(make(but(optimizer__scale_change=change)))
+    assert found.sentence.startswith(f"Reward scale is {word}: a tenth of the credit changes the update by ")
+    assert found.state == "good"
+
+
+@pytest.mark.parametrize(("cosine", "said"), [
+    ([0.9, 1.0, 0.9998], "cosine 0.9998 at ×10"), ([0.9, 1.0, float("nan")], "cosine 0.9000 at ×0.1"),
+    ([0.9, 1.0, 0.999996], "cosine 0.999996 at ×10"), ([float("nan")] * 3, "")])
+def test_the_cosine_is_that_at_ten_times_the_reward_or_else_at_a_tenth(
+        make: Make, cosine: list[float], said: str) -> None:
+    found = optimiser(make(but(), probe={"phi": [0.1, 1.0, 10.0], "cosine": cosine}))
+    assert said in found.sentence
+    assert ("cosine" in found.sentence) == bool(said)
+
+
+@pytest.mark.parametrize("probe", [
+    {"phi": ["many"], "cosine": [1.0]}, {"phi": [10.0, 1.0], "cosine": [1.0]}, {"phi": [10.0]}, {"other": [1.0]}])
+def test_an_odd_sweep_has_no_cosine(make: Make, probe: dict[str, Any]) -> None:
+    assert "cosine" not in optimiser(make(but(), probe=probe)).sentence
+
+
+def test_a_damaged_sweep_has_no_cosine_and_is_named(make: Make) -> None:
+    run = make(but(), probe={"phi": [10.0], "cosine": [0.9]})
+    (run.record.path / "optimizer" / "000000.npz").write_bytes(b"no archive")
+    assert "cosine" not in optimiser(run).sentence
+    assert len(run.faults) == 1
+
+
+def test_where_the_end_of_the_batch_was_hardly_read_the_steps_before_it_speak(make: Make) -> None:
+    lines = but(overshoot__past=None, overshoot__1__past=0.02, overshoot__3__past=0.06)
+    steps, where = past_steps(lines)
+    assert (len(steps), where) == (10, "overshoot/3/past")
+    found = optimiser(make(lines))
+    assert found.state == "watch"
+    assert "6 % of bounded tokens stand, after 3 of the batch's updates, past their bound" in found.sentence
+
+
+def test_the_end_of_the_batch_speaks_where_it_was_read_three_times() -> None:
+    lines = [*but(overshoot__past=None)[:7], *but()[:3]]
+    assert past_steps(lines)[1] == "overshoot/past"
+    assert past_steps([*but(overshoot__past=None)[:8], *but()[:2]])[1] == "overshoot/1/past"
+
+
+@pytest.mark.parametrize(("method", "scale", "state"), [
+    ("p1_grpo", 0.01, "good"), ("p1_grpo", None, "unknown"), ("grpo", 0.01, "unknown")])
+def test_a_method_without_a_bound_cannot_overshoot(
+        make: Make, method: str, scale: float | None, state: str) -> None:
+    lines = but(overshoot__past=None, overshoot__1__past=None, optimizer__scale_change=scale)
+    found = optimiser(make(lines, method=method))
+    assert found.state == state
+    assert ("no bound that a token could pass" in found.sentence) == (method == "p1_grpo")
+
+
+def test_an_optimiser_that_was_not_probed_names_the_flag(make: Make) -> None:
+    found = optimiser(make(but(overshoot__past=None, overshoot__1__past=None, optimizer__scale_change=None)))
+    assert found.state == "unknown"
+    assert found.sentence == ("Reward scale was not read: train with --probe light; overshoot was not read: train with "
+                              "--probe light.")
+
+
+@pytest.mark.parametrize(("level", "said"), [("off", "train with --probe light"), ("light", "clipped to its norm")])
+def test_a_scale_that_was_not_read_says_why(tmp_path: Path, level: str, said: str) -> None:
+    with Record.create(tmp_path / "run", {"method": "grpo", "probe": level}, {}) as record:
+        for step, line in enumerate(but(optimizer__scale_change=None)):
+            record.append(step, line)
+    assert said in optimiser(read_run(tmp_path / "run")).sentence
+
+
+def test_a_probe_that_saw_no_bound_says_so(make: Make) -> None:
+    lines = but(overshoot__past=None, overshoot__1__past=None)
+    with Record.create(make(lines).record.path.parent / "probed", {"method": "grpo", "probe": "light"}, {}) as record:
+        for step, line in enumerate(lines):
+            record.append(step, line)
+    found = optimiser(read_run(record.path))
+    assert found.state == "unknown"
+    assert "overshoot was not read: no token had a bound when the probe looked" in found.sentence
+
+
+def test_two_readings_of_overshoot_are_too_few(make: Make) -> None:
+    found = optimiser(make([*but(overshoot__past=None, overshoot__1__past=None)[:8],
+                            *but(overshoot__1__past=None)[:2]]))
+    assert found.state == "unknown"
+    assert "overshoot: 2 readings are too few to say, it takes 3; a smaller --probe-every" in found.sentence
+
+
+def test_a_gradient_that_is_not_finite_is_broken_whatever_else_is_good(make: Make) -> None:
+    found = optimiser(make([*but()[:9], {**PLAIN, "grad/norm": float("nan")}]))
+    assert found.state == "broken"
+    assert "the gradient was not finite in 1 of the last steps" in found.sentence

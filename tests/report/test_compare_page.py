@@ -1,0 +1,255 @@
+"""Several runs on one page: which belong together, their means and intervals, and what is said where there are none."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from creditscope.claims.evidence import read_evidence, to_json
+from creditscope.errors import CreditscopeError
+from creditscope.record import Record
+from creditscope.report import compare
+from creditscope.report.page import page
+from report import records
+
+CONFIG = {"model": "tiny", "task": "arithmetic", "method": "p1_grpo", "credit": None, "group": 2, "prompts": 4,
+          "steps": 4, "lr": 1e-4, "seed": 0, "scope": "light", "every": 2}
+
+
+def write(path: Path, x: float = 1.0, steps: int = 4, accuracy: float = 0.5, **settings: Any) -> Path:
+    """A run with two evaluations, and readings of the steps 0 and 2: two rows of norms 1 and x, orthogonal.
+
+    σ = (1, x), so r_eff = (1 + x)²/(1 + x²): 2 for x = 1, 1.6 for x = 1/3, 1 for x = 0.
+    """
+    config = CONFIG | settings
+    reading = {"group": np.array([0, 0]), "reward": np.array([1.0, 0.0]), "gram": np.diag([1.0, x * x]),
+               "credit": np.array([0.5, -0.5]), "eps": np.array(1e-12)}
+    line = {"rollouts/spent": 4 * config["group"], "reward/mean": 0.5, "signal/dead_groups": 0.25, "entropy/mean": 0.1,
+            "length/mean": 9.0}
+    lines = [line | {"step": step} | ({"eval/accuracy": 0.25} if step == 0 else {}) for step in range(steps)]
+    lines.append({"step": steps, "eval/accuracy": accuracy})
+    with Record.create(path, config, {"creditscope": "0.1.0"}) as record:
+        for step in range(0, min(steps, 4), 2):
+            record.save_reading(step, reading)
+    (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))  # without a sync for each
+    return path
+
+
+def rows_of(html: str, table: str) -> list[list[str]]:
+    """The cells of a table's body, as text."""
+    body = html.split(f'id="{table}"')[1].split("<tbody>")[1].split("</tbody>")[0]
+    return [[re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)]
+            for row in body.split("</tr>")[:-1]]
+
+
+def chart(several: compare.Several, name: str) -> dict[str, Any]:
+    data = compare.sections(several)[0].data
+    assert data is not None
+    return next(found for found in data["charts"] if found["name"] == name)
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_setting_with_its_t_interval(tmp_path: Path) -> None:
+    for seed, x in enumerate((1.0, 1 / 3, 0.0)):
+        write(tmp_path / f"seed-{seed}", x, seed=seed)
+    several = compare.read([tmp_path])
+    # ranks 2, 1.6, 1: mean 4.6/3 = 1.5333; deviations .4667, .0667, −.5333, s² = .50667/2, s = .50332;
+    # half = t · s/√3 = 4.3027 · .50332/1.73205 = 1.25034: [0.2830, 2.7837]
+    html = compare.sections(several)[0].html()
+    assert len(several.settings) == 1
+    assert "1.53 [0.28, 2.78]" in html
+    first = chart(several, "rank")["rows"][0]
+    assert first | {"null": 2.0} == {"step": 0, "name": several.settings[0].name, "value": 1.533, "low": 0.283,
+                                     "high": 2.784, "runs": 3, "null": 2.0}
+
+
+def test_fewer_than_three_runs_have_no_band_and_the_page_says_so(tmp_path: Path) -> None:
+    for seed in range(2):
+        write(tmp_path / f"seed-{seed}", x=seed, seed=seed)
+    several = compare.read([tmp_path])
+    assert not any("low" in row or "high" in row for row in chart(several, "rank")["rows"])
+    cells = [cell for row in rows_of(compare.sections(several)[0].html(), "settings") for cell in row]
+    assert not any("[" in cell for cell in cells)
+    assert "every setting" in compare.first_screen(several)
+
+
+def test_three_runs_have_a_band_and_the_page_complains_of_nothing(tmp_path: Path) -> None:
+    for seed in range(3):
+        write(tmp_path / f"seed-{seed}", x=seed / 2, seed=seed)
+    several = compare.read([tmp_path])
+    assert all("low" in row and "high" in row for row in chart(several, "rank")["rows"])
+    assert 'id="few"' not in compare.first_screen(several)
+
+
+def test_one_run_is_drawn_as_it_was_read(tmp_path: Path) -> None:
+    write(tmp_path / "a", x=1 / 3, group=2)
+    write(tmp_path / "b", x=1.0, group=4)
+    several = compare.read([tmp_path])
+    own = several.settings[0].runs[0].by_step("all/effective_rank")
+    drawn = {row["step"]: row["value"] for row in chart(several, "rank")["rows"] if row["name"] == "R = 2"}
+    assert drawn == {step: pytest.approx(value) for step, value in own.items()}
+
+
+def test_what_differs_names_the_settings_and_orders_them_by_number(tmp_path: Path) -> None:
+    for group in (16, 2, 8):
+        write(tmp_path / f"r{group}", group=group)
+    several = compare.read([tmp_path])
+    assert several.differs == ("group",)
+    assert [setting.name for setting in several.settings] == ["R = 2", "R = 8", "R = 16"]
+
+
+def test_several_differences_are_columns_and_what_most_runs_share_goes_without_saying(tmp_path: Path) -> None:
+    for name, settings in {"a": {}, "b": {"inner_steps": 4}, "c": {"lr": 5e-5}}.items():
+        write(tmp_path / name, **({"inner_steps": 1} | settings))
+    several = compare.read([tmp_path])
+    assert several.differs == ("inner_steps", "lr")
+    assert sorted(setting.name for setting in several.settings) == ["lr = 0.0001", "lr = 5e-05", "μ = 4"]
+    cells = {row[0]: row[1:3] for row in rows_of(compare.sections(several)[0].html(), "settings")}
+    assert cells["μ = 4"] == ["4", "0.0001"]
+
+
+def test_settings_that_change_no_result_make_no_other_setting(tmp_path: Path) -> None:
+    write(tmp_path / "a", seed=0, scope="light", every=2)
+    write(tmp_path / "b", seed=1, scope="full", every=1)
+    assert len(compare.read([tmp_path]).settings) == 1
+
+
+def test_a_run_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    write(tmp_path / "b")
+    several = compare.read([tmp_path])
+    assert len(several.entries) == 1
+    assert "1 of the runs were left out" in several.faults[0]
+
+
+def test_a_damaged_run_is_named_and_the_others_stand(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    (write(tmp_path / "b", group=4) / "steps.jsonl").write_text("no step\n")
+    several = compare.read([tmp_path])
+    assert [entry.name for entry in several.entries] == ["a"]
+    assert "line 1: not a step" in compare.first_screen(several)
+
+
+def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CreditscopeError, match="nowhere was left out"):
+        compare.read([tmp_path / "nowhere"])
+
+
+def test_a_file_of_evidence_stands_beside_a_record_and_says_what_it_lacks(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a", group=2)
+    other = write(tmp_path / "b", group=4)
+    file = tmp_path / "b.evidence.json"
+    file.write_text(to_json(read_evidence(Record.open(other))))
+    several = compare.read([whole, file])
+    by_name = {row[0]: row for row in rows_of(compare.sections(several)[1].html(), "states")}
+    assert by_name["b"][4:] == ["–", "–", "–", "–", "needs the record"]
+    assert by_name["a"][-1] == f"creditscope report {whole}"
+    assert [setting.name for setting in several.settings] == ["R = 2", "R = 4"]
+
+
+def test_a_value_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", group=2)
+    text = (path / "steps.jsonl").read_text()
+    (path / "steps.jsonl").write_text(text.replace('"reward/mean": 0.5', '"reward/mean": NaN', 1))
+    write(tmp_path / "b", group=4)
+    several = compare.read([tmp_path])
+    drawn = [row["step"] for row in chart(several, "reward")["rows"] if row["name"] == "R = 2"]
+    assert drawn == [1, 2, 3]
+
+
+def test_settings_from_a_stranger_are_text_and_odd_ones_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "a", brake="</script><img src=x onerror=alert(1)>")
+    write(tmp_path / "b", brake="none")
+    write(tmp_path / "c", seed=[1])
+    several = compare.read([tmp_path])
+    html = compare.first_screen(several) + "".join(section.html() for section in compare.sections(several))
+    assert "<img" not in html
+    assert "&lt;img" in html
+    assert "its seed is [1]" in html
+
+
+def test_hostile_records_are_compared_as_text(tmp_path: Path) -> None:
+    records.hostile(tmp_path / "a")
+    records.bare(tmp_path / "b")
+    several = compare.read([tmp_path])
+    text = page("x", compare.first_screen(several), compare.sections(several))
+    assert "<img" not in text.split("<script")[0]
+    text.encode()
+
+
+def test_the_ends_of_the_order_are_told_with_whether_their_intervals_meet(tmp_path: Path) -> None:
+    for seed in range(3):
+        write(tmp_path / f"low-{seed}", seed=seed, accuracy=0.3 + 0.01 * seed)
+        write(tmp_path / f"high-{seed}", seed=seed, group=4, accuracy=0.8 + 0.01 * seed)
+    told = dict(compare.findings(compare.read([tmp_path])))
+    # 0.30, 0.31, 0.32: s = 0.01, half = 4.3027 · 0.01/√3 = 0.0248
+    assert told["Learning"] == ("Highest accuracy at the end: R = 4 with 81.0 [78.5, 83.5] % (rollouts: 64); lowest: "
+                                "R = 2 with 31.0 [28.5, 33.5] % (rollouts: 32). Their intervals do not overlap.")
+    for seed in range(3):
+        write(tmp_path / f"far-{seed}", seed=seed, group=8, accuracy=0.1 + 0.4 * seed)
+    # 0.1, 0.5, 0.9 has the mean 0.5 and ends at no share: [0, 1]; the order's ends stay those two
+    assert dict(compare.findings(compare.read([tmp_path])))["Learning"] == told["Learning"]
+    html = compare.sections(compare.read([tmp_path]))[0].html()
+    assert "50.0 [0.0, 100.0]" in html
+
+
+def test_accuracy_by_rollouts_is_drawn_where_a_step_does_not_cost_the_same(tmp_path: Path) -> None:
+    write(tmp_path / "a", group=2, lr=1e-4)
+    write(tmp_path / "b", group=2, lr=5e-5)
+
+    def charts() -> list[str]:
+        data = compare.sections(compare.read([tmp_path]))[0].data
+        assert data is not None
+        return [found["name"] for found in data["charts"]]
+
+    assert "accuracy" in charts()
+    assert "accuracy-rollouts" not in charts()
+    write(tmp_path / "c", group=4, lr=1e-4)
+    assert "accuracy-rollouts" in charts()
+
+
+def test_fifty_long_runs_stay_small(tmp_path: Path) -> None:
+    for seed in range(5):
+        for lr in range(10):
+            write(tmp_path / f"{lr}-{seed}", x=0.5, steps=150, seed=seed, lr=1e-5 * (lr + 1))
+    several = compare.read([tmp_path])
+    data = compare.sections(several)[0].data
+    assert data is not None
+    assert len(several.entries) == 50
+    for found in data["charts"]:
+        most = compare.BATCHES if found["name"] in ("reward", "live", "entropy", "length") else compare.READINGS
+        assert len(found["rows"]) <= 10 * most
+    assert sum(len(section.html()) for section in compare.sections(several)) < 300_000
+
+
+def test_more_settings_than_a_chart_can_tell_apart_are_a_table(tmp_path: Path) -> None:
+    for lr in range(compare.MANY + 1):
+        write(tmp_path / f"{lr}", lr=1e-5 * (lr + 1))
+    section = compare.sections(compare.read([tmp_path]))[0]
+    assert section.data == {"charts": []}
+    assert f"{compare.MANY + 1} settings are too many" in section.html()
+    assert len(rows_of(section.html(), "settings")) == compare.MANY + 1
+
+
+def test_a_run_of_no_step_is_compared_too(tmp_path: Path) -> None:
+    Record.create(tmp_path / "a", CONFIG, {}).close()
+    write(tmp_path / "b", group=4)
+    several = compare.read([tmp_path])
+    first = rows_of(compare.sections(several)[0].html(), "settings")[0]
+    assert first[0] == "R = 2"
+    assert set(first[2:]) == {"–"}
+
+
+def test_comparing_loads_no_torch(tmp_path: Path) -> None:
+    write(tmp_path / "a", group=2)
+    write(tmp_path / "b", group=4)
+    code = ("import sys; from pathlib import Path; from creditscope.report import compare;"
+            f"several = compare.read([Path({str(tmp_path)!r})]);"
+            "compare.first_screen(several), compare.sections(several); sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

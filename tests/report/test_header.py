@@ -1,0 +1,167 @@
+"""The first screen: what was run, the command, how far it is, and that it stands without a script."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from creditscope.catalogue import find
+from creditscope.dialects import DIALECTS
+from creditscope.lab.config import Config, flags
+from creditscope.methods import GRPO, METHODS
+from creditscope.record import Record
+from creditscope.report.answers import SHAPES, answers
+from creditscope.report.header import differences, facts, first_screen, standing
+from creditscope.report.run import Run, read_run
+
+STEP: dict[str, Any] = {"rollouts/spent": 64, "reward/mean": 0.5, "signal/groups": 8, "signal/live_groups": 5,
+                        "time/step": 10.0}
+END: dict[str, Any] = {"eval/accuracy": 0.5}
+VERSIONS = {"creditscope": "0.1.0", "python": "3.12.1", "platform": "Linux", "devices": ["H200"],
+            "packages": {"torch": "2.13.0", "transformers": "5.22.0", "trl": None}}
+
+
+def made(path: Path, lines: list[dict[str, Any]], config: dict[str, Any] | None = None,
+         versions: dict[str, Any] | None = None) -> Run:
+    with Record.create(path, asdict(Config(steps=3)) if config is None else config, versions or {}) as record:
+        for step, line in enumerate(lines):
+            record.append(step, line)
+    return read_run(path)
+
+
+# -- the screen -------------------------------------------------------------------------------------------------------
+
+
+def test_the_four_answers_are_there_as_text_with_shape_word_rule_and_link(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [STEP] * 3)
+    html = first_screen(run)
+    assert "<script" not in html
+    assert html.count('class="answer ') == 4
+    for answer in answers(run):
+        assert f'data-topic="{answer.topic.lower()}" data-state="{answer.state}"' in html
+        assert f">{SHAPES[answer.state]}</span>{answer.state}</p>" in html
+        assert answer.rule in html
+        assert f'href="#{answer.evidence}"' in html
+    assert "5 of 8 groups carry signal" in html
+
+
+def test_every_text_of_the_record_is_escaped(tmp_path: Path) -> None:
+    bad = "<img src=x onerror=alert(1)>"
+    config = asdict(Config()) | {"model": bad, "task": bad, "method": bad, "credit": bad, "seed": bad, "optimizer": bad}
+    run = made(tmp_path / "run", [STEP], config, {"creditscope": bad, "devices": [bad], "packages": {"torch": bad}})
+    run.faults.append(bad)
+    html = first_screen(run)
+    assert "<img" not in html
+    assert html.count("&lt;img src=x onerror=alert(1)&gt;") >= 8
+
+
+@pytest.mark.parametrize("versions", [{}, {"packages": None}, {"packages": [1], "devices": "H200"}])
+@pytest.mark.parametrize("config", [{}, {"method": 3, "steps": "many", "group": None, "also": "salt", "lr": []}])
+def test_a_record_that_says_next_to_nothing_has_a_first_screen(
+        tmp_path: Path, config: dict[str, Any], versions: dict[str, Any]) -> None:
+    html = first_screen(made(tmp_path / "run", [], config, versions))
+    assert html.count('data-state="unknown"') == 4
+
+
+def test_damaged_parts_are_named_and_only_they(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [STEP])
+    assert 'id="faults"' not in first_screen(run)
+    run.faults.append("cannot read the readings of step 3")
+    assert "<li>cannot read the readings of step 3</li>" in first_screen(run)
+
+
+# -- the run line -----------------------------------------------------------------------------------------------------
+
+
+def test_the_run_line_tells_what_was_run_and_with_what(tmp_path: Path) -> None:
+    config = asdict(Config(group=4, prompts=16, inner_steps=2, seed=7, steps=1, credit="step_reward"))
+    found = facts(made(tmp_path / "run", [STEP, END], config, VERSIONS))
+    assert found == {
+        "Run": "finished, 1 of 1 steps", "Model": "tiny", "Task": "arithmetic", "Method": "grpo",
+        "Credit": "step_reward", "Batch": "R = 4, P = 16, μ = 2", "Optimiser": "adamw 3e-05", "Seed": "7",
+        "Versions": "creditscope 0.1.0, torch 2.13.0, transformers 5.22.0, Python 3.12.1", "Device": "H200, float32"}
+
+
+def test_a_run_is_finished_by_its_last_evaluation_its_steps_or_its_budget(tmp_path: Path) -> None:
+    long = asdict(Config(steps=99))
+    assert standing(made(tmp_path / "a", [STEP, END], long), 0.0) == "finished, 1 of 99 steps"
+    assert standing(made(tmp_path / "b", [STEP] * 3), 0.0) == "finished, 3 of 3 steps"
+    assert standing(made(tmp_path / "c", [STEP] * 2, long | {"rollouts": 128}), 0.0) == "finished, 2 of 99 steps"
+    assert standing(made(tmp_path / "d", [STEP] * 2, long | {"rollouts": 129}), 0.0).startswith("still going")
+
+
+def test_a_run_has_stopped_after_ten_of_its_longest_steps_in_silence(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [STEP, STEP | {"time/step": 2.0}])
+    os.utime(tmp_path / "run" / "steps.jsonl", (1000.0, 1000.0))
+    assert standing(run, 1100.0) == "still going, 2 of 3 steps"  # 10 · 10 s
+    assert standing(run, 1100.1) == "stopped early, 2 of 3 steps"
+
+
+def test_a_minute_of_silence_means_nothing(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [])
+    os.utime(tmp_path / "run" / "steps.jsonl", (1000.0, 1000.0))
+    assert standing(run, 1060.0) == "still going, 0 of 3 steps"
+    assert standing(run, 1060.1) == "stopped early, 0 of 3 steps"
+
+
+# -- the row ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*METHODS, *DIALECTS])
+def test_a_row_is_told_axis_by_axis_where_it_is_not_grpo(name: str) -> None:
+    told = differences(find(name))
+    assert [axis for axis, _, _ in told] == list(find(name).diff(GRPO))
+    assert all(theirs and ours and theirs != ours for _, theirs, ours in told)
+
+
+def test_dapo_differs_from_grpo_in_five_choices() -> None:
+    assert differences(METHODS["dapo"]) == [
+        ("keep", "every rollout", "groups that are not unanimous"),
+        ("denominator", "counts every rollout, also empty and dropped ones",
+         "counts the rollouts that were kept and are not empty"),
+        ("aggregate", "1/B Σ_i 1/L_i Σ_t", "1/ΣL Σ_it"), ("clip_high", "0.2", "0.28"),
+        ("kl", differences(METHODS["dapo"])[-1][1], differences(METHODS["dapo"])[-1][2])]
+
+
+def test_the_screen_says_how_the_row_differs_or_that_it_does_not(tmp_path: Path) -> None:
+    config = asdict(Config())
+    assert "GRPO&#x27;s row of the table, nothing changed" in first_screen(made(tmp_path / "a", [], config))
+    assert "DAPO differs from GRPO in keep, denominator, aggregate, clip high, kl" in first_screen(
+        made(tmp_path / "b", [], config | {"method": "dapo"}))
+    assert "GRPO differs from GRPO in beta" not in first_screen(made(tmp_path / "c", [], config))
+    assert "has no method &#x27;from_the_future&#x27;" in first_screen(
+        made(tmp_path / "d", [], config | {"method": "from_the_future"}))
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [
+    Config(), Config(model="some folder", group=4, lr=1e-4, clip_norm=None, method="dapo"),
+    Config(scope="full", also=("salt", "monte_carlo,samples=4"), log=("wandb", "mlflow"), credit="step_reward")])
+def test_the_command_of_a_record_is_that_of_its_settings(config: Config) -> None:
+    stored = json.loads(json.dumps(asdict(config)))  # tuples come back from a record as lists
+    assert flags(stored) == flags(asdict(config))
+
+
+def test_the_command_gives_the_settings_back() -> None:
+    import tyro
+
+    config = Config(group=4, prompts=2, clip_norm=None, beta=0.04, scope="light", also=("salt", "step_reward"),
+                    eval_problems=0)
+    model, *rest = flags(json.loads(json.dumps(asdict(config))))
+    assert tyro.cli(Config, args=["--model", model, *rest]) == config
+
+
+def test_a_setting_from_another_version_is_left_out_of_the_command() -> None:
+    assert flags({"model": "tiny", "warp": 9}) == ["tiny"]
+
+
+def test_the_command_can_be_pasted_whatever_the_names_are(tmp_path: Path) -> None:
+    html = first_screen(made(tmp_path / "run", [], asdict(Config()) | {"model": "my model; rm -rf ~"}))
+    assert "creditscope train &#x27;my model; rm -rf ~&#x27;" in html

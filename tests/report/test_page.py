@@ -1,0 +1,134 @@
+"""The file: what lies in it, what its policy allows, and that building it needs no torch."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from creditscope.record import Record
+from creditscope.report.build import SECTIONS, build
+from creditscope.report.markup import Html, tag
+from creditscope.report.page import packed, page, policy
+from creditscope.report.section import Section
+from report import records
+
+SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
+def data(text: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">([A-Za-z0-9+/=]*)</script>', text)
+    assert found
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+
+
+def test_data_come_back_as_they_went_in_and_twice_the_same() -> None:
+    value = {"a": ["</script>", 1, None, 0.5], "\ud800": "<!--"}
+    assert json.loads(gzip.decompress(base64.b64decode(packed(value)))) == value
+    assert packed(value) == packed(value)
+
+
+def test_a_number_that_is_no_json_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        packed({"a": float("nan")})
+
+
+def test_the_policy_names_every_script_by_its_hash_and_nothing_else_may_run() -> None:
+    section = Section(id="steps", title="Steps", body=Html(), data={"charts": [], "steps": []})
+    text = page("t", tag("h1", "t"), [section])
+    scripts = SCRIPT.findall(text)
+    assert len(scripts) == 2  # Vega, and ours
+    rule = re.search(r"script-src ([^;]*);", policy(scripts, live=False))
+    assert rule
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts]
+    assert rule[1].split() == hashes
+    written = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    assert written
+    assert written[1].replace("&#x27;", "'") == policy(scripts, live=False)
+    assert "unsafe-eval" not in written[1]
+    assert "default-src 'none'" in policy([], live=False)
+
+
+def test_a_live_page_may_ask_its_own_server_and_a_file_nobody() -> None:
+    assert "connect-src 'self'" in policy([], live=True)
+    assert "connect-src 'none'" in policy([], live=False)
+
+
+MAKERS: list[Callable[[Path], Path]] = [records.bare, records.hostile]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_page_is_one_file_with_two_scripts_of_ours_whatever_the_record_says(
+        make: Callable[[Path], Path], tmp_path: Path) -> None:
+    text = build([make(tmp_path / "run")])
+    assert len(SCRIPT.findall(text)) == 2
+    assert text.count("<script") == 3 + sum(s.count("<script") for s in SCRIPT.findall(text))
+    head = text[:text.index("<style>")]
+    assert "src=" not in re.sub(r'content="[^"]*"', "", head)
+    assert set(data(text)) <= {section.__module__.rsplit(".", 1)[1] for section in SECTIONS}
+    text.encode()  # no half of a surrogate pair is left
+
+
+def test_every_section_is_there_for_a_real_run(rich_run: Path) -> None:
+    text = build([rich_run])
+    for make in SECTIONS:
+        assert f'<section id="{make.__module__.rsplit(".", 1)[1]}"' in text
+    assert "To be written" not in text
+
+
+@pytest.mark.parametrize("spoil", ["groups", "scope", "optimizer"])
+def test_a_damaged_part_is_named_and_the_rest_of_the_page_stands(spoil: str, tmp_path: Path) -> None:
+    path = records.hostile(tmp_path / "run")
+    for file in (path / spoil).glob("*.npz"):
+        file.write_bytes(b"not a zip")
+    text = build([path])
+    assert text.count("<section ") == len(SECTIONS)
+
+
+@pytest.mark.parametrize("shelf", ["groups", "scope", "optimizer"])
+def test_arrays_that_are_not_there_leave_a_page(shelf: str, tmp_path: Path) -> None:
+    """Each array of a shelf is left out in turn: an older or foreign record may lack any of them."""
+    path = records.hostile(tmp_path / "run")
+    with Record.resume(path, Record.open(path).config) as record:
+        load, save = {"groups": (record.group, record.save_group), "scope": (record.reading, record.save_reading),
+                      "optimizer": (record.optimizer_reading, record.save_optimizer)}[shelf]
+        record.rewind(2)
+        whole = load(1)
+        save(0, whole)
+        for name in whole:
+            save(1, {key: value for key, value in whole.items() if key != name})
+            assert build([path]).count("<section ") == len(SECTIONS), f"without {name}"
+
+
+def test_a_run_without_a_step_and_one_with_nothing_but_numbers_leave_a_page(tmp_path: Path) -> None:
+    Record.create(tmp_path / "none", {}, {}).close()
+    with Record.create(tmp_path / "one", {}, {}) as record:
+        record.append(0, {"rollouts/spent": 4})
+    with Record.create(tmp_path / "odd", {"group": "eight", "model": None, "method": 3, "also": "x"}, {}) as record:
+        record.append(0, {"rollouts/spent": 4, "reward/mean": "high", "signal/groups": 0, "signal/live_groups": 0})
+    for name in ("none", "one", "odd"):
+        assert build([tmp_path / name]).count("<section ") == len(SECTIONS)
+
+
+def test_five_hundred_steps_take_at_most_two_and_a_half_megabytes(long_run: Path) -> None:
+    assert len(build([long_run]).encode()) <= 2.5e6
+
+
+def test_a_page_is_the_same_bytes_when_it_is_made_again(rich_run: Path) -> None:
+    assert build([rich_run]) == build([rich_run])
+
+
+def test_building_a_page_loads_no_torch(tmp_path: Path) -> None:
+    path = records.hostile(tmp_path / "run")
+    code = ("import sys; from pathlib import Path; from creditscope.report.build import build\n"
+            "build([Path(sys.argv[1])])\n"
+            "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'altair', 'pandas')))")
+    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 0

@@ -1,0 +1,240 @@
+"""`creditscope report` as a user meets it: the file, what is printed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from creditscope.cli import main
+from creditscope.record import Record
+from creditscope.report import answers as rules
+from creditscope.report import page
+from creditscope.report.answers import answers
+from creditscope.report.run import read_run
+from report import records
+
+
+def run(*args: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["report", *map(str, args)])
+    return int(stop.value.code or 0)
+
+
+def told(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str, Any]:
+    assert run(*args, "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    return records.bare(tmp_path / "run")
+
+
+def test_one_run_s_page_lies_in_its_folder_and_is_told_with_its_size(
+        bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(bare) == 0
+    out = capsys.readouterr().out
+    size = (bare / "report.html").stat().st_size
+    assert f"wrote {bare / 'report.html'}: {size / 1e6:.1f} MB in " in out
+    assert f"Next: the same with --open, or creditscope check {bare}\n" in out
+    assert (bare / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_four_answers_are_printed_as_they_stand_on_the_page(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(bare) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    for line, answer in zip(lines, answers(read_run(bare)), strict=False):
+        assert line.split(maxsplit=3)[1:] == [answer.state, answer.topic, answer.sentence]
+    # 3 of 4 groups are live in each of the six steps of the record.
+    assert lines[0].startswith("● good    Signal     3 of 4 groups carry signal")
+
+
+def test_json_is_the_same_as_data(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, bare)
+    assert found["file"] == str(bare / "report.html")
+    assert found["bytes"] == (bare / "report.html").stat().st_size
+    assert found["charts"] is True
+    (one,) = found["runs"]
+    assert [(a["topic"], a["state"]) for a in one["answers"]] == [
+        ("Signal", "good"), ("Credit", "good"), ("Directions", "unknown"), ("Optimiser", "unknown")]
+
+
+def test_a_report_is_written_over_an_older_one_and_the_run_does_not_mind_it(
+        bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Record.open(bare).config
+    first = told(capsys, bare)
+    with Record.resume(bare, config) as record:
+        record.append(6, {"reward/mean": 0.9, "rollouts/spent": 16, "signal/groups": 4, "signal/live_groups": 4})
+    assert (bare / "report.html").exists()
+    assert told(capsys, bare)["runs"] != first["runs"]
+    assert not list(bare.glob(".*"))
+
+
+def test_a_run_that_never_took_a_step_can_be_started_anew_beside_a_report(tmp_path: Path) -> None:
+    Record.create(tmp_path / "run", {}, {}).close()
+    (tmp_path / "run" / "report.html").write_text("x")
+    Record.create(tmp_path / "run", {}, {}).close()
+
+
+def test_several_runs_are_one_page_in_the_present_folder(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(2):
+        path = records.bare(tmp_path / "all" / f"seed-{seed}")
+        run_json = json.loads((path / "run.json").read_text())
+        run_json["config"]["seed"] = seed
+        (path / "run.json").write_text(json.dumps(run_json))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(tmp_path / "all") == 0
+    out = capsys.readouterr().out
+    assert "seed-0:  ● good Signal  ● good Credit  ○ unknown Directions  ○ unknown Optimiser\n" in out
+    assert "wrote report.html: " in out
+    assert [file.name for file in (tmp_path / "here").iterdir()] == ["report.html"]
+    assert not (tmp_path / "all" / "report.html").exists()
+
+
+def test_a_folder_with_one_run_inside_gives_that_run_s_page(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, bare.parent)["file"] == str(bare / "report.html")
+
+
+def test_a_file_of_evidence_is_a_page_too(bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", str(bare), "--save", str(tmp_path / "kept")])
+    capsys.readouterr()
+    (file,) = (tmp_path / "kept").iterdir()
+    found = told(capsys, file, "-o", tmp_path / "new" / "page.html")
+    assert found["runs"] == []
+    assert (tmp_path / "new" / "page.html").stat().st_size == found["bytes"]
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda path: path, r"run holds no run \(no run.json\); give a folder written by creditscope train"),
+    (lambda path: path.mkdir() or path, r"run holds no run \(no run.json\); give a folder written by"),
+    (lambda path: Record.create(path, {}, {}).close() or path,
+     "run has no step yet; wait for the first, or follow it with --watch"),
+])
+def test_what_is_no_run_or_has_no_step_is_refused_with_the_repair(
+        make: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(make(tmp_path / "run")) == 2
+    err = capsys.readouterr().err
+    assert re.search(message, err), err
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_a_damaged_step_is_named_by_its_line(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (bare / "steps.jsonl").read_text().splitlines(keepends=True)
+    (bare / "steps.jsonl").write_text(text[0] + "{}\n")
+    assert run(bare) == 2
+    assert "steps.jsonl, line 2: not a step" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_report_is_not_written_over(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = bare.parent / "thesis.html"
+    for text in ("my thesis", "", "x" * 5000 + '<meta name="generator" content="creditscope 1">'):
+        mine.write_text(text)
+        assert run(bare, "-o", mine) == 2
+        assert "is no report of creditscope's; choose another file with -o" in capsys.readouterr().err
+        assert mine.read_text() == text
+
+
+@pytest.mark.parametrize("out", ["", "run/steps.jsonl/x.html"])
+def test_a_place_that_cannot_be_written_is_refused(out: str, bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(bare, "-o", bare.parent / out) == 2
+    assert "cannot write" in capsys.readouterr().err
+    assert not list(bare.parent.rglob("*.part"))
+
+
+def test_flags_that_do_not_fit_are_refused(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(bare, "--watch", "-o", "x.html") == 2
+    assert "--watch serves the page and writes no file: leave out --out x.html" in capsys.readouterr().err
+    assert run(bare, "--port", "80") == 2
+    assert "--port 80 is where --watch serves: give --watch too" in capsys.readouterr().err
+    assert run(bare, "--watch", "--port", "70000") == 2
+    assert "cannot serve on 127.0.0.1:70000" in capsys.readouterr().err
+    assert run() == 2
+    assert "nothing to report: name a run's folder" in capsys.readouterr().err
+    assert run(bare.parent / "nothing", "--watch") == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_write_that_is_interrupted_leaves_the_old_report_and_no_part(
+        bare: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(bare) == 0
+    before = (bare / "report.html").read_bytes()
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stop)
+    assert run(bare) == 130
+    assert (bare / "report.html").read_bytes() == before
+    assert not list(bare.glob("*.part"))
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_open_gives_the_file_to_the_browser_and_says_when_there_is_none(
+        bare: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: bool(asked.append(url)))
+    monkeypatch.chdir(bare.parent)
+    assert run("run", "--open") == 0
+    assert asked == [(bare / "report.html").resolve().as_uri()]
+    assert f"no browser was found here; open {asked[0]}" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_without_vega_the_page_is_made_and_both_say_so(
+        bare: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    page.vega.cache_clear()
+    try:
+        assert run(bare) == 0
+    finally:
+        page.vega.cache_clear()
+    assert "no charts: they need vl-convert: pip install 'creditscope[plot]'" in capsys.readouterr().out
+    text = (bare / "report.html").read_text()
+    assert len(text) < 300_000
+    assert "No charts in this file: pip install 'creditscope[plot]' and make it again." in text
+
+
+def test_a_hostile_record_reaches_the_terminal_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(records.hostile(tmp_path / "run")) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    out.encode()
+
+
+def test_the_verb_loads_no_torch_and_works_as_a_program(bare: Path) -> None:
+    code = ("import sys; from creditscope.cli import main\ntry: main(['report', sys.argv[1]])\n"
+            "except SystemExit as stop: assert stop.code == 0, stop.code\nsys.exit('torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code, bare], capture_output=True, text=True, check=False,
+                          env=os.environ | {"PYTHONIOENCODING": "utf-8"})
+    assert done.returncode == 0, done.stderr
+    assert "carry signal" in done.stdout
+
+
+def test_the_page_of_the_docs_names_the_thresholds_that_the_code_has() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    rows = {line.split(":")[0].strip("| "): line.split("|")[2:5] for line in text.splitlines() if line.startswith("| ")}
+
+    def shares(cell: str) -> list[float]:
+        return [float(number) / 100 for number in re.findall(r"(\d+) %", cell)]
+
+    assert [shares(cell) for cell in rows["Signal"][:2]] == [
+        [rules.LIVE_GOOD, rules.CUT_WATCH], [rules.LIVE_BROKEN, rules.CUT_BROKEN]]
+    assert [shares(cell) for cell in rows["Credit"][:2]] == [[rules.TOP_WATCH, rules.ONE_SIDED], [rules.SILENT_BROKEN]]
+    assert shares(rows["Directions"][0]) == [round(rules.RANK_WATCH, 2)]
+    assert [shares(cell) for cell in rows["Optimiser"][:2]] == [[rules.PAST_WATCH], [rules.PAST_BROKEN]]
+    assert [rows[topic][2].split()[2] for topic in ("Signal", "Credit", "Directions", "Optimiser")] == [
+        str(rules.FEWEST_GROUPS), *[str(rules.FEWEST)] * 3]
+    assert f"means over the last {rules.LAST} steps" in text

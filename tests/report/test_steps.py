@@ -1,0 +1,210 @@
+"""Charts over steps: the table behind them, what leaves a gap, and what is said where something was not recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from creditscope.record import Record
+from creditscope.report.chart import curves, over_steps
+from creditscope.report.run import Run, read_run
+from creditscope.report.section import Section
+from creditscope.report.steps import CHARTS, packed, running, section, table
+
+LINE: dict[str, Any] = {
+    "rollouts/spent": 64, "reward/mean": 0.5, "signal/groups": 8, "signal/live_groups": 5, "length/truncated": 0.25,
+    "entropy/mean": 0.1, "length/mean": 30.5, "length/max": 50, "grad/norm": 1.5}
+READ: dict[str, Any] = {
+    "gram/group/effective_rank": 3.0, "gram/group/credit_null": 6.0, "overshoot/past": 0.02, "overshoot/1/past": 0.01,
+    "eval/accuracy": 0.5, "eval/low": 0.4, "eval/high": 0.6}
+
+
+def made(path: Path, lines: list[dict[str, Any]]) -> Run:
+    with Record.create(path, {"steps": len(lines)}, {}) as record:
+        for step, line in enumerate(lines):
+            record.append(step, line)
+    return read_run(path)
+
+
+def names(found: Section) -> list[str]:
+    assert found.data is not None
+    return [chart["name"] for chart in found.data["charts"]]
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_numbers_of_its_step_under_the_names_they_are_shown_by() -> None:
+    assert table([LINE | {"step": 7}]) == [{
+        "step": 7, "reward of a step": 0.5, "entropy": 0.1, "mean length": 30.5, "longest": 50.0, "cut off": 0.25,
+        "gradient norm": 1.5, "live groups": 0.625}]  # 5/8
+
+
+def test_a_number_that_was_not_finite_is_none_and_one_that_was_not_read_is_not_there(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [LINE, LINE | {"grad/norm": float("nan")}])
+    first, second = table(run.steps)
+    assert first["gradient norm"] == 1.5
+    assert second["gradient norm"] is None
+    assert "effective rank" not in second
+    assert "grad/norm" in section(run).html()
+
+
+def test_the_running_mean_has_the_interval_of_the_last_ten_steps() -> None:
+    # 1, …, 10 after a 99 that no longer counts: mean 5.5, s² = 82.5/9, t₉ = 2.2622, half = 2.2622·√(82.5/9/10) = 2.166
+    assert running([99.0, *map(float, range(1, 11))]) == {
+        "mean of 10 steps": 5.5, "mean low": 3.334, "mean high": 7.666}
+
+
+def test_two_steps_have_no_running_mean() -> None:
+    assert running([0.1, 0.2]) == {}
+    assert running([0.1, 0.2, 0.3])["mean of 10 steps"] == 0.2
+
+
+def test_a_table_by_columns_is_the_same_table() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": 0, "a": 1.0, "b": None}, {"step": 3, "a": 2.0}, {"step": 5, "a": 3.0, "b": 4.0}]
+    columns = packed(rows)
+    assert columns == {"step": [0, 3, 5], "columns": {
+        "a": {"values": [1.0, 2.0, 3.0]}, "b": {"values": [None, 4.0], "at": [0, 2]}}}
+    again: list[dict[str, Any]] = [{"step": step} for step in columns["step"]]
+    for name, column in columns["columns"].items():
+        for at, value in zip(column.get("at", range(len(again))), column["values"], strict=True):
+            again[at][name] = value
+    assert again == rows
+
+
+# -- the section ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_recorded_everything_has_every_chart_and_lacks_nothing(tmp_path: Path) -> None:
+    found = section(made(tmp_path / "run", [LINE | READ] * 4))
+    assert names(found) == ["reward", "accuracy", "groups", "entropy", "length", "rank", "overshoot", "gradient"]
+    assert len(CHARTS) == len(names(found))
+    assert 'class="missing"' not in found.html()
+
+
+def test_what_was_not_recorded_has_no_chart_but_a_sentence_with_the_flag(tmp_path: Path) -> None:
+    found = section(made(tmp_path / "run", [LINE] * 4))
+    assert names(found) == ["reward", "groups", "entropy", "length", "gradient"]
+    for flag in ("--scope light", "--probe light", "--eval-problems"):
+        assert flag in found.html()
+
+
+def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
+    for run in (made(tmp_path / "none", []), made(tmp_path / "eval", [{"eval/accuracy": 0.5}])):
+        assert section(run).data is None
+        assert "No step is recorded yet." in section(run).html()
+
+
+def test_one_step_is_enough_for_charts(tmp_path: Path) -> None:
+    found = section(made(tmp_path / "run", [LINE | READ]))
+    assert "rank" in names(found)
+    assert found.data is not None
+    assert found.data["steps"] == [0]
+
+
+def test_a_step_that_only_evaluates_has_a_row_and_cannot_be_chosen(tmp_path: Path) -> None:
+    found = section(made(tmp_path / "run", [LINE, LINE, {"eval/accuracy": 0.7}]))
+    assert found.data is not None
+    assert found.data["steps"] == [0, 1]
+    assert found.data["table"]["step"] == [0, 1, 2]
+
+
+def test_texts_in_place_of_numbers_are_left_out(tmp_path: Path) -> None:
+    found = section(made(tmp_path / "run", [dict.fromkeys(LINE | READ, "</script>")] * 3))
+    assert found.data is None
+    assert "No step has a number for these charts." in found.html()
+
+
+def test_the_chart_of_rank_has_the_null_and_the_papers_value_dashed(tmp_path: Path) -> None:
+    found = section(made(tmp_path / "run", [LINE | READ] * 4))
+    assert found.data is not None
+    spec = found.data["charts"][5]["spec"]
+    assert [line["name"] for line in spec["usermeta"]["lines"]] == ["effective rank", "null (same credits)"]
+    rule = spec["layer"][-2]
+    assert rule["data"] == {"values": [{"value": 2.0}]}
+    dash = rule["encoding"]["strokeDash"]
+    assert dash["scale"]["range"][dash["scale"]["domain"].index("P1: 2 at any R")] == [5, 4]
+
+
+def test_overshoot_is_shown_at_the_end_of_the_batch_and_as_often_as_it_was_seen(tmp_path: Path) -> None:
+    seen = {"overshoot/1/past": 0.01, "overshoot/2/past": 0.02}
+    found = section(made(tmp_path / "run", [LINE | READ, LINE | seen, LINE | seen]))
+    assert found.data is not None
+    chart = next(chart for chart in found.data["charts"] if chart["name"] == "overshoot")
+    # after one update at all three steps, after two at two, at the end once
+    assert chart["columns"] == ["after the last update", "after 1 update"]
+
+
+def test_five_hundred_steps_are_at_most_150_kilobytes(tmp_path: Path) -> None:
+    lines = [(LINE | READ if step % 10 == 0 else LINE) | {"step": step, "reward/mean": 0.123456 + step / 1234,
+             "entropy/mean": 1 / (step + 3), "grad/norm": 1 / (step + 7), "length/mean": 100 / (step + 11)}
+             for step in range(500)]
+    with Record.create(tmp_path / "run", {"steps": 500}, {}):
+        (tmp_path / "run" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = section(read_run(tmp_path / "run"))
+    assert len(json.dumps(found.data, allow_nan=False, separators=(",", ":"))) <= 150_000
+
+
+# -- the specifications -----------------------------------------------------------------------------------------------
+
+
+def test_every_chart_is_a_specification_that_vega_lite_understands(tmp_path: Path) -> None:
+    vl_convert = pytest.importorskip("vl_convert")
+    found = section(made(tmp_path / "run", [LINE | READ] * 4))
+    assert found.data is not None
+    for chart in found.data["charts"]:
+        assert vl_convert.vegalite_to_vega(chart["spec"])["marks"]
+        json.dumps(chart["spec"], allow_nan=False)
+
+
+def test_a_gap_breaks_a_line_and_a_step_without_a_reading_does_not() -> None:
+    vl_convert = pytest.importorskip("vl_convert")
+    rows: list[dict[str, Any]] = [
+        {"step": 0, "a": 1.0, "b": 1.0}, {"step": 1, "a": None}, {"step": 2, "a": 3.0, "b": 2.0}]
+
+    def pieces(name: str) -> int:
+        """How often the line's path is begun."""
+        spec = over_steps(rows, "t", [name]) | {"datasets": {"rows": rows}, "width": 200}
+        svg: str = vl_convert.vegalite_to_svg(spec)
+        path = next(tag for part in svg.split("<path") if 'description="line mark"' in (tag := part.split(">")[0]))
+        return path.split(' d="')[1].split('"')[0].count("M")
+
+    assert pieces("b") == 1
+    assert pieces("a") == 2
+
+
+@pytest.mark.parametrize("name", ["a.b", "a[0]", "it's", "R = 8, seed 0"])
+def test_a_columns_name_may_hold_dots_brackets_and_quotes(name: str) -> None:
+    vl_convert = pytest.importorskip("vl_convert")
+    rows = [{"step": 0, name: 10.0}, {"step": 1, name: 20.0}]
+    svg = vl_convert.vegalite_to_svg(over_steps(rows, "t", [name]) | {"datasets": {"rows": rows}, "width": 200})
+    assert ">10<" in svg  # the axis spans the column's numbers
+    assert ">20<" in svg
+
+
+def test_a_band_for_each_line_is_drawn_as_an_area_or_as_upright_lines() -> None:
+    rows = [{"step": 0, "a": 1.0, "al": 0.5, "ah": 1.5, "b": 2.0, "bl": 1.5, "bh": 2.5}]
+    spec = over_steps(rows, "t", ["a", "b"], band={"a": ("al", "ah"), "b": ("bl", "bh")}, points=["b"])
+    assert [layer["mark"]["type"] for layer in spec["layer"]] == ["area", "line", "rule", "point", "rule"]
+    a, b = {"name": "a", "low": "al", "high": "ah"}, {"name": "b", "low": "bl", "high": "bh"}
+    assert spec["usermeta"]["lines"] == [a, b]
+    assert over_steps(rows, "t", ["a"], band=("al", "ah"))["usermeta"]["lines"] == [a]
+
+
+def test_curves_have_a_colour_each_and_a_band_where_there_is_one() -> None:
+    vl_convert = pytest.importorskip("vl_convert")
+    rows = [{"step": step, "name": name, "value": 1.0 + step, "low": 0.5 if name == "R = 2" else None, "high": 1.5}
+            for name in ("R = 2", "R = 4") for step in (0, 5)]
+    spec = curves(rows, "Rank", ["R = 2", "R = 4"], reference={"P1": 2.0})
+    assert spec["layer"][1]["encoding"]["color"]["scale"]["domain"] == ["R = 2", "R = 4", "P1"]
+    svg = vl_convert.vegalite_to_svg(spec | {"datasets": {"rows": rows}, "width": 200})
+    assert svg.count("area mark container") == svg.count("line mark container") - 1 == 1
+
+
+def test_one_step_alone_stands_in_the_middle() -> None:
+    spec = over_steps([{"step": 4, "a": 1.0}], "t", ["a"])
+    assert spec["layer"][0]["encoding"]["x"]["scale"]["domain"] == [3, 5]
