@@ -1,8 +1,8 @@
-"""A training loop of one's own, with the optimiser under the lens, and the same loop with a brake.
+"""A training loop of one's own, with its gradients and its optimiser under the lens; and the same with a brake.
 
     python examples/own_loop.py
 
-The four lines marked with an arrow are all that the probes take; `optimizer.step()` stays as it is.
+The five lines marked with an arrow are all that the instruments take; `backward()` and `optimizer.step()` stay.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ from itertools import islice
 
 import torch
 
-from creditscope import METHODS, surrogate
+from creditscope import METHODS, Microscope, spectrum, surrogate
 from creditscope.lab.policy import load_policy, token_logp
 from creditscope.lab.rollout import roll_out
 from creditscope.optimizer.brakes import Recall
@@ -35,13 +35,14 @@ def plain(steps, inner=4):
         rollouts, forward = sample(policy, step)
         probe.begin(method, rollouts)  # ← 2: a new batch
         for _ in range(inner):
-            logp = forward(grad=True)
-            probe.see(logp)  # ← 3: what the updates so far did to its tokens
             optimizer.zero_grad()
-            (-surrogate(method, logp, rollouts)).backward()
+            with Microscope(policy.model) as scope:  # ← 3: scope.gram is ⟨g_i, g_j⟩ of the rollouts' gradients
+                logp = forward(grad=True)
+                probe.see(logp)  # ← 4: what the updates so far did to its tokens
+                (-surrogate(method, logp, rollouts)).backward()
             optimizer.step()
-        found = probe.finish(partial(forward, grad=False))  # ← 4: all numbers of the batch
-        yield found
+        found = probe.finish(partial(forward, grad=False))  # ← 5: all numbers of the batch
+        yield found | {"gram/effective_rank": spectrum(scope.gram).effective_rank}
 
 
 def braked(steps, inner=4):
@@ -66,7 +67,8 @@ def braked(steps, inner=4):
 if __name__ == "__main__":
     for name, run in (("plain AdamW", plain), ("with recall", braked)):
         for step, found in enumerate(run(steps=3)):
-            print(f"{name}, batch {step}: {found['overshoot/past']:.1%} of tokens past their bound, "
+            rank = f"{found['gram/effective_rank']:.1f} directions; " if "gram/effective_rank" in found else ""
+            print(f"{name}, batch {step}: {rank}{found['overshoot/past']:.1%} of tokens past their bound, "
                   f"{found['overshoot/distance']:.2f} nats on average, {found['overshoot/after']:.0%} of it after "
                   f"their own gradient had stopped; KL {found['overshoot/kl']:.4f}; a tenth of the credit would have "
                   f"changed the update by {found['optimizer/scale_change']:.1%}")

@@ -46,7 +46,8 @@ NO_TORCH = {"errors", "options", "method", "methods", "dialects", "describe", "r
             "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps", "verbs.check", "verbs.reproduce",
             "microscope.spectrum", "microscope.geometry", "optimizer", "optimizer.table",
             "credit", "credit.table", "credit.choice", "tasks", "lab.config", "verbs.optimizer", "report.build",
-            "report.watch", "verbs.report", "doctor.rules", "doctor.read", "verbs.doctor", "cli"}
+            "report.watch", "verbs.report", "doctor.rules", "doctor.read", "verbs.doctor",
+            "offline.settings", "verbs.scope", "cli"}
 
 
 def modules() -> list[Path]:

@@ -13,11 +13,21 @@ MAX_LINE = 64 * 2**20
 
 def numbered_lines(path: str | Path, max_line: int = MAX_LINE) -> Iterator[tuple[int, str]]:
     """(number, text) of each line that is not blank. Faults are errors that name the line."""
-    number = 0
+    for number, _, text in placed_lines(path, max_line):
+        yield number, text
+
+
+def placed_lines(path: str | Path, max_line: int = MAX_LINE, before: int = 0,
+                 start: int = 0) -> Iterator[tuple[int, int, str]]:
+    """(number, the byte after it, text) of each line that is not blank, from byte `start` on, `before` lines down."""
+    number, end = before, start
     try:
         with Path(path).open("rb") as lines:
+            if start:
+                lines.seek(start)
             while line := lines.readline(max_line + 1):
                 number += 1
+                end += len(line)
                 if len(line) > max_line:
                     raise CreditscopeError(f"{path}, line {number}: the line is longer than {max_line:,} bytes; "
                                            f"write one object a line, ended by a newline")
@@ -27,7 +37,7 @@ def numbered_lines(path: str | Path, max_line: int = MAX_LINE) -> Iterator[tuple
                     raise CreditscopeError(f"{path}, line {number}: not UTF-8 text: byte {line[error.start]:#04x} at "
                                            f"position {error.start}") from None
                 if text.strip():
-                    yield number, text
+                    yield number, end, text
     except FileNotFoundError:
         raise CreditscopeError(f"no such file: {path}") from None
     except OSError as error:

@@ -28,11 +28,14 @@ _INT64 = range(-(2**63), 2**63)
 _PER_TOKEN = {"logp": float, "mask": bool, "ref_logp": float, "entropy": float, "collision": float, "step": int,
               "pieces": str}
 _REQUIRED = ("tokens", "logp", "reward", "group")
+_PER_ROW = {"reward": float, "group": int}
 _PER_STEP = {"step_reward": float, "step_state": int}
 _FIELDS = ("prompt", "text", "group", "reward", "tokens", "mask", "logp", "ref_logp", "entropy", "collision", "step",
            "step_reward", "step_state", "pieces")
 
 Row = dict[str, Any]
+Bad = Callable[[str], CreditscopeError]
+"""Makes an error of a fault: it knows the file and the line."""
 
 
 def read_rows(path: str | Path, max_line: int = MAX_LINE) -> Iterator[Row]:
@@ -140,7 +143,19 @@ def to_rows(rollouts: Rollouts) -> Iterator[Row]:
 # -- one line ---------------------------------------------------------------------------------------------------
 
 
-def _parse(line: str, bad: Callable[[str], CreditscopeError]) -> Row:
+def _parse(line: str, bad: Bad) -> Row:
+    row = read_object(line, bad)
+    for name in row:
+        if name not in _FIELDS:
+            raise bad(str(unknown("field", name, _FIELDS)))
+    for name in _REQUIRED:
+        if name not in row:
+            raise bad(f"field {name!r} is missing; a rollout needs {', '.join(_REQUIRED)}")
+    return check_fields(row, bad)
+
+
+def read_object(line: str, bad: Bad) -> Row:
+    """The JSON object of a line, whatever its fields are."""
     try:
         row = json.loads(line, parse_constant=_no_constant)
     except RecursionError:
@@ -149,26 +164,29 @@ def _parse(line: str, bad: Callable[[str], CreditscopeError]) -> Row:
         raise bad(f"not valid JSON: {error}") from None
     if not isinstance(row, dict):
         raise bad(f"expected a JSON object, got {type(row).__name__}")
-    for name in row:
-        if name not in _FIELDS:
-            raise bad(str(unknown("field", name, _FIELDS)))
-    for name in _REQUIRED:
-        if name not in row:
-            raise bad(f"field {name!r} is missing; a rollout needs {', '.join(_REQUIRED)}")
+    return row
+
+
+def check_fields(row: Row, bad: Bad) -> Row:
+    """The row with each of our fields that it has checked for kind, size and length."""
     for name in ("prompt", "text"):
         if name in row and not isinstance(row[name], str):
-            raise bad(f"{name!r} must be text, got {_show(row[name])}")
-    row["reward"] = _scalar("reward", row["reward"], float, bad)
-    row["group"] = _scalar("group", row["group"], int, bad)
-    row["tokens"] = _values("tokens", row["tokens"], int, bad)
+            raise bad(f"{name!r} must be text, got {show(row[name])}")
+    for name, kind in _PER_ROW.items():
+        if name in row:
+            row[name] = check_scalar(name, row[name], kind, bad)
+    if "tokens" in row:
+        row["tokens"] = check_list("tokens", row["tokens"], int, bad)
     for name, kind in _PER_TOKEN.items():
         if name in row:
-            row[name] = _values(name, row[name], kind, bad)
+            row[name] = check_list(name, row[name], kind, bad)
+            if "tokens" not in row:
+                raise bad(f"{name!r} has one entry a token, but there are no 'tokens'")
             if len(row[name]) != len(row["tokens"]):
                 raise bad(f"{name!r} has {len(row[name])} entries for {len(row['tokens'])} tokens")
     for name, kind in _PER_STEP.items():
         if name in row:
-            row[name] = _values(name, row[name], kind, bad)
+            row[name] = check_list(name, row[name], kind, bad)
     if "step_reward" in row and max(row.get("step", []), default=-1) >= len(row["step_reward"]):
         raise bad(f"'step' names step {max(row['step'])}, but 'step_reward' has {len(row['step_reward'])} entries; "
                   f"steps are counted from 0")
@@ -177,13 +195,26 @@ def _parse(line: str, bad: Callable[[str], CreditscopeError]) -> Row:
     return row
 
 
-def _values(name: str, value: Any, kind: type, bad: Callable[[str], CreditscopeError]) -> list[Any]:
+def check_list(name: str, value: Any, kind: type, bad: Bad) -> list[Any]:
+    """A list whose entries are all of one kind."""
     if not isinstance(value, list):
-        raise bad(f"{name!r} must be a list of {kind.__name__}, got {_show(value)}")
-    return [_scalar(f"{name}[{i}]", entry, kind, bad) for i, entry in enumerate(value)]
+        raise bad(f"{name!r} must be a list of {kind.__name__}, got {show(value)}")
+    if _all_plain(value, kind):
+        return value
+    return [check_scalar(f"{name}[{i}]", entry, kind, bad) for i, entry in enumerate(value)]
 
 
-def _scalar(name: str, value: Any, kind: type, bad: Callable[[str], CreditscopeError]) -> Any:
+def _all_plain(value: list[Any], kind: type) -> bool:
+    """True where nothing needs to be looked at one by one. Most lists are like that, and most of the time goes here."""
+    if set(map(type, value)) != {kind}:
+        return False
+    if kind is int:
+        return min(value) in _INT64 and max(value) in _INT64
+    return kind is not float or all(map(math.isfinite, value))
+
+
+def check_scalar(name: str, value: Any, kind: type, bad: Bad) -> Any:
+    """A finite number, an integer of 64 bits, a truth value or a text; an integer may stand for a float."""
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             value = float(value)
@@ -195,13 +226,13 @@ def _scalar(name: str, value: Any, kind: type, bad: Callable[[str], CreditscopeE
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         if value in _INT64:
             return value
-        raise bad(f"{name!r} must fit 64 bits, got {_show(value)}")
+        raise bad(f"{name!r} must fit 64 bits, got {show(value)}")
     if kind in (bool, str) and isinstance(value, kind):
         return value
-    raise bad(f"{name!r} must be {kind.__name__}, got {_show(value)}")
+    raise bad(f"{name!r} must be {kind.__name__}, got {show(value)}")
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """A short picture of a value of any size, for a message."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"an integer of {value.bit_length():,} bits"

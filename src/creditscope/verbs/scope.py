@@ -1,71 +1,161 @@
-"""`creditscope scope`: what a file of rollouts holds, and what a method and its credit give the tokens. No model."""
+"""`creditscope scope`: rollouts that any system sampled, under any method and credit; with a model, their geometry."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from creditscope.catalogue import find
-from creditscope.credit.choice import parse
+from creditscope.errors import CreditscopeError, printable
+from creditscope.offline.settings import Settings
+from creditscope.verbs.display import Interrupt
+from creditscope.verbs.env import environment
 from creditscope.verbs.output import Output
 
 if TYPE_CHECKING:
-    from creditscope.method import Method
-    from creditscope.rollouts import Rollouts
+    from creditscope.offline.batches import Reader
+
+GEOMETRY = ("effective_rank", "credit_null", "orthogonal_null", "top1", "conflict")
+"""Readings of `gram/group/` that are printed; all others are in the record, and printed by --json."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Read a file of rollouts as one batch: its signal, and the credit that a method gives its tokens.
+    """Read rollouts from a file: their signal, the credit of their tokens and, with a model, their gradients.
 
-    One JSON object a line, with tokens, logp, reward and group, and optionally prompt, text, pieces, mask, ref_logp,
-    entropy, collision, step (of each token, -1 for none), step_reward, step_state.
+    One JSON object a line with prompt, response and reward will do; answers to equal prompts are a group. Also read are
+    the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and OpenAI-style logs.
+    Optional fields: group, step, tokens, logp, mask, entropy, ref_logp, step labels and more (docs/offline.md).
+
+    A batch is the rows of one training step, or whole groups. The file is streamed: memory does not grow with it. What
+    is printed are means over the batches; --out keeps every batch in a record for creditscope check and report.
 
     For example:
       creditscope scope rollouts.jsonl
       creditscope scope rollouts.jsonl --method dapo --json
       creditscope scope labelled.jsonl --credit step_return        step labels from the file
+      creditscope scope outputs/completions --out runs/mine        what TRL logged, as a record
+      creditscope scope rollouts.jsonl --model tiny --out runs/mine
+      creditscope scope rollouts.jsonl --model tiny --out runs/mine --resume
     """
 
     file: Annotated[Path, tyro.conf.Positional]
-    """JSON lines, one rollout a line."""
-    method: str = "grpo"
-    """A row of the table: creditscope methods."""
-    credit: str | None = None
-    """Who gets the credit: creditscope credit. What needs a model or a sampler cannot be had from a file."""
+    """JSON lines or parquet, or a folder of such files, one a step."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
+    out: Path | None = None
+    """Write a record into this folder."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on where the record in --out ends. The file and the settings must be the same."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        method = find(self.method)
-        if self.credit is not None:
-            parse(self.credit)  # a wrong name is told before torch is loaded
-        from creditscope.rollouts_jsonl import read_jsonl
+        if self.resume and self.out is None:
+            raise CreditscopeError("--resume goes on with a record; name its folder with --out")
+        # Heavy imports wait until there is something to read, so that --help answers at once.
+        from creditscope.offline.scope import Summary, scope_file
 
-        facts: dict[str, Any] = {"file": self.file.name, "method": method.name}
-        facts |= {"credit": self.credit} if self.credit else {}
-        facts |= readings(method, read_jsonl(self.file), self.credit)
+        summary, reader = Summary(), None
+        with Interrupt() as stop, Bar("scope", self.output) as bar:
+            reading = scope_file(self.file, self.settings, self.out, environment(), self.resume, stop)
+            try:
+                while True:
+                    read = next(reading)
+                    summary.add(read.line)
+                    reader = read.reader
+                    bar.show(read.done, read.size)
+            except StopIteration as end:
+                finished = bool(end.value)
+            finally:
+                reading.close()
+        facts: dict[str, Any] = {"file": self.file.name, "method": self.settings.method}
+        facts |= {"credit": self.settings.credit} if self.settings.credit else {}
+        facts |= {} if reader is None else about(reader) | summary.facts()
         if self.output.json:
-            self.output.emit(facts)
-            return 0
+            self.output.emit(facts | ({} if self.out is None else {"out": str(self.out), "finished": finished}))
+        else:
+            self._print(facts, finished)
+        return 0 if finished else 130
+
+    def _print(self, facts: Mapping[str, Any], finished: bool) -> None:
         console = self.output.console()
-        for name, value in facts.items():
-            console.print(f"{name:<22}", f"{value:.4g}" if isinstance(value, float) else value, markup=False)
-        console.print(f"Next: creditscope methods {method.name}")
-        return 0
+        for name, value in shown(facts).items():
+            text = f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+            console.print(f"{name:<27}{text}", markup=False)
+        if facts.get("batches", 1) > 1:
+            console.print("Means over the batches, weighted by their rollouts; counts add up.")
+        if "batches" not in facts:
+            console.print("Nothing was left to read: the record is complete.")
+        elif "tokens" not in facts:
+            console.print("Answers are text alone, so no credit of tokens: give --model, or tokens in the file.")
+        if self.out is not None:
+            console.print(f"wrote {self.out}: run.json, steps.jsonl, groups/" + (
+                ", scope/" if self.settings.model and self.settings.scope != "off" else ""), markup=False)
+        console.print(f"Next: {self._next(finished)}", markup=False)
+
+    def _next(self, finished: bool) -> str:
+        if finished:
+            return f"creditscope methods {self.settings.method}" if self.out is None else \
+                f"creditscope report {shlex.quote(str(self.out))}"
+        keep = [] if self.out is None else ["--out", str(self.out), "--resume"]
+        return shlex.join(["creditscope", "scope", str(self.file), *self.settings.flags(), *keep])
 
 
-def readings(method: Method, rollouts: Rollouts, credit: str | None = None) -> dict[str, Any]:
-    """Signal of a batch, and the credit it gets at ratio 1: the method's own, or an estimator's."""
-    from creditscope import metrics
-    from creditscope.credit import find_estimator
-    from creditscope.credit.tools import Tools
-    from creditscope.objective import effective_credit, surrogate
+def about(reader: Reader) -> dict[str, Any]:
+    """What was seen of the file itself."""
+    found = {"format": reader.shape, "fields not read": ", ".join(reader.ignored or ()),
+             "steps logged again": reader.repeats}
+    return {name: value for name, value in found.items() if value}
 
-    given = None if credit is None else find_estimator(credit)(method, rollouts, Tools())
-    w = effective_credit(lambda logp: surrogate(method, logp, rollouts, given), rollouts.logp)
-    size = {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}
-    spread = {} if given is None else metrics.assigned(given, rollouts)
-    return size | metrics.signal(rollouts) | spread | metrics.credit(w, rollouts.mask)
+
+def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What is printed for people: of the geometry the few numbers that say how it is.
+
+    >>> shown({"reward/mean": 0.5, "gram/stable_rank": 2.0, "gram/group/top1": 0.9})
+    {'reward/mean': 0.5, 'gram/group/top1': 0.9}
+    """
+    geometry = ("gram/", "scores/", "null/", "matrix/", "tokens/")
+    few = {f"gram/group/{name}" for name in GEOMETRY}
+    return {name: value for name, value in facts.items() if name in few or not name.startswith(geometry)}
+
+
+class Bar:
+    """Progress on the error stream: a bar on a terminal, a line for every tenth elsewhere, nothing for a program."""
+
+    def __init__(self, label: str, output: Output) -> None:
+        self._label, self._quiet, self._tenth, self._first = label, output.json, 0, -1
+        self._console = Console(stderr=True, highlight=False)
+        self._live = sys.stderr.isatty() and not output.plain and not output.json
+        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
+                                  TextColumn("left"), TimeRemainingColumn(), console=self._console,
+                                  disable=not self._live, transient=True)
+        self._task = self._progress.add_task(label, total=None)
+
+    def __enter__(self) -> Bar:
+        self._start = time.monotonic()
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def show(self, done: int, total: int) -> None:
+        """So many bytes of so many; a pipe has no total."""
+        if not total:
+            return
+        self._progress.update(self._task, completed=done, total=total)
+        if self._first < 0:
+            self._first, self._start = done, time.monotonic()  # by now the model is loaded, and a resumed part read
+        elif not self._live and not self._quiet and done * 10 // total > self._tenth and done < total:
+            self._tenth = done * 10 // total
+            left = (time.monotonic() - self._start) * (total - done) / (done - self._first)
+            self._console.print(f"{self._label}  {done / total:.0%}  left {left:.0f} s", markup=False)

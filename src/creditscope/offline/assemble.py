@@ -1,0 +1,176 @@
+"""A batch of samples as Rollouts: with a model, in its tokens and with its log-probs; without one, as far as it goes.
+
+What the file says is kept. Tokens that it does not have come from the model's tokenizer, and log-probs from its forward
+pass: then every ratio is 1 by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from creditscope.errors import CreditscopeError
+from creditscope.lab.policy import Policy
+from creditscope.lab.scoring import score_tokens
+from creditscope.offline.dumps import Sample
+from creditscope.rollouts import Rollouts
+from creditscope.rollouts_jsonl import Row, collate
+
+CELLS = 2**27
+"""Rows × columns that a batch may have once every answer is padded to the longest."""
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Rollouts, and what about them is not the file's."""
+
+    rollouts: Rollouts
+    has_tokens: bool = True
+    """False where answers are text alone: then the mask is one blank column, and no length is known."""
+    has_logp: bool = True
+    """False where log π_old is 0 because nobody knows it."""
+    prompts: Sequence[Sequence[int]] = ()
+    live: Tensor | None = None
+    """(B, T) log π of the model."""
+    gap: float | None = None
+    """max |log π of the model − log π of the file|; None where the file has none."""
+    respelled: int = 0
+    """Answers whose tokens do not decode to the text that was logged."""
+
+
+def number_groups(samples: Sequence[Sample]) -> list[int]:
+    """A number for each row's group, in the order of their first rows."""
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(sample.key, len(numbers)) for sample in samples]
+
+
+def assemble(samples: Sequence[Sample]) -> Assembled:
+    """The batch without a model."""
+    rows = [_row(sample, group) for sample, group in zip(samples, number_groups(samples), strict=True)]
+    has_logp = any("logp" in row for row in rows)
+    if not any("tokens" in row for row in rows):
+        rows = [row | {"tokens": [0], "logp": [0.0]} for row in rows]
+        return Assembled(collate(rows), has_tokens=False, has_logp=False)
+    if not has_logp:
+        rows = [row | {"logp": [0.0] * len(row.get("tokens", ()))} for row in rows]
+    return Assembled(_collate(rows, samples), has_logp=has_logp)
+
+
+def assemble_for(policy: Policy, samples: Sequence[Sample], temperature: float) -> Assembled:
+    """The batch in the model's tokens, with its log-probs, entropies and Σπ² where the file has none."""
+    prompts = [_prompt(policy, sample) for sample in samples]
+    rows, respelled = [], 0
+    for sample, prompt, group in zip(samples, prompts, number_groups(samples), strict=True):
+        row = _row(sample, group)
+        if "tokens" not in row or sample.spelled:
+            row = _tokenised(policy, sample, row)
+            respelled += policy.decode(row["tokens"]) != sample.text
+        _check_ids(policy, sample, row["tokens"])
+        _check_room(policy, sample, len(prompt) + len(row["tokens"]))
+        row.setdefault("pieces", policy.pieces(row["tokens"]))
+        row.setdefault("text", policy.decode(row["tokens"]))
+        rows.append(row)
+    known = sum("logp" in row for row in rows)
+    recompute = not known or (known < len(rows) and any(sample.spelled for sample in samples))
+    if recompute:  # where the model cuts one text otherwise, the batch as a whole
+        rows = [row | {"logp": [0.0] * len(row["tokens"])} for row in rows]
+    dtype = torch.promote_types(policy.model.dtype, torch.float32)
+    rollouts = _collate(rows, samples, dtype).to(policy.device)
+    found = score_tokens(policy, prompts, rollouts.tokens, rollouts.mask, temperature)
+    live = found.logp.to(dtype)
+    gap = float((live - rollouts.logp).abs()[rollouts.mask].max()) if not recompute else None
+    rollouts = replace(rollouts, logp=live if recompute else rollouts.logp,
+                       entropy=found.entropy if rollouts.entropy is None else rollouts.entropy,
+                       collision=found.collision if rollouts.collision is None else rollouts.collision)
+    return Assembled(rollouts, prompts=prompts, live=live, gap=gap, respelled=respelled)
+
+
+def _row(sample: Sample, group: int) -> Row:
+    """A sample as `collate` takes it."""
+    row: Row = {"reward": sample.reward, "group": group} | sample.fields
+    if sample.prompt is not None:
+        row["prompt"] = sample.prompt if isinstance(sample.prompt, str) else _chat(sample.prompt)
+    return row | ({} if sample.text is None else {"text": sample.text})
+
+
+def _chat(messages: Sequence[dict[str, object]]) -> str:
+    """Messages for people to read."""
+    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
+
+
+def _collate(rows: list[Row], samples: Sequence[Sample], dtype: torch.dtype = torch.float32) -> Rollouts:
+    widest = max(range(len(rows)), key=lambda i: len(rows[i].get("tokens", ())))
+    if (cells := len(rows) * len(rows[widest].get("tokens", ()))) > CELLS:
+        raise CreditscopeError(f"{samples[widest].where}: an answer of {len(rows[widest]['tokens']):,} tokens in a "
+                               f"batch of {len(rows):,} rows: padded to it they take {cells:,} cells, over {CELLS:,}; "
+                               f"drop that row, or give a smaller --rows")
+    return collate(rows, dtype)
+
+
+def _prompt(policy: Policy, sample: Sample) -> list[int]:
+    """The prompt's tokens: the file's, or the tokenizer's, messages through its chat template."""
+    if sample.prompt_tokens is not None:
+        ids = sample.prompt_tokens
+    elif isinstance(sample.prompt, str):
+        ids = _encoded(sample, policy.encode, sample.prompt)
+    elif sample.prompt is None:
+        raise CreditscopeError(f"{sample.where}: no prompt, and a model needs one; give prompt or prompt_tokens")
+    else:
+        ids = _templated(policy, sample)
+    if not ids:
+        raise CreditscopeError(f"{sample.where}: the prompt is empty; a model needs at least one token to go on from")
+    _check_ids(policy, sample, ids)
+    return ids
+
+
+def _templated(policy: Policy, sample: Sample) -> list[int]:
+    if policy.tokenizer.chat_template is None:
+        raise CreditscopeError(f"{sample.where}: the prompt is a chat, and the tokenizer of {policy.name!r} has no "
+                               f"chat template; take the model that was trained, or give the prompt as text")
+    try:
+        text = policy.tokenizer.apply_chat_template(sample.prompt, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program of the model's author: it may raise anything
+        raise CreditscopeError(f"{sample.where}: the chat template of {policy.name!r} refuses the messages: "
+                               f"{error}") from None
+    return _encoded(sample, partial(_plain, policy), text)
+
+
+def _plain(policy: Policy, text: str) -> list[int]:
+    return list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _encoded(sample: Sample, encode: Callable[[str], list[int]], text: str) -> list[int]:
+    try:
+        return encode(text)
+    except (UnicodeEncodeError, TypeError):  # half a character: JSON may hold it, UTF-8 may not
+        raise CreditscopeError(f"{sample.where}: the text has a lone surrogate and cannot be tokenised; write whole "
+                               f"characters") from None
+
+
+def _tokenised(policy: Policy, sample: Sample, row: Row) -> Row:
+    """The row in the model's tokens. What the file says of its own tokens is kept where both cut the text alike."""
+    if sample.text is None:
+        raise CreditscopeError(f"{sample.where}: no text of the answer, and its tokens are not the model's")
+    ids = _encoded(sample, partial(_plain, policy), sample.text)
+    alike = sample.spelled and policy.pieces(ids) == row["pieces"]
+    lost = () if alike else (*sample.fields,)
+    return {name: value for name, value in row.items() if name not in lost} | {"tokens": ids}
+
+
+def _check_ids(policy: Policy, sample: Sample, ids: Sequence[int]) -> None:
+    size = policy.model.get_input_embeddings().weight.shape[0]
+    wrong = next((i for i in ids if not 0 <= i < size), None)
+    if wrong is not None:
+        raise CreditscopeError(f"{sample.where}: token {wrong} is not one of the {size:,} of model {policy.name!r}; "
+                               f"give the model that sampled it, or leave the tokens out")
+
+
+def _check_room(policy: Policy, sample: Sample, length: int) -> None:
+    room = getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if room is not None and length > room:
+        raise CreditscopeError(f"{sample.where}: prompt and answer have {length:,} tokens, over the context of "
+                               f"{room:,} of model {policy.name!r}; drop that row, or take a model with more room")

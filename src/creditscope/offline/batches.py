@@ -1,0 +1,120 @@
+"""Samples in a row as batches: the rows of one training step, or whole groups up to a number of rows.
+
+A group is never cut. Only one batch is held, and one that would not fit is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from creditscope.offline.dumps import SHAPES, Sample, recognise
+from creditscope.offline.files import START, Place, Source, complain
+from creditscope.rollouts_jsonl import show
+
+LARGEST = 2**30
+"""Bytes of lines that one batch may take."""
+
+
+@dataclass
+class Batch:
+    """The samples of one batch, and the place in the source after them."""
+
+    samples: list[Sample] = field(default_factory=list)
+    place: Place = field(default_factory=Place)
+    size: int = 0
+
+    @property
+    def step(self) -> int | None:
+        """The training step that sampled it, where the file says so."""
+        return self.samples[0].batch
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for batches of TRL that hold the same answers with the same rewards, whatever step they are under."""
+        content = [[sample.prompt, sample.text, sample.reward] for sample in self.samples]
+        return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+
+
+class Reader:
+    """The batches of a source. `shape` and `ignored` are known once the first of them has come."""
+
+    def __init__(self, source: Source, shape: str = "auto", reward_field: str | None = None, rows: int = 512) -> None:
+        self._source, self._rows, self._reward_field = source, rows, reward_field
+        self.shape = None if shape == "auto" else shape
+        self.ignored: list[str] | None = None
+        """Fields of the first object that nobody reads."""
+        self.repeats = 0
+        """Steps of TRL's that were left out: it logs a generation again at every step that learns from it."""
+
+    def batches(self, start: Place = START, last: str | None = None) -> Iterator[Batch]:
+        """Every batch after a place; `last` is the digest of the batch before it."""
+        for batch in self._cut(start):
+            if self.shape == "trl":
+                if batch.digest == last:
+                    self.repeats += 1
+                    continue
+                last = batch.digest
+            yield batch
+
+    def _cut(self, start: Place) -> Iterator[Batch]:
+        batch, closed = Batch(), set[Any]()
+        for sample, place, size in self._samples(start):
+            if batch.samples and self._ends(batch, sample):
+                yield batch
+                closed = {s.group for s in batch.samples} - {None} if sample.batch is None else set()
+                batch = Batch()
+            if sample.group in closed:
+                raise complain(sample.where, f"group {show(sample.group)} comes again after other groups, and the "
+                                             f"batch it began in is closed; sort the file by group, or give each row "
+                                             f"its step")
+            batch.samples.append(sample)
+            batch.place = place
+            batch.size += size
+            if batch.size > LARGEST:
+                held = "one group" if batch.step is None else f"step {batch.step}"
+                raise complain(sample.where, f"{held} takes more than {LARGEST:,} bytes; split it, or write less a row")
+        if batch.samples:
+            yield batch
+
+    def _ends(self, batch: Batch, sample: Sample) -> bool:
+        """Whether a sample belongs to the next batch."""
+        if (sample.batch is None) != (batch.step is None):
+            raise complain(sample.where, "some rows name the training step they belong to and some do not; give it in "
+                                         "all or in none")
+        if sample.batch is None or batch.step is None:
+            return len(batch.samples) >= self._rows and sample.key != batch.samples[-1].key
+        if sample.batch < batch.step:
+            raise complain(sample.where, f"step {sample.batch} comes after step {batch.step}; sort the file by step")
+        return sample.batch > batch.step
+
+    def _samples(self, start: Place) -> Iterator[tuple[Sample, Place, int]]:
+        """(sample, the place after its object, its share of the object's bytes)"""
+        for thing in self._source.objects(start):
+            if self.shape is None:
+                self.shape = recognise(thing.row, self._reward_field, thing.where)
+            shape = SHAPES[self.shape]
+            if self.ignored is None:
+                self.ignored = sorted(set(thing.row) - shape.reads(thing.row, self._reward_field))
+            found = shape.convert(_Fields(thing.row, thing.where), self._reward_field, thing.where,
+                                  partial(complain, thing.where))
+            for sample in found:
+                if sample.group is None and sample.prompt is None:
+                    raise complain(thing.where, "neither a prompt nor a group (group, prompt_id or uid), so nothing "
+                                                "says which answers belong together")
+                yield sample, thing.place, thing.size // len(found)
+
+
+class _Fields(dict[str, Any]):
+    """A row whose missing fields are told by name and line."""
+
+    def __init__(self, row: Mapping[str, Any], where: str) -> None:
+        super().__init__(row)
+        self._where = where
+
+    def __missing__(self, name: str) -> Any:
+        raise complain(self._where, f"field {name!r} is missing; it has {', '.join(map(repr, list(self)[:8]))}")

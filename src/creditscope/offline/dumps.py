@@ -1,0 +1,295 @@
+"""One logged object, in any of the known shapes, as samples: prompt, answer, reward, and whose group they are of.
+
+    creditscope   {"prompt": …, "response": …, "reward": 1.0}          and what else docs/offline.md lists
+    trl           step, prompt, completion, a column a reward function, advantage        (log_completions)
+    verl          {"input": …, "output": …, "score": 1.0, "step": 3, "uid": …}           (trainer.rollout_data_dir)
+    openai        {"messages": […], "choices": [{"message": …, "reward": 1.0}, …]}       a request a line
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from creditscope.errors import CreditscopeError, unknown
+from creditscope.rollouts_jsonl import Bad, Row, check_fields, check_list, check_scalar, show
+
+Messages = list[dict[str, Any]]
+TEXTS = ("response", "completion", "text")
+GROUPS = ("group", "prompt_id", "uid")
+BATCHES = ("batch", "step")
+PER_TOKEN = ("tokens", "logp", "mask", "ref_logp", "entropy", "collision", "step", "step_reward", "step_state",
+             "pieces")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer of one policy to one prompt, as somebody logged it."""
+
+    where: str
+    """File and line, for messages."""
+    reward: float
+    prompt: str | Messages | None = None
+    text: str | None = None
+    group: Hashable = None
+    """What its group is called; None where only the prompt says which answers belong together."""
+    batch: int | None = None
+    """The training step that sampled it."""
+    prompt_tokens: list[int] | None = None
+    fields: Row = field(default_factory=dict)
+    """What is known of its tokens: tokens, logp, mask, entropy, step labels …, checked."""
+    spelled: bool = False
+    """True where tokens are known by their spelling alone: their ids are ours and mean nothing to a model."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for answers of one group."""
+        if self.group is not None:
+            return self.group
+        return self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, sort_keys=True)
+
+
+Convert = Callable[[Mapping[str, Any], str | None, str, Bad], list[Sample]]
+"""(object, --reward-field, where it stands, how to complain) -> its samples."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of file: how it is recognised, and what its objects mean."""
+
+    says: str
+    """Its fields, in a few words."""
+    fits: Callable[[Mapping[str, Any], str | None], bool]
+    convert: Convert
+    reads: Callable[[Mapping[str, Any], str | None], set[str]]
+    """The fields that are read; the others are named to the user."""
+
+
+def recognise(row: Mapping[str, Any], reward_field: str | None, where: str) -> str:
+    """The name of the shape that an object has, or an error with its first keys and the shapes there are.
+
+    >>> recognise({"input": "1+1=", "output": "2", "score": 1.0, "gts": "2", "step": 1}, None, "1.jsonl, line 1")
+    'verl'
+    """
+    for name, shape in SHAPES.items():
+        if shape.fits(row, reward_field):
+            return name
+    keys = ", ".join(show(key) for key in list(row)[:8]) or "none"
+    known = "; ".join(f"{name}: {shape.says}" for name, shape in SHAPES.items())
+    raise CreditscopeError(f"{where}: not a shape of rollouts that is known here; its fields are {keys}. Known are "
+                           f"{known}. Rename the fields, or say where the reward stands with --reward-field")
+
+
+# -- our own, and anybody's ------------------------------------------------------------------------------------------
+
+
+def _ours(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad) -> list[Sample]:
+    known = {name: row[name] for name in PER_TOKEN if row.get(name) is not None}
+    if not isinstance(known.get("step", []), list):
+        del known["step"]  # a number: the training step
+    batch = next((row[name] for name in BATCHES if name in row and not isinstance(row[name], list | None)), None)
+    text = next((name for name in TEXTS if row.get(name) is not None), None)
+    name = next((name for name in GROUPS if row.get(name) is not None), None)
+    if text is None and "tokens" not in known:
+        raise bad(f"neither an answer ({', '.join(TEXTS)}) nor its tokens")
+    return [Sample(
+        where=where, reward=_reward(row, reward_field or "reward", bad),
+        prompt=_prompt(row["prompt"], bad) if row.get("prompt") is not None else None,
+        text=None if text is None else _said(row[text], text, bad),
+        group=None if name is None else _name(row[name], bad),
+        batch=None if batch is None else check_scalar("step", batch, int, bad),
+        prompt_tokens=_ids(row, "prompt_tokens", bad), fields=check_fields(known, bad))]
+
+
+def _fits_ours(row: Mapping[str, Any], reward_field: str | None) -> bool:
+    answered = "tokens" in row or ("prompt" in row and any(name in row for name in TEXTS))
+    return (reward_field or "reward") in row and answered
+
+
+# -- TRL -------------------------------------------------------------------------------------------------------------
+
+TRL_OWN = ("step", "prompt", "completion", "advantage")
+
+
+def _trl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad) -> list[Sample]:
+    """The reward is the column of the reward function. Of several, --reward-field names those that TRL summed."""
+    columns = reward_field.split(",") if reward_field else _numbers(row)
+    if len(columns) != 1 and not reward_field:
+        have = f"several columns that may be rewards: {', '.join(columns)}" if columns else "no column of a reward"
+        raise bad(f"{have}; give --reward-field {','.join(columns) or 'NAME'} (several are summed, as TRL sums them)")
+    for column in columns:
+        if column not in row:
+            raise bad(str(unknown("--reward-field", column, _numbers(row))))
+    given = [value for value in (row[column] for column in columns) if not _absent(value)]
+    if not given:
+        raise bad(f"no reward: {', '.join(columns)} gave no number")  # TRL leaves NaN where a function returned None
+    return [Sample(where=where, reward=sum(_number(value, columns[0], bad) for value in given),
+                   prompt=_prompt(row["prompt"], bad), text=_said(row["completion"], "completion", bad),
+                   batch=check_scalar("step", row["step"], int, bad))]
+
+
+def _fits_trl(row: Mapping[str, Any], reward_field: str | None) -> bool:
+    return all(name in row for name in TRL_OWN)
+
+
+def _numbers(row: Mapping[str, Any]) -> list[str]:
+    """Columns that TRL did not name itself and that hold a number."""
+    return [name for name, value in row.items() if name not in TRL_OWN and isinstance(value, int | float | None)]
+
+
+# -- verl ------------------------------------------------------------------------------------------------------------
+
+
+def _verl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad) -> list[Sample]:
+    """Its uid is SAMPLE_ROLLOUT_OUTPUT, and rows of one SAMPLE are a group; older dumps have none, and prompts tell."""
+    group = None
+    if row.get("uid") is not None:
+        parts = str(_name(row["uid"], bad)).rsplit("_", 2)
+        group = parts[0] if len(parts) == 3 and all(part.isdecimal() for part in parts[1:]) else str(row["uid"])
+    return [Sample(where=where, reward=_reward(row, reward_field or "score", bad), prompt=_prompt(row["input"], bad),
+                   text=_said(row["output"], "output", bad), group=group,
+                   batch=check_scalar("step", row["step"], int, bad) if row.get("step") is not None else None)]
+
+
+def _fits_verl(row: Mapping[str, Any], reward_field: str | None) -> bool:
+    return all(name in row for name in ("input", "output", reward_field or "score"))
+
+
+# -- OpenAI ----------------------------------------------------------------------------------------------------------
+
+REQUESTS = ((), ("request",), ("request", "body"), ("body",))
+RESPONSES = ((), ("response",), ("response", "body"), ("body",))
+
+
+def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad) -> list[Sample]:
+    """The choices of one request are a group; a request with one choice is grouped with its equals."""
+    name = reward_field or "reward"
+    messages, response = _inside(row, REQUESTS, "messages"), _inside(row, RESPONSES, "choices")
+    if messages is None:
+        raise bad("choices without the messages of their request; join the two files by custom_id first")
+    choices = [] if response is None else response["choices"]
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
+        raise bad(f"'choices' must be a list of objects, at least one, got {show(choices)}")
+    rewards = row.get(name)
+    if isinstance(rewards, list) and len(rewards) != len(choices):
+        raise bad(f"{name!r} has {len(rewards)} entries for {len(choices)} choices")
+    samples = []
+    for i, choice in enumerate(choices):
+        reward = choice if name in choice else {name: rewards[i]} if isinstance(rewards, list) else row
+        if reward is row and len(choices) > 1:
+            raise bad(f"choice {i} has no {name!r}; put one into each choice, or a list of {len(choices)} beside them")
+        message = choice.get("message")
+        said = message.get("content") if isinstance(message, dict) else choice.get("text")
+        fields, spelled = _logprobs(choice, bad)
+        samples.append(Sample(
+            where=where, reward=_reward(reward, name, bad), prompt=_prompt(messages["messages"], bad),
+            text=_said("" if said is None else said, "content", bad), group=where if len(choices) > 1 else None,
+            batch=check_scalar("step", row["step"], int, bad) if row.get("step") is not None else None,
+            prompt_tokens=_ids(response or {}, "prompt_token_ids", bad), fields=fields, spelled=spelled))
+    return samples
+
+
+def _fits_openai(row: Mapping[str, Any], reward_field: str | None) -> bool:
+    return _inside(row, RESPONSES, "choices") is not None
+
+
+def _logprobs(choice: Mapping[str, Any], bad: Bad) -> tuple[Row, bool]:
+    """(what `logprobs` says of the tokens, whether it spells them only); some servers add `token_ids`."""
+    found = choice.get("logprobs")
+    entries = found.get("content") if isinstance(found, dict) else None
+    ids = _ids(choice, "token_ids", bad)
+    if not entries:
+        return ({} if ids is None else {"tokens": ids}), False
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and isinstance(e.get("token"), str)
+                                                for e in entries):
+        raise bad("'logprobs' must hold a list of objects with token and logprob")
+    pieces = [entry["token"] for entry in entries]
+    row = {"tokens": [spelling_number(piece) for piece in pieces] if ids is None else ids, "pieces": pieces,
+           "logp": [entry.get("logprob") for entry in entries]}
+    return check_fields(row, bad), ids is None
+
+
+def spelling_number(piece: str) -> int:
+    """A number of 31 bits for a token of which only the spelling is known: equal where spellings are.
+
+    >>> spelling_number(" the") == spelling_number(" the") != spelling_number("the")
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=4).digest()) >> 1
+
+
+def _inside(row: Mapping[str, Any], paths: Iterable[Sequence[str]], name: str) -> Mapping[str, Any] | None:
+    """The first object on one of the paths that has the field."""
+    for path in paths:
+        at: Any = row
+        for key in path:
+            at = at.get(key) if isinstance(at, Mapping) else None
+        if isinstance(at, Mapping) and at.get(name) is not None:
+            return at
+    return None
+
+
+# -- one value -------------------------------------------------------------------------------------------------------
+
+
+def _reward(row: Mapping[str, Any], name: str, bad: Bad) -> float:
+    if name not in row:
+        raise bad(f"no field {name!r} for the reward; say where it stands with --reward-field")
+    return _number(row[name], name, bad)
+
+
+def _number(value: Any, name: str, bad: Bad) -> float:
+    """A finite number; true and false are 1 and 0."""
+    found: float = check_scalar(name, int(value) if isinstance(value, bool) else value, float, bad)
+    return found
+
+
+def _absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _prompt(value: Any, bad: Bad) -> str | Messages:
+    """A text, or the messages of a chat."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value):
+        return [dict(message) for message in value]
+    raise bad(f"the prompt must be a text or a list of messages with role and content, got {show(value)}")
+
+
+def _said(value: Any, name: str, bad: Bad) -> str:
+    """A text; of messages, what they say, one after the other."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(m, dict) and isinstance(m.get("content"), str | None) for m in value):
+        return "".join(m.get("content") or "" for m in value)
+    raise bad(f"{name!r} must be a text or a list of messages, got {show(value)}")
+
+
+def _name(value: Any, bad: Bad) -> str | int:
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        return value
+    raise bad(f"a group is named by a text or an integer, got {show(value)}")
+
+
+def _ids(row: Mapping[str, Any], name: str, bad: Bad) -> list[int] | None:
+    return None if row.get(name) is None else check_list(name, row[name], int, bad)
+
+
+SHAPES: dict[str, Shape] = {
+    "trl": Shape("step, prompt, completion, advantage and the columns of the reward functions", _fits_trl, _trl,
+                 lambda row, reward: {*TRL_OWN, *(reward.split(",") if reward else _numbers(row))}),
+    "verl": Shape("input, output, score, step", _fits_verl, _verl,
+                  lambda _, reward: {"input", "output", "step", "uid", reward or "score"}),
+    "openai": Shape("messages and choices, with a reward in each choice or a list of them", _fits_openai, _openai,
+                    lambda _, reward: {"messages", "choices", "request", "response", "body", "step",
+                                       reward or "reward"}),
+    "creditscope": Shape("prompt, response and reward, or tokens, logp, reward and group", _fits_ours, _ours,
+                         lambda _, reward: {"prompt", "prompt_tokens", reward or "reward", *TEXTS, *GROUPS, *BATCHES,
+                                         *PER_TOKEN}),
+}
+"""In the order in which they are tried: our own asks for the least."""

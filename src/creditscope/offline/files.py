@@ -1,0 +1,183 @@
+"""A file of objects, or a folder with one a step, read as a stream that can be taken up again where it was left.
+
+JSON lines are read line by line, parquet a few hundred rows at a time: memory does not grow with the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from creditscope.errors import CreditscopeError
+from creditscope.jsonlines import MAX_LINE, placed_lines
+from creditscope.rollouts_jsonl import Row, read_object
+
+SUFFIXES = (".jsonl", ".parquet")
+ROWS = 256
+"""Rows of a parquet file that are held at once."""
+CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a source was read."""
+
+    file: int = 0
+    row: int = 0
+    """Lines, or rows of parquet, that were read of that file."""
+    end: int = 0
+    """Bytes of that file that were read; all of them for parquet, which is not read in order."""
+
+
+START = Place()
+
+
+@dataclass(frozen=True)
+class Object:
+    """One object, and the place after it."""
+
+    row: Row
+    where: str
+    place: Place
+    size: int
+    """Bytes it took, or for parquet about so many."""
+
+
+class Source:
+    """The files behind a path, in the order of the numbers in their names."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.files = _files(self.path)
+        try:
+            self.sizes = [file.stat().st_size for file in self.files]
+        except OSError as error:
+            raise CreditscopeError(f"cannot read {error.filename}: {error.strerror}") from None
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(self.sizes)
+
+    @property
+    def again(self) -> bool:
+        """Whether it can be read twice: a pipe cannot."""
+        return all(file.is_file() for file in self.files)
+
+    def done(self, place: Place) -> int:
+        """Bytes before a place."""
+        return sum(self.sizes[:place.file]) + place.end
+
+    def objects(self, start: Place = START) -> Iterator[Object]:
+        """Every object after a place."""
+        for number in range(start.file, len(self.files)):
+            file, first = self.files[number], start if number == start.file else Place(number)
+            if file.suffix == ".parquet":
+                yield from self._parquet(file, first)
+            else:
+                yield from _lines(file, first)
+
+    def _parquet(self, file: Path, first: Place) -> Iterator[Object]:
+        """Rows of a parquet file. Its place is the whole file and the number of rows that were read."""
+        number = 0
+        for row in _parquet_rows(file):
+            number += 1
+            if number <= first.row:
+                continue
+            where = f"{file}, row {number}"
+            size = _extent(row)
+            if size > MAX_LINE:
+                raise CreditscopeError(f"{where}: the row is longer than {MAX_LINE:,} characters")
+            yield Object(row, where, Place(first.file, number, self.sizes[first.file]), size)
+
+
+class Trail:
+    """A hash that follows the reading: so many bytes as were read, and no more."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._at = source, Place()
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def advance(self, place: Place) -> None:
+        """Hash what lies between the last place and this one."""
+        while self._at.file < place.file:
+            self._read(self._at.end, self._source.sizes[self._at.file])
+            self._at = Place(self._at.file + 1)
+        self._read(self._at.end, place.end)
+        self._at = place
+
+    def _read(self, start: int, end: int) -> None:
+        if start >= end:  # nothing to read, and a pipe must not be opened for it
+            return
+        file = self._source.files[self._at.file]
+        try:
+            with file.open("rb") as data:
+                data.seek(start)
+                while start < end and (part := data.read(min(CHUNK, end - start))):
+                    self._hash.update(part)
+                    start += len(part)
+        except OSError as error:
+            raise CreditscopeError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if (path / "run.json").exists():
+        raise CreditscopeError(f"{path} is a run of creditscope, not a file of rollouts; see: creditscope report")
+    found = sorted((file for file in path.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")),
+                   key=lambda file: [(int(part), "") if part.isdecimal() else (0, part)
+                                     for part in re.split(r"(\d+)", file.name)])
+    if not found:
+        raise CreditscopeError(f"{path} holds no rollouts: no file in it ends in {' or '.join(SUFFIXES)}")
+    return found
+
+
+def _lines(file: Path, first: Place) -> Iterator[Object]:
+    before = first.end
+    for number, end, text in placed_lines(file, before=first.row, start=first.end):
+        where = f"{file}, line {number}"
+        yield Object(read_object(text, partial(complain, where)), where, Place(first.file, number, end), end - before)
+        before = end
+
+
+def complain(where: str, what: str) -> CreditscopeError:
+    """An error that names the place of its fault."""
+    return CreditscopeError(f"{where}: {what}")
+
+
+def _parquet_rows(file: Path) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise CreditscopeError(f"reading {file.name} needs pyarrow: pip install 'creditscope[trl]'") from None
+    if not file.exists():
+        raise CreditscopeError(f"no such file: {file}")
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=ROWS):
+                yield from batch.to_pylist()
+    except (OSError, ValueError, NotImplementedError, pyarrow.ArrowException) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CreditscopeError(f"{file}: not a parquet file that can be read: {first}") from None
+
+
+def _extent(value: Any) -> int:
+    """Characters and numbers in a value, whatever its shape."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(name) + _extent(inner) for name, inner in value.items())
+    if isinstance(value, list):
+        return sum(_extent(inner) for inner in value)
+    return 8

@@ -1,0 +1,383 @@
+"""From a file of rollouts to a record: every batch is a step that was never taken.
+
+    samples ─▶ batch ─▶ Rollouts ─▶ A ─▶ w = ∂J/∂log π ─▶ credit/…            without a model, at ratio 1
+                            └─ log π of the model ─▶ w at its ratios ─▶ K, gram/…, policy/sampler_gap
+
+Nothing is learned: parameters and file stay as they are.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from creditscope import metrics
+from creditscope.catalogue import find
+from creditscope.credit import Chosen, find_estimator
+from creditscope.credit.tools import Tools
+from creditscope.errors import CreditscopeError
+from creditscope.groups import Groups
+from creditscope.lab.config import Config
+from creditscope.lab.lens import Lens
+from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
+from creditscope.lab.scoring import LOGITS
+from creditscope.lab.train import kept_arrays, undone, with_limit
+from creditscope.method import Method
+from creditscope.microscope.scope import Microscope
+from creditscope.objective import effective_credit, surrogate
+from creditscope.offline.assemble import Assembled, assemble, assemble_for
+from creditscope.offline.batches import Batch, Reader
+from creditscope.offline.files import Place, Source, Trail
+from creditscope.offline.settings import Settings
+from creditscope.record import Record
+from creditscope.rollouts import Rollouts
+
+KEPT_ROWS = 64
+"""Rollouts of a batch that are kept to be read by people: its first groups."""
+KEPT_BYTES = 2**28
+"""Room that their texts may take. Text arrays have cells of one width, so one long answer costs as much as many."""
+PROBES = (0.0, -20.0)
+"""Two log-probs, of a certain token and of an impossible one: what is the same under both does not hang on them."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A batch that was read: its metrics, and how far the file is done."""
+
+    line: dict[str, Any]
+    done: int
+    """Bytes, those before a resumed reading included."""
+    size: int
+    reader: Reader
+    """What is known of the file by now."""
+
+
+def scope_file(path: Path, settings: Settings, out: Path | None = None, versions: Mapping[str, Any] | None = None,
+               resume: bool = False, stop: Callable[[], bool] = lambda: False) -> Generator[Read, None, bool]:
+    """Read a file batch by batch and yield each once it is on disk. Returns whether the end was reached.
+
+    Without `out` nothing is written. `stop` is asked before each batch but the first.
+    """
+    source = Source(path)
+    if out is not None and not source.again:
+        raise CreditscopeError(f"{path} is a pipe, which cannot be read a second time to go on with --resume; write it "
+                               f"to a file first, or leave --out away")
+    bench = Bench(settings)
+    reader, trail = Reader(source, settings.format, settings.reward_field, settings.rows), Trail(source)
+    config = _config(source, settings)
+    record = None
+    if out is not None:
+        record = Record.resume(out, config, _FREE) if resume else Record.create(out, config, versions or {})
+    with nullcontext() if record is None else record, nullcontext() if record is None else undone(record, not resume):
+        before, start, last = (0, Place(), None) if record is None else _continue(record, source, trail)
+        for number, batch in enumerate(reader.batches(start, last), start=before):
+            if number > before and stop():
+                return False
+            clock = time.perf_counter()
+            try:
+                line, reading, group = bench.read(batch, number)
+            except CreditscopeError as error:
+                raise _placed(error, batch, source) from None
+            if record is not None:
+                trail.advance(batch.place)
+                line |= _position(batch, trail.digest) | {"time/step": time.perf_counter() - clock}
+                if reading:
+                    record.save_reading(number, reading)
+                if group and settings.keep_every and number % settings.keep_every == 0:
+                    record.save_group(number, group)
+                record.append(number, line)
+            yield Read(line, source.done(batch.place), source.size, reader)
+    if record is not None:
+        _finish(record.path, config)
+    return True
+
+
+def _placed(error: CreditscopeError, batch: Batch, source: Source) -> CreditscopeError:
+    """The error with the rows it is about, where it does not name one itself."""
+    if str(error).startswith(str(source.path)):
+        return error
+    first, last = batch.samples[0].where, batch.samples[-1].where
+    return CreditscopeError(f"{first} to {last.rsplit(', ', 1)[1]}: {error}")
+
+
+# -- the record ------------------------------------------------------------------------------------------------------
+
+_FREE = frozenset({"keep_every", "device", "command", "steps", "group", "prompts"})
+"""What may differ when a reading goes on: no number hangs on it, or it is known at the end alone."""
+
+
+def _config(source: Source, settings: Settings) -> dict[str, Any]:
+    """config of run.json, in the words of `creditscope train` where it has them."""
+    name = source.path.name
+    return asdict(settings) | {"engine": "offline", "file": name, "size": source.size, "task": name, "probe": "off",
+                               "scope": settings.scope if settings.model else "off",
+                               "command": shlex.join(["creditscope", "scope", name, *settings.flags()])}
+
+
+def _position(batch: Batch, digest: str) -> dict[str, Any]:
+    """Where the file was after a batch, so that a later reading can go on from there and prove that it is the same."""
+    place = batch.place
+    found = {"file/part": place.file, "file/row": place.row, "file/byte": place.end, "file/hash": digest}
+    return found | ({} if batch.step is None else {"file/step": batch.step, "file/batch": batch.digest})
+
+
+def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place, str | None]:
+    """(batches done, the place after them, the digest of the last) of a record whose file is still the same."""
+    steps = record.steps()
+    record.rewind(len(steps))  # arrays of a batch whose line was not written
+    if not steps:
+        return 0, Place(), None
+    at: list[Any] = [steps[-1].get(f"file/{name}") for name in ("part", "row", "byte")]
+    if not all(isinstance(value, int) and value >= 0 for value in at) or at[0] >= len(source.files):
+        raise CreditscopeError(f"{record.path} does not say how far its file was read; start again with another --out")
+    place = Place(*at)
+    trail.advance(place)
+    if trail.digest != steps[-1].get("file/hash"):
+        raise CreditscopeError(f"cannot resume {record.path}: {source.path.name} has changed before its row "
+                               f"{place.row}; start again with another --out")
+    return len(steps), place, steps[-1].get("file/batch")
+
+
+def _finish(out: Path, config: dict[str, Any]) -> None:
+    """Say in run.json how many batches there were, and R and P where they never changed."""
+    steps = Record.open(out).steps()
+    late: dict[str, Any] = {"steps": len(steps)}
+    for name, metric in {"group": "rollouts/per_group", "prompts": "signal/groups"}.items():
+        values = {step.get(metric) for step in steps}
+        if len(values) == 1 and None not in values:
+            late[name] = values.pop()
+    Record.resume(out, config | late, _FREE).close()
+
+
+# -- one batch -------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """What stays the same from batch to batch: method, estimator, and the model with its lens."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._method = find(settings.method)
+        if settings.max_tokens is not None:
+            self._method = with_limit(self._method, settings.max_tokens)
+        self._credit = find_estimator(settings.credit or "outcome")
+        self._policy: Policy | None = None
+        self._lens: Look | None = None
+        if settings.model is not None:
+            self._policy = load_policy(settings.model, device=settings.device, dtype=settings.dtype, chat=settings.chat)
+            if settings.scope != "off":
+                self._lens = Look(self._policy, Config(model=settings.model, scope=settings.scope))
+
+    def read(self, batch: Batch, number: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """(metrics, what the microscope saw, rollouts to keep) of a batch; the last two may be empty."""
+        settings, policy = self._settings, self._policy
+        if policy is None:
+            got = assemble(batch.samples)
+            return self._without_model(got, batch) if got.has_tokens else (_signal(got, batch), {}, {})
+        got = assemble_for(policy, batch.samples, settings.temperature)
+        rollouts, live = got.rollouts, got.live
+        assert live is not None
+        chunks = passes(rollouts, policy.model.get_output_embeddings().weight.shape[0])
+        tools = FileTools(policy, got, chunks, settings.temperature)
+        credit = self._credit(self._method, rollouts, tools)
+        w = effective_credit(lambda logp: surrogate(self._method, logp, rollouts, credit), live)
+        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.credit(w, rollouts.mask)
+        line["objective/value"] = float(surrogate(self._method, live, rollouts, credit))
+        line |= {"policy/logp": "file", "policy/sampler_gap": got.gap} if got.gap is not None else {
+            "policy/logp": "model"}
+        line |= {"policy/respelled": got.respelled} if got.respelled else {}
+        reading: dict[str, Any] = {}
+        if self._lens is not None and number % settings.every == 0:
+            line |= self._lens.read(got, w, chunks, settings.temperature, full=settings.scope == "full")
+            reading = self._lens.arrays(rollouts, w)
+            self._lens.reset()
+        return line, reading, to_keep(self._method, rollouts, credit, w, live)
+
+    def _without_model(self, got: Assembled, batch: Batch) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        rollouts = got.rollouts
+        credit, w = weigh(self._method, self._credit, rollouts) if got.has_logp else \
+            weigh_without_logp(self._method, self._credit, rollouts)
+        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.credit(w, rollouts.mask)
+        return line, {}, to_keep(self._method, rollouts, credit, w, rollouts.logp)
+
+
+def weigh(method: Method, credit: Chosen, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    """(A, w) of a batch at ratio 1."""
+    given = credit(method, rollouts, Tools())
+    return given, effective_credit(lambda logp: surrogate(method, logp, rollouts, given), rollouts.logp)
+
+
+def weigh_without_logp(method: Method, credit: Chosen, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    """(A, w) at ratio 1 where nobody knows log π_old. Most methods do not ask; one that does is found by trying two."""
+    (given, w), other = (weigh(method, credit, replace(rollouts, logp=torch.where(rollouts.mask, probe, 0.0)))
+                         for probe in PROBES)
+    if not (torch.allclose(given, other[0]) and torch.allclose(w, other[1])):
+        who = f"method {method.name!r}" if torch.allclose(given, other[0]) else f"credit {credit.spec!r}"
+        raise CreditscopeError(f"{who} needs the log-probs of the tokens, and the file has none; add logp to each row, "
+                               f"or give --model to compute them")
+    return given, w
+
+
+def _signal(got: Assembled, batch: Batch) -> dict[str, Any]:
+    """What the samples hold before any method looks at them."""
+    rollouts, rows = got.rollouts, len(got.rollouts)
+    line = {"rollouts/sampled": rows, "rollouts/used": rows, "rollouts/spent": rows} | metrics.signal(rollouts)
+    sizes = set(Groups(rollouts.group).counts.tolist())
+    if len(sizes) == 1:
+        line["rollouts/per_group"] = sizes.pop()
+    if got.has_tokens:
+        return line
+    line = {name: value for name, value in line.items() if not name.startswith("length/")}
+    return line | {"length/characters": sum(len(sample.text or "") for sample in batch.samples) / rows}
+
+
+def to_keep(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor) -> dict[str, Any]:
+    """The first groups of a batch as plain arrays; nothing where their texts would take too much room."""
+    order = Groups(rollouts.group)
+    room = max(1, int((order.counts.cumsum(0) <= KEPT_ROWS).sum()))
+    rows = (order.index < room).nonzero().squeeze(1)
+    if not bool(rollouts.mask[rows].any()):
+        return {}
+    part = rollouts.rows(rows).trim()
+    width = part.tokens.shape[1]
+    cells = [max(map(len, part.prompt), default=0), max(map(len, part.text), default=0),
+             width * max((len(piece) for row in part.pieces for piece in row), default=0)]
+    if 4 * len(part) * sum(cells) > KEPT_BYTES:
+        return {}
+    return kept_arrays(method, part, credit[rows, :width], w[rows, :width], live[rows, :width])
+
+
+# -- geometry --------------------------------------------------------------------------------------------------------
+
+
+def passes(rollouts: Rollouts, vocabulary: int) -> list[Tensor]:
+    """Rows of each pass through the model: so many whole groups as LOGITS allows, and one group at least."""
+    groups = Groups(rollouts.group)
+    width = int(rollouts.extents.max()) + 1
+    parts: list[list[int]] = [[]]
+    held = 0
+    for number, count in enumerate(groups.counts.tolist()):
+        if parts[-1] and (held + count) * width * vocabulary > LOGITS:
+            parts.append([])
+            held = 0
+        parts[-1].append(number)
+        held += count
+    index = groups.index
+    return [torch.isin(index, torch.tensor(part, device=index.device)).nonzero().squeeze(1) for part in parts]
+
+
+def pull(policy: Policy, got: Assembled, rows: Tensor, cotangent: Tensor, temperature: float) -> None:
+    """One forward and backward: Σ_it c_it ∇log π_it is added to the gradients."""
+    rollouts = got.rollouts
+    live = token_logp(policy, [got.prompts[i] for i in rows.tolist()], rollouts.tokens[rows], rollouts.mask[rows],
+                      temperature)
+    torch.autograd.backward(live, cotangent[rows].to(live.dtype))
+
+
+class FileTools(Tools):
+    """What a model and a file can give an estimator: a Gram. Nobody can go on with the answers, or judge them."""
+
+    def __init__(self, policy: Policy, got: Assembled, chunks: Sequence[Tensor], temperature: float) -> None:
+        self._policy, self._got, self._chunks, self._temperature = policy, got, chunks, temperature
+
+    def gram(self) -> Tensor:
+        """One pass whose cotangent is 1 on every chosen token: its rows are the scores ψ_i."""
+        rollouts = self._got.rollouts
+        whole = torch.full((len(rollouts), len(rollouts)), torch.nan, dtype=torch.float64)
+        scope = Microscope(self._policy.model)
+        for rows in self._chunks:
+            self._policy.model.zero_grad(set_to_none=True)
+            with scope:
+                pull(self._policy, self._got, rows, rollouts.mask, self._temperature)
+            at = rows.cpu()
+            whole[at[:, None], at] = scope.gram
+        self._policy.model.zero_grad(set_to_none=True)
+        return whole.to(self._policy.device)
+
+
+class Look(Lens):
+    """The lab's lens on a step that is not taken."""
+
+    def read(self, got: Assembled, w: Tensor, chunks: Sequence[Tensor], temperature: float,
+             full: bool) -> dict[str, Any]:
+        """`gram/…` of the batch under w, and `grad/norm`; `full` adds the unweighted scores and what hangs on them."""
+        start = time.perf_counter()
+        policy, rollouts = self._policy, got.rollouts
+        go = partial(pull, policy, got, temperature=temperature)
+        for rows in chunks if full else ():
+            self.read_scores(rows, partial(go, rows, rollouts.mask))
+            prompts = [got.prompts[i] for i in rows.tolist()]
+            self.read_tokens(rows, partial(head_norms, policy, prompts, rollouts.tokens[rows], rollouts.mask[rows],
+                                           temperature), rollouts.mask[rows])
+        policy.model.zero_grad(set_to_none=True)
+        for rows in chunks:
+            self.watch(rows, partial(go, rows, -w))
+        if full:
+            self.before_update()
+        grads = [p.grad.double().norm() for p in policy.trainable().values() if p.grad is not None]
+        line = self.metrics(rollouts, w, time.perf_counter() - start)
+        line["grad/norm"] = float(torch.stack(grads).norm())
+        policy.model.zero_grad(set_to_none=True)
+        return line
+
+    def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
+        """As the lab's. Grams by parameter are one array of groups, so they need groups of one size."""
+        if len(set(Groups(rollouts.group).counts.tolist())) == 1:
+            return super().arrays(rollouts, w)
+        self._rows = [replace(block, layers={}) for block in self._rows]
+        found = super().arrays(rollouts, w)
+        return {name: value for name, value in found.items() if not name.startswith("layer")}
+
+
+# -- over batches ----------------------------------------------------------------------------------------------------
+
+
+class Summary:
+    """The readings of all batches as one: counts add up, extremes stay, the rest are means weighted by rollouts."""
+
+    COUNTS = ("rollouts/used", "signal/groups", "signal/live_groups", "length/empty", "gram/live_groups",
+              "scores/live_groups", "policy/respelled")
+    EXTREMES = ("length/max", "policy/sampler_gap")
+    LEFT_OUT = ("rollouts/sampled", "rollouts/spent", "rollouts/per_group")
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self._words: dict[str, Any] = {}
+        self._found: dict[str, float] = {}
+        self._weight: dict[str, int] = {}
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """One batch more."""
+        self.batches += 1
+        rows = line["rollouts/used"]
+        for name, value in line.items():
+            if name in self.LEFT_OUT or name.startswith(("file/", "time/")):
+                continue
+            if isinstance(value, str):
+                self._words[name] = value
+            elif name in self.EXTREMES:
+                self._found[name] = max(value, self._found.get(name, value))
+            else:
+                weight = 1 if name in self.COUNTS else rows
+                self._found[name] = self._found.get(name, 0) + weight * value
+                self._weight[name] = self._weight.get(name, 0) + rows
+
+    def facts(self) -> dict[str, Any]:
+        """name -> reading."""
+        found = {name: value if name in self.COUNTS + self.EXTREMES else value / self._weight[name]
+                 for name, value in self._found.items()}
+        size: dict[str, Any] = {"batches": self.batches, "rollouts": found.pop("rollouts/used")}
+        if "length/mean" in found:
+            size["tokens"] = round(self._found["length/mean"])
+        found["signal/dead_groups"] = 1 - found["signal/live_groups"] / found["signal/groups"]
+        return size | self._words | found
