@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test fast browser chromium lint docs mutants constraints clean
+.PHONY: help demo test fast browser chromium contracts lint docs mutants constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -28,6 +28,19 @@ browser: $(VENV)/test.ready chromium  ## the tests that open the report in a bro
 
 chromium:
 	@bash tests/browser/chromium.sh
+
+# Each version of TRL in an environment of its own; torch first, as below.
+contracts:  ## the TRL plugin on each version it was tested with
+	mkdir -p .contracts
+	grep -v '^trl==' constraints.txt > .contracts/constraints.txt
+	for version in 1.14.2 1.16.0; do \
+	  env=.contracts/trl-$$version; \
+	  [ -x $$env/bin/python ] || $(PYTHON) -m venv $$env; \
+	  install="$$env/bin/python -m pip --disable-pip-version-check install --quiet --constraint .contracts/constraints.txt"; \
+	  $$install torch; \
+	  $$install --editable '.[lora,test]' datasets trl==$$version; \
+	  $$env/bin/python -m pytest tests/plugins/test_trl_contract.py; \
+	done
 
 lint: $(VENV)/test.ready
 	$(PY) -m ruff check .

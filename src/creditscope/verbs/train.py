@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -41,6 +42,7 @@ class Train:
       creditscope train --scope light --also step_return salt   the same rollouts under other credits, at each reading
       creditscope train --scope light --adapt raise_group       more rollouts a prompt once the rank has fallen
       creditscope train --out runs/mine --resume               go on after a stop or a kill
+      creditscope train --engine trl                           the same by TRL's loop, also under torchrun
     """
 
     config: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
@@ -48,29 +50,39 @@ class Train:
     """The run's folder; by default runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on from the newest checkpoint in --out."""
+    engine: Literal["lab", "trl"] = "lab"
+    """Whose loop: lab, or trl (extra trl), which also runs under torchrun and accelerate launch."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
         out = self.out or default_out(self.config)
         console = self.output.console()
-        last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
+        if self.engine == "trl":
+            if self.resume:
+                raise CreditscopeError("--resume: --engine trl keeps no checkpoint; start anew with another --out, "
+                                       "from a trained folder: creditscope train RUN/model --engine trl")
+            last, finished = run_by_trl(self.config, out, console, quiet=self.output.json or not leads())
+            if not leads():
+                return 0 if finished else 130
+        else:
+            last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
         if self.output.json:
             self.output.emit({"out": str(out), "finished": finished, "last": last})
             return 0 if finished else 130
         looked = cost_of_scope(Record.open(out))
         if looked:
             console.print(looked)
-        files = "run.json, steps.jsonl, groups/, " + ("scope/, " if looked else "") + "checkpoints/" + (
-            ", model/" if finished else "")
-        console.print(f"wrote {out}: {files}", markup=False)
+        shelves = [f"{name}/" for name in ("groups", "scope", "checkpoints", "model") if any((out / name).glob("*"))]
+        console.print(f"wrote {out}: {', '.join(['run.json', 'steps.jsonl', *shelves])}", markup=False)
+        if finished or self.engine == "trl":
+            console.print(f"Next: creditscope report {out}", markup=False)
+            return 0 if finished else 130
         # A function of the user's own must be named again: a record's word is not enough to run code.
         own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
         scope = f" --scope {self.config.scope}" if "also" in own else ""  # without it, --also alone is refused
         flags = scope + "".join(f" --{name} {' '.join(words)}" for name, words in own.items())
-        look = f"creditscope train {out / 'model'}" if self.config.probe == "off" else f"creditscope optimizer {out}"
-        again = look if finished else f"creditscope train --out {out} --resume{flags}"
-        console.print(f"Next: {again}", markup=False)
-        return 0 if finished else 130
+        console.print(f"Next: creditscope train --out {out} --resume{flags}", markup=False)
+        return 130
 
     def as_recorded(self) -> Train:
         """The settings of the run that this command resumes, as defaults for reading the command once more."""
@@ -117,6 +129,28 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
         finally:
             steps.close()
             trackers.close()
+
+
+def run_by_trl(config: Config, out: Path, console: Console, quiet: bool = False) -> tuple[dict[str, Any], bool]:
+    """The same by TRL: (the last metrics, whether the run came to its end)."""
+    from creditscope.plugins.trl.engine import train_by_trl
+
+    last: dict[str, Any] = {}
+    updates = config.steps * config.inner_steps * config.minibatches
+    with Interrupt() as stop, Display(console, f"{name_of(config)} by TRL", updates, quiet=quiet) as display:
+        display.begin(config.eval_problems)
+
+        def tell(line: dict[str, Any]) -> None:
+            last.clear()
+            last.update(line)
+            display.show(line)
+
+        return last, train_by_trl(config, out, tell, stop)
+
+
+def leads() -> bool:
+    """Whether this process speaks for all that the launcher started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def cost_of_scope(record: Record) -> str:

@@ -1,0 +1,222 @@
+"""From TRL's buffered inputs to Rollouts, with the weight that TRL's loss gives each token.
+
+TRL shuffles the rows of a generation over its micro-batches and forgets which is which. `number` puts a number on
+every row as it is generated; TRL's own shuffling carries it along, and with it group, reward and answer are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from creditscope.errors import CreditscopeError
+from creditscope.lab.policy import Policy
+from creditscope.method import Method
+from creditscope.metrics import signal
+from creditscope.penalties import penalty
+from creditscope.plugins.trl import names
+from creditscope.plugins.trl.passes import Inputs, take
+from creditscope.ratios import bounded, trusted
+from creditscope.rollouts import Rollouts
+from creditscope.weights import aggregate, alpha, kept
+
+ROW, ALPHA, SHARE = "creditscope_row", "creditscope_alpha", "creditscope_share"
+"""Our keys in TRL's batch: a row's number in the generation, and the weights that the mixin fixed for it."""
+LABELS = {name: f"creditscope_{name}" for name in ("step", "step_reward", "step_state")}
+"""Field of Rollouts -> our key, where the mixin knows steps."""
+LOCAL = "trl_bnpo"
+"""The row that divides by the tokens of a micro-batch; every other token mean is over the step."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What TRL said of the answers it generated last, in the order of their numbers, all ranks together."""
+
+    reward: Tensor
+    """(N,) the weighted sum of its reward functions; 0 where none of them gave a number."""
+    size: int
+    """R."""
+    metrics: dict[str, Any]
+    """What is known of them before any loss looks at them."""
+
+    @property
+    def group(self) -> Tensor:
+        """(N,) TRL generates R answers to a prompt in a row."""
+        return torch.arange(len(self.reward)) // self.size
+
+
+def number(trainer: Any, seen: Callable[[Generation], None]) -> None:
+    """From now on this trainer numbers the rows of what it generates, and `seen` is told of it."""
+    inner = trainer._generate_and_score_completions
+
+    @wraps(inner)
+    def outer(inputs: Any) -> dict[str, Any]:
+        found: dict[str, Any] = inner(inputs)
+        if trainer.model.training:
+            seen(numbered(trainer, found))
+        return found
+
+    trainer._generate_and_score_completions = outer
+
+
+def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
+    """Put the numbers into a batch that was just generated, and say what TRL logged of it."""
+    names.require("a batch", found, names.TENSORS)
+    rows = len(found["completion_ids"])
+    first = trainer.accelerator.process_index * rows
+    found[ROW] = torch.arange(first, first + rows, device=found["completion_ids"].device)
+    return generation(trainer, rows * trainer.accelerator.num_processes)
+
+
+def generation(trainer: Any, rows: int) -> Generation:
+    """What the trainer has just logged of the `rows` answers of all ranks."""
+    columns = [list(logged)[-rows:] for logged in trainer._logs["rewards"].values()]
+    each = torch.tensor(columns).T
+    reward = (each * torch.as_tensor(trainer.reward_weights).cpu()).nansum(dim=1)
+    found = Generation(reward, int(trainer.num_generations), {})
+    blank = torch.ones(rows, 1, dtype=torch.bool)
+    about = signal(Rollouts(tokens=blank.long(), mask=blank, logp=torch.zeros(rows, 1), reward=reward,
+                            group=found.group))
+    about = {name: value for name, value in about.items() if not name.startswith("length/")}
+    logged = {"length/mean": "mean_length", "length/max": "max_length", "length/truncated": "clipped_ratio"}
+    about |= {ours: trainer._metrics["train"][f"completions/{theirs}"][-1] for ours, theirs in logged.items()
+              if trainer._metrics["train"].get(f"completions/{theirs}")}
+    about |= {"rollouts/sampled": rows, "rollouts/used": rows, "rollouts/spent": rows}
+    unscored = int(each.isnan().all(dim=1).sum())
+    if unscored:
+        about |= {"reward/errors": unscored, "reward/first_error": "no reward function gave a number"}
+    return replace(found, metrics=about)
+
+
+# -- the rows of one optimiser step ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rows that one optimiser step of this rank learns from, and all of its loss but the live log-probs.
+
+        −loss = Σ_it α_it · bound(s_it, A_it) − β Σ_it a_it · R_it
+    """
+
+    method: Method
+    inputs: dict[str, Any]
+    rollouts: Rollouts
+    """Their `logp` is 0 until `sampled_by` says what π_old was."""
+    credit: Tensor
+    """(B, T) A."""
+    alpha: Tensor
+    """(B, T) α, over the whole step: accumulation, ranks and TRL's own counts are in it."""
+    share: Tensor
+    """(B, T) a: α without the token weights of a method that has some."""
+    old: Tensor | None
+    """(B, T) log π_old; (B,) of whole answers, which is all that RLOO keeps; None where π_old is the live policy."""
+
+    def rows(self, index: Tensor) -> Window:
+        """The chosen rows, weights as they were."""
+        return replace(self, inputs=take(self.inputs, index), rollouts=self.rollouts.rows(index),
+                       credit=self.credit[index], alpha=self.alpha[index], share=self.share[index],
+                       old=None if self.old is None else self.old[index])
+
+    def sampled_by(self, live: Tensor) -> Rollouts:
+        """The rollouts with log π_old, given the live log-probs."""
+        live = live.detach().masked_fill(~self.rollouts.mask, 0.0)
+        if self.old is None:
+            old = live
+        elif self.old.dim() == 1:
+            # RLOO's ratio is the answer's; how its log is spread over the tokens changes nothing.
+            missing = (self.old - live.sum(dim=1)) / self.rollouts.lengths.clamp(min=1)
+            old = (live + missing[:, None]).masked_fill(~self.rollouts.mask, 0.0)
+        else:
+            old = self.old
+        return replace(self.rollouts, logp=old)
+
+
+def objective(window: Window, live: Tensor) -> Tensor:
+    """J = Σ_it α_it · bound(s_it, A_it) − β Σ_it a_it · R_it, with weights that were fixed on more rows than these.
+
+    With the weights of its own rows it is `surrogate`.
+    """
+    method, rollouts = window.method, window.sampled_by(live)
+    live = live.to(torch.promote_types(live.dtype, torch.float32)).masked_fill(~rollouts.mask, 0.0)
+    old, credit = rollouts.logp.to(live.dtype), window.credit.to(live.dtype)
+    log_ratio = live - old.masked_fill(~rollouts.mask, 0.0)
+    term = bounded(method, live, log_ratio, rollouts.mask, credit)
+    trust = trusted(method, live, old, rollouts.mask, credit)
+    value = (window.alpha.to(live.dtype) * (term if trust is None else term * trust)).sum()
+    if method.has_loss_kl:
+        value = value - method.beta * (window.share.to(live.dtype)
+                                       * penalty(method, live, log_ratio, rollouts)).sum()
+    return value
+
+
+def micro_batches(trainer: Any) -> list[Inputs]:
+    """What the trainer has pulled back since its last optimiser step."""
+    every = trainer.args.steps_per_generation
+    taken = trainer.current_gradient_accumulation_steps
+    return [trainer._buffered_inputs[i % every] for i in range(trainer._step - taken, trainer._step)]
+
+
+def window_of(trainer: Any, method: Method, parts: Sequence[Inputs], made: Generation,
+              policy: Policy | None) -> Window:
+    """The rows of these micro-batches as one; `policy` gives the words, where somebody will read them."""
+    # A micro-batch without a token, such as one of answers cut at the limit, adds 0 to the step.
+    parts = [part for part in parts if bool(mask_of(part).any())]
+    if not parts:
+        raise CreditscopeError("no token of the step is learned from: every answer was masked, or is empty")
+    inputs = {name: torch.cat([part[name] for part in parts]) for name, value in parts[0].items()
+              if isinstance(value, Tensor) and value.dim()}
+    rollouts = rollouts_of(inputs, made, policy)
+    if ALPHA in inputs:  # the mixin's own loss: weights fixed on the whole generation
+        factor = trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
+        weights = inputs[ALPHA] * factor, inputs[SHARE] * factor
+    else:
+        each = [_weights(trainer, method, part, rollouts_of(part, made, None)) for part in parts]
+        weights = torch.cat([a for a, _ in each]), torch.cat([s for _, s in each])
+    credit = inputs["advantages"]
+    credit = credit[:, None].expand_as(rollouts.mask) if credit.dim() == 1 else credit
+    if "importance_sampling_ratio" in inputs:  # of vLLM: a factor on the policy term, so a factor on A
+        credit = credit * inputs["importance_sampling_ratio"]
+    old = inputs.get("old_per_token_logps", inputs.get("old_logps"))
+    return Window(method, inputs, rollouts, credit.masked_fill(~rollouts.mask, 0.0), *weights, old)
+
+
+def rollouts_of(inputs: Inputs, made: Generation, policy: Policy | None) -> Rollouts:
+    """A numbered batch as Rollouts; `policy` gives the words."""
+    mask, row = mask_of(inputs), inputs[ROW].cpu()
+    found: dict[str, Any] = {"tokens": inputs["completion_ids"], "mask": mask,
+                             "logp": torch.zeros(mask.shape, device=mask.device),
+                             "reward": made.reward[row].to(mask.device), "group": made.group[row].to(mask.device)}
+    known = {"ref_logp": "ref_per_token_logps"} | LABELS
+    found |= {name: inputs[key] for name, key in known.items() if inputs.get(key) is not None}
+    if policy is not None:
+        inside = torch.arange(mask.shape[1], device=mask.device) < Rollouts(**found).extents[:, None]
+        ids = [x[m].tolist() for x, m in zip(inputs["completion_ids"], inside, strict=True)]
+        prompts = [x[m.bool()].tolist() for x, m in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)]
+        found |= {"prompt": [policy.decode(x) for x in prompts], "text": [policy.decode(x) for x in ids],
+                  "pieces": [policy.pieces(x) for x in ids]}
+    return Rollouts(**found)
+
+
+def mask_of(inputs: Inputs) -> Tensor:
+    """(B, T) True where the policy chose the token: not on padding, nor on what a tool wrote."""
+    mask: Tensor = inputs["completion_mask"].bool()
+    return mask if inputs.get("tool_mask") is None else mask & inputs["tool_mask"].bool()
+
+
+def _weights(trainer: Any, method: Method, part: Inputs, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    """(α, a) of a micro-batch under TRL's own loss: an equal part of the step, or by TRL's count of tokens."""
+    credit = torch.zeros_like(rollouts.logp)
+    keep = kept(method, rollouts, credit)
+    steps = trainer.current_gradient_accumulation_steps
+    if method.aggregate == "token_mean" and method.name != LOCAL:
+        tokens = max(float(part["num_items_in_batch"]), 1.0) / trainer.accelerator.num_processes
+        scale = int(rollouts.lengths.sum()) / (tokens * steps / trainer.args.steps_per_generation)
+    else:
+        scale = 1 / steps
+    return (alpha(method, rollouts, keep, torch.float64) * scale,
+            aggregate(method, rollouts, keep, torch.float64) * scale)

@@ -1,0 +1,327 @@
+"""Any TRL trainer under the microscope: one line, on schedule, and the training does not notice.
+
+    trainer.add_callback(ScopeCallback(trainer, every=10, out="runs/mine"))
+
+A reading takes the rows that the coming optimiser step learns from, at the weights it was computed at: one forward and
+backward of our own, and after the step one forward more. Its numbers go into TRL's logs as `creditscope/…`, and into
+a record that `creditscope check` and `creditscope report` read.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from creditscope import metrics
+from creditscope.errors import CreditscopeError
+from creditscope.groups import Groups
+from creditscope.lab.config import Config
+from creditscope.lab.lens import Lens
+from creditscope.lab.policy import Policy
+from creditscope.lab.train import kept_arrays
+from creditscope.lab.train import micro_batches as by_groups
+from creditscope.method import Method
+from creditscope.objective import effective_credit
+from creditscope.optimizer.overshoot import Overshoot
+from creditscope.plugins.trl import names
+from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
+from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, untouched
+from creditscope.plugins.trl.settings import settings_of, versions
+from creditscope.plugins.trl.stated import stated
+from creditscope.record import Record
+from creditscope.rollouts import Rollouts
+
+AGREE = 0.99
+"""Cosine of TRL's gradient and ours below which the row is not what the trainer descends on."""
+
+
+THEIRS = ("reward/", "length/", "rollouts/", "optimizer/lr")
+"""What TRL logs itself."""
+
+
+class Opened(Lens):
+    """A lens that may be opened in one call and closed in another, around a backward that somebody else runs."""
+
+    def open(self) -> None:
+        self._scope.__enter__()
+
+    def close(self, rows: Tensor) -> None:
+        self._scope.__exit__(None, None, None)
+        self._rows.append(self._block(rows))
+
+
+@dataclass
+class Reading:
+    """The rows of one optimiser step, as they stood before it."""
+
+    window: Window
+    rollouts: Rollouts
+    live: Tensor
+    w: Tensor
+    track: Overshoot
+
+
+class ScopeCallback(TrainerCallback):  # type: ignore[misc]
+    """Reads a GRPOTrainer, an RLOOTrainer or a subclass every `every` optimiser steps.
+
+    `out` is the folder of the record; without it the numbers are in TRL's logs alone. A reading takes so many `groups`
+    of the step, None for all; the first takes all, and holds our gradient against TRL's. `gram=False` leaves the
+    geometry out, and with it the backward pass. `tell` is called with each line of the record, and `config` says what
+    was run in other words than the trainer's arguments.
+    """
+
+    def __init__(self, trainer: Any, *, every: int = 10, out: str | Path | None = None, groups: int | None = 4,
+                 gram: bool = True, tell: Callable[[dict[str, Any]], None] | None = None,
+                 config: Mapping[str, Any] | None = None) -> None:
+        names.check_trainer(trainer)
+        if every < 1:
+            raise CreditscopeError(f"every is the number of optimiser steps between readings, at least 1, got {every}")
+        if groups is not None and groups < 1:
+            raise CreditscopeError(f"groups is how many of them a reading takes, at least 1, or None for all; got "
+                                   f"{groups}")
+        self._trainer, self._every, self._gram, self._tell = trainer, every, gram, tell
+        self._groups: int | None = groups
+        self._out, self._config = Path(out) if out is not None else None, config
+        self.method: Method = getattr(trainer, "row", None) or stated(trainer)
+        """The row of the table that says what the trainer's loss is."""
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
+        self._lens: Opened | None = None
+        self._record: Record | None = None
+        self._made: Generation | None = None
+        self._fresh = False
+        self._reading: Reading | None = None
+        self._open = False
+        self.extra: dict[str, Any] = {}
+        """What the next line of the record shall hold besides."""
+        self._line: dict[str, Any] = {}
+        self._start = 0.0
+        self._warned: set[str] = set()
+        # Rank 0 reads its own rows; the others have nothing to do. All of them number, so that batches stay alike.
+        self._reads = bool(trainer.is_world_process_zero())
+        number(trainer, self._generated)
+
+    def _generated(self, made: Generation) -> None:
+        self._made, self._fresh = made, True
+
+    # -- the trainer's events ----------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self._reads or self._out is None or self._record is not None:
+            return
+        config = self._config or settings_of(self._trainer, self.method, self._every, self._gram)
+        if state.global_step > 0 and (self._out / "run.json").exists():
+            self._record = Record.resume(self._out, config, frozenset(config))
+            self._record.rewind(state.global_step)
+        else:
+            self._record = Record.create(self._out, config, versions())
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._start, self._line, self._reading = time.perf_counter(), {}, None
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        scheduler = kwargs.get("lr_scheduler")
+        if scheduler is not None:
+            self._line["optimizer/lr"] = float(scheduler.get_last_lr()[0])
+        self.close()
+        if self.due and self._reading is None:
+            with self._reason("read"):
+                self._look()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._reading is not None:
+            with self._reason("read after the step"):
+                self._look_after(self._reading, state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self._reads:
+            return
+        logs = self._trainer._metrics["train"]
+        # A batch that is used again costs nothing and says nothing new.
+        line = dict(self.made.metrics) if self._fresh else {"rollouts/spent": 0}
+        self._fresh = False
+        for name, value in (line | self._line).items():
+            if isinstance(value, int | float) and not name.startswith(THEIRS):
+                logs[f"creditscope/{name}"].append(value)
+        if logs.get("entropy"):
+            line["entropy/mean"] = logs["entropy"][-1]
+        line |= self._line | self.extra | {"time/step": time.perf_counter() - self._start}
+        self.extra = {}
+        if self._record is not None:
+            with self._reason("recorded"):
+                self._record.append(state.global_step - 1, line)
+        if self._tell is not None:
+            self._tell({"step": state.global_step - 1} | line)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._record is not None:
+            self._record.close()
+            self._record = None
+
+    # -- a reading ---------------------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether the coming optimiser step is on schedule, and its rows are known."""
+        known = self._made is not None and self._trainer._buffered_inputs and ROW in self._trainer._buffered_inputs[0]
+        return self._reads and bool(known) and self._trainer.state.global_step % self._every == 0
+
+    def _look(self) -> None:
+        """One pass of our own, groups whole, under the microscope."""
+        start = time.perf_counter()
+        trainer, model = self._trainer, self._policy.model
+        window = self._window(micro_batches(trainer))
+        size = int(trainer.args.per_device_train_batch_size)
+        ids = Groups(window.rollouts.group).ids
+        whole = self._groups is None or len(ids) <= self._groups or self._lens is None
+        if not whole:
+            window = window.rows(torch.isin(window.rollouts.group, ids[:self._groups]).nonzero().squeeze(1))
+        groups = window.rollouts.group
+        chunks = by_groups(groups, min(-(-len(groups) // size), len(Groups(groups))))
+        live = torch.zeros(window.rollouts.mask.shape, dtype=torch.float64, device=groups.device)
+        w, spread = torch.zeros_like(live), torch.zeros_like(live)
+
+        def pull(chunk: Tensor) -> None:
+            part = window.rows(chunk)
+            z = self._logits(part.inputs)
+            logp, spread[chunk] = chosen(z, part.inputs), entropy(z).to(spread)
+            credit = effective_credit(lambda lp: objective(part, lp), logp)
+            live[chunk], w[chunk] = logp.detach().to(live), credit.to(w)
+            if self._gram:
+                torch.autograd.backward(logp, -credit.to(logp.dtype))
+
+        lens = self._fresh_lens()
+        with untouched(model) as theirs, torch.set_grad_enabled(self._gram):
+            for chunk in chunks:
+                if self._gram:
+                    lens.watch(chunk, lambda chunk=chunk: pull(chunk))  # type: ignore[misc]
+                else:
+                    pull(chunk)
+            if whole and self._gram and trainer.accelerator.num_processes == 1:
+                self._line |= self._agreement(theirs)
+        if window.old is None:  # the policy that sampled is the one that was read
+            window = replace(window, rollouts=replace(window.rollouts, entropy=spread))
+        self._note(window, live, w)
+        if whole:
+            self._line["objective/value"] = float(objective(window, live))
+        self._line["time/scope"] = time.perf_counter() - start
+
+    def _look_after(self, reading: Reading, step: int) -> None:
+        """What the step did to the same rows; then everything is on disk."""
+        start = time.perf_counter()
+        size = int(self._trainer.args.per_device_train_batch_size)
+        with untouched(self._policy.model), torch.no_grad():
+            rows = torch.arange(len(reading.live), device=reading.live.device)
+            parts = [reading.window.rows(part).inputs for part in torch.split(rows, size)]
+            after = torch.cat([chosen(self._logits(part), part) for part in parts])
+        reading.track.see(after.to(reading.live))
+        found = reading.track.metrics()
+        # What counts updates is left out: the batch may have been used before this step.
+        self._line |= {name: found[name] for name in ("optimizer/overshoot", "overshoot/past", "overshoot/distance",
+                                                      "overshoot/max", "overshoot/kl") if name in found}
+        if self._record is not None:
+            self._record.save_group(step, kept_arrays(self.method, reading.rollouts, reading.window.credit, reading.w,
+                                                      reading.live, after.to(reading.live)))
+            if self._gram and len(set(Groups(reading.rollouts.group).counts.tolist())) == 1:
+                # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
+                self._record.save_reading(step, self._fresh_lens(keep=True).arrays(reading.rollouts, reading.w))
+        self._line["time/scope"] = self._line.get("time/scope", 0.0) + time.perf_counter() - start
+
+    def _note(self, window: Window, live: Tensor, w: Tensor) -> None:
+        """All that is known before the step."""
+        rollouts = window.sampled_by(live)
+        self._line |= metrics.assigned(window.credit, rollouts) | metrics.credit(w, rollouts.mask)
+        if self._gram:
+            self._line |= self._fresh_lens(keep=True).metrics(rollouts, w, 1.0)
+        track = Overshoot(self.method, rollouts, window.credit)
+        track.see(live)
+        self._reading = Reading(window, rollouts, live, w, track)
+
+    @property
+    def made(self) -> Generation:
+        """What the trainer generated last."""
+        assert self._made is not None
+        return self._made
+
+    def _window(self, parts: list[Inputs]) -> Window:
+        words = self._policy if self._record is not None else None
+        return window_of(self._trainer, self.method, parts, self.made, words)
+
+    def _logits(self, inputs: Inputs) -> Tensor:
+        with self._trainer.accelerator.autocast():
+            return logits(self._policy.model, inputs, self._trainer.temperature)
+
+    def _fresh_lens(self, keep: bool = False) -> Opened:
+        """The lens, which is made at the first reading: only then are all adapters and wrappers in place."""
+        if self._lens is None:
+            self._lens = Opened(self._policy, Config())
+        if not keep:
+            self._lens.reset()
+        return self._lens
+
+    def _agreement(self, theirs: dict[nn.Parameter, Tensor | None]) -> dict[str, float]:
+        """The cosine of TRL's gradient and ours, and our norm, which no clipping has touched."""
+        pairs = [(p.grad.double().flatten(), g.double().flatten()) for p, g in theirs.items()
+                 if p.grad is not None and g is not None]
+        dot, ours, other = (float(sum((a @ b) for a, b in some)) for some in
+                            (pairs, [(a, a) for a, _ in pairs], [(b, b) for _, b in pairs]))
+        if not ours * other > 0:
+            return {"grad/norm": ours**0.5}
+        cosine = dot / (ours * other) ** 0.5
+        if cosine < AGREE:
+            self._warn("agreement", f"the trainer's gradient and that of row {self.method.name!r} have cosine "
+                                    f"{cosine:.3f}: a subclass, dropout, an entropy bonus or a router's loss adds what "
+                                    f"the row does not say. Readings are of the row")
+        return {"grad/norm": ours**0.5, "scope/agreement": cosine}
+
+    @contextmanager
+    def _reason(self, what: str) -> Iterator[None]:
+        """A reading that cannot be made is absent, with the reason in the record; the training goes on."""
+        try:
+            yield
+        except (CreditscopeError, torch.OutOfMemoryError) as error:
+            self._reading = None
+            self._line["scope/absent"] = str(error)
+            self._warn(what, f"step {self._trainer.state.global_step} was not {what}: {error}")
+
+    def _warn(self, cause: str, text: str) -> None:
+        if cause not in self._warned:
+            self._warned.add(cause)
+            warnings.warn(f"creditscope: {text}", stacklevel=2)
+
+    # -- inside the trainer's own backward: the mixin's way ----------------------------------------------------------
+
+    def open(self) -> bool:
+        """Open the lens around a forward that is about to run, where the coming backward may be read."""
+        self._open = self.due and self._gram and self._reading is None
+        if self._open:
+            self._fresh_lens().open()
+        return self._open
+
+    def seen(self, inputs: Inputs, live: Tensor) -> None:
+        """The forward's log-probs: w and what hangs on it wait until the backward has run."""
+        self._pending = inputs, live.detach()
+
+    def close(self) -> None:
+        """After the backward, before anything scales its gradient."""
+        if not self._open:
+            return
+        self._open = False
+        start = time.perf_counter()
+        inputs, live = self._pending
+        with self._reason("read"):
+            lens = self._fresh_lens(keep=True)
+            lens.close(torch.arange(len(live), device=live.device))
+            window = self._window([inputs])
+            self._line["objective/value"] = float(objective(window, live))
+            self._note(window, live.double(), effective_credit(lambda lp: objective(window, lp), live.double()))
+        self._line["time/scope"] = time.perf_counter() - start

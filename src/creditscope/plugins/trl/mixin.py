@@ -1,0 +1,219 @@
+"""TRL's loop with a loss and a credit of ours.
+
+    ScopedGRPOTrainer(model=..., args=..., reward_funcs=..., train_dataset=..., method="gspo", credit="prefix_tree")
+
+Credit and the weight α of every token are fixed once, on the whole generation, all ranks together, and travel with the
+rows through TRL's shuffling: so accumulation, minibatches and ranks change neither, whatever a method's denominators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from creditscope.catalogue import find
+from creditscope.credit import find_estimator
+from creditscope.credit.tools import Tools
+from creditscope.errors import CreditscopeError
+from creditscope.lab.policy import Policy
+from creditscope.lab.rollout import step_tensors
+from creditscope.lab.train import with_limit
+from creditscope.method import Method
+from creditscope.plugins.trl import names
+from creditscope.plugins.trl.batch import (
+    ALPHA,
+    LABELS,
+    LOCAL,
+    ROW,
+    SHARE,
+    Generation,
+    mask_of,
+    numbered,
+    objective,
+    rollouts_of,
+    window_of,
+)
+from creditscope.plugins.trl.callback import ScopeCallback
+from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, score
+from creditscope.rollouts import Rollouts
+from creditscope.tasks import Step, Verdict
+from creditscope.tasks.worker import check_steps
+from creditscope.weights import aggregate, alpha, kept
+
+Judge = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
+"""(text of the answer, row of the dataset) -> [[start, end, reward], ...], or [start, end, reward, state]."""
+
+DECIDED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "scale_rewards",
+           "off_policy_mask_threshold", "top_entropy_quantile", "multi_objective_aggregation", "use_liger_kernel")
+"""Settings of TRL's loss, which the method's row decides."""
+
+
+class CreditMixin:
+    """Before a GRPOTrainer: `class Mine(CreditMixin, GRPOTrainer)`. Its loss is a row of the table.
+
+    `method` and `credit` are written as for `creditscope train`; `steps` tells the steps of an answer, for credits that
+    need them. β is TRL's: `GRPOConfig(beta=...)`. The rest is ScopeCallback's, whose readings here take all groups.
+    """
+
+    def __init__(self, *args: Any, method: str = "grpo", credit: str | None = None, steps: Judge | None = None,
+                 every: int = 10, out: str | Path | None = None, gram: bool = True,
+                 tell: Callable[[dict[str, Any]], None] | None = None, config: Mapping[str, Any] | None = None,
+                 **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        names.require(type(self).__name__, self, names.OVERRIDDEN)
+        here: Any = self
+        self.row: Method = row_for(method, here)
+        """The row of the table whose loss is descended on."""
+        self.credit = credit or "outcome"
+        self._estimator, self._steps = find_estimator(self.credit), steps
+        gives = {"entropy", "collision"} | ({"steps", "states"} if steps else set())
+        self._estimator.row.require(frozenset(gives), "TRL's trainer" if steps else "TRL's trainer (without steps=)")
+        if self.row.baseline == "external":
+            raise CreditscopeError(f"method {method!r} takes its credit from a critic, and TRL's trainer has none; "
+                                   f"choose another of: creditscope methods")
+        self.scope = ScopeCallback(here, every=every, out=out, groups=None, gram=gram, tell=tell, config=config)
+        here.add_callback(self.scope)
+
+    # -- what TRL calls ----------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        here: Any = self
+        if not here.model.training:
+            return found
+        made = numbered(here, found)
+        if "reward/errors" in made.metrics:
+            raise CreditscopeError(f"{made.metrics['reward/errors']} answers have no reward: no function gave a "
+                                   f"number, and the table has no rule for that. Return 0.0 in place of None")
+        whole = self._whole(inputs, found, made)
+        credit = self._estimator(self.row, whole, _Progress(here))
+        keep = kept(self.row, whole, credit)
+        # Ranks average their gradients, so each gives its rows the weight they have among all, times the ranks.
+        ranks = here.accelerator.num_processes
+        mine, width = found[ROW], found["completion_ids"].shape[1]
+        found["advantages"] = credit[mine, :width]
+        if whole.step is not None:
+            found |= {key: getattr(whole, name)[mine] for name, key in LABELS.items()
+                      if getattr(whole, name) is not None}
+            found[LABELS["step"]] = found[LABELS["step"]][:, :width]
+        if self.row.name != LOCAL:
+            for key, weigh in ((ALPHA, alpha), (SHARE, aggregate)):
+                found[key] = weigh(self.row, whole, keep, torch.float64)[mine, :width] * ranks
+        return found
+
+    def _compute_loss(self, model: Any, inputs: Inputs) -> Tensor:
+        here: Any = self
+        if not here.model.training:  # evaluation: TRL's own, for the answers carry no weights of ours
+            loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[misc]
+            return loss
+        # The lens needs whole groups, and accumulation deals their rows out over micro-batches. Elsewhere the callback
+        # takes a pass of its own.
+        whole = here.args.steps_per_generation == 1 and here.accelerator.num_processes == 1 and not here.args.fp16
+        inside = whole and self.scope.open()
+        with here.accelerator.autocast():
+            z = logits(model, inputs, here.temperature)
+        live = chosen(z, inputs)
+        if inside:
+            self.scope.seen(inputs, live)
+        self._log("entropy", entropy(z), inputs)
+        if not bool(mask_of(inputs).any()):
+            return live.sum() * 0.0
+        window = window_of(here, self.row, [inputs], self.scope.made, None)
+        if self.row.has_loss_kl and self.row.kl_to == "ref":
+            apart = inputs["ref_per_token_logps"] - live.detach()
+            self._log("kl", apart.exp() - apart - 1, inputs)
+        return -objective(window, live)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        self.scope.close()
+        return super()._clip_grad_norm(model)  # type: ignore[misc]
+
+    # -- what they need ----------------------------------------------------------------------------------------------
+
+    def _whole(self, asked: list[dict[str, Any]], found: Inputs, made: Generation) -> Rollouts:
+        """The generation of all ranks, in the order of its numbers, with what method and credit ask for."""
+        here: Any = self
+        keys = ("completion_ids", "completion_mask", "tool_mask", "ref_per_token_logps", ROW)
+        mine = {key: everywhere(here, found[key]) for key in keys if found.get(key) is not None}
+        extra: dict[str, Tensor] = {}
+        method = self.row
+        if {"entropy", "collision"} & {*self._estimator.row.needs} or method.has_reward_kl or method.entropy_cost \
+                or method.keep == "low_entropy":
+            extra |= {name: everywhere(here, x) for name, x in vars(score(here, found)).items()}
+        if self._steps is not None:
+            told = zip(("step", "step_reward", "step_state"), self._labels(self._steps, asked, found), strict=True)
+            extra |= {name: everywhere(here, x, 0 if name == "step_reward" else -1) for name, x in told
+                      if x is not None}
+        return replace(rollouts_of(mine, made, None), **extra)  # type: ignore[arg-type]
+
+    def _labels(self, steps: Judge, asked: list[dict[str, Any]],
+                found: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
+        here: Any = self
+        policy = Policy("the trainer's", here.model, here.processing_class)
+        mask = mask_of(found)
+        verdicts, pieces = [], []
+        for tokens, chose, row in zip(found["completion_ids"], mask, asked, strict=True):
+            ids = tokens[chose].tolist()
+            text = policy.decode(ids)
+            try:
+                spans = check_steps(steps(text, row), len(text))
+            except (TypeError, ValueError) as error:
+                raise CreditscopeError(f"steps= {error}") from error
+            verdicts.append(Verdict(0.0, tuple(Step(*span) for span in spans)))
+            pieces.append(policy.pieces(ids))
+        return step_tensors(verdicts, pieces, mask.shape[1])
+
+    def _log(self, name: str, values: Tensor, inputs: Inputs) -> None:
+        """The mean over chosen tokens, into TRL's logs under TRL's name."""
+        here: Any = self
+        mask = mask_of(inputs)
+        totals = here.accelerator.reduce(torch.stack([values.detach().masked_fill(~mask, 0.0).sum().double(),
+                                                      mask.sum().double()]), reduction="sum")
+        here._metrics["train"][name].append(float(totals[0] / totals[1].clamp(min=1)))
+
+
+class ScopedGRPOTrainer(CreditMixin, GRPOTrainer):  # type: ignore[misc]
+    """GRPOTrainer with any method and credit of the table, under the microscope."""
+
+
+class _Progress(Tools):
+    """Nothing at hand but how far the training is."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.progress = trainer.state.global_step / max(1, trainer.state.max_steps)
+
+
+def row_for(method: str, trainer: Any) -> Method:
+    """The row of that name with TRL's β and limit. Settings of TRL that the row decides are refused."""
+    args = trainer.args
+    defaults = {f.name: f.default for f in fields(args)}
+    for name in DECIDED:
+        if name in defaults and getattr(args, name) != defaults[name]:
+            raise CreditscopeError(f"{name}={getattr(args, name)!r}: the row of method {method!r} decides that; leave "
+                                   f"it out, or give a row of your own: creditscope methods")
+    row = with_limit(find(method), trainer.max_completion_length)
+    if args.beta and row.kl == "none":
+        raise CreditscopeError(f"beta={args.beta}: method {method!r} has no KL term; set beta=0, or choose one that "
+                               f"has, such as grpo")
+    if args.use_vllm and args.vllm_importance_sampling_correction:
+        raise CreditscopeError("vllm_importance_sampling_correction=True multiplies TRL's own loss; set it to False")
+    if not args.beta:
+        return row
+    return row.but(name=row.name, title=row.title, parent=row.parent, beta=args.beta)
+
+
+def everywhere(trainer: Any, x: Tensor, pad: int = 0) -> Tensor:
+    """The rows of all ranks on this one's device, right-padded to one width."""
+    x = x.to(trainer.accelerator.device)
+    if trainer.accelerator.num_processes == 1:
+        return x
+    if x.dim() > 1:
+        x = trainer.accelerator.pad_across_processes(x, dim=1, pad_index=pad)
+    found: Tensor = trainer.accelerator.gather(x)
+    return found

@@ -1,0 +1,48 @@
+"""What of TRL we lean on. Much of it is private there, so it is named here, and a trainer without it is refused."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from creditscope.errors import CreditscopeError
+
+TESTED = ("1.14.2", "1.16.0")
+"""The versions on which `make contracts` ran."""
+
+ATTRIBUTES = ("_buffered_inputs", "_step", "_metrics", "_logs", "_generate_and_score_completions", "accelerator",
+              "args", "current_gradient_accumulation_steps", "epsilon_high", "epsilon_low", "max_completion_length",
+              "model", "num_generations", "num_iterations", "processing_class", "reward_weights", "temperature")
+"""Of a trainer: what the callback reads, or wraps."""
+OVERRIDDEN = ("_generate_and_score_completions", "_compute_loss", "_clip_grad_norm")
+"""Of a trainer: what the mixin extends."""
+TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+"""Of a batch."""
+
+# The training loop sets it at the start of the first step.
+LATE = ("current_gradient_accumulation_steps",)
+
+
+def require(what: str, given: object, names: tuple[str, ...]) -> None:
+    """Refuse an object of TRL that lacks one of `names`; `given` may be a mapping."""
+    has = given.__contains__ if isinstance(given, dict) else lambda name: hasattr(given, name)
+    missing = [name for name in names if not has(name)]
+    if missing:
+        raise CreditscopeError(f"{what} of trl {version()} has no {missing[0]!r}, which creditscope relies on; tested "
+                               f"with trl {', '.join(TESTED)}: install one of these")
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuse, before anything runs, a trainer that cannot be read."""
+    require(type(trainer).__name__, trainer, tuple(name for name in ATTRIBUTES if name not in LATE))
+    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
+    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        raise CreditscopeError(f"the trainer's weights are sharded ({kind}), and the callback reads whole ones; train "
+                               f"in one process or with DDP")
+
+
+def version() -> str:
+    try:
+        return importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        return "(unknown)"

@@ -1,0 +1,51 @@
+"""A TRL run in the words of a record: what `creditscope train` would call its settings. No token, no path but one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from creditscope import __version__
+from creditscope.method import Method
+
+ARGUMENTS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "scale_rewards",
+             "off_policy_mask_threshold", "mask_truncated_completions", "steps_per_generation", "use_vllm",
+             "gradient_checkpointing", "bf16", "optim", "lr_scheduler_type")
+"""Settings of TRL that have no name here."""
+
+
+def settings_of(trainer: Any, method: Method, every: int, gram: bool) -> dict[str, Any]:
+    """config of run.json."""
+    args = trainer.args
+    inner = trainer.accelerator.unwrap_model(trainer.model)
+    name = str(getattr(inner.config, "_name_or_path", "") or type(inner).__name__)
+    name = Path(name).name if Path(name).is_dir() else name
+    updates = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
+    return {
+        "engine": "trl", "trainer": type(trainer).__name__, "model": name, "task": "the trainer's",
+        "method": method.name, "beta": args.beta, "credit": getattr(trainer, "credit", None),
+        "group": trainer.num_generations, "prompts": args.generation_batch_size // trainer.num_generations,
+        "steps": trainer.state.max_steps, "inner_steps": trainer.num_iterations, "minibatches": updates,
+        "accumulate": args.gradient_accumulation_steps, "processes": trainer.accelerator.num_processes,
+        "lr": args.learning_rate, "weight_decay": args.weight_decay, "beta1": args.adam_beta1,
+        "beta2": args.adam_beta2, "eps": args.adam_epsilon, "clip_norm": args.max_grad_norm or None,
+        "temperature": args.temperature, "top_p": args.top_p, "max_tokens": trainer.max_completion_length,
+        "seed": args.seed, "scope": "light" if gram else "off", "every": every,
+        "trl": {key: _plain(getattr(args, key)) for key in ARGUMENTS if hasattr(args, key)}}
+
+
+def versions() -> dict[str, Any]:
+    """What it ran on."""
+    packages = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "numpy")
+    known = {name: next((d.version for d in importlib.metadata.distributions(name=name)), None) for name in packages}
+    return {"creditscope": __version__, "python": platform.python_version(), "packages": known,
+            "platform": f"{platform.system()} {platform.machine()}",
+            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) or value is None else str(value)
