@@ -412,7 +412,7 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path) -> None:
     stdout, stderr = again.communicate(timeout=120)
     assert again.returncode == 0, stderr
     assert len(record.steps()) == done + 1
-    assert f"creditscope optimizer {out}" in stdout
+    assert f"creditscope report {out}" in stdout
 
 
 @pytest.mark.slow

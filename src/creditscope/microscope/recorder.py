@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.gram import Lookup, Scratch, dense_gram, weight_gram
 from creditscope.microscope.rows import Rows
-from creditscope.microscope.sketch import Sketcher
+from creditscope.microscope.sketch import Block, Sketcher
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def in_backward() -> bool:
@@ -44,6 +48,12 @@ class Recorder:
         self._rows: Rows | None = None
         self.grams: dict[str, Tensor] = {}
         self.sketch: Tensor | None = None
+        self.blocks: dict[str, Block] = {}
+        """Parameters of which this rank holds a part (tensor parallel), and which part."""
+        self.mesh: DeviceMesh | None = None
+        """The ranks that hold the parts."""
+        self.block_sketch: Tensor | None = None
+        """The sketch of the parts, apart from `sketch`: only these add up over the ranks."""
         self.strays: list[tuple[str, Tensor]] = []
         self.mixing: list[tuple[str, Tensor]] = []
         self.calls: Counter[tuple[str, str]] = Counter()
@@ -123,7 +133,7 @@ class Recorder:
         """dW_i = Σ_t δ_it a_itᵀ, given (N, T, o) and (N, T, d)."""
         self.precision[name] = a.dtype
         if self.sketcher is not None:
-            self._sketch(self.sketcher.matrix(name, delta, a))
+            self._sketch(name, self.sketcher.matrix(name, delta, a, self.blocks.get(name)))
         lookups = self.calls[name, "lookup"]
         alone = self.calls[name, "matrix"] <= 1 and self.calls[name, "dense"] == 0
         if not self.exact or not alone:
@@ -142,7 +152,7 @@ class Recorder:
         """Row ids_it of rollout i gets δ_it, given (N, T) and (N, T, d)."""
         self.precision.setdefault(name, delta.dtype)
         if self.sketcher is not None:
-            self._sketch(self.sketcher.rows(name, ids, delta, self.heights[name]))
+            self._sketch(name, self.sketcher.rows(name, ids, delta, self.heights[name], self.blocks.get(name)))
         if not self.exact:
             return
         if sum(self.calls[name, kind] for kind in ("matrix", "lookup", "dense")) > 1:
@@ -154,7 +164,7 @@ class Recorder:
         """Explicit rows (N, *shape)."""
         self.precision[name] = g.dtype
         if self.sketcher is not None:
-            self._sketch(self.sketcher.vector(name, g) if g.dim() == 2 else self.sketcher.dense(name, g))
+            self._sketch(name, self.sketcher.dense(name, g, self.blocks.get(name)))
         if self.exact:
             if sum(self.calls[name, kind] for kind in ("matrix", "lookup", "dense")) > 1:
                 held = self._waiting[name].dense
@@ -184,8 +194,11 @@ class Recorder:
     def _add(self, name: str, gram: Tensor) -> None:
         self.grams[name] = self.grams[name] + gram if name in self.grams else gram
 
-    def _sketch(self, rows: Tensor) -> None:
-        self.sketch = rows if self.sketch is None else self.sketch + rows
+    def _sketch(self, name: str, rows: Tensor) -> None:
+        if name in self.blocks:
+            self.block_sketch = rows if self.block_sketch is None else self.block_sketch + rows
+        else:
+            self.sketch = rows if self.sketch is None else self.sketch + rows
 
 
 def joint_gram(waiting: Waiting, height: int) -> Tensor | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,13 @@ from creditscope.errors import CreditscopeError
 from creditscope.microscope.gram import squared_norms
 from creditscope.microscope.layers import rule_for
 from creditscope.microscope.recorder import Recorder, in_backward
+from creditscope.microscope.shards import add_norms, add_parts, local, many_ranks, on_shards, stand_ins, whole_shape
 from creditscope.microscope.site import Rule, Site
 from creditscope.microscope.sketch import Sketch, Sketcher
 from creditscope.microscope.whole import whole
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """How far Σ_ij K_ij may be from ‖∇‖², as a share of Σ_i K_ii + ‖∇‖², by the precision of the activations."""
@@ -65,17 +69,19 @@ class Microscope:
             raise CreditscopeError("give rows (one rollout id a row) or segments (one a position), not both")
         if not exact and sketch is None:
             raise CreditscopeError("exact=False leaves nothing to measure; give sketch=16, or exact=True")
-        self._model, self._owners, self._exact = model, (rows, segments), exact
-        self._sketcher = Sketcher(sketch) if isinstance(sketch, int) else sketch
+        self.model, self._owners, self.exact = model, (rows, segments), exact
+        self.sketcher = Sketcher(sketch) if isinstance(sketch, int) else sketch
         self._allow, self._slow, self._tolerance = tuple(allow), tuple(slow), tolerance
-        self._parameters = check_model(model)
-        self._plan = plan(model, self._parameters, self._slow)
+        self.parameters = check_model(model)
+        self._plan = plan(model, self.parameters, self._slow)
         self._open: Recorder | None = None
         self._undo: list[Callable[[], None]] = []
         self._norms: dict[str, list[Tensor]] = {}
         self._kept: dict[str, Tensor] = {}
         self._older: set[str] = set()
-        """Parameters whose .grad was not empty when the context was entered."""
+        """Parameters whose .grad held something when the context was entered, or will hold other ranks' gradients."""
+        self._weighed: set[str] = set()
+        """Parameters for which an engine put another tensor in place, whose gradient is weighed instead."""
         self._result: _Result | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -88,7 +94,7 @@ class Microscope:
     @property
     def layers(self) -> dict[str, Tensor]:
         """Parameter name → its (N, N) Gram, for parameters that got a gradient."""
-        if not self._exact:
+        if not self.exact:
             raise CreditscopeError("this Microscope was made with exact=False and has no exact Gram; read scope.sketch")
         return self._read().layers
 
@@ -105,9 +111,19 @@ class Microscope:
     @property
     def eps(self) -> float:
         """The relative precision of the Gram's entries, for `spectrum(gram, eps)`: values below its floor are noise."""
-        short = next(iter(self._parameters.values())).is_cuda and _tf32()
+        short = next(iter(self.parameters.values())).is_cuda and _tf32()
         return max(ROUNDING[torch.bfloat16 if short and precision == torch.float32 else precision]
                    for precision in self._read().precisions)
+
+    @property
+    def tolerance(self) -> float:
+        """The self-check's tolerance, for the coarsest of the activations."""
+        return max(self._tolerate(precision) for precision in self._read().precisions)
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The ranks that hold parts of the layers (tensor parallel), and so the same rollouts."""
+        return self._read().mesh
 
     def require_only(self, rollout: int) -> None:
         """An error unless this rollout alone has a gradient: the proof that neither model nor loss mixes rows.
@@ -141,9 +157,11 @@ class Microscope:
         if self._open is not None:
             raise CreditscopeError("this Microscope is open already; it does not nest")
         self._look_again()
-        recorder = Recorder(self._owners, self._exact, self._sketcher)
-        recorder.heights = {name: len(p) for name, p in self._parameters.items() if p.dim() == 2}
-        self._open, self._result, self._norms, self._kept, self._older = recorder, None, {}, {}, set()
+        recorder = Recorder(self._owners, self.exact, self.sketcher)
+        shapes = {name: whole_shape(p) for name, p in self.parameters.items()}
+        recorder.heights = {name: shape[0] for name, shape in shapes.items() if len(shape) == 2}
+        self._open, self._result, self._norms, self._kept = recorder, None, {}, {}
+        self._older, self._weighed = set(), set()
         try:
             self._install(recorder)
         except BaseException:
@@ -153,10 +171,10 @@ class Microscope:
 
     def _look_again(self) -> None:
         """Parameters may have been frozen, thawed or replaced, and modules wrapped, since the last time."""
-        found = check_model(self._model)
-        same = found.keys() == self._parameters.keys() and all(p is self._parameters[name] for name, p in found.items())
+        found = check_model(self.model)
+        same = found.keys() == self.parameters.keys() and all(p is self.parameters[name] for name, p in found.items())
         if not same or any(site.module.forward != site.original for site, _ in self._plan):
-            self._parameters, self._plan = found, plan(self._model, found, self._slow)
+            self.parameters, self._plan = found, plan(self.model, found, self._slow)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
@@ -168,14 +186,17 @@ class Microscope:
         self._norms, self._kept = {}, {}
 
     def _install(self, recorder: Recorder) -> None:
+        ranks = many_ranks()
         for site, rule in self._plan:
-            self._patch(site.module, rule(site, recorder))
-        for module in entrances(self._model):
-            handle = module.register_forward_pre_hook(_meet(recorder, module is self._model), with_kwargs=True)
+            forward = rule(site, recorder)
+            self._patch(site.module, self._watch(site, on_shards(site, recorder, forward)) if ranks else forward)
+        for module in entrances(self.model):
+            handle = module.register_forward_pre_hook(_meet(recorder, module is self.model), with_kwargs=True)
             self._undo.append(handle.remove)
-        # Where .grad is empty now, it holds this pass's gradient at the end. Elsewhere it is caught as it comes.
-        for name, p in self._parameters.items():
-            if p.grad is not None:
+        # Where .grad is empty now, it holds this pass's gradient at the end. Elsewhere it is caught as it comes: among
+        # many ranks always, before an engine reduces it.
+        for name, p in self.parameters.items():
+            if p.grad is not None or ranks:
                 self._undo.append(p.register_hook(self._weigh(name, p)).remove)  # type: ignore[no-untyped-call]
                 self._older.add(name)
 
@@ -201,11 +222,24 @@ class Microscope:
             undo()
         self._undo = []
 
+    def _watch(self, site: Site, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A sharding engine puts whole tensors in the parameters' place for a call: weigh what arrives at those."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            for path, name in site.names.items():
+                p = site.module.get_parameter(path)
+                if p is not self.parameters[name] and name not in self._weighed:
+                    self._weighed.add(name)
+                    self._undo.append(p.register_hook(self._weigh(name, p)).remove)  # type: ignore[no-untyped-call]
+            return forward(*args, **kwargs)
+
+        return watched
+
     def _weigh(self, name: str, p: Tensor) -> Callable[[Tensor], None]:
         """‖∇‖² of the gradient as it arrives, before it is added to what .grad holds already."""
 
         def hook(g: Tensor) -> None:
-            self._norms.setdefault(name, []).append(squared_norms([g.detach()])[0])
+            self._norms.setdefault(name, []).append(squared_norms([local(g.detach())])[0])
             if len(self._norms[name]) == 1:
                 recorder = self._open
                 shared = recorder is not None and sum(
@@ -218,7 +252,7 @@ class Microscope:
 
     def _finish(self, recorder: Recorder) -> _Result | None:
         forward, backward = recorder.seen
-        norms = self._arrived(recorder)
+        norms = add_norms(recorder, self._arrived(recorder))
         if not forward and not recorder.entered and (backward or norms):
             raise CreditscopeError("a backward ran inside the Microscope, but its forward ran before the with block; "
                                    "put both inside")
@@ -232,24 +266,29 @@ class Microscope:
             raise CreditscopeError(f"the gradient of {wild!r} is not finite, so its rows have no geometry: the loss or "
                                    f"its scale overflowed, or the run has diverged")
         recorder.settle()
+        add_parts(recorder)
         _refuse_strays(recorder)
         _refuse_mixing(recorder)
         return self._judge(recorder, norms)
 
     def _arrived(self, recorder: Recorder) -> dict[str, float]:
         """‖∇‖² of this pass by parameter, for those that got a gradient."""
-        whole = {name: p.grad for name, p in self._parameters.items() if name not in self._older and p.grad is not None}
+        whole = {name: p.grad for name, p in self.parameters.items() if name not in self._older and p.grad is not None}
         gone = next((name for name in recorder.precision if name not in self._older and name not in whole), None)
         if gone is not None:
             raise CreditscopeError(f"the gradient of {gone!r} is gone before the with block has ended, so nothing is "
                                    f"left to check against; call optimizer.step() and zero_grad() after the block")
         for name, parts in self._norms.items():
             if len(parts) > 1:  # it came in several parts: read it as a whole
-                grad = self._parameters[name].grad
+                if many_ranks():
+                    raise CreditscopeError(f"the gradient of {name!r} came in {len(parts)} parts, as reentrant "
+                                           f"checkpoints deliver it, and other ranks' are mixed into their sum; use "
+                                           f"checkpoints with use_reentrant=False")
+                grad = self.parameters[name].grad
                 assert grad is not None
                 whole[name] = grad - self._kept[name] if name in self._kept else grad
         norms = dict(zip(whole, squared_norms(list(whole.values())).tolist(), strict=True))
-        return {name: norms[name] if name in norms else float(self._norms[name][0]) for name in self._parameters
+        return {name: norms[name] if name in norms else float(self._norms[name][0]) for name in self.parameters
                 if name in norms or name in self._norms}
 
     def _judge(self, recorder: Recorder, norms: dict[str, float]) -> _Result:
@@ -271,9 +310,9 @@ class Microscope:
         if recorder.sketch is not None and recorder.sketcher is not None:
             sketch = Sketch(recorder.sketch, recorder.sketcher.k, recorder.sketcher.seed,
                             tuple(sorted(recorder.precision)))
-        if not self._exact:
-            return _Result({}, self._check_sketch(sketch, recorder), coverage, sketch, precisions)
-        order = [name for name in self._parameters if name in recorder.grams]
+        if not self.exact:
+            return _Result({}, self._check_sketch(sketch, recorder), coverage, sketch, precisions, recorder.mesh)
+        order = [name for name in self.parameters if name in recorder.grams]
         if not order:
             raise CreditscopeError(f"nothing was measured: the microscope saw none of the {len(names)} parameter(s) "
                                    f"that got a gradient, and allow=[...] names them all")
@@ -290,14 +329,14 @@ class Microscope:
                     f"(off by {check.error:.2g}, tolerance {check.tolerance:.0g}). The parameter is used in a way the "
                     f"microscope did not see (then name the module whose forward does so in slow=[...]), or an engine "
                     f"scaled its gradient")
-        return _Result(layers, checks, coverage, sketch, precisions)
+        return _Result(layers, checks, coverage, sketch, precisions, recorder.mesh)
 
     def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, Check]:
         """Without Grams: Σ_i S_i against the sketch of the gradient, over all parameters at once."""
-        if sketch is None or self._sketcher is None or self._older & recorder.precision.keys():
+        if sketch is None or self.sketcher is None or self._older & recorder.precision.keys():
             return {}  # what .grad held before is in it, and cannot be taken out again
-        grads = ((name, p.grad) for name, p in self._parameters.items() if name in recorder.precision)
-        arrived = self._sketcher.gradient((name, g.detach()) for name, g in grads if g is not None).double().cpu()
+        grads = ((name, p.grad) for name, p in self.parameters.items() if name in recorder.precision)
+        arrived = self.sketcher.gradient((name, g.detach()) for name, g in grads if g is not None).double().cpu()
         rows = sketch.rows.double().cpu()
         worst = max(recorder.precision.values(), key=self._tolerate)
         summed = rows.sum(dim=0)
@@ -313,7 +352,7 @@ class Microscope:
     def _tolerate(self, precision: torch.dtype) -> float:
         if self._tolerance is not None:
             return self._tolerance
-        short = precision == torch.float32 and next(iter(self._parameters.values())).is_cuda and _tf32()
+        short = precision == torch.float32 and next(iter(self.parameters.values())).is_cuda and _tf32()
         return TOLERANCE[torch.bfloat16 if short else precision]
 
     def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> Check:
@@ -329,6 +368,7 @@ class _Result:
     coverage: float
     sketch: Sketch | None
     precisions: frozenset[torch.dtype]
+    mesh: DeviceMesh | None
 
 
 # -- before anything runs ----------------------------------------------------------------------------------------------
@@ -393,7 +433,8 @@ def plan(model: nn.Module, trainable: dict[str, nn.Parameter], slow: Sequence[st
             roots.append(where.rpartition(".")[0])
             continue
         original = module.forward
-        rule = rule_for(module, original, attributes)
+        with stand_ins(module):
+            rule = rule_for(module, original, attributes)
         if rule is whole:
             roots.append(where)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,14 @@ def signs(seed: int, name: str, side: str, size: int, k: int) -> Tensor:
     return torch.from_numpy(bits.astype(np.int8) * 2 - 1).view(size, k)
 
 
+@dataclass(frozen=True)
+class Block:
+    """The part of a parameter of this `shape` that begins at `start`: what one rank of several holds."""
+
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+
 class Sketcher:
     """Makes sketches, (N, k²), of per-rollout gradients. Those of different parameters are added.
 
@@ -62,32 +71,40 @@ class Sketcher:
         self._projections: dict[tuple[str, str, torch.device, torch.dtype], Tensor] = {}
 
     @torch.no_grad()
-    def matrix(self, name: str, delta: Tensor, a: Tensor) -> Tensor:
+    def matrix(self, name: str, delta: Tensor, a: Tensor, block: Block | None = None) -> Tensor:
         """S_i = Σ_t (P_out δ_it)(P_in a_it)ᵀ / k, for dW_i = Σ_t δ_it a_itᵀ; (N, T, d_out), (N, T, d_in) -> (N, k²).
 
         Both sides are projected first: N·T·k·(d_out + d_in + k) products, and nothing wider than k is made. `delta`
         belongs to the parameter's first dimension: for GPT-2's Conv1D, which stores (d_in, d_out), swap the two.
+        Where the factors are a `block` of wider ones they meet its part of the signs: the sketches of all blocks add up
+        to that of the whole.
         """
         if delta.dim() != 3 or a.dim() != 3 or delta.shape[:2] != a.shape[:2]:
             raise CreditscopeError(f"{name}: a sketch needs factors (N, T, d_out) and (N, T, d_in), got "
                                    f"{tuple(delta.shape)} and {tuple(a.shape)}")
-        return self._outer(delta @ self._projection(name, "out", delta), a @ self._projection(name, "in", a))
+        out, into = (None, None) if block is None else zip(block.shape, block.start, strict=True)
+        return self._outer(delta @ self._projection(name, "out", delta, delta.shape[-1], out),
+                           a @ self._projection(name, "in", a, a.shape[-1], into))
 
     @torch.no_grad()
-    def rows(self, name: str, index: Tensor, delta: Tensor, count: int) -> Tensor:
+    def rows(self, name: str, index: Tensor, delta: Tensor, count: int, block: Block | None = None) -> Tensor:
         """S_i = Σ_t (column index_it of P_out)(P_in δ_it)ᵀ / k, for an embedding: dW_i = Σ_t e_{index_it} δ_itᵀ.
 
         A head tied to the embedding has the same name, hence the same projections: the two sketches add up to the
-        sketch of the summed (count, d) gradient.
+        sketch of the summed (count, d) gradient. In a `block`, index counts from its own first row.
         """
         if delta.dim() != 3 or delta.shape[:2] != index.shape:
             raise CreditscopeError(f"{name}: a sketch of rows needs index (N, T) and delta (N, T, d), got "
                                    f"{tuple(index.shape)} and {tuple(delta.shape)}")
+        into = None
+        if block is not None:
+            index, count, into = index + block.start[0], block.shape[0], (block.shape[1], block.start[1])
         table = self._projection(name, "out", delta, count)
-        return self._outer(torch.nn.functional.embedding(index, table), delta @ self._projection(name, "in", delta))
+        return self._outer(torch.nn.functional.embedding(index, table),
+                           delta @ self._projection(name, "in", delta, delta.shape[-1], into))
 
     @torch.no_grad()
-    def vector(self, name: str, g: Tensor) -> Tensor:
+    def vector(self, name: str, g: Tensor, block: Block | None = None) -> Tensor:
         """S_i = P_out diag(g_i) P_inᵀ / k, for a 1-D parameter: (N, d) -> (N, k²).
 
         A scale is the diagonal matrix it multiplies by. Entry (r, s) is then Σ_c p_rc q_sc g_c with signs that are
@@ -96,22 +113,31 @@ class Sketcher:
         """
         if g.dim() != 2:
             raise CreditscopeError(f"{name}: a sketch of a 1-D parameter needs (N, d), got {tuple(g.shape)}")
-        left, right = self._projection(name, "out", g), self._projection(name, "in", g)
+        whole = None if block is None else (block.shape[0], block.start[0])
+        left, right = (self._projection(name, side, g, g.shape[1], whole) for side in ("out", "in"))
         total = torch.zeros(len(g), self.k * self.k, device=g.device, dtype=_wide(g.dtype))
         for part in (slice(c, c + VECTOR_CHUNK) for c in range(0, g.shape[1], VECTOR_CHUNK)):
             total += self._outer(g[:, part, None] * left[part], right[part].expand(len(g), -1, -1))
         return total
 
     @torch.no_grad()
-    def dense(self, name: str, g: Tensor) -> Tensor:
+    def dense(self, name: str, g: Tensor, block: Block | None = None) -> Tensor:
         """S_i = P_out dW_i P_inᵀ / k of explicit gradients (N, *shape); leading dimensions of the shape are rows.
 
         So a stack of experts (E, d_out, d_in) is one (E·d_out, d_in) matrix. The longer side is projected first.
         """
         if g.dim() < 3:
-            return self.vector(name, g.reshape(len(g), -1))
+            return self.vector(name, g.reshape(len(g), -1), block)
+        out = into = None
+        if block is not None:
+            inner = prod(block.shape[1:-1])
+            if any(block.start[1:-1]) or tuple(g.shape[2:-1]) != block.shape[1:-1]:
+                raise CreditscopeError(f"{name}: of a stack {block.shape} a block may be cut along the first or the "
+                                       f"last dimension, this one begins at {block.start}")
+            out, into = (block.shape[0] * inner, block.start[0] * inner), (block.shape[-1], block.start[-1])
         g = g.reshape(len(g), -1, g.shape[-1])
-        left, right = self._projection(name, "out", g, g.shape[1]), self._projection(name, "in", g)
+        left = self._projection(name, "out", g, g.shape[1], out)
+        right = self._projection(name, "in", g, g.shape[2], into)
         wide = _wide(g.dtype)
         with torch.autocast(g.device.type, enabled=False):
             if g.shape[1] >= g.shape[2]:
@@ -132,9 +158,14 @@ class Sketcher:
                                    "in model.named_parameters() if p.grad is not None)")
         return total
 
-    def _projection(self, name: str, side: str, like: Tensor, size: int | None = None) -> Tensor:
-        """±1 as (size, k), which is the fast layout for x @ P, beside the tensor it will multiply."""
-        size = like.shape[-1] if size is None else size
+    def _projection(self, name: str, side: str, like: Tensor, size: int,
+                    whole: tuple[int, int] | None = None) -> Tensor:
+        """±1 as (size, k), which is the fast layout for x @ P, beside the tensor it will multiply.
+
+        With `whole` = (size of the side, first row), those rows of the side's signs.
+        """
+        if whole is not None:
+            return self._projection(name, side, like, whole[0])[whole[1]:whole[1] + size]
         key = (name, side, like.device, like.dtype)
         found = self._projections.get(key)
         if found is None:
