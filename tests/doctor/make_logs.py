@@ -1,4 +1,4 @@
-"""How the logs beside this file were made: TRL's real GRPOTrainer on the packaged model, twelve steps a run.
+"""How TRL's logs beside this file were made: its real GRPOTrainer on the packaged model, twelve steps a run or more.
 
     python tests/doctor/make_logs.py [NAME...]
 
@@ -55,6 +55,10 @@ RUNS: dict[str, tuple[Reward, dict[str, Any]]] = {
     "trl-batch-dead": (by_prompt, {"loss_type": "grpo", "scale_rewards": "batch", "shuffle_dataset": False}),
     "trl-cispo": (right, {"loss_type": "cispo"}),
     "trl-short": (right, {"loss_type": "dr_grpo", "max_completion_length": 8, "mask_truncated_completions": True}),
+    "trl-fall": (right, {"loss_type": "grpo", "learning_rate": 3e-4, "max_steps": 24,
+                         "lr_scheduler_type": "constant"}),
+    "trl-wild": (right, {"loss_type": "grpo", "learning_rate": 1e-3, "max_steps": 24,
+                         "lr_scheduler_type": "constant"}),
     "trl-twice": (right, {"loss_type": "grpo", "num_iterations": 3, "learning_rate": 1e-3, "beta": 0.04}),
 }
 PROBLEMS = [problem for problem, _ in zip(TASK.problems("train"), range(48), strict=False)]

@@ -44,6 +44,23 @@ def test_what_is_broken_is_shown_with_evidence_reason_and_setting(capsys: pytest
     assert "assumes epsilon_high=None, epsilon=0.2 (defaults of TRL)" in flat
 
 
+def test_the_first_line_is_the_first_cause_with_the_setting_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = said(capsys, "trl-short")
+    line = " ".join(out.partition("TRL (read as")[0].split())
+    assert line == ("✗ truncation: 100% of the answers are cut at the limit and left out of the loss. From it follow: "
+                    "reward, dead groups, gradient. Change: max_completion_length (raise it).")
+    assert "nothing is learnt there (follows from truncation)" in " ".join(out.split())
+    assert said(capsys, "trl-dapo")[1].startswith("✓ Nothing is broken or to watch.\n")
+    # verl counts no dead groups, on which three rules rest, and this log has no sampler's numbers.
+    assert said(capsys, "verl-steady")[1].startswith("✓ Nothing is broken or to watch; 4 findings are unknown.\n")
+
+
+def test_what_follows_from_another_is_laid_out_only_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    evidence = findings("trl-short")["gradient"].evidence
+    assert evidence not in " ".join(said(capsys, "trl-short")[1].split())
+    assert evidence in " ".join(said(capsys, "trl-short", why=True)[1].split())
+
+
 def test_why_shows_the_evidence_of_what_is_fine_too(capsys: pytest.CaptureFixture[str]) -> None:
     found = findings("trl-dapo")["dead groups"]
     assert found.evidence not in " ".join(said(capsys, "trl-dapo")[1].split())
@@ -60,7 +77,8 @@ def test_strict_fails_on_broken_and_on_nothing_less(capsys: pytest.CaptureFixtur
 def test_json_is_one_object_with_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
     _, out = said(capsys, "trl-short", output=Output(json=True))
     told = json.loads(out)
-    assert (told["trainer"], told["rows"]) == ("TRL", 12)
+    assert (told["trainer"], told["rows"], told["first"]) == ("TRL", 12, "truncation")
+    assert [finding["follows"] for finding in told["findings"]][:4] == ["", *["truncation"] * 3]
     assert {finding["rule"]: finding["state"] for finding in told["findings"]} == {
         rule: finding.state for rule, finding in findings("trl-short").items()}
 
@@ -87,7 +105,7 @@ def test_settings_on_the_command_line_may_be_repeated() -> None:
 
 def test_the_page_has_a_row_for_every_rule_in_their_order() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
-    rows = page.partition("## The rules")[2].partition("## What users ask")[0].splitlines()
+    rows = page.partition("## The rules")[2].partition("What follows from what")[0].splitlines()
     table = [line.split("|")[1].strip() for line in rows if line.startswith("|")]
     assert table[2:] == list(RULES)
 

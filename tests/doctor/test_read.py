@@ -118,8 +118,49 @@ def test_a_folder_with_one_log_is_read_and_one_with_several_asks(tmp_path: Path)
     shutil.copy(LOGS / "trl-dapo" / "train.log", tmp_path / "a.log")
     assert len(dead(tmp_path)) == 12
     (tmp_path / "b.log").write_text("")
-    with pytest.raises(CreditscopeError, match=r"holds 2 logs; name one: a\.log, b\.log"):
+    with pytest.raises(CreditscopeError, match=r"holds 2 logs: a\.log, b\.log; name one, as in .*/a\.log"):
         read(tmp_path)
+
+
+def test_a_folder_of_runs_names_them_and_counts_checkpoints_as_their_run(tmp_path: Path) -> None:
+    for name in ("r8/seed-0", "r8/seed-1"):
+        Record.create(tmp_path / name, {}, {}).close()
+    for step in (1, 2):
+        (tmp_path / "trl" / f"checkpoint-{step}").mkdir(parents=True)
+        shutil.copy(LOGS / "trl-dapo" / "trainer_state.json", tmp_path / "trl" / f"checkpoint-{step}")
+    (tmp_path / "sweep.log").write_text("a sweep's own talk\n")
+    with pytest.raises(CreditscopeError, match=r"holds 3 runs: r8/seed-0, r8/seed-1, trl; name one, as in creditscope "
+                                               r"doctor .*/r8/seed-0$"):
+        read(tmp_path)
+    with pytest.raises(CreditscopeError, match=r"holds 2 runs: seed-0, seed-1;"):
+        read(tmp_path / "r8")
+
+
+def test_of_many_runs_some_are_named_and_of_many_folders_some_are_looked_into(tmp_path: Path,
+                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    for k in range(reading.NAMED + 2):
+        Record.create(tmp_path / f"seed-{k:02}", {}, {}).close()
+    with pytest.raises(CreditscopeError, match=r"holds 10 runs: seed-00, .*, seed-07 and 2 more;"):
+        read(tmp_path)
+    monkeypatch.setattr(reading, "MAX_FOLDERS", 3)  # the folder itself and two of those in it
+    with pytest.raises(CreditscopeError, match=r"holds 2 runs: seed-00, seed-01;"):
+        read(tmp_path)
+
+
+def test_a_folder_with_neither_run_nor_log_says_what_was_expected(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "table.md").write_text("| a |\n")
+    with pytest.raises(CreditscopeError, match=r"holds neither a run nor a log; expected one of"):
+        read(tmp_path)
+
+
+def test_a_run_without_a_step_is_told_so(tmp_path: Path) -> None:
+    Record.create(tmp_path / "run", {}, {}).close()
+    with pytest.raises(CreditscopeError, match="has no step yet"):
+        read(tmp_path / "run")
+    (tmp_path / "run" / "steps.jsonl").unlink()
+    with pytest.raises(CreditscopeError, match="has no step yet"):
+        read(tmp_path / "run")
 
 
 def test_progress_bars_talk_and_evaluations_are_no_rows(tmp_path: Path) -> None:

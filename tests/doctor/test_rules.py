@@ -5,28 +5,36 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from creditscope.describe import law
 from creditscope.dialects import DIALECTS
-from creditscope.doctor.finding import EDGE, FEW, TREND, ends, last
+from creditscope.doctor.finding import EDGE, FEW, THIRDS, TREND, ends, last, trend
 from creditscope.doctor.rules import (
     CLIP_MUCH,
+    COLLAPSED,
     CUT_BROKEN,
     CUT_WATCH,
     DEAD_BROKEN,
+    DEAD_GROWTH,
     DEAD_WATCH,
     DRIFT,
     ENTROPY_LEFT,
     ENTROPY_LOW,
+    FELL,
     GAP,
     HORIZON,
     KL_ONLY,
+    PAST,
     RATIO_BROKEN,
     RATIO_WATCH,
     RULES,
+    SILENT,
     diagnose,
+    root,
 )
-from creditscope.doctor.trainers import OURS, TRAINERS, TRL, VERL
+from creditscope.doctor.trainers import OURS, TRAINERS, TRL, VERL, Trainer
 from creditscope.methods import METHODS
 from doctor.makers_doctor import findings, log_of, states
 
@@ -50,6 +58,16 @@ def test_the_two_ends_of_the_shortest_trend_share_no_row() -> None:
     assert ends(series)[0].values[-1] < ends(series)[1].values[0]
 
 
+def test_a_trend_is_the_difference_of_two_thirds_with_its_interval() -> None:
+    series = log_of({"loss": [0, 0, 1, 1, 9, 9, 9, 9, 9, 2, 2, 3, 3]}).series("loss")
+    assert series is not None
+    found = trend(series)
+    assert (found.first.values, found.last.values) == ([0, 0, 1, 1], [2, 2, 3, 3])
+    # Each third of 4: s² = 1/3, h = 3.1824·√(1/3)/2 = 0.91868. Change 2 ± √2·0.91868 = 2 ± 1.29921.
+    assert (found.change.mean, found.change.low) == (2, pytest.approx(0.70079, abs=1e-5))
+    assert found.change.high == pytest.approx(3.29921, abs=1e-5)
+
+
 def test_evidence_names_file_lines_steps_and_values() -> None:
     found = findings(log_of({"dead": [0.0] * 95 + [1.0] * 5}))["dead groups"]
     # The last tenth are rows 91 to 100: five of 0, five of 1.
@@ -63,6 +81,56 @@ def test_findings_come_most_severe_first_and_each_rule_speaks_once() -> None:
     order = [finding.state for finding in found]
     assert order == sorted(order, key=("broken", "watch", "unknown", "fine").index)
     assert sorted(finding.rule for finding in found) == sorted(RULES)
+
+
+def test_of_equals_the_cause_comes_first_and_what_follows_says_from_what() -> None:
+    columns = {"truncated": [1.0] * N, "reward/mean": [0.0] * N, "reward/std": [0.0] * N, "dead": [1.0] * N,
+               "grad/norm": [0.0] * N, "lr": [0.0] * N}
+    found = diagnose(log_of(columns))
+    assert [finding.rule for finding in found if finding.bad] == ["truncation", "learning rate", "reward",
+                                                                  "dead groups", "gradient"]
+    assert [finding.follows for finding in found if finding.bad] == ["", "", *["truncation"] * 3]
+    whole = findings(log_of(columns | {"truncated": [0.0] * N}))
+    assert [whole[rule].follows for rule in ("reward", "dead groups", "gradient")] == ["", "reward", "reward"]
+    alone = findings(log_of(columns | {"truncated": [0.0] * N, "reward/mean": [0.2, 0.3] * 10,
+                                       "reward/std": [0.4] * N}))
+    assert [alone[rule].follows for rule in ("dead groups", "gradient")] == ["", "dead groups"]
+
+
+def test_a_gradient_that_is_no_number_follows_from_nothing() -> None:
+    columns = {"truncated": [1.0] * N, "dead": [1.0] * N, "grad/norm": [math.nan] * N}
+    assert findings(log_of(columns))["gradient"].follows == ""
+
+
+def test_dead_groups_follow_from_an_entropy_that_leaves_one_answer() -> None:
+    columns = {"entropy": [0.5] * 10 + [0.001] * 10, "dead": [0.0] * 10 + [0.6] * 10}
+    assert findings(log_of(columns))["dead groups"].follows == "entropy"
+    assert findings(log_of(columns | {"entropy": [0.5] * N}))["dead groups"].follows == ""
+
+
+def test_the_cause_of_the_worst_finding_is_mended_first_though_it_is_less_severe() -> None:
+    # 11 of 20 gradients are 0 (broken) because 60 % of the groups are dead (watch).
+    found = diagnose(log_of({"dead": [0.6] * N, "grad/norm": [0.0] * 11 + [0.1] * 9}))
+    assert (found[0].rule, found[0].follows) == ("gradient", "dead groups")
+    first = root(found)
+    assert first is not None
+    assert first.rule == "dead groups"
+    assert root(diagnose(log_of({"dead": [0.1] * N}))) is None
+
+
+SHARES = st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, math.nan]), min_size=1, max_size=N)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
+@given(data=st.data(), masked=st.booleans(), scale=st.sampled_from(["group", "batch"]))
+def test_whatever_the_log_a_cause_is_itself_bad_and_follows_from_nothing(
+        trainer: Trainer, data: st.DataObject, masked: bool, scale: str) -> None:
+    columns = data.draw(st.dictionaries(st.sampled_from(sorted(trainer.metrics)), SHARES, min_size=1))
+    found = findings(log_of(columns, trainer, mask_truncated_completions=masked, scale_rewards=scale, beta=0.1))
+    for finding in found.values():
+        if finding.follows:
+            assert found[finding.follows].bad
+            assert found[finding.follows].follows == ""
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
@@ -144,6 +212,15 @@ def test_much_clipping_is_to_watch(share: float, state: str) -> None:
     assert states(log_of({"clip": [share] * N}, num_iterations=4))["clip"] == state
 
 
+@pytest.mark.parametrize(("share", "state"), [(PAST, "watch"), (PAST - 0.001, "fine")])
+def test_creditscope_reads_the_tokens_past_their_bound_instead_of_a_clip_ratio(share: float, state: str) -> None:
+    found = findings(log_of({"past": [share] * N}, OURS, inner_steps=4))["clip"]
+    assert (found.state, f"{share:.1%} of the tokens that have a bound" in found.sentence) == (state, True)
+    assert states(log_of({"past": [share] * N}, OURS, inner_steps=1))["clip"] == "fine"
+    unread = findings(log_of({"dead": [0.1] * N}, OURS, inner_steps=4))["clip"]
+    assert (unread.state, "--probe light" in unread.sentence) == ("unknown", True)
+
+
 def test_no_clip_ratio_can_be_read_where_every_advantage_is_0() -> None:
     log = log_of({"clip": [0.0] * N, "reward/std": [0.0] * N}, num_iterations=2)
     assert states(log)["clip"] == "unknown"
@@ -170,11 +247,22 @@ def test_dead_groups_are_graded_by_their_share(share: float, state: str) -> None
     assert states(log_of({"dead": [share] * N}, OURS))["dead groups"] == state
 
 
+def test_what_is_0_is_said_in_words_and_what_is_small_is_not_said_to_be_0() -> None:
+    none = findings(log_of({"dead": [0.0] * N, "truncated": [0.0] * N}, beta=0.1))
+    assert none["dead groups"].sentence.startswith("No group is dead")
+    assert none["KL only"].sentence.startswith("No group is dead")
+    assert none["truncation"].sentence == "No answer is cut at the limit"
+    assert none["dilution"].sentence == "No batch that trains has a dead group in its denominator"
+    few = findings(log_of({"dead": [0.004] * N, "truncated": [0.004] * N}))
+    assert few["dead groups"].sentence.startswith("0.40% of the groups are dead")
+    assert few["truncation"].sentence == "0.40% of the answers are cut at the limit"
+
+
 def test_under_batch_scaling_the_logged_share_is_not_believed() -> None:
     columns = {"dead": [0.0] * N, "reward/mean": [0.5] * N, "reward/std": [0.5] * N, "grad/norm": [0.3] * N}
     assert states(log_of(columns))["dead groups"] == "fine"
-    for given in ({"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}):
-        found = findings(log_of(columns, num_generations=4, **given))["dead groups"]
+    for setting in ({"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}):
+        found = findings(log_of(columns, num_generations=4, **setting))["dead groups"]
         assert found.state == "watch"
         # p = 1/2, R = 4: 2·(1/2)^4 = 12.5 %
         assert "cannot be trusted" in found.sentence
@@ -229,6 +317,12 @@ def test_dilution_is_one_over_the_live_share_of_batches_that_are_not_all_dead() 
     assert "× 3.20 now, by × 2.00 to × 4.00" in found.sentence
 
 
+def test_one_batch_that_is_far_off_does_not_make_dilution() -> None:
+    # Of 20 batches 2 at each end are left out: the 18th of the sorted factors is the largest that counts.
+    assert states(log_of({"dead": [0.75] * 2 + [0.0] * 18}))["dilution"] == "fine"
+    assert states(log_of({"dead": [0.75] * 3 + [0.0] * 17}))["dilution"] == "watch"
+
+
 def test_a_steady_small_share_of_dead_groups_dilutes_little() -> None:
     assert states(log_of({"dead": [0.2] * N}))["dilution"] == "fine"
     assert states(log_of({"dead": [1.0] * N}))["dilution"] == "fine"
@@ -248,12 +342,32 @@ def test_dead_groups_under_a_kl_term_are_to_watch(beta: float | None, share: flo
     assert states(log_of({"dead": [share] * N}, beta=beta))["KL only"] == state
 
 
-def test_the_signal_runs_out_when_the_spread_falls_and_dead_groups_grow() -> None:
-    falling, level_ = [0.5] * 10 + [0.3] * 10, [0.5] * 20
-    rising, low = [0.1] * 10 + [0.4] * 10, [0.1] * 20
-    assert states(log_of({"reward/std": falling, "dead": rising}))["saturation"] == "watch"
-    assert states(log_of({"reward/std": level_, "dead": rising}))["saturation"] == "fine"
-    assert states(log_of({"reward/std": falling, "dead": low}))["saturation"] == "fine"
+@pytest.mark.parametrize(("growth", "state"), [(DEAD_GROWTH + 0.001, "watch"), (DEAD_GROWTH - 0.001, "fine")])
+def test_the_signal_runs_out_when_dead_groups_grow_whatever_the_spread_does(growth: float, state: str) -> None:
+    rising = [0.1] * 10 + [0.1 + growth] * 10
+    for spread in ([0.5] * N, [0.5] * 10 + [0.3] * 10):
+        found = findings(log_of({"reward/std": spread, "dead": rising}))["saturation"]
+        assert found.state == state
+        assert f"the rewards' std from 0.5 to {spread[-1]:g}" in found.sentence
+    assert states(log_of({"dead": rising}))["saturation"] == state
+
+
+def test_dead_groups_that_jump_about_do_not_make_a_trend() -> None:
+    # Thirds of 4: means 0.25 and 0.5, s = 0.5 and 0.577, so 0.25 ± 1.2.
+    assert states(log_of({"dead": [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1]}))["saturation"] == "fine"
+
+
+def test_there_is_no_signal_to_run_out_where_every_group_is_dead() -> None:
+    found = findings(log_of({"dead": [1.0] * N}))["saturation"]
+    assert (found.state, found.sentence.startswith("Not in play")) == ("fine", True)
+
+
+def test_where_every_reward_is_the_same_no_rule_says_that_dead_groups_are_not_known() -> None:
+    flat = {"reward/mean": [0.0] * N, "reward/std": [0.0] * N}
+    found = findings(log_of(flat, scale_rewards="batch", beta=0.1))
+    assert {rule: found[rule].state for rule in ("dead groups", "saturation", "dilution", "KL only")} == {
+        "dead groups": "broken", "saturation": "fine", "dilution": "fine", "KL only": "watch"}
+    assert found["KL only"].follows == "reward"
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -319,6 +433,93 @@ def test_a_flat_reward_is_broken_and_a_moving_one_is_not() -> None:
     (0.5, 0.4, "fine"), (0.5, 2.0, "fine")])
 def test_entropy_collapses_when_it_is_low_and_has_fallen(before: float, after: float, state: str) -> None:
     assert states(log_of({"entropy": [before] * 10 + [after] * 10}))["entropy"] == state
+
+
+# -- the reward --------------------------------------------------------------------------------------------------------
+
+
+def fall(by: float, spread: float = 0.5) -> dict[str, list[float]]:
+    """Rewards of 0.8, then of 0.8 − by, with this std."""
+    return {"reward/mean": [0.8] * 10 + [0.8 - by] * 10, "reward/std": [spread] * N}
+
+
+@pytest.mark.parametrize(("by", "state"), [
+    (0.5 * FELL - 0.001, "fine"), (0.5 * FELL + 0.001, "watch"), (0.5 * COLLAPSED - 0.001, "watch"),
+    (0.5 * COLLAPSED + 0.001, "broken"), (-0.3, "fine")])
+def test_a_fall_of_the_reward_is_graded_by_the_std_of_the_answers(by: float, state: str) -> None:
+    assert states(log_of(fall(by)))["reward trend"] == state
+    # verl logs no std, and half the range is no less than it: 0 to 1 makes 0.5 too.
+    ranged = {"reward/mean": fall(by)["reward/mean"], "reward/max": [1.0] * N, "reward/min": [0.0] * N}
+    assert states(log_of(ranged, VERL))["reward trend"] == state
+
+
+def test_a_fall_without_any_spread_beside_it_is_to_watch_and_never_broken() -> None:
+    assert states(log_of({"reward/mean": fall(0.7)["reward/mean"]}))["reward trend"] == "watch"
+
+
+def test_a_rise_is_said_and_so_is_that_noise_hides_a_change() -> None:
+    assert findings(log_of(fall(-0.3)))["reward trend"].sentence == (
+        "The reward rose from 0.8 in the first third to 1.1 in the last")
+    # Thirds of 4, means 0.5 and 0.25, s = 0.577 and 0.5: −0.25 ± 1.2.
+    noisy = log_of({"reward/mean": [0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0], "reward/std": [0.5] * 12})
+    found = findings(noisy)["reward trend"]
+    assert (found.state, "did not clearly change" in found.sentence) == ("fine", True)
+
+
+def test_thirds_need_readings() -> None:
+    values = [0.8] * 6 + [0.1] * 6
+    assert states(log_of({"reward/mean": values}))["reward trend"] == "watch"
+    found = findings(log_of({"reward/mean": values[:THIRDS - 1]}))["reward trend"]
+    assert found.sentence == f"needs at least {THIRDS} readings of reward; the log has {THIRDS - 1}"
+
+
+def test_what_to_change_after_a_fall_depends_on_the_updates_a_batch() -> None:
+    assert "num_iterations" not in findings(log_of(fall(0.3)))["reward trend"].change
+    assert "num_iterations" in findings(log_of(fall(0.3), num_iterations=4))["reward trend"].change
+
+
+@pytest.mark.parametrize(("high", "state"), [(0.399, "broken"), (0.4, "fine")])
+def test_held_out_accuracy_below_its_first_interval_is_broken(high: float, state: str) -> None:
+    columns = {"eval": [0.5, 0.35], "eval/low": [0.4, 0.3], "eval/high": [0.6, high], "reward/mean": [0.5] * N}
+    assert states(log_of(columns, OURS))["reward trend"] == state
+    assert states(log_of(columns | {"eval/low": [math.nan, 0.3]}, OURS))["reward trend"] == "fine"
+
+
+@pytest.mark.parametrize(("silent", "state"), [(SILENT - 1, "fine"), (SILENT, "watch"), (EDGE - 1, "watch"),
+                                               (EDGE, "broken")])
+def test_batches_in_a_row_with_one_reward_are_counted(silent: int, state: str) -> None:
+    live = N - silent
+    columns = {"reward/mean": [0.5] * live + [0.0] * silent, "reward/std": [0.5] * live + [0.0] * silent}
+    assert states(log_of(columns))["reward"] == state
+    ranged = {"reward/mean": columns["reward/mean"], "reward/max": [1.0] * live + [0.0] * silent,
+              "reward/min": [0.0] * N}
+    assert states(log_of(ranged, VERL))["reward"] == state
+
+
+@pytest.mark.parametrize(("before", "value", "state", "words"), [
+    (0.5, 0.0, "broken", "down from 0.5 before"), (0.5, 1.0, "watch", "nothing is left to learn"),
+    (0.0, 0.0, "broken", "fault of the reward function")])
+def test_one_reward_is_told_by_how_it_came(before: float, value: float, state: str, words: str) -> None:
+    columns = {"reward/mean": [before] * 10 + [value] * 10, "reward/std": [0.5] * 10 + [0.0] * 10}
+    found = findings(log_of(columns))["reward"]
+    assert (found.state, words in found.sentence) == (state, True)
+
+
+def test_a_task_that_was_solved_is_no_fault_of_the_limit() -> None:
+    columns = {"reward/mean": [0.5] * 10 + [1.0] * 10, "reward/std": [0.5] * 10 + [0.0] * 10, "truncated": [0.95] * N}
+    assert findings(log_of(columns))["reward"].follows == ""
+
+
+def test_dead_groups_that_did_not_grow_do_not_follow_from_a_fall() -> None:
+    assert findings(log_of(fall(0.3) | {"dead": [0.6] * N}))["dead groups"].follows == ""
+    assert findings(log_of(fall(0.3) | {"dead": [0.1] * 10 + [0.6] * 10}))["dead groups"].follows == "reward trend"
+
+
+@pytest.mark.parametrize(("first", "follows"), [(CUT_WATCH - 0.01, "reward trend"), (CUT_WATCH, "")])
+def test_truncation_that_came_with_a_fall_follows_from_it(first: float, follows: str) -> None:
+    columns = fall(0.3) | {"truncated": [first] * 10 + [0.95] * 10}
+    found = findings(log_of(columns))["truncation"]
+    assert (found.state, found.follows) == ("broken", follows)
 
 
 def test_entropy_that_verl_sums_over_answers_is_unknown() -> None:

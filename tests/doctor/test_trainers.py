@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from creditscope.doctor.finding import trend
 from creditscope.doctor.log import Settings
 from creditscope.doctor.read import read
-from creditscope.doctor.rules import diagnose
+from creditscope.doctor.rules import diagnose, root
 from creditscope.doctor.trainers import FACTS, TRAINERS, TRL, VERL, trl_updates, verl_method
 from doctor.make_logs import RUNS, make
 from doctor.make_verl_logs import named
@@ -43,6 +44,8 @@ def test_trls_batch_scaling_really_logs_0_where_every_group_is_dead() -> None:
     assert found["dead groups"].state == "broken"
     assert "cannot be trusted" in found["dead groups"].sentence
     assert states("trl-batch")["dead groups"] == "watch"
+    assert [found[rule].state for rule in ("saturation", "dilution", "KL only")] == ["fine"] * 3
+    assert found["gradient"].follows == "dead groups"
 
 
 def test_a_healthy_run_has_nothing_broken_and_nothing_to_watch() -> None:
@@ -52,6 +55,7 @@ def test_a_healthy_run_has_nothing_broken_and_nothing_to_watch() -> None:
 def test_a_reward_that_cannot_be_had_is_found_from_three_sides() -> None:
     found = states("trl-never")
     assert {rule for rule, state in found.items() if state == "broken"} == {"gradient", "reward", "dead groups"}
+    assert {finding.follows for finding in findings("trl-never").values() if finding.bad} == {"", "reward"}
     assert findings("trl-never")["loss"].sentence.startswith("The loss is 0, and no measure of progress: with "
                                                              "loss_type=grpo it is 0 at ratio 1")
 
@@ -62,6 +66,8 @@ def test_a_limit_that_cuts_every_answer_is_found_and_its_entropy_is_not_believed
     assert "max_completion_length" in found["truncation"].change
     assert found["entropy"].state == "unknown"
     assert "max_completion_length" in found["gradient"].change
+    assert list(found)[:5] == ["truncation", "reward", "dead groups", "gradient", "entropy"]
+    assert [finding.follows for finding in found.values()][:5] == ["", *["truncation"] * 4]
 
 
 def test_several_updates_a_batch_really_clip_in_trl() -> None:
@@ -71,7 +77,61 @@ def test_several_updates_a_batch_really_clip_in_trl() -> None:
     assert found["KL only"].state == "watch"
     assert "0.04" in found["KL only"].sentence
     # TRL writes rewards once a batch, so a third of the rows have them.
-    assert found["saturation"].sentence == "needs at least 10 readings of reward_std; the log has 4"
+    assert found["saturation"].sentence == "needs at least 12 readings of frac_reward_zero_std; the log has 4"
+
+
+def test_a_run_that_lost_its_reward_at_once_is_told_from_one_that_never_had_any() -> None:
+    assert column("trl-twice", "reward") == [0.5, 0.0, 0.0, 0.0]
+    found = findings("trl-twice")["reward"]
+    assert (found.state, "down from 0.5" in found.sentence) == ("watch", True)
+    assert "learning_rate" in found.change
+    never = findings("trl-never")["reward"]
+    assert "fault of the reward function" in never.sentence
+    assert "reward function" in never.change
+
+
+def test_a_reward_that_really_fell_is_the_first_cause_and_the_learning_rate_is_named() -> None:
+    found = diagnose(read(LOGS / "trl-fall"))
+    assert [finding.rule for finding in found if finding.bad and not finding.follows] == ["reward trend"]
+    assert "fell from 0.383 in the first third to 0.203 in the last" in found[0].sentence
+    assert found[0].change.startswith("a smaller learning_rate")
+    assert {finding.follows for finding in found[1:] if finding.bad} == {"reward trend"}
+
+
+def test_answers_that_run_on_to_the_limit_after_a_collapse_are_no_fault_of_the_limit() -> None:
+    # At learning rate 1e-3 the reward is gone after three steps, and 98 % of the answers are cut from then on.
+    found = findings("trl-wild")
+    first = root(list(found.values()))
+    assert first is found["reward"]
+    assert (found["truncation"].state, found["truncation"].follows) == ("broken", "reward")
+    # The fall was over within the first third, so that thirds do not show it, and do not deny it either.
+    assert found["reward trend"].sentence.endswith("but see reward")
+    assert found["saturation"].sentence.startswith("Not in play")
+    assert findings("trl-short")["truncation"].follows == ""  # there it was cut from the start
+
+
+@pytest.mark.parametrize("name", ["ours-fell", "ours-fell-early"])
+def test_a_run_whose_held_out_accuracy_fell_is_broken_and_its_updates_a_batch_are_named(name: str) -> None:
+    found = diagnose(read(LOGS / name))
+    assert (found[0].rule, found[0].state) == ("reward trend", "broken")
+    assert "--inner-steps" in found[0].change
+    assert {finding.rule: finding.follows for finding in found[1:] if finding.bad} == {
+        "clip": "", "saturation": "reward trend", "dilution": "reward trend"}
+
+
+def test_the_accuracy_tells_a_fall_that_was_over_before_the_first_third_was() -> None:
+    # Rewards 0.36 ± 0.05, then 0.29 ± 0.05: not apart. Accuracy 46.6 % before the first step, 26.0 % after the last.
+    series = read(LOGS / "ours-fell-early").series("reward/mean")
+    assert series is not None
+    assert not trend(series).change.excludes_zero
+    assert "fell from 46.6% to 26.0%" in findings("ours-fell-early")["reward trend"].sentence
+
+
+def test_the_same_run_with_a_brake_learns_and_nothing_is_wrong_with_it() -> None:
+    found = findings("ours-braked")
+    assert set(states("ours-braked").values()) == {"fine"}
+    assert "The reward rose from 0.548" in found["reward trend"].sentence
+    assert "0.9% of the tokens that have a bound end past it, with 8 optimiser steps" in found["clip"].sentence
 
 
 def test_verls_logs_lead_to_its_own_settings() -> None:
@@ -80,6 +140,9 @@ def test_verls_logs_lead_to_its_own_settings() -> None:
     assert broken == {"gradient", "reward", "dead groups", "truncation", "entropy"}
     assert found["truncation"].change == "data.max_response_length (raise it)"
     assert found["clip"].state == "unknown"
+    assert list(found)[:5] == ["truncation", "entropy", "reward", "dead groups", "gradient"]
+    # Every group is dead, though verl counts none: no rule says that it does not know.
+    assert [found[rule].state for rule in ("saturation", "dilution", "KL only")] == ["fine"] * 3
     steady = findings("verl-steady")
     assert not [rule for rule, finding in steady.items() if finding.state in ("broken", "watch")]
 
@@ -103,13 +166,14 @@ def test_every_trainer_answers_every_fact_from_its_defaults(trainer: Any) -> Non
     assert set(defaults.assumed) <= set(trainer.defaults)
 
 
-@pytest.mark.parametrize("trainer", [TRL, VERL], ids=lambda trainer: trainer.name)
+@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
 def test_every_metric_of_a_real_log_that_a_rule_needs_is_found_under_its_name(trainer: Any) -> None:
     logs = [read(folder) for folder in LOGS.iterdir() if folder.is_dir()]
     seen = {name for log in logs if log.trainer is trainer for row in log.rows for name in row.values}
     # A second engine, a KL loss: not in runs on one CPU.
-    elsewhere = {"sampler/ratio", "sampler/gap"} | ({"kl"} if trainer is VERL else set())
-    assert {metric for metric, name in trainer.metrics.items() if name not in seen} == elsewhere
+    elsewhere = {TRL.name: {"sampler/ratio", "sampler/gap"}, VERL.name: {"sampler/ratio", "sampler/gap", "kl"}}
+    assert {metric for metric, name in trainer.metrics.items() if name not in seen} == \
+        elsewhere.get(trainer.name, set())
 
 
 @pytest.mark.parametrize(("estimator", "mode", "agg", "row", "aggregate"), [

@@ -10,9 +10,12 @@ Three shapes can be read:
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
+import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,10 @@ MAX_DOCUMENT = 64 * 2**20
 """Longest JSON document (trainer_state.json), in bytes: 20,000 logged steps. It must be held as a whole."""
 MAX_SETTINGS = 2**18
 """Longest file of settings, in bytes; verl's whole configuration has 30,000."""
+MAX_FOLDERS = 1000
+"""Folders that are looked into for runs: a sweep has hundreds, a home directory has no end."""
+NAMED = 8
+"""Runs or logs that are named where one must be chosen."""
 
 STEPS = ("step", "_step", "global_step", "Step", "training/global_step")
 SHAPES = """expected one of
@@ -47,8 +54,10 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = ())
     file = _file_of(path)
     settings = _given(path, file, config, sets, notes)
     if file.name == "run.json":
-        record = Record.open(file.parent)
-        rows = list(_rows(enumerate(map(_whole, record.steps()), start=1), notes))
+        steps = Record.open(file.parent).steps() if (file.parent / "steps.jsonl").exists() else []
+        if not steps:
+            raise CreditscopeError(f"{path} has no step yet; wait for the run's first step, or look why it stopped")
+        rows = list(_rows(enumerate(map(_whole, steps), start=1), notes))
         source = "steps.jsonl, line"
     elif file.suffix == ".json":
         rows = list(_rows(enumerate(_history(file), start=1), notes))
@@ -84,12 +93,29 @@ def _file_of(path: Path) -> Path:
     for file in (path / "run.json", path / "trainer_state.json", *checkpoints[-1:]):
         if file.exists():
             return file
+    runs = _runs_below(path)
     logs = sorted(file for suffix in ("jsonl", "log", "txt", "csv", "out") for file in path.glob(f"*.{suffix}"))
-    if len(logs) == 1:
+    if len(logs) == 1 and not runs:
         return logs[0]
-    if logs:
-        raise CreditscopeError(f"{path} holds {len(logs)} logs; name one: {', '.join(log.name for log in logs[:5])}")
-    raise CreditscopeError(f"{path} holds nothing that can be read; {SHAPES}")
+    if found := runs or logs:
+        names = ", ".join(f"{each.relative_to(path)}" for each in found[:NAMED])
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        what = ("run" if runs else "log") + ("s" if len(found) > 1 else "")
+        raise CreditscopeError(f"{path} holds {len(found)} {what}: {names}{more}; name one, as in creditscope doctor "
+                               f"{shlex.quote(f'{found[0]}')}")
+    raise CreditscopeError(f"{path} holds neither a run nor a log; {SHAPES}")
+
+
+def _runs_below(path: Path) -> list[Path]:
+    """The runs of creditscope and TRL in the folders below, by name; a run's checkpoints are no runs."""
+    found = set()
+    for name, inner, files in itertools.islice(os.walk(path), MAX_FOLDERS):
+        inner.sort()
+        if "run.json" in files or "trainer_state.json" in files:
+            folder = Path(name)
+            found.add(folder.parent if folder.name.startswith("checkpoint-") else folder)
+            inner.clear()
+    return sorted(found)
 
 
 def _number(file: Path) -> int:

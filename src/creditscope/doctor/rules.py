@@ -3,23 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from creditscope.describe import law
-from creditscope.doctor.finding import FEW, STATES, TREND, Finding, State, ends, finding, lacks, last, level, unknown
+from creditscope.doctor.finding import (
+    FEW,
+    STATES,
+    THIRDS,
+    TREND,
+    Finding,
+    State,
+    ends,
+    finding,
+    lacks,
+    last,
+    level,
+    trend,
+    unknown,
+)
 from creditscope.doctor.log import Log, Series
 
 
 def diagnose(log: Log) -> list[Finding]:
-    """Every rule's finding, most severe first."""
-    found = []
+    """Every rule's finding, most severe first; of equals, what follows from no other comes first."""
+    found: dict[str, Finding] = {}
     for name, rule in RULES.items():
         log.settings.assumed.clear()
         says = rule(log)
         assumes = dict(log.settings.assumed) if says.state != "unknown" else {}
-        found.append(replace(says, rule=name, assumes=assumes or None))
-    return sorted(found, key=lambda finding: STATES.index(finding.state))
+        found[name] = replace(says, rule=name, assumes=assumes or None)
+    rooted = [replace(each, follows=_root(each, found)) for each in found.values()]
+    return sorted(rooted, key=lambda finding: (STATES.index(finding.state), bool(finding.follows)))
+
+
+def root(findings: Sequence[Finding]) -> Finding | None:
+    """What to mend first: the cause behind the most severe finding; None where nothing is broken or to watch."""
+    worst = findings[0]
+    return {each.rule: each for each in findings}[worst.follows or worst.rule] if worst.bad else None
+
+
+def _root(effect: Finding, found: Mapping[str, Finding]) -> str:
+    """The first cause: the chain of `follows`, as far as what it names is broken or to watch. What is fine has none."""
+    cause = ""
+    for _ in found:  # no chain is longer: were rules to name each other in a circle, this would end all the same
+        if effect.state == "fine" or not effect.follows or not found[effect.follows].bad:
+            break
+        cause, effect = effect.follows, found[effect.follows]
+    return cause
 
 
 def _series(log: Log, metric: str) -> Series:
@@ -27,6 +58,20 @@ def _series(log: Log, metric: str) -> Series:
     found = log.series(metric)
     assert found is not None
     return found.finite
+
+
+def _says_bad(rule: Callable[[Log], Finding], log: Log) -> bool:
+    """What another rule finds, without the settings that it assumes on the way."""
+    assumed = dict(log.settings.assumed)
+    bad = rule(log).bad
+    log.settings.assumed.clear()
+    log.settings.assumed.update(assumed)
+    return bad
+
+
+def _percent(share: float) -> str:
+    """A share that is not 0 does not read 0."""
+    return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.2%}"
 
 
 # -- the loss, and what holds it ---------------------------------------------------------------------------------------
@@ -68,22 +113,42 @@ def clip(log: Log) -> Finding:
         return finding("watch", "Tokens are clipped although the settings say one optimiser step a batch: they are of "
                        "another run, or the old log-probs come from another engine", recent,
                        why="With one step a batch ρ = 1, which is inside 1 ± ε.", change=changes["sampler"])
+    often = "several optimiser steps" if updates is None else f"{updates} optimiser steps"
+    if "past" in log.trainer.metrics:
+        return _past(log, often)
     if lacking := lacks(log, "clip"):
         return lacking
     series = _series(log, "clip")
-    share, often = last(series).mean, "several optimiser steps" if updates is None else f"{updates} optimiser steps"
-    if max(series.values) == 0 and _flat(log):
-        return unknown(f"{series.name} counts tokens with A ≠ 0, and there are none: all rewards are the same")
-    if max(series.values) == 0:
+    share, most = last(series).mean, max(series.values)
+    if most == 0 and _flat(log):
+        return unknown(f"{series.name} counts tokens with A ≠ 0, and there are none: all rewards are the same",
+                       follows="reward")
+    if most == 0:
         return finding("watch", f"ε has no effect: with {often} a batch no ratio ever left 1 ± ε", series,
                        why="min(ρA, clip(ρ)A) = ρA while |ρ − 1| ≤ ε.", change=changes["clip idle"])
-    return finding("watch" if share > CLIP_MUCH else "fine",
-                   f"{share:.1%} of the tokens are clipped and train nothing, with {often} a batch", last(series),
+    words = (f"{_percent(share)} of the tokens are clipped and train nothing" if share else
+             f"No token is clipped now, up to {_percent(most)} were")
+    return finding("watch" if share > CLIP_MUCH else "fine", f"{words}, with {often} a batch", last(series),
                    why="Past 1 ± ε the term is constant in π, so w = 0.", change=changes["clip much"])
 
 
 CLIP_MUCH = 0.2
 """Share of clipped tokens above which a fifth of every pass is spent on nothing."""
+
+
+def _past(log: Log, often: str) -> Finding:
+    """creditscope reads where tokens stand when their batch is done: past the bound their own gradient is 0."""
+    if lacking := lacks(log, "past"):
+        return unknown(f"{lacking.sentence}; --probe light writes it")
+    recent = last(_series(log, "past"))
+    return finding("watch" if recent.mean >= PAST else "fine",
+                   f"{recent.mean:.1%} of the tokens that have a bound end past it, with {often} a batch", recent,
+                   why="Past 1 ± ε the term is constant in π, so w = 0; momentum and other tokens still move it.",
+                   change=log.trainer.changes["clip much"])
+
+
+PAST = 0.05
+"""Share of bounded tokens past their bound: one in twenty. `creditscope report` begins to watch there too."""
 
 
 def cispo(log: Log) -> Finding:
@@ -109,18 +174,32 @@ def dead(log: Log) -> Finding:
             return finding("fine", "Dead groups are dropped before the loss, and others are drawn")
         if flat := _flat(log):
             return finding("broken", "Every group is dead: all answers of a batch get the same reward", *flat, why=why,
-                           change=change)
+                           change=change, follows="reward")
         return _dead_uncounted(log)
     if lacking := lacks(log, "dead"):
         return lacking
     recent, norm = last(_series(log, "dead")), level(log, "grad/norm")
-    if norm and max(norm.values) == 0 and recent.mean < DEAD_BROKEN and not _masked(log):
+    if norm and _is_still(log) and recent.mean < DEAD_BROKEN:
         return finding("broken", f"No group trains anything: the gradient is 0, although {recent.name} says "
                        f"{recent.mean:.0%}, which cannot be trusted then", norm, recent, why=why,
                        change=log.trainer.changes["dead counted"])
+    if recent.mean == 0:
+        return finding("fine", "No group is dead: in each of them some answers got more reward than others", recent)
     state: State = "broken" if recent.mean >= DEAD_BROKEN else "watch" if recent.mean >= DEAD_WATCH else "fine"
-    return finding(state, f"{recent.mean:.0%} of the groups are dead: nothing that is rewarded differs between their "
-                   f"answers, so they train nothing", recent, why=why, change=change)
+    return finding(state, f"{_percent(recent.mean)} of the groups are dead: nothing that is rewarded differs between "
+                   f"their answers, so they train nothing", recent, why=why, change=change, follows=_killer(log))
+
+
+def _killer(log: Log) -> str:
+    """The rule whose finding, if it is bad, explains dead groups."""
+    entropy = level(log, "entropy")
+    if _says_bad(reward, log):
+        return "reward"
+    if _is_cut(log):
+        return "truncation"
+    if entropy and log.fact("per_token") and entropy.mean < ENTROPY_LOW:
+        return "entropy"
+    return "reward trend" if _grown(log) and _says_bad(reward_trend, log) else ""
 
 
 DEAD_BROKEN = 0.9
@@ -129,18 +208,46 @@ DEAD_WATCH = 0.5
 """Share at which half of it is."""
 
 
+def _silent(log: Log) -> list[Series]:
+    """The readings at the end of the log in which no two answers of a batch differ in reward, or none."""
+    names = [name for metric in ("reward/max", "reward/min") if (name := log.trainer.metrics.get(metric))]
+    if log.series("reward/std") or not names:
+        names = [log.trainer.metrics["reward/std"]]
+    rows = [row for row in log.rows if all(math.isfinite(row.values.get(name, math.nan)) for name in names)]
+    count = 0
+    for row in reversed(rows):
+        first, *others = (row.values[name] for name in names)
+        if first != (others[0] if others else 0):
+            break
+        count += 1
+    return [Series(name, rows[len(rows) - count:], log.source) for name in names] if count else []
+
+
 def _flat(log: Log) -> list[Series]:
     """The readings that show that no answers of the last batches differed in reward, or none."""
-    spread, high, low = (level(log, metric) for metric in ("reward/std", "reward/max", "reward/min"))
-    if spread:
-        return [spread] if max(spread.values) == 0 else []
-    return [high, low] if high and low and high.values == low.values else []
+    silent, spread = _silent(log), level(log, "reward/std") or level(log, "reward/max")
+    return [part.part(-len(spread)) for part in silent] if silent and spread and len(silent[0]) >= len(spread) else []
+
+
+def _is_cut(log: Log) -> bool:
+    """Whether next to all answers are cut, if the truncation rule believes it."""
+    cut = level(log, "truncated")
+    return cut is not None and cut.mean >= CUT_BROKEN
 
 
 def _masked(log: Log) -> bool:
     """Whether masks leave next to nothing of the batches."""
-    cut = level(log, "truncated")
-    return log.fact("masked") and cut is not None and cut.mean >= CUT_BROKEN
+    return bool(log.fact("masked")) and _is_cut(log)
+
+
+def _is_still(log: Log) -> bool:
+    """Whether the gradient is 0 and no mask explains it: then every group is dead, whatever was counted."""
+    norm = level(log, "grad/norm")
+    return norm is not None and max(norm.values) == 0 and not _masked(log)
+
+
+def _all_dead(log: Log) -> bool:
+    return bool(_flat(log)) or _is_still(log)
 
 
 def _dead_uncounted(log: Log) -> Finding:
@@ -151,7 +258,7 @@ def _dead_uncounted(log: Log) -> Finding:
     change, counted, norm = log.trainer.changes["dead counted"], level(log, "dead"), level(log, "grad/norm")
     doubt = (f"{counted.name} cannot be trusted: it is taken from the std of the whole batch and reads 0 beside dead "
              f"groups" if counted else f"{log.trainer.name} does not log how many groups are dead")
-    if counted and norm and max(norm.values) == 0 and not _masked(log):
+    if counted and norm and _is_still(log):
         return finding("broken", f"No group trains anything: the gradient is 0. {doubt}", norm, counted,
                        why="∇J = Σ w ∇log π, and w = 0 where A = 0.", change=change)
     if lacking := lacks(log, "reward/mean"):
@@ -173,25 +280,36 @@ def dilution(log: Log) -> Finding:
         return unknown(f"no row of `creditscope methods` stands for {log.fact('loss')}")
     if log.fact("dropped") or row.aggregate == "token_sum":
         return finding("fine", f"{log.fact('loss')} has no dead groups in its denominator")
+    nothing = "Every group is dead: there is nothing to dilute"
     if not log.fact("dead_counted"):
-        return unknown("how many groups are dead is not known, see dead groups")
+        return finding("fine", nothing) if _all_dead(log) else unknown(NOT_COUNTED)
     if lacking := lacks(log, "dead"):
         return lacking
     series = _series(log, "dead")
-    factors = [1 / (1 - share) for share in series.values if share < 1]
+    factors = sorted(1 / (1 - share) for share in series.values if share < 1)
     recent = [share for share in last(series).values if share < 1]
     if not recent:
-        return finding("fine", "Every group is dead: there is nothing to dilute", last(series))
-    now, low, high = 1 / (1 - math.fsum(recent) / len(recent)), min(factors), max(factors)
+        return finding("fine", nothing, last(series))
+    odd = len(factors) // 10
+    now, low, high = 1 / (1 - math.fsum(recent) / len(recent)), factors[odd], factors[-1 - odd]
+    if factors[-1] == 1:
+        return finding("fine", "No batch that trains has a dead group in its denominator", last(series))
     return finding("watch" if max(now, high / low) >= DILUTION else "fine",
                    f"Dead groups count in the denominator: live tokens only would scale the gradient by × {now:.2f} "
-                   f"now, by × {low:.2f} to × {high:.2f} over the run", last(series),
+                   f"now, by × {low:.2f} to × {high:.2f} in the middle 80% of the batches", last(series),
                    why="∇J = 1/(live + dead)·Σ_live, for answers of about equal length. Adam divides a constant factor "
-                   "out, not one that changes.", change=log.trainer.changes["dilution"])
+                   "out, not one that changes.", change=log.trainer.changes["dilution"], follows=_grade(last(series)))
 
 
 DILUTION = 2.0
-"""Factor at which the step is halved, or twice as large on one batch as on another."""
+"""Factor at which the step is halved, or twice as large on one batch as on another. The tenths at both ends are left
+out of the second: in a long log there is always a batch that is far off."""
+NOT_COUNTED = "the log does not say how many groups are dead, see dead groups"
+
+
+def _grade(recent: Series) -> str:
+    """The rule that speaks of dead groups: of how many there are, or else of their growth."""
+    return "dead groups" if recent.mean >= DEAD_WATCH else "saturation"
 
 
 def kl_only(log: Log) -> Finding:
@@ -200,15 +318,21 @@ def kl_only(log: Log) -> Finding:
     if beta == 0 or log.fact("dropped"):
         why = "There is no KL term in the loss" if beta == 0 else "Dead groups are dropped before the loss"
         return finding("fine", f"{why}: dead groups push nowhere")
+    why, change = "∇J = Σ w ∇log π − β ∇KL, and w = 0 in a dead group.", log.trainer.changes["KL only"]
+    weight = "" if beta is None else f", with weight {beta:g}"
     if not log.fact("dead_counted"):
-        return unknown("how many groups are dead is not known, see dead groups")
+        if not _all_dead(log):
+            return unknown(NOT_COUNTED)
+        return finding("watch", f"Every group is dead and pulled to the reference alone{weight}", level(log, "kl"),
+                       why=why, change=change, follows="dead groups")
     if lacking := lacks(log, "dead"):
         return lacking
-    recent, weight = last(_series(log, "dead")), "" if beta is None else f", with weight {beta:g}"
-    return finding("watch" if recent.mean >= KL_ONLY else "fine",
-                   f"{recent.mean:.0%} of the groups are dead and pulled to the reference alone{weight}", recent,
-                   level(log, "kl"), why="∇J = Σ w ∇log π − β ∇KL, and w = 0 in a dead group.",
-                   change=log.trainer.changes["KL only"])
+    recent = last(_series(log, "dead"))
+    if recent.mean == 0:
+        return finding("fine", "No group is dead, so none is pulled to the reference alone", recent)
+    return finding("watch" if recent.mean >= KL_ONLY else "fine", f"{_percent(recent.mean)} of the groups are dead and "
+                   f"pulled to the reference alone{weight}", recent, level(log, "kl"), why=why, change=change,
+                   follows=_grade(recent))
 
 
 KL_ONLY = 0.25
@@ -216,25 +340,37 @@ KL_ONLY = 0.25
 
 
 def saturation(log: Log) -> Finding:
-    """The rewards' spread falls while dead groups grow: the prompts are used up."""
+    """Dead groups grow, first third against last: the prompts are used up, solved or given up."""
+    nothing = "Not in play: every group is dead, so there is no signal to run out"
     if not log.fact("dead_counted"):
-        return unknown("how many groups are dead is not known, see dead groups")
-    if lacking := lacks(log, "reward/std", TREND) or lacks(log, "dead", TREND):
+        return finding("fine", nothing) if _all_dead(log) else unknown(NOT_COUNTED)
+    if lacking := lacks(log, "dead", THIRDS):
         return lacking
-    spread, share = ends(_series(log, "reward/std")), ends(_series(log, "dead"))
-    (wide, narrow), (few, many) = (part.mean for part in spread), (part.mean for part in share)
-    words = f"the rewards' std went from {wide:.2g} to {narrow:.2g}, dead groups from {few:.0%} to {many:.0%}"
-    if narrow > SPREAD_LEFT * wide or many - few < DEAD_GROWTH:
-        return finding("fine", f"The signal does not run out: {words}", *spread, *share)
-    return finding("watch", f"The signal runs out: {words}", *spread, *share,
-                   why="Var r = Var within groups + Var between them, and A sees the first alone.",
-                   change=log.trainer.changes["saturation"])
+    share = trend(_series(log, "dead"))
+    if share.last.mean == 1 and not _grown(log):
+        return finding("fine", nothing, share.first, share.last)
+    words = f"dead groups went from {_percent(share.first.mean)} to {_percent(share.last.mean)}"
+    spread = () if lacks(log, "reward/std", THIRDS) else (trend(_series(log, "reward/std")),)
+    words += "".join(f", the rewards' std from {part.first.mean:.2g} to {part.last.mean:.2g}" for part in spread)
+    parts = [part for both in (share, *spread) for part in (both.first, both.last)]
+    if not _grown(log):
+        return finding("fine", f"The signal does not run out: {words}", *parts)
+    return finding("watch", f"The signal runs out: {words}", *parts, why=f"A dead group has A = 0. {share.told()}",
+                   change=log.trainer.changes["saturation"],
+                   follows="reward trend" if _says_bad(reward_trend, log) else "")
 
 
-SPREAD_LEFT = 0.7
-"""Last std over first: rewards of 0 and 1 with mean 0.5 have 0.5, with mean 0.85 or 0.15 have 0.36."""
+def _grown(log: Log) -> bool:
+    """Whether dead groups grew by DEAD_GROWTH, and clearly."""
+    if not log.fact("dead_counted") or lacks(log, "dead", THIRDS):
+        return False
+    share = trend(_series(log, "dead"))
+    return share.change.excludes_zero and share.change.mean >= DEAD_GROWTH
+
+
 DEAD_GROWTH = 0.2
-"""Growth of the share of dead groups at which one group in five has fallen silent."""
+"""Growth of the share of dead groups at which one group in five has fallen silent. A run that learns has some growth:
+from 5 % to 15 % or 20 % where accuracy goes from 45 % to 65 %."""
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -251,11 +387,26 @@ def truncation(log: Log) -> Finding:
     if limit is not None and longest and max(longest.values) < limit:
         return finding("fine", f"No answer reaches the limit of {limit:.0f} tokens; {recent.name} compares with the "
                        f"longest answer of the batch, so it is not 0", longest, recent)
+    if recent.mean == 0:
+        return finding("fine", "No answer is cut at the limit", recent)
     state: State = "broken" if recent.mean >= CUT_BROKEN else "watch" if recent.mean >= CUT_WATCH else "fine"
     out, why = (" and left out of the loss", "A masked answer has no token in Σ_t, so w = 0.") if log.fact("masked") \
         else ("", "The reward of half an answer says where it was cut, not whether it was right.")
-    return finding(state, f"{recent.mean:.0%} of the answers are cut at the limit{out}", recent, why=why,
-                   change=log.trainer.changes["truncation"])
+    came = state != "fine" and _cuts_came(log)
+    then = f", {_percent(_at_first(log))} at first" if came else ""
+    return finding(state, f"{_percent(recent.mean)} of the answers are cut at the limit{out}{then}", recent, why=why,
+                   change=log.trainer.changes["truncation"],
+                   follows="" if not came else "reward" if _says_bad(reward, log) else "reward trend")
+
+
+def _at_first(log: Log) -> float:
+    """The smallest share of cut answers in the first readings."""
+    return min(_series(log, "truncated").part(0, FEW).values)
+
+
+def _cuts_came(log: Log) -> bool:
+    """Whether the limit was wide enough at first: if answers run on to it later, the policy is at fault."""
+    return _at_first(log) < CUT_WATCH
 
 
 CUT_BROKEN = 0.9
@@ -306,14 +457,91 @@ def reward(log: Log) -> Finding:
     """The same reward for every answer, batch after batch."""
     if lacking := lacks(log, "reward/mean"):
         return lacking
-    recent, flat = last(_series(log, "reward/mean")), _flat(log)
-    if not flat and not level(log, "reward/std") and not level(log, "reward/max"):
-        return unknown(f"needs the spread of the rewards beside {recent.name}")
-    if not flat or min(recent.values) != max(recent.values):
-        return finding("fine", f"Rewards differ; their mean is {recent.mean:.3g}", recent)
-    return finding("broken", f"Every answer gets the reward {recent.values[-1]:g}: it is flat, at a bound or by a "
-                   f"fault of the reward function", recent, *flat, why="Var r = 0, so A = 0.",
-                   change=log.trainer.changes["reward"])
+    series, silent, flat, changes = _series(log, "reward/mean"), _silent(log), _flat(log), log.trainer.changes
+    if not silent and not level(log, "reward/std") and not level(log, "reward/max"):
+        return unknown(f"needs the spread of the rewards beside {series.name}")
+    since = silent[0].rows[0].place if silent else math.inf
+    count = sum(row.place >= since for row in series.rows)
+    same = last(series).part(-count) if count else None
+    if same is None or count < SILENT or min(same.values) != max(same.values):
+        return finding("fine", f"Rewards differ; their mean is {last(series).mean:.3g}", last(series))
+    value, earlier = same.values[-1], series.part(0, -count) if count < len(series) else None
+    before = earlier.mean if earlier else value
+    words, change = f"down from {before:.3g} before", _calmer(log)
+    if before == value:
+        words, change = "at a bound or by a fault of the reward function", changes["reward"]
+    elif before < value:
+        words, change = f"up from {before:.3g} before: nothing is left to learn here", changes["saturation"]
+    who = "Every answer gets" if flat else f"In the last {count} readings every answer gets"
+    follows = "truncation" if _is_cut(log) and not _cuts_came(log) else "reward trend" if before > value else ""
+    return finding("broken" if flat and before >= value else "watch", f"{who} the reward {value:g}, {words}", earlier,
+                   same, *(part.part(-len(same)) for part in silent), why="Var r = 0, so A = 0.", change=change,
+                   follows=follows if before >= value else "")
+
+
+SILENT = 3
+"""Batches in a row. Where nine answers of ten agree, all 16 of a batch do so by chance in 0.9^16 = 19 %, and three
+batches in a row in 0.6 %."""
+
+
+def reward_trend(log: Log) -> Finding:
+    """The reward, first third against last; and the first held-out accuracy against the last, where it was read."""
+    found = _thirds(log)
+    if not (worse := _worse(log)):
+        return found
+    before, after = (part.values[0] for part in worse)
+    told = finding("broken", f"Held-out accuracy fell from {before:.1%} to {after:.1%}: training made the model worse",
+                   *worse, why="The 95 % intervals of the two, as logged, have no point in common.",
+                   change=_calmer(log))
+    return told if found.state == "unknown" else replace(
+        told, sentence=f"{told.sentence}. {found.sentence}", evidence=f"{told.evidence}; {found.evidence}")
+
+
+def _thirds(log: Log) -> Finding:
+    """A change of the mean reward counts where its interval excludes 0, and where it is FELL of the answers' std."""
+    if lacking := lacks(log, "reward/mean", THIRDS):
+        return lacking
+    found, unit = trend(_series(log, "reward/mean")), _unit(log)
+    change = found.change.mean
+    clear = found.change.excludes_zero and abs(change) >= FELL * unit
+    fell = clear and change < 0
+    state: State = "fine" if not fell else "broken" if unit and -change >= COLLAPSED * unit else "watch"
+    verb = "fell" if fell else "rose" if clear else "did not clearly change:"
+    also = ", but see reward" if not fell and _says_bad(reward, log) else ""
+    return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to "
+                   f"{found.last.mean:.3g} in the last{also}", found.first, found.last, why=found.told(),
+                   change=_calmer(log))
+
+
+def _calmer(log: Log) -> str:
+    """What to change where training does harm: fewer updates on a batch, where there are several."""
+    return log.trainer.changes["reward trend" if log.fact("updates") == 1 else "clip much"]
+
+
+def _worse(log: Log) -> list[Series]:
+    """The first and the last evaluation, where the logged interval of the last lies below that of the first."""
+    if "eval" not in log.trainer.metrics:
+        return []
+    name, low, high = (log.trainer.metrics[metric] for metric in ("eval", "eval/low", "eval/high"))
+    rows = [row for row in log.rows if all(math.isfinite(row.values.get(key, math.nan)) for key in (name, low, high))]
+    worse = bool(rows) and rows[-1].values[high] < rows[0].values[low]
+    return [Series(name, [row], log.source) for row in (rows[0], rows[-1])] if worse else []
+
+
+def _unit(log: Log) -> float:
+    """The answers' std of reward over the log; or half their range, which no std exceeds; 0 where neither is logged."""
+    if not lacks(log, "reward/std"):
+        return _series(log, "reward/std").mean
+    if lacks(log, "reward/max") or lacks(log, "reward/min"):
+        return 0.0
+    return (_series(log, "reward/max").mean - _series(log, "reward/min").mean) / 2
+
+
+FELL = 0.1
+"""Fall of the mean reward over the answers' std. For rewards of 0 and 1 around a half: five answers in a hundred. In a
+long log the interval excludes 0 for less than that, which matters to nobody."""
+COLLAPSED = 0.5
+"""For rewards of 0 and 1 around a half: 25 answers in a hundred, half of those that were right."""
 
 
 def entropy(log: Log) -> Finding:
@@ -326,7 +554,7 @@ def entropy(log: Log) -> Finding:
     both = ends(_series(log, "entropy"))
     before, after = (part.mean for part in both)
     if after == 0 and _masked(log):
-        return unknown(f"{both[1].name} is 0 because every answer is masked, see truncation")
+        return unknown(f"{both[1].name} is 0 because every answer is masked", follows="truncation")
     low, fallen = after < ENTROPY_LOW, after <= ENTROPY_LEFT * before
     state: State = "broken" if low and fallen else "watch" if low or fallen else "fine"
     words = {"broken": "Entropy collapsed", "watch": "Entropy is low" if low else "Entropy falls",
@@ -376,10 +604,11 @@ def gradient(log: Log) -> Finding:
     zeros = sum(value == 0 for value in norm.values)
     if not zeros:
         return finding("fine", f"The gradient's norm is {last(norm).mean:.2g}", last(norm))
+    cause = "truncation" if _masked(log) else "dead groups"
     return finding("broken" if zeros > len(norm) / 2 else "watch",
                    f"The gradient is exactly 0 in {zeros} of {len(norm)} readings: nothing is learnt there", norm,
                    why="∇J = Σ w ∇log π, and w = 0 where a group is dead or an answer is masked.",
-                   change=log.trainer.changes["truncation" if _masked(log) else "dead groups"])
+                   change=log.trainer.changes[cause], follows=cause)
 
 
 def sampler(log: Log) -> Finding:
@@ -408,8 +637,8 @@ GAP = 0.05
 
 
 RULES: Mapping[str, Callable[[Log], Finding]] = {
-    "gradient": gradient, "learning rate": learning_rate, "reward": reward, "dead groups": dead,
-    "truncation": truncation, "cispo cap": cispo, "entropy": entropy, "sampler": sampler, "saturation": saturation,
-    "dilution": dilution, "KL only": kl_only, "length constant": horizon, "length drift": drift, "clip": clip,
-    "loss": loss}
-"""Name -> rule, in the order in which equals are shown."""
+    "truncation": truncation, "reward": reward, "dead groups": dead, "gradient": gradient,
+    "learning rate": learning_rate, "cispo cap": cispo, "entropy": entropy, "sampler": sampler,
+    "reward trend": reward_trend, "saturation": saturation, "dilution": dilution, "KL only": kl_only,
+    "length constant": horizon, "length drift": drift, "clip": clip, "loss": loss}
+"""Name -> rule, causes before their effects: the order in which equals are shown."""

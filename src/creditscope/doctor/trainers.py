@@ -153,6 +153,8 @@ TRL = Trainer(
         "reward": "the reward function, or the prompts: print completions with log_completions=True",
         "length drift": "loss_type='dapo' or 'dr_grpo' (no 1/L of each answer), or a length term in the reward",
         "sampler": "vllm_importance_sampling_mode='token_truncate', and the same dtype in vLLM and the trainer",
+        "reward trend": "a smaller learning_rate, or beta=0.04 to stay near the reference; if only the prompts "
+                        "got harder, nothing",
         "saturation": "harder prompts where the reward is high, easier ones where it is low",
     })
 
@@ -256,6 +258,8 @@ VERL = Trainer(
         "reward": "the reward function, or the prompts: dump answers with trainer.rollout_data_dir=FOLDER",
         "length drift": f"{_ACTOR}.loss_agg_mode=token-mean (no 1/L of each answer), or a length term in the reward",
         "sampler": "algorithm.rollout_correction.rollout_is=token, and the same dtype in rollout and actor",
+        "reward trend": f"a smaller {_ACTOR}.optim.lr, or {_ACTOR}.use_kl_loss=True; if only the prompts got harder, "
+                        f"nothing",
         "saturation": "harder prompts where the score is high, easier ones where it is low",
     })
 
@@ -284,7 +288,8 @@ OURS = Trainer(
         "loss": "objective/value", "grad/norm": "grad/norm", "lr": "optimizer/lr", "reward/mean": "reward/mean",
         "reward/std": "reward/std", "dead": "credit/dead_groups", "entropy": "entropy/mean",
         "length/mean": "length/mean", "length/max": "length/max", "truncated": "length/truncated",
-        "sampler/gap": "policy/sampler_gap",
+        "sampler/gap": "policy/sampler_gap", "past": "overshoot/past", "eval": "eval/accuracy", "eval/low": "eval/low",
+        "eval/high": "eval/high",
     },
     defaults={"method": "grpo", "credit": None, "beta": None, "inner_steps": 1, "minibatches": 1, "group": 8,
               "max_tokens": None},
@@ -306,8 +311,8 @@ OURS = Trainer(
     },
     changes={
         "clip": "--inner-steps 2 or --minibatches 2, to reuse a batch",
-        "clip idle": "see: creditscope optimizer RUN",
-        "clip much": "see: creditscope optimizer RUN",
+        "clip idle": "more --inner-steps, or a larger --lr",
+        "clip much": "fewer --inner-steps, a smaller --lr, or --brake shorten",
         "dead groups": "--group (more rollouts), easier or harder problems, or --method dapo",
         "dead counted": "none: signal/dead_groups counts groups",
         "dilution": "--method dapo, which drops unanimous groups and draws others",
@@ -320,6 +325,7 @@ OURS = Trainer(
         "reward": "the reward function or the task",
         "length drift": "--method dapo or dr_grpo (no 1/L of each answer)",
         "sampler": "--top-p 1 and --dtype float32",
+        "reward trend": "a smaller --lr; if only the problems got harder, nothing",
         "saturation": "harder problems where the reward is high, easier ones where it is low",
     })
 

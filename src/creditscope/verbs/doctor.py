@@ -17,7 +17,7 @@ from rich.text import Text
 from creditscope.doctor.finding import STATES, Finding
 from creditscope.doctor.log import Log
 from creditscope.doctor.read import read
-from creditscope.doctor.rules import diagnose
+from creditscope.doctor.rules import diagnose, root
 from creditscope.errors import printable
 from creditscope.verbs.output import Output
 
@@ -29,9 +29,10 @@ COLOURS = {"broken": "red", "watch": "yellow", "unknown": "dim", "fine": "green"
 class Doctor:
     """Say what is wrong with a run of TRL, verl or creditscope, from its log and settings alone.
 
-    No model is loaded. Each finding is broken (✗), watch (!), unknown (?) or fine (✓), with the lines of the log that
-    show it, the formula behind it and the setting to change. Settings that were not given are taken at the trainer's
-    defaults, and the findings that hang on one say so.
+    No model is loaded. The first line names what to mend first, and the setting to change. Each finding is broken (✗),
+    watch (!), unknown (?) or fine (✓), with the lines of the log that show it and the formula behind it; one that comes
+    from another says so. Settings that were not given are taken at the trainer's defaults, and the findings that hang
+    on one say so.
 
     For example:
       creditscope doctor output/checkpoint-500                      TRL's trainer_state.json
@@ -47,7 +48,8 @@ class Doctor:
     sets: Annotated[tuple[str, ...], tyro.conf.arg(name="set"), tyro.conf.UseAppendAction] = ()
     """A setting as NAME=VALUE, such as loss_type=grpo or actor_rollout_ref.actor.ppo_epochs=1; may be repeated."""
     why: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Evidence, reason and setting of every finding, not of broken and watch alone."""
+    """Evidence, reason and setting of every finding, not only of those that are broken or to watch and follow from no
+    other."""
     strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Exit with 1 if something is broken."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
@@ -56,8 +58,9 @@ class Doctor:
         log = read(self.run_or_log, self.config, self.sets)
         findings = diagnose(log)
         if self.output.json:
+            first = root(findings)
             self.output.emit({"trainer": log.trainer.name, "rows": len(log.rows), "notes": list(log.notes),
-                              "findings": [finding.as_dict() for finding in findings]})
+                              "first": first and first.rule, "findings": [finding.as_dict() for finding in findings]})
         else:
             show(self.output.console(), log, findings, self.why)
             print(f"Next: {self._next(log)}")
@@ -69,8 +72,20 @@ class Doctor:
         return "creditscope methods" if self.why else "the same with --why, for the evidence of every finding"
 
 
+def headline(findings: Sequence[Finding]) -> str:
+    """What to mend first, what comes from it, and the setting to change."""
+    first = root(findings)
+    if first is None:
+        unread = sum(finding.state == "unknown" for finding in findings)
+        return "✓ Nothing is broken or to watch" + (f"; {unread} findings are unknown." if unread else ".")
+    others = [finding.rule for finding in findings if finding.bad and finding.follows == first.rule]
+    brings = f" From it follow: {', '.join(others)}." if others else ""
+    return f"{SHAPES[first.state]} {first.rule}: {first.sentence}.{brings} Change: {first.change}."
+
+
 def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> None:
-    """A line for each finding; then what is behind those that are broken or to watch, or behind all."""
+    """What to mend first; a line for each finding; then what is behind the first causes, or behind all."""
+    console.print(Text(printable(headline(findings))))
     version = f" (read as {log.trainer.version})" if log.trainer.version else ""
     console.print(f"{log.trainer.name}{version}, {len(log.rows)} rows", markup=False)
     for note in log.notes:
@@ -79,11 +94,12 @@ def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> 
     for header in ("state", "about", "finding"):
         table.add_column(header)
     for finding in findings:
+        origin = f" (follows from {finding.follows})" if finding.follows else ""
         table.add_row(Text(f"{SHAPES[finding.state]} {finding.state}", COLOURS[finding.state]), finding.rule,
-                      Text(printable(finding.sentence)))
+                      Text(f"{printable(finding.sentence)}{origin}"))
     console.print(table)
     for finding in findings:
-        if why or finding.state in ("broken", "watch"):
+        if why or (finding.bad and not finding.follows):
             console.print(Text(f"{SHAPES[finding.state]} {finding.rule}", COLOURS[finding.state]))
             assumed = ", ".join(f"{name}={value}" for name, value in (finding.assumes or {}).items())
             for name, text in (("evidence", finding.evidence), ("why", finding.why), ("change", finding.change),

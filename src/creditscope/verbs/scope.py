@@ -99,7 +99,7 @@ class Scope:
         if self.out is not None:
             console.print(f"wrote {self.out}: run.json, steps.jsonl, groups/" + (
                 ", scope/" if self.settings.model and self.settings.scope != "off" else ""), markup=False)
-        console.print(f"Next: {self._next(finished)}", markup=False)
+        console.print(f"Next: {self._next(finished)}", markup=False, soft_wrap=True)
 
     def _next(self, finished: bool) -> str:
         if finished:
