@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,18 @@ def test_a_group_file_that_is_cut_in_half_says_so(tmp_path: Path) -> None:
         record.save_group(0, {"w": np.random.default_rng(0).normal(size=1000)})
         path = tmp_path / "run" / "groups" / "000000.npz"
         path.write_bytes(path.read_bytes()[:500])
+        with pytest.raises(CreditscopeError, match="cannot read the rollouts of step 0"):
+            record.group(0)
+
+
+@pytest.mark.parametrize("header", ["{'descr': [1], 'fortran_order': False, 'shape': (1,), }", "{'descr': '<f8', "
+                                    "'fortran_order': False, 'shape': (1152921504606846976,), }", "None"])
+def test_an_array_whose_header_makes_no_sense_says_so(header: str, tmp_path: Path) -> None:
+    with new(tmp_path / "run") as record:
+        record.save_group(0, {"w": np.ones(1)})
+        text = header.ljust(117).encode() + b"\n"
+        with zipfile.ZipFile(tmp_path / "run" / "groups" / "000000.npz", "w") as file:
+            file.writestr("w.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8))
         with pytest.raises(CreditscopeError, match="cannot read the rollouts of step 0"):
             record.group(0)
 

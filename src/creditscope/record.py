@@ -2,8 +2,8 @@
 
     run.json          what was run: config, versions, seed
     steps.jsonl       one object a step, appended and synced; a torn last line is not a step
-    groups/*.npz      selected rollouts of a step: tokens, w, credit, clipped, entropy, text; where read, log π afterwards
-                      and the credit by other estimators
+    groups/*.npz      selected rollouts of a step: tokens, w, credit, clipped, entropy, text; where read, log π
+                      afterwards and the credit by other estimators
     scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
     optimizer/*.npz   what the optimiser did at a step: the update under other reward scales, whole and by layer
     checkpoints/*     folders that appear whole or not at all
@@ -257,7 +257,8 @@ class Record:
                 return dict(stored)
         except FileNotFoundError:
             raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
-        except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, ValueError, EOFError, RuntimeError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile,
+                zlib.error) as error:
             raise CreditscopeError(f"cannot read the {what} of step {step} in {self.path}: {error}") from None
 
     def checkpoints(self) -> list[int]:

@@ -74,14 +74,17 @@ def test_a_paused_page_stands_still_and_goes_on_when_it_is_asked_to(browser: Any
     with watching(run) as url, opened(browser, url) as tab:
         pause = tab.page.locator("#live-pause")
         pause.click()
-        assert pause.get_attribute("aria-pressed") == "true"
+        assert pause.inner_text() == "Resume"
+        assert tab.page.locator("#live-status").inner_text().startswith("Live: paused; ")
         old = version(tab)
         add_step(run, 6)
         tab.page.wait_for_timeout(4000)
         assert version(tab) == old
         pause.click()
         until_new(tab, old)
-        assert tab.page.locator("#live-status").inner_text() == "Live: the page follows the run."
+        assert pause.inner_text() == "Pause"
+        assert tab.page.locator("#live-status").inner_text() == "Live: finished, 7 of 6 steps."
+        tab.until("/^updated \\d+ s ago$/.test(document.querySelector('#live-age').textContent)")
 
 
 def test_a_record_that_is_damaged_on_the_way_leaves_the_page_with_a_notice(browser: Any, tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_a_record_that_is_damaged_on_the_way_leaves_the_page_with_a_notice(brows
         tab.until("document.querySelector('#live-status').textContent.includes('not a step')")
         assert tab.page.locator(".answer").count() == 4
         (run / "steps.jsonl").write_text(whole)
-        tab.until("document.querySelector('#live-status').textContent.includes('follows the run')")
+        tab.until("document.querySelector('#live-status').textContent === 'Live: finished, 6 of 6 steps.'")
 
 
 def test_the_page_follows_a_real_training(browser: Any, tmp_path: Path) -> None:

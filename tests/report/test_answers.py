@@ -13,14 +13,16 @@ from creditscope.describe import LAWS, law
 from creditscope.methods import METHODS
 from creditscope.record import Record
 from creditscope.report.answers import (
+    LOSS,
     SHAPES,
     answers,
     credit,
     directions,
-    fell_from,
+    is_stale,
     loss_sentence,
     optimiser,
     past_steps,
+    reward_trend,
     row_of,
     signal,
 )
@@ -56,6 +58,15 @@ def but(**changes: Any) -> list[Line]:
     return [{name: value for name, value in line.items() if value is not None}] * 10
 
 
+def live(groups: float, of: int = 8) -> list[Line]:
+    """Ten steps in which so many groups have rewards that differ, and credit."""
+    return but(signal__groups=of, signal__live_groups=groups, credit__dead_groups=1 - groups / of)
+
+
+def evaluated(accuracy: float, width: float = 0.03) -> Line:
+    return {"eval/accuracy": accuracy, "eval/low": accuracy - width, "eval/high": accuracy + width}
+
+
 def test_a_run_in_which_nothing_is_wrong_is_good_four_times(make: Make) -> None:
     found = answers(make(but()))
     assert [answer.topic for answer in found] == ["Signal", "Credit", "Directions", "Optimiser"]
@@ -84,17 +95,90 @@ def test_a_number_that_is_a_text_is_no_number(make: Make) -> None:
 
 def test_five_of_eight_groups_carry_signal(make: Make) -> None:
     # 10 steps of 8 groups, 5 live: 50 of 80, above a half
-    found = signal(make(but(signal__live_groups=5)))
+    found = signal(make(live(5)))
     assert found.state == "good"
-    assert found.sentence.startswith("5 of 8 groups carry signal; mean reward 0.5. A loss of 0 ")
+    assert found.sentence == ("Mean reward 0.5; 5 of 8 groups carry signal. The loss is 0 at ratio 1 by construction, "
+                              "no measure of progress.")
     assert "Mean over the last 10 steps, 0 to 9." in found.rule
 
 
-@pytest.mark.parametrize(("live", "groups", "state"), [
+@pytest.mark.parametrize(("groups", "of", "state"), [
     (4, 8, "good"), (3, 8, "watch"), (10, 100, "watch"), (9, 100, "broken"), (0, 8, "broken")])
 def test_half_of_the_groups_is_good_and_less_than_a_tenth_is_broken(
-        make: Make, live: int, groups: int, state: str) -> None:
-    assert signal(make(but(signal__live_groups=live, signal__groups=groups))).state == state
+        make: Make, groups: int, of: int, state: str) -> None:
+    assert signal(make(live(groups, of))).state == state
+
+
+def test_groups_that_get_credit_without_a_difference_in_reward_carry_signal(make: Make) -> None:
+    # one rollout a group has no difference of rewards, and a critic's or a plain reward's credit all the same
+    found = signal(make(but(signal__live_groups=0, credit__dead_groups=0.25), method="reinforce", group=1))
+    assert found.state == "good"
+    assert "6 of 8 groups carry signal" in found.sentence
+
+
+def test_dead_groups_of_right_answers_are_to_watch_and_not_broken(make: Make) -> None:
+    silent = {"credit__top10_mass": None, "credit__zero": None, "credit__dead_groups": 1.0, "signal__live_groups": 0}
+    run = make(but(reward__mean=1.0, **silent))
+    assert (signal(run).state, credit(run).state) == ("watch", "watch")
+    assert "nearly every answer is right: little is left to learn here" in signal(run).sentence
+    assert "nearly every answer is right" in credit(run).sentence
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.94, 3.0])
+def test_dead_groups_of_other_answers_are_broken(make: Make, reward: float) -> None:
+    assert signal(make(but(reward__mean=reward, signal__live_groups=0, credit__dead_groups=1.0))).state == "broken"
+
+
+def test_answers_that_could_not_be_judged_are_to_watch(make: Make) -> None:
+    found = signal(make([*but()[:8], *but(reward__errors=3)[:2]]))
+    assert found.state == "watch"
+    assert "the reward function failed on 6 answers" in found.sentence
+
+
+@pytest.mark.parametrize(("now", "state"), [(0.021, "good"), (0.019, "watch")])
+def test_entropy_that_fell_below_a_fiftieth_of_a_nat_is_to_watch(make: Make, now: float, state: str) -> None:
+    found = signal(make([*but(entropy__mean=0.2), *but(entropy__mean=now)]))
+    assert found.state == state
+    assert ("entropy fell from 0.2 to 0.019 nats a token" in found.sentence) == (state == "watch")
+
+
+def test_entropy_that_was_always_low_did_not_fall(make: Make) -> None:
+    # 0.01 is half of 0.02: more than 0.3 of it is left
+    assert signal(make([*but(entropy__mean=0.02), *but(entropy__mean=0.01)])).state == "good"
+
+
+# -- what was learnt --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("after", "state", "said"), [
+    (0.26, "broken", "Accuracy on unseen problems 46.6 → 26.0 % [23.0, 29.0]: it fell;"),
+    (0.63, "good", "Accuracy on unseen problems 46.6 → 63.0 % [60.0, 66.0]: it rose;"),
+    (0.44, "good", "Accuracy on unseen problems 46.6 → 44.0 % [41.0, 47.0]: no clear change;")])
+def test_accuracy_that_fell_is_broken_where_the_intervals_are_apart(
+        make: Make, after: float, state: str, said: str) -> None:
+    first, *rest = but()
+    found = signal(make([first | evaluated(0.466), *rest, evaluated(after)]))
+    assert found.state == state
+    assert found.sentence.startswith(said)
+    assert "mean reward" not in found.sentence
+
+
+def test_accuracy_without_an_interval_decides_nothing(make: Make) -> None:
+    first, *rest = but()
+    found = signal(make([first | {"eval/accuracy": 0.9}, *rest, {"eval/accuracy": 0.1}]))
+    assert (found.state, "90.0 → 10.0 %: no clear change" in found.sentence) == ("good", True)
+
+
+def test_one_evaluation_says_nothing_of_what_was_learnt(make: Make) -> None:
+    first, *rest = but()
+    assert signal(make([first | evaluated(0.466), *rest])).sentence.startswith("Mean reward 0.5;")
+
+
+def test_a_reward_speaks_where_accuracy_does_not(make: Make) -> None:
+    high, low = but(reward__mean=0.6), but(reward__mean=0.3)
+    found = signal(make([high[0] | evaluated(0.5), *high[1:], *low, evaluated(0.48)]))
+    assert found.state == "watch"
+    assert "no clear change; mean reward fell from 0.6 to 0.3" in found.sentence
 
 
 @pytest.mark.parametrize(("cut", "state"), [(0.09, "good"), (0.1, "watch"), (0.49, "watch"), (0.5, "broken")])
@@ -105,13 +189,14 @@ def test_a_tenth_of_the_answers_cut_off_is_to_watch_and_a_half_is_broken(make: M
 
 
 def test_the_worse_of_two_findings_is_the_state(make: Make) -> None:
-    assert signal(make(but(signal__live_groups=0, length__truncated=0.2))).state == "broken"
+    dead = {"signal__live_groups": 0, "credit__dead_groups": 1.0}
+    assert signal(make(but(length__truncated=0.2, **dead))).state == "broken"
 
 
 def test_fifteen_groups_are_too_few_and_sixteen_are_not(make: Make, tmp_path: Path) -> None:
     few = signal(make([*but(signal__groups=5, signal__live_groups=5)[:3]]))  # 3 · 5 = 15
     assert few.state == "unknown"
-    assert few.sentence.startswith("15 groups are too few to say, it takes 16.")
+    assert "; 15 groups are too few to say, it takes 16." in few.sentence
     with Record.create(tmp_path / "more", {"method": "grpo"}, {}) as record:
         for step in range(2):  # 2 · 8 = 16
             record.append(step, PLAIN)
@@ -119,45 +204,55 @@ def test_fifteen_groups_are_too_few_and_sixteen_are_not(make: Make, tmp_path: Pa
 
 
 def test_what_happened_before_the_last_ten_steps_does_not_count(make: Make) -> None:
-    found = signal(make([*but(signal__live_groups=0), *but()]))
+    found = signal(make([*live(0), *but()]))
     assert found.state == "good"
     assert "Mean over the last 10 steps, 10 to 19." in found.rule
 
 
-def test_a_reward_that_fell_is_to_watch(make: Make) -> None:
-    high, low = [{**PLAIN, "reward/mean": 0.6 + 0.01 * (i % 2)} for i in range(10)], but(reward__mean=0.3)
-    found = signal(make([*high, *low]))
-    assert found.state == "watch"
-    assert "mean reward 0.3, down from 0.605 at the start" in found.sentence  # (5 · 0.60 + 5 · 0.61)/10
+@pytest.mark.parametrize(("rewards", "state", "said"), [
+    ((0.6, 0.3), "watch", "Mean reward fell from 0.6 to 0.3;"),
+    ((0.3, 0.6), "good", "Mean reward rose from 0.3 to 0.6;")])
+def test_a_reward_that_fell_is_to_watch_and_one_that_rose_is_said(
+        make: Make, rewards: tuple[float, float], state: str, said: str) -> None:
+    before, after = (but(reward__mean=reward) for reward in rewards)
+    found = signal(make([*before, *after]))  # twenty steps: thirds of six
+    assert found.state == state
+    assert found.sentence.startswith(said)
 
 
-def test_a_reward_falls_only_where_the_intervals_are_apart() -> None:
-    # means 0.5 and 0.4, both s = √(4·0.01/3) = 0.115: half-width 3.18·0.115/√4 = 0.18, so the intervals meet
-    wide = [{"reward/mean": x} for x in (0.4, 0.6, 0.4, 0.6, 0.3, 0.5, 0.3, 0.5)]
-    assert fell_from(wide) is None
-    assert fell_from([{"reward/mean": x} for x in (0.5, 0.5, 0.5, 0.4, 0.4, 0.4)]) == pytest.approx(0.5)
-    assert fell_from([{"reward/mean": x} for x in (0.4, 0.4, 0.4, 0.5, 0.5, 0.5)]) is None
-    assert fell_from([{"reward/mean": x} for x in (0.5, 0.5, 0.5, 0.4, 0.4)]) is None  # two steps say nothing
+def test_thirds_are_told_apart_by_the_interval_of_their_difference() -> None:
+    # thirds of four: s² = 4·0.01/3 each, half = 3.1824·√(2·0.04/3/4) = 0.2599
+    def run(last: float) -> list[Line]:
+        return [{"reward/mean": x} for x in (0.4, 0.6, 0.4, 0.6, 0, 0, 0, 0, last, last + 0.2, last, last + 0.2)]
+
+    assert reward_trend(run(0.4 - 0.26)) == pytest.approx((0.5, 0.24))
+    assert reward_trend(run(0.4 - 0.259)) is None
+    assert reward_trend([{"reward/mean": x} for x in (0.5,) * 3 + (0.4,) * 5]) is None  # thirds of two say nothing
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_the_loss_says_is_the_law_of_the_row(name: str) -> None:
-    assert loss_sentence({"method": name}) == law(METHODS[name]).sentence
+    assert loss_sentence({"method": name}) == LOSS[law(METHODS[name]).kind]
+
+
+def test_every_law_has_its_short_sentence_and_none_sounds_like_a_state() -> None:
+    assert LOSS.keys() == LAWS.keys()
+    assert not any("watch" in sentence for sentence in LOSS.values())
 
 
 def test_the_loss_under_credit_from_outside_says_how_that_is_centred() -> None:
-    assert loss_sentence({"method": "grpo", "credit": "step_reward"}) == LAWS["outside"]
-    assert loss_sentence({"method": "grpo", "credit": "outcome"}) == LAWS["zero"]
-    assert loss_sentence({"method": "p1_grpo", "credit": "step_reward"}) == LAWS["log_prob"]
+    assert loss_sentence({"method": "grpo", "credit": "step_reward"}) == LOSS["outside"]
+    assert loss_sentence({"method": "grpo", "credit": "outcome"}) == LOSS["zero"]
+    assert loss_sentence({"method": "p1_grpo", "credit": "step_reward"}) == LOSS["log_prob"]
 
 
 def test_the_loss_under_a_weight_for_the_kl_term_is_that_term() -> None:
-    assert loss_sentence({"method": "grpo", "beta": 0.04}) == LAWS["penalty"]
+    assert loss_sentence({"method": "grpo", "beta": 0.04}) == LOSS["penalty"]
 
 
 @pytest.mark.parametrize("config", [
     {}, {"method": None}, {"method": ["grpo"]}, {"method": "from_the_future"}, {"method": "grpo", "beta": "much"},
-    {"method": "dapo", "beta": 0.1}])
+    {"method": "dapo", "beta": 0.1}, {"method": "grpo", "beta": 10**400}])
 def test_a_row_that_is_not_known_has_no_law_and_harms_nothing(make: Make, config: dict[str, Any]) -> None:
     assert row_of(config) is None
     assert loss_sentence(config) == ""
@@ -171,16 +266,23 @@ def test_credit_says_what_an_even_spread_would_give(make: Make) -> None:
     # half of the tokens have credit: a tenth of all tokens is a fifth of those
     found = credit(make(but(credit__top10_mass=0.71, credit__zero=0.5, credit__within=0.4)))
     assert found.state == "good"
-    assert found.sentence == ("10 % of tokens carry 71 % of the credit (spread evenly over those that have any, 20 %); "
-                              "50 % have none; 40 % of its square differs inside an answer.")
+    assert found.sentence == ("The top tenth of tokens carries 71 % of the credit (even: 20 %); 50 % of tokens have "
+                              "none; 40 % varies inside answers.")
 
 
 def test_credit_that_a_tenth_of_the_tokens_holds_alone_is_even_there(make: Make) -> None:
-    assert "(spread evenly over those that have any, 100 %)" in credit(make(but(credit__zero=0.95))).sentence
+    assert "(even: 100 %)" in credit(make(but(credit__zero=0.95))).sentence
 
 
-def test_credit_of_whole_answers_is_said_to_be_the_same_for_every_token(make: Make) -> None:
-    assert "every token of an answer is given the same" in credit(make(but())).sentence
+def test_an_even_spread_is_reckoned_step_by_step(make: Make) -> None:
+    # 0.1 where every token has credit and 1 where one in ten has: 0.55; a mean of 45 % without would be 0.18
+    half = [*but(credit__zero=0.0)[:5], *but(credit__zero=0.9)[:5]]
+    assert "(even: 55 %)" in credit(make(half)).sentence
+
+
+def test_credit_of_whole_answers_is_said_to_vary_between_them_only(make: Make) -> None:
+    assert credit(make(but())).sentence == ("The top tenth of tokens carries 20 % of the credit (even: 10 %); it "
+                                            "varies only between answers.")
 
 
 @pytest.mark.parametrize(("top", "state"), [(0.89, "good"), (0.9, "watch")])
@@ -220,22 +322,32 @@ def test_two_steps_of_credit_are_too_few(make: Make) -> None:
 # -- directions -------------------------------------------------------------------------------------------------------
 
 
-def test_directions_are_told_beside_their_null(make: Make) -> None:
-    found = directions(make(but(gram__group__effective_rank=2.4, gram__group__credit_null=5.1)))
+def test_directions_are_told_beside_their_nulls(make: Make) -> None:
+    found = directions(make(but(gram__group__effective_rank=2.4, gram__group__credit_null=5.1,
+                                gram__group__norm_null=3.2)))
     assert found.state == "good"
-    assert found.sentence == ("8 rollouts push in 2.4 directions; null 5.1 (orthogonal rollouts of equal norm with the "
-                              "same credits).")
+    assert found.sentence == ("8 rollouts push in 2.4 directions; null 5.1 (orthogonal, equal norms), 3.2 with their "
+                              "own norms.")
 
 
-@pytest.mark.parametrize(("rank", "state"), [(2.01, "good"), (1.99, "watch"), (1.0, "watch")])
-def test_below_a_third_of_the_null_directions_are_to_watch_and_never_broken(
-        make: Make, rank: float, state: str) -> None:
-    assert directions(make(but(gram__group__effective_rank=rank))).state == state  # the null is 6
+@pytest.mark.parametrize(("rank", "null", "state", "end"), [
+    (1.26, 28.0, "good", "norms)."), (1.24, 28.0, "watch", "; all push along one line."),
+    (1.24, 3.0, "watch", "; all push along one line."), (1.0, 2.9, "unknown", "; too few directions to judge.")])
+def test_low_rank_is_no_fault_but_one_line_is_to_watch_where_there_could_be_three(
+        make: Make, rank: float, null: float, state: str, end: str) -> None:
+    found = directions(make(but(gram__group__effective_rank=rank, gram__group__credit_null=null)))
+    assert found.state == state
+    assert found.sentence.endswith(end)
+
+
+def test_one_rollout_a_group_has_one_direction(make: Make) -> None:
+    found = directions(make(but(), group=1))
+    assert (found.state, found.sentence) == ("unknown", "One rollout a group has one direction.")
 
 
 def test_token_credit_is_held_against_the_null_of_two_rewards(make: Make) -> None:
     found = directions(make(but(gram__group__credit_null=None, gram__group__orthogonal_null=7.0)))
-    assert "null 7 (orthogonal rollouts of equal norm with two rewards, 4k(R−k)/R)" in found.sentence
+    assert "null 7 (orthogonal, equal norms, two rewards)" in found.sentence
 
 
 @pytest.mark.parametrize(("scope", "changes", "said"), [
@@ -268,15 +380,30 @@ def test_one_token_in_twenty_past_its_bound_is_to_watch_and_one_in_five_is_broke
         make: Make, past: float, state: str) -> None:
     found = optimiser(make(but(overshoot__past=past)))
     assert found.state == state
-    assert "of bounded tokens end past their bound" in found.sentence
+    assert "of bounded tokens end outside the clip range; reward scale" in found.sentence
 
 
-@pytest.mark.parametrize(("change", "word"), [(0.049, "invisible"), (0.05, "visible")])
-def test_scale_is_invisible_below_a_twentieth_and_never_changes_the_state(
+@pytest.mark.parametrize(("change", "word"), [(0.049, "hardly matters"), (0.05, "matters")])
+def test_scale_hardly_matters_below_a_twentieth_and_never_changes_the_state(
         make: Make, change: float, word: str) -> None:
     found = optimiser(make(but(optimizer__scale_change=change)))
-    assert found.sentence.startswith(f"Reward scale is {word}: a tenth of the credit changes the update by ")
+    assert f"; reward scale {word}: a tenth of the credit changes the update by " in found.sentence
     assert found.state == "good"
+
+
+def test_a_scale_that_was_read_once_says_so_and_that_from_a_step_on_stands_in(make: Make, tmp_path: Path) -> None:
+    lines = [*but(optimizer__scale_change=None)[:9], PLAIN]
+    assert "reward scale: 1 reading is too few to say, it takes 3" in optimiser(make(lines)).sentence
+    with Record.create(tmp_path / "now", {"method": "grpo"}, {}) as record:
+        for step, line in enumerate(lines):
+            record.append(step, line | {"optimizer/scale_change_now": 0.02})
+    found = optimiser(read_run(tmp_path / "now"))
+    assert "a tenth of the credit changes the update by 2 % from that step on" in found.sentence
+
+
+def test_both_windows_are_named_where_they_differ(make: Make) -> None:
+    found = optimiser(make([*but(overshoot__past=None, overshoot__1__past=None)[:5], *but()[:5]]))
+    assert found.rule.endswith("Mean over the last 5 readings, 5 to 9. Scale: mean over the last 10 readings, 0 to 9.")
 
 
 @pytest.mark.parametrize(("cosine", "said"), [
@@ -308,7 +435,7 @@ def test_where_the_end_of_the_batch_was_hardly_read_the_steps_before_it_speak(ma
     assert (len(steps), where) == (10, "overshoot/3/past")
     found = optimiser(make(lines))
     assert found.state == "watch"
-    assert "6 % of bounded tokens stand, after 3 of the batch's updates, past their bound" in found.sentence
+    assert "6 % of bounded tokens are outside the clip range after 3 of the batch's updates" in found.sentence
 
 
 def test_the_end_of_the_batch_speaks_where_it_was_read_three_times() -> None:
@@ -324,14 +451,13 @@ def test_a_method_without_a_bound_cannot_overshoot(
     lines = but(overshoot__past=None, overshoot__1__past=None, optimizer__scale_change=scale)
     found = optimiser(make(lines, method=method))
     assert found.state == state
-    assert ("no bound that a token could pass" in found.sentence) == (method == "p1_grpo")
+    assert ("this method has no clip range" in found.sentence.lower()) == (method == "p1_grpo")
 
 
 def test_an_optimiser_that_was_not_probed_names_the_flag(make: Make) -> None:
     found = optimiser(make(but(overshoot__past=None, overshoot__1__past=None, optimizer__scale_change=None)))
     assert found.state == "unknown"
-    assert found.sentence == ("Reward scale was not read: train with --probe light; overshoot was not read: train with "
-                              "--probe light.")
+    assert found.sentence == "Not read: train with --probe light."
 
 
 @pytest.mark.parametrize(("level", "said"), [("off", "train with --probe light"), ("light", "clipped to its norm")])
@@ -349,17 +475,37 @@ def test_a_probe_that_saw_no_bound_says_so(make: Make) -> None:
             record.append(step, line)
     found = optimiser(read_run(record.path))
     assert found.state == "unknown"
-    assert "overshoot was not read: no token had a bound when the probe looked" in found.sentence
+    assert "Overshoot was not read: no token had a bound when the probe looked" in found.sentence
 
 
 def test_two_readings_of_overshoot_are_too_few(make: Make) -> None:
     found = optimiser(make([*but(overshoot__past=None, overshoot__1__past=None)[:8],
                             *but(overshoot__1__past=None)[:2]]))
     assert found.state == "unknown"
-    assert "overshoot: 2 readings are too few to say, it takes 3; a smaller --probe-every" in found.sentence
+    assert "Overshoot: 2 readings are too few to say, it takes 3; a smaller --probe-every" in found.sentence
 
 
 def test_a_gradient_that_is_not_finite_is_broken_whatever_else_is_good(make: Make) -> None:
     found = optimiser(make([*but()[:9], {**PLAIN, "grad/norm": float("nan")}]))
     assert found.state == "broken"
-    assert "the gradient was not finite in 1 of the last steps" in found.sentence
+    assert "The gradient was not finite in 1 of the last steps" in found.sentence
+
+
+# -- what was read long ago -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("at", "last", "stale"), [
+    ([0, 1, 2], 11, False), ([0, 1, 2], 12, True), ([0, 10, 20], 39, False), ([0, 10, 20], 40, True), ([], 50, False)])
+def test_ten_steps_and_twice_the_widest_gap_make_a_number_old(at: list[int], last: int, stale: bool) -> None:
+    assert is_stale([{"step": last}], [{"step": step} for step in at]) == stale
+
+
+def test_numbers_that_were_read_long_ago_are_not_called_good(make: Make) -> None:
+    gone = dict.fromkeys(name.replace("/", "__") for name in PLAIN if name.startswith(
+        ("credit/", "gram/", "overshoot/", "optimizer/")))
+    run = make([*but(), *but(**gone)], scope="light")
+    assert [answer.state for answer in answers(run)] == ["good", "unknown", "unknown", "unknown"]
+    assert credit(run).sentence == "Not known since step 9."
+    assert directions(run).sentence == "Not read since step 9."
+    assert optimiser(run).sentence == ("Tokens outside the clip range were not counted since step 9; reward scale was "
+                                       "not read since step 9.")

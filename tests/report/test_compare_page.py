@@ -110,7 +110,7 @@ def test_several_differences_are_columns_and_what_most_runs_share_goes_without_s
     several = compare.read([tmp_path])
     assert several.differs == ("inner_steps", "lr")
     assert sorted(setting.name for setting in several.settings) == ["lr = 0.0001", "lr = 5e-05", "μ = 4"]
-    cells = {row[0]: row[1:3] for row in rows_of(compare.sections(several)[0].html(), "settings")}
+    cells = {row[0]: row[2:4] for row in rows_of(compare.sections(several)[0].html(), "settings")}
     assert cells["μ = 4"] == ["4", "0.0001"]
 
 
@@ -148,7 +148,8 @@ def test_a_file_of_evidence_stands_beside_a_record_and_says_what_it_lacks(tmp_pa
     file.write_text(to_json(read_evidence(Record.open(other))))
     several = compare.read([whole, file])
     by_name = {row[0]: row for row in rows_of(compare.sections(several)[1].html(), "states")}
-    assert by_name["b"][4:] == ["–", "–", "–", "–", "needs the record"]
+    assert by_name["b"][1:5] == ["–", "–", "–", "–"]
+    assert by_name["b"][-1] == "needs the record"
     assert by_name["a"][-1] == f"creditscope report {whole}"
     assert [setting.name for setting in several.settings] == ["R = 2", "R = 4"]
 
@@ -190,13 +191,79 @@ def test_the_ends_of_the_order_are_told_with_whether_their_intervals_meet(tmp_pa
     told = dict(compare.findings(compare.read([tmp_path])))
     # 0.30, 0.31, 0.32: s = 0.01, half = 4.3027 · 0.01/√3 = 0.0248
     assert told["Learning"] == ("Highest accuracy at the end: R = 4 with 81.0 [78.5, 83.5] % (rollouts: 64); lowest: "
-                                "R = 2 with 31.0 [28.5, 33.5] % (rollouts: 32). Their intervals do not overlap.")
+                                "R = 2 with 31.0 [28.5, 33.5] % (rollouts: 32). Their intervals do not overlap. Not at "
+                                "equal cost: R = 4 spent 2 times the rollouts of R = 2.")
     for seed in range(3):
         write(tmp_path / f"far-{seed}", seed=seed, group=8, accuracy=0.1 + 0.4 * seed)
     # 0.1, 0.5, 0.9 has the mean 0.5 and ends at no share: [0, 1]; the order's ends stay those two
     assert dict(compare.findings(compare.read([tmp_path])))["Learning"] == told["Learning"]
     html = compare.sections(compare.read([tmp_path]))[0].html()
     assert "50.0 [0.0, 100.0]" in html
+
+
+def test_numbers_of_two_tasks_have_no_order(tmp_path: Path) -> None:
+    for name, task, accuracy in (("a", "arithmetic", 0.4), ("b", "turns", 1.0)):
+        write(tmp_path / name, task=task, accuracy=accuracy)
+    assert list(compare.findings(compare.read([tmp_path]))) == []
+    write(tmp_path / "c", task="arithmetic", accuracy=0.6, lr=5e-5)
+    said = dict(compare.findings(compare.read([tmp_path])))["Learning"]
+    assert said.startswith("arithmetic: Highest accuracy at the end: ")
+    assert "100.0" not in said
+
+
+def test_models_whose_folders_have_one_name_are_two_settings(tmp_path: Path) -> None:
+    for seed, folder in enumerate(("first/model", "second/model")):
+        write(tmp_path / str(seed), seed=seed, model=f"/somewhere/{folder}")
+    several = compare.read([tmp_path])
+    assert [setting.name for setting in several.settings] == ["first/model", "second/model"]
+
+
+def test_a_setting_that_fell_below_its_start_is_named_first(tmp_path: Path) -> None:
+    for seed in range(3):  # from 0.25: changes −0.10, −0.11, −0.12, and +0.40, …
+        write(tmp_path / f"low-{seed}", seed=seed, accuracy=0.15 - 0.01 * seed)
+        write(tmp_path / f"high-{seed}", seed=seed, group=4, accuracy=0.65 + 0.01 * seed)
+    several = compare.read([tmp_path])
+    assert compare.signal(several) == ("broken", "R = 2: accuracy 25.0 → 14.0 %: it fell below its start.")
+    assert [compare.standing(setting) for setting in several.settings] == [
+        ("broken", "accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups"),
+        ("good", "accuracy 25.0 → 66.0 %: it rose; 75 % live groups")]
+    assert 'data-topic="signal" data-state="broken"' in compare.first_screen(several)
+    assert [row[1] for row in rows_of(compare.sections(several)[0].html(), "settings")] == ["■ broken", "● good"]
+
+
+def test_a_change_that_seeds_do_not_share_is_not_clear(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.05, 0.25, 0.45)):  # changes −0.2, 0, 0.2
+        write(tmp_path / str(seed), seed=seed, accuracy=accuracy)
+    runs = compare.read([tmp_path]).settings[0].runs
+    assert compare.learnt(runs) == ("good", "accuracy 25.0 → 25.0 %: no clear change")
+
+
+def test_few_live_groups_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a")
+    text = (path / "steps.jsonl").read_text()
+    (path / "steps.jsonl").write_text(text.replace('"signal/dead_groups": 0.25', '"signal/dead_groups": 0.95'))
+    several = compare.read([path])
+    assert compare.alive(several.settings[0].runs) == ("broken", "5 % live groups")
+    # groups without a difference that get credit all the same are live
+    (path / "steps.jsonl").write_text(text.replace('"signal/dead_groups": 0.25', '"signal/dead_groups": 1.0, '
+                                                   '"credit/dead_groups": 0.0'))
+    assert compare.alive(compare.read([path]).settings[0].runs) == ("good", "100 % live groups")
+
+
+def test_a_run_that_has_only_begun_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    Record.create(tmp_path / "b", CONFIG | {"group": 4}, {}).close()
+    (tmp_path / "b" / "steps.jsonl").unlink()
+    assert compare.read([tmp_path]).faults == (f"{tmp_path / 'b'} was left out: it has no step yet",)
+
+
+def test_the_band_of_a_reward_between_0_and_1_stays_there(tmp_path: Path) -> None:
+    for seed, reward in enumerate((0.0, 0.5, 1.0)):  # 0.5 ± 4.3027·0.5/√3 = 0.5 ± 1.24
+        path = write(tmp_path / str(seed), seed=seed)
+        text = (path / "steps.jsonl").read_text()
+        (path / "steps.jsonl").write_text(text.replace('"reward/mean": 0.5', f'"reward/mean": {reward}'))
+    row = chart(compare.read([tmp_path]), "reward")["rows"][0]
+    assert (row["low"], row["high"]) == (0.0, 1.0)
 
 
 def test_accuracy_by_rollouts_is_drawn_where_a_step_does_not_cost_the_same(tmp_path: Path) -> None:
@@ -242,8 +309,8 @@ def test_a_run_of_no_step_is_compared_too(tmp_path: Path) -> None:
     write(tmp_path / "b", group=4)
     several = compare.read([tmp_path])
     first = rows_of(compare.sections(several)[0].html(), "settings")[0]
-    assert first[0] == "R = 2"
-    assert set(first[2:]) == {"–"}
+    assert first[:2] == ["R = 2", "○ unknown"]
+    assert set(first[3:]) == {"–"}
 
 
 def test_comparing_loads_no_torch(tmp_path: Path) -> None:

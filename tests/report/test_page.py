@@ -9,16 +9,20 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from creditscope.record import Record
-from creditscope.report.build import SECTIONS, build
+from creditscope.report import page as pages
+from creditscope.report.build import SECTIONS, build, made
 from creditscope.report.markup import Html, tag
 from creditscope.report.page import packed, page, policy
+from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
+from creditscope.verbs.check import write_file
 from report import records
 
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -55,6 +59,7 @@ def test_the_policy_names_every_script_by_its_hash_and_nothing_else_may_run() ->
     assert written[1].replace("&#x27;", "'") == policy(scripts, live=False)
     assert "unsafe-eval" not in written[1]
     assert "default-src 'none'" in policy([], live=False)
+    assert "img-src" not in policy([], live=False)  # the page has no picture but what it draws
 
 
 def test_a_live_page_may_ask_its_own_server_and_a_file_nobody() -> None:
@@ -118,8 +123,48 @@ def test_a_run_without_a_step_and_one_with_nothing_but_numbers_leave_a_page(tmp_
         assert build([tmp_path / name]).count("<section ") == len(SECTIONS)
 
 
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")  # the claims read what they need themselves
+@pytest.mark.parametrize("shelf", ["groups", "scope", "optimizer"])
+def test_arrays_of_another_kind_leave_a_page(shelf: str, tmp_path: Path) -> None:
+    """Each array of a shelf in turn is complex, then a date: numbers of no kind that a run writes."""
+    path = records.hostile(tmp_path / "run")
+    with Record.resume(path, Record.open(path).config) as record:
+        load, save = {"groups": (record.group, record.save_group), "scope": (record.reading, record.save_reading),
+                      "optimizer": (record.optimizer_reading, record.save_optimizer)}[shelf]
+        whole = load(1)
+        for name, value in whole.items():
+            for odd in (np.ones(value.shape, complex), np.zeros(value.shape, "M8[s]")):
+                save(1, whole | {name: odd})
+                text = build([path])
+                assert text.count("<section ") == len(SECTIONS), f"{name} as {odd.dtype}"
+                assert f"{name} of step 1 is {odd.dtype}".replace("<", "&lt;") in text
+
+
+def test_a_section_that_cannot_be_made_is_named_and_a_bug_of_ours_is_not_hidden(tmp_path: Path) -> None:
+    def odd(run: Run) -> Section:
+        raise ValueError("a shape of three")
+
+    def bug(run: Run) -> Section:
+        raise AssertionError
+
+    run = read_run(records.bare(tmp_path / "run"))
+    section = made(odd, run)
+    assert section.id == odd.__module__.rpartition(".")[2]
+    assert "This part of the record is not as a run has it." in section.html()
+    assert run.faults == [f"{section.id}: not as a run has it (ValueError: a shape of three)"]
+    with pytest.raises(AssertionError):
+        made(bug, run)
+
+
 def test_five_hundred_steps_take_at_most_two_and_a_half_megabytes(long_run: Path) -> None:
     assert len(build([long_run]).encode()) <= 2.5e6
+
+
+def test_a_link_that_lies_where_a_file_is_made_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("theirs")
+    (tmp_path / ".report.html.part").symlink_to("other")
+    write_file(tmp_path / "report.html", "ours")
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"other": "theirs", "report.html": "ours"}
 
 
 def test_a_page_is_the_same_bytes_when_it_is_made_again(rich_run: Path) -> None:
@@ -132,3 +177,53 @@ def test_building_a_page_loads_no_torch(tmp_path: Path) -> None:
             "build([Path(sys.argv[1])])\n"
             "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'altair', 'pandas')))")
     assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 0
+
+
+# -- the bundle is kept ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the bundle is kept while the test goes on; nothing is there yet."""
+    import vl_convert
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pages.vega.cache_clear()
+    yield tmp_path / "cache" / "creditscope" / f"vega-{vl_convert.__version__}.js"
+    pages.vega.cache_clear()
+
+
+def again() -> str:
+    pages.vega.cache_clear()
+    return pages.vega()
+
+
+def test_the_bundle_is_made_once_and_read_back(bundle: Path) -> None:
+    first = again()
+    assert [file.name for file in sorted(bundle.parent.iterdir())] == [bundle.name, f"{bundle.name}.sha256"]
+    assert again() == first
+    # Can it fail? What lies there with its own hash is what is read.
+    pages.keep(bundle, "var other;")
+    assert again() == "var other;"
+
+
+def test_a_bundle_that_was_damaged_is_made_anew(bundle: Path) -> None:
+    first = again()
+    hashed = bundle.with_name(f"{bundle.name}.sha256")
+    for file, wrong in ((bundle, b"window.hacked = 1"), (bundle, b"\xff"), (hashed, b"0" * 64), (hashed, b"\xff")):
+        file.write_bytes(wrong)
+        assert again() == first
+        assert hashlib.sha256(bundle.read_bytes()).hexdigest() == hashed.read_text()  # and is whole again
+    hashed.unlink()
+    assert again() == first
+
+
+def test_a_folder_that_cannot_be_written_to_costs_nothing_but_time(
+        bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    assert "vega" in again()
+    (tmp_path / "cache").unlink()
+    bundle.mkdir(parents=True)  # a folder where the file should be
+    assert "vega" in again()
+    assert list(bundle.parent.iterdir()) == [bundle]
+    assert capfd.readouterr() == ("", "")

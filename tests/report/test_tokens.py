@@ -18,6 +18,7 @@ from creditscope.report import tokens
 from creditscope.report.markup import tag
 from creditscope.report.page import asset, packed, page
 from creditscope.report.run import Run, read_run
+from creditscope.report.section import spaced
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -103,6 +104,22 @@ def test_where_tokens_ended_and_other_credits_have_columns_of_their_own(tmp_path
     assert (values["also:salt"], values["also:x<y"]) == ([1.0, None, 1.0], [-1.0, None, -1.0])
     assert {q["key"]: q["name"] for q in found["quantities"]}["also:salt"] == "A by salt"
     assert "class=\"missing\"" not in tokens.section(run).body
+
+
+def test_a_run_that_asked_is_told_that_it_was_not_kept_and_another_how_to_ask(tmp_path: Path) -> None:
+    """Can it fail? The three runs differ in what they asked for, and in whether a kept step was read."""
+    said = {}
+    for name, config, read in (("never", {}, 0), ("asked", {"also": ["salt"], "probe": "light"}, 0),
+                               ("elsewhere", {"also": ["salt"], "probe": "light"}, 1)):
+        with Record.create(tmp_path / name, config, {}) as record:
+            for step in (0, 1):
+                record.append(step, {"rollouts/spent": 2} | ({"overshoot/past": 0.1} if step == read else {}))
+            record.save_group(0, two())
+            record.save_reading(read, {"gram": np.eye(2)})
+        said[name] = str(tokens.section(read_run(tmp_path / name)).body)
+    counts = {name: (text.count("an older creditscope did not keep it"), text.count("Get it with"))
+              for name, text in said.items()}
+    assert counts == {"never": (0, 2), "asked": (2, 0), "elsewhere": (0, 2)}
 
 
 def test_a_token_without_text_is_shown_by_its_number_and_text_without_tokens_after_them(tmp_path: Path) -> None:
@@ -246,10 +263,10 @@ def test_five_hundred_steps_fit_into_the_share_of_the_page(tmp_path: Path) -> No
 
 
 def test_evenly_spaced_steps_include_both_ends() -> None:
-    assert tokens.spaced(list(range(0, 500, 10)), 12)[0] == 0
-    assert tokens.spaced(list(range(0, 500, 10)), 12)[-1] == 490
+    assert spaced(list(range(0, 500, 10)), 12)[0] == 0
+    assert spaced(list(range(0, 500, 10)), 12)[-1] == 490
     for count in range(2, 50):
-        found = tokens.spaced(list(range(50)), count)
+        found = spaced(list(range(50)), count)
         assert len(set(found)) == count
         gaps = np.diff(found)
         assert gaps.max() - gaps.min() <= 1

@@ -29,10 +29,11 @@ class Page:
 
     def __init__(self) -> None:
         self.text, self.made, self.fault = "one", 0, ""
+        self.kind: type[Exception] = CreditscopeError
 
     def __call__(self) -> str:
         if self.fault:
-            raise CreditscopeError(self.fault)
+            raise self.kind(self.fault)
         self.made += 1
         return PAGE.format(self.text)
 
@@ -74,7 +75,9 @@ def test_the_page_is_made_once_and_again_when_the_record_has_changed(run: Path, 
     code, _, first = ask(server.port)
     assert (code, page.made) == (200, 1)
     ask(server.port)
-    assert json.loads(ask(server.port, "/version")[2]) == {"version": version([run]), "notice": ""}
+    told = json.loads(ask(server.port, "/version")[2])
+    assert 0 <= told.pop("age") < 60  # the record was made by this test
+    assert told == {"version": version([run]), "notice": ""}
     assert page.made == 1
     page.text = "two"
     add_step(run, 2)
@@ -106,11 +109,28 @@ def test_a_record_that_cannot_be_read_leaves_the_last_good_page_with_a_notice(
     assert json.loads(ask(server.port, "/version")[2])["notice"] == ""
 
 
+def test_the_age_is_the_time_since_the_newest_file_changed(run: Path, server: Server) -> None:
+    for file in run.iterdir():
+        os.utime(file, (1, time.time() - 7200))
+    os.utime(run / "run.json", (1, time.time() - 3600))
+    assert json.loads(ask(server.port, "/version")[2])["age"] == pytest.approx(3600, abs=60)
+
+
+def test_a_fault_of_any_kind_leaves_the_last_good_page(run: Path, page: Page, server: Server) -> None:
+    before = ask(server.port)[2]
+    page.kind = ZeroDivisionError
+    page.fault = "an odd array"
+    add_step(run, 2)
+    assert ask(server.port)[2] == before
+    assert json.loads(ask(server.port, "/version")[2])["notice"].endswith("not the newest: an odd array")
+
+
 def test_a_record_that_could_never_be_read_says_why_and_is_tried_again(page: Page, server: Server) -> None:
     page.fault = "no run here \ud800"
     code, headers, text = ask(server.port)
-    assert (code, text) == (503, "no run here \\ud800\n")
+    assert (code, text) == (503, "no run here \\ud800\n\nThis page asks again every 3 seconds.\n")
     assert headers["content-type"].startswith("text/plain")
+    assert headers["refresh"] == "3"  # the browser asks again by itself
     page.fault = ""
     assert ask(server.port)[0] == 200
 
@@ -121,7 +141,7 @@ def test_who_asks_under_another_name_is_refused(host: str, server: Server) -> No
         assert ask(server.port, path, host=host.format(server.port) or " ")[0] == 421
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:{}", "localhost:{}"])
+@pytest.mark.parametrize("host", ["127.0.0.1:{}", "localhost:{}", "LocalHost:{}"])
 def test_the_two_names_of_this_machine_are_answered(host: str, server: Server) -> None:
     assert ask(server.port, host=host.format(server.port))[0] == 200
 

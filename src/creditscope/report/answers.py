@@ -1,25 +1,29 @@
 """Four sentences on a run, by rule: is there signal, who gets the credit, in how many directions, what was made of it.
 
 A state says what to do about the number, not whether the idea behind the method is right: `broken` is a run that cannot
-learn as it stands, `watch` is a number that usually costs something, `good` is neither. Low rank and even credit are
-facts about most runs that learn, so neither is ever `broken`. Every number is a mean over the last `LAST` steps that
-have it; fewer than `FEWEST` say nothing. The thresholds are ours, chosen once for all runs.
+learn as it stands, or that got worse; `watch` is a number that usually costs something, `good` is neither. Low rank and
+even credit are facts about most runs that learn, so neither is a fault. Every number is a mean over the last `LAST`
+steps that have it; fewer than `FEWEST` say nothing, nor do steps long gone. The thresholds are ours, chosen once for
+all runs.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from creditscope.catalogue import find
-from creditscope.describe import LAWS, law
-from creditscope.errors import CreditscopeError
-from creditscope.intervals import mean_interval, overlap
+from creditscope.describe import law
+from creditscope.doctor.rules import ENTROPY_LEFT, ENTROPY_LOW
+from creditscope.intervals import Interval, overlap, quantile
 from creditscope.method import Method
+from creditscope.report.optimizer import BLIND
 from creditscope.report.run import Run
 
 SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
@@ -37,6 +41,8 @@ long as it seems; below a tenth, nine of ten rollouts are sampled for nothing.""
 CUT_WATCH, CUT_BROKEN = 0.1, 0.5
 """Shares of answers cut off at the length limit: their reward judges the limit, not the answer. Above a half, it judges
 the limit first."""
+SOLVED = 0.95
+"""Mean reward, where 1 is the most: from here on groups are dead because their answers are right."""
 TOP_WATCH = 0.9
 """Share of the credit on a tenth of the tokens: above it, whatever goes wrong with those tokens goes wrong at all."""
 ONE_SIDED = 0.9
@@ -44,14 +50,12 @@ ONE_SIDED = 0.9
 answers were sampled more than which were better."""
 SILENT_BROKEN = 0.5
 """Share of steps in which no token had credit: above it most steps moved nothing."""
-RANK_WATCH = 1 / 3
-"""Effective rank over its null: below it, two of three directions that the credits allow are not used, so that more
-rollouts a prompt buy little."""
+ONE_WAY, WAYS = 1.25, 3.0
+"""Effective rank below which the rollouts of a group all push along one line, and the null from which on that means
+something: of r_eff = 1.25 in two directions the second holds 2 % of the square, while their credits allow three."""
 PAST_WATCH, PAST_BROKEN = 0.05, 0.2
-"""Shares of bounded tokens past their bound when the batch is done: one in twenty stands where the objective has
+"""Shares of bounded tokens outside the clip range when the batch is done: one in twenty stands where the objective has
 stopped pulling; at one in five the bound does not bound."""
-BLIND = 0.05
-"""Relative change of the update under a tenth of the credit: below it scale is called invisible, as in claim P2.3."""
 
 
 @dataclass(frozen=True)
@@ -76,35 +80,111 @@ def answers(run: Run) -> list[Answer]:
 # -- signal -----------------------------------------------------------------------------------------------------------
 
 
+Clause = tuple[str, str]
+"""A state, and the words that tell it."""
+
+
 def signal(run: Run) -> Answer:
-    """live = Σ live groups / Σ groups; and the share of answers that the length limit cut."""
+    """What was learnt, and what there is to learn from: live = Σ live groups / Σ groups, and answers judged as such."""
     steps = _last(run.trained, "signal/groups", "signal/live_groups")
-    groups, live = (sum(step[name] for step in steps) for name in ("signal/groups", "signal/live_groups"))
-    rule = (f"Good from {_share(LIVE_GOOD)} live groups, broken below {_share(LIVE_BROKEN)}; cut off: watch from "
-            f"{_share(CUT_WATCH)}, broken from {_share(CUT_BROKEN)}; watch when the reward fell. {_over(steps)}")
-    loss = loss_sentence(run.config)
-    if groups < FEWEST_GROUPS:
-        return Answer("Signal", "unknown", _say(f"{_few(groups, 'group', FEWEST_GROUPS)}.", loss), rule, "steps")
-    share, cut = live / groups, _mean(steps, "length/truncated") or 0.0
-    reward, before = _mean(steps, "reward/mean"), fell_from(run.trained)
-    state = _worst("good" if share >= LIVE_GOOD else "watch" if share >= LIVE_BROKEN else "broken",
-                   "broken" if cut >= CUT_BROKEN else "watch" if cut >= CUT_WATCH else "good",
-                   "good" if before is None else "watch")
-    said = f"{_number(live / len(steps))} of {_number(groups / len(steps))} groups carry signal"
-    said += f"; mean reward {_number(reward)}" if reward is not None else ""
-    said += f", down from {_number(before)} at the start" if before is not None else ""
-    said += f"; {_share(cut)} of the answers are cut off at the length limit" if cut else ""
-    return Answer("Signal", state, _say(f"{said}.", loss), rule, "steps")
+    rule = (f"Broken when accuracy fell, watch when the reward did: 95 % intervals apart. Live groups: watch below "
+            f"{_share(LIVE_GOOD)}, broken below {_share(LIVE_BROKEN)}. Cut off: watch from {_share(CUT_WATCH)}, broken "
+            f"from {_share(CUT_BROKEN)}. {_over(steps)}")
+    every = (progress(run.steps, run.trained), _live(steps), _cut(steps), _unjudged(run.trained[-LAST:]),
+             _entropy(run.trained))
+    clauses = [clause for clause in every if clause is not None]
+    said = "; ".join(text for _, text in clauses)
+    return Answer("Signal", worst(*(state for state, _ in clauses)),
+                  _say(f"{said[0].upper()}{said[1:]}.", loss_sentence(run.config)), rule, "steps")
 
 
-def fell_from(trained: Sequence[Mapping[str, Any]]) -> float | None:
-    """The mean reward of the first steps, where that of the last is lower and their 95 % intervals are apart."""
-    rewards = [float(step["reward/mean"]) for step in trained if _is_number(step.get("reward/mean"))]
-    length = min(LAST, len(rewards) // 2)
-    if length < FEWEST:
+def progress(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> Clause | None:
+    """What was learnt: the last evaluation against the first; where these do not tell, the reward over training."""
+    evaluated = [step for step in steps if is_number(step.get("eval/accuracy"))]
+    trend = reward_trend(trained)
+    rewards = f"mean reward {'fell' if trend[1] < trend[0] else 'rose'} from {_number(trend[0])} to " \
+              f"{_number(trend[1])}" if trend else ""
+    state = "watch" if trend and trend[1] < trend[0] else "good"
+    if len(evaluated) > 1:
+        first, last = _accuracy(evaluated[0]), _accuracy(evaluated[-1])
+        said = f"accuracy on unseen problems {100 * first.mean:.1f} → {_percent(last)}"
+        if overlap(first, last) is False:
+            return ("broken", f"{said}: it fell") if last.mean < first.mean else ("good", f"{said}: it rose")
+        return state, f"{said}: no clear change" + (f"; {rewards}" if rewards else "")
+    reward = _mean(_last(trained, "reward/mean"), "reward/mean")
+    return (state, rewards or f"mean reward {_number(reward)}") if reward is not None else None
+
+
+def _accuracy(step: Mapping[str, Any]) -> Interval:
+    low, high = (float(step[name]) if is_number(step.get(name)) else None for name in ("eval/low", "eval/high"))
+    return Interval(float(step["eval/accuracy"]), low, high, n=1)
+
+
+def reward_trend(trained: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """The mean rewards of the first and the last third, where they can be told apart; steps have prompts of their own.
+
+        |m₂ − m₁| > t·√((s₁² + s₂²)/n),   t of n − 1 degrees, which is less than two samples have
+    """
+    rewards = [float(step["reward/mean"]) for step in trained if is_number(step.get("reward/mean"))]
+    n = len(rewards) // 3
+    if n < FEWEST:
         return None
-    first, last = mean_interval(rewards[:length]), mean_interval(rewards[-length:])
-    return first.mean if last.mean < first.mean and overlap(first, last) is False else None
+    thirds = rewards[:n], rewards[-n:]
+    first, last = (math.fsum(third) / n for third in thirds)
+    square = math.fsum((x - mean) ** 2 for third, mean in zip(thirds, (first, last), strict=True) for x in third)
+    return (first, last) if abs(last - first) > quantile(n - 1) * math.sqrt(square / (n - 1) / n) else None
+
+
+def _live(steps: Sequence[Mapping[str, Any]]) -> Clause:
+    groups, live = math.fsum(step["signal/groups"] for step in steps), math.fsum(map(live_groups, steps))
+    if groups < FEWEST_GROUPS:
+        return "unknown", f"{_few(groups, 'group', FEWEST_GROUPS)}"
+    share = live / groups
+    said = f"{_number(live / len(steps))} of {_number(groups / len(steps))} groups carry signal"
+    if share < LIVE_GOOD and is_solved(steps):
+        return "watch", f"{said}, because {RIGHT}"
+    return "good" if share >= LIVE_GOOD else "watch" if share >= LIVE_BROKEN else "broken", said
+
+
+RIGHT = "nearly every answer is right: little is left to learn here"
+
+
+def is_solved(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the mean reward is at its end, taken to be 1."""
+    reward = _mean(steps, "reward/mean")
+    return reward is not None and SOLVED <= reward <= 1
+
+
+def live_groups(step: Mapping[str, Any]) -> float:
+    """Groups in which some token was given credit; where that was not recorded, those whose rewards differ."""
+    dead = step.get("credit/dead_groups")
+    return float(round(step["signal/groups"] * (1 - dead)) if is_number(dead) else step["signal/live_groups"])
+
+
+def _cut(steps: Sequence[Mapping[str, Any]]) -> Clause | None:
+    cut = _mean(steps, "length/truncated")
+    if not cut:
+        return None
+    return ("broken" if cut >= CUT_BROKEN else "watch" if cut >= CUT_WATCH else "good",
+            f"{_share(cut)} of the answers are cut off at the length limit")
+
+
+def _unjudged(steps: Sequence[Mapping[str, Any]]) -> Clause | None:
+    """Answers on which the reward function failed: what they were given is no judgement."""
+    failed = sum(int(step["reward/errors"]) for step in steps if is_number(step.get("reward/errors")))
+    return ("watch", f"the reward function failed on {failed} answer{'s' * (failed != 1)}") if failed else None
+
+
+def _entropy(trained: Sequence[Mapping[str, Any]]) -> Clause | None:
+    """Entropy that is low and was not: the answers to a prompt become one answer."""
+    values = [float(step["entropy/mean"]) for step in trained if is_number(step.get("entropy/mean"))]
+    n = min(LAST, len(values) // 2)
+    if n < FEWEST:
+        return None
+    before, now = math.fsum(values[:n]) / n, math.fsum(values[-n:]) / n
+    if now >= ENTROPY_LOW or now > ENTROPY_LEFT * before:
+        return None
+    return "watch", f"entropy fell from {_number(before)} to {_number(now)} nats a token"
 
 
 def loss_sentence(config: Mapping[str, Any]) -> str:
@@ -112,9 +192,20 @@ def loss_sentence(config: Mapping[str, Any]) -> str:
     row = row_of(config)
     if row is None:
         return ""
-    found = law(row)
-    given = config.get("credit") not in (None, "outcome") and found.kind != "log_prob"
-    return LAWS["outside"] if given else found.sentence
+    kind = law(row).kind
+    return LOSS["outside" if config.get("credit") not in (None, "outcome") and kind != "log_prob" else kind]
+
+
+LOSS = {
+    "zero": "The loss is 0 at ratio 1 by construction, no measure of progress.",
+    "penalty": "The loss at ratio 1 is the KL term alone, no measure of progress.",
+    "length": "The loss at ratio 1 compares lengths, no measure of progress.",
+    "weights": "The loss at ratio 1 shows how the weights lean, no measure of progress.",
+    "log_prob": "The loss at ratio 1 compares likelihoods, no measure of progress.",
+    "outside": "The loss at ratio 1 shows how the credit is centred, no measure of progress.",
+    "reward": "The loss at ratio 1 is minus the reward, weighted: it follows progress.",
+}
+"""Kind of `describe.law` -> what it means here, short."""
 
 
 def row_of(config: Mapping[str, Any]) -> Method | None:
@@ -125,7 +216,7 @@ def row_of(config: Mapping[str, Any]) -> Method | None:
     try:
         row = find(name)
         return row if beta is None else row.but(name=row.name, beta=beta, title=row.title, parent=row.parent)
-    except (CreditscopeError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 
@@ -136,23 +227,23 @@ def credit(run: Run) -> Answer:
     """Σ of the tenth of tokens with most |w| over Σ|w|, against the same if tokens with credit shared it evenly."""
     rule = (f"Watch from {_share(TOP_WATCH)} of the credit on a tenth of the tokens, or {_share(ONE_SIDED)} of one "
             f"sign; broken when over {_share(SILENT_BROKEN)} of the steps have none. ")
-    told = [step for step in run.trained if _is_number(step.get(TOP)) or has_no_credit(step)][-LAST:]
+    told = [step for step in run.trained if is_number(step.get(TOP)) or has_no_credit(step)][-LAST:]
+    if is_stale(run.trained, told):
+        return Answer("Credit", "unknown", f"Not known since step {told[-1]['step']}.", rule + _over(told), "tokens")
     if len(told) < FEWEST:
         return Answer("Credit", "unknown", f"{_few(len(told), 'step', FEWEST)}.", rule + _over(told), "tokens")
     silent, steps = sum(map(has_no_credit, told)), _last(told, TOP)
     if silent > SILENT_BROKEN * len(told):
-        return Answer("Credit", "broken", f"In {silent} of {len(told)} steps no token had any credit.",
+        said, solved = f"In {silent} of {len(told)} steps no token had any credit", is_solved(told)
+        return Answer("Credit", "watch" if solved else "broken", f"{said}: {RIGHT}." if solved else f"{said}.",
                       rule + _over(told), "tokens")
-    top, zero = _mean(steps, TOP), _mean(steps, "credit/zero")
+    top, zero, within = (_mean(steps, name) for name in (TOP, "credit/zero", "credit/within"))
     assert top is not None
-    said = f"10 % of tokens carry {_share(top)} of the credit"
+    said = f"The top tenth of tokens carries {_share(top)} of the credit"
     if zero is not None:
-        even = 1.0 if zero >= 0.9 else 0.1 / (1 - zero)
-        said += f" (spread evenly over those that have any, {_share(even)}); {_share(zero)} have none"
-    within = _mean(steps, "credit/within")
+        said += f" (even: {_share(even_share(steps))})" + (f"; {_share(zero)} of tokens have none" if zero else "")
     if within is not None:
-        said += ("; every token of an answer is given the same" if within < SAME
-                 else f"; {_share(within)} of its square differs inside an answer")
+        said += "; it varies only between answers" if within < SAME else f"; {_share(within)} varies inside answers"
     positive = _mean(steps, "credit/positive_mass")
     sided = positive is not None and max(positive, 1 - positive) >= ONE_SIDED
     if positive is not None and sided:
@@ -160,9 +251,19 @@ def credit(run: Run) -> Answer:
     return Answer("Credit", "watch" if top >= TOP_WATCH or sided else "good", f"{said}.", rule + _over(steps), "tokens")
 
 
+def even_share(steps: Sequence[Mapping[str, Any]]) -> float:
+    """What the top tenth would carry if the tokens with credit shared it evenly: min(1, 0.1/(1 − zero)), step by step.
+
+    >>> even_share([{"credit/zero": 0.5}, {"credit/zero": 0.95}])  # 0.2 and 1
+    0.6
+    """
+    zeros = [float(step["credit/zero"]) for step in steps if is_number(step.get("credit/zero"))]
+    return math.fsum(0.1 / max(1 - zero, 0.1) for zero in zeros) / len(zeros)
+
+
 def has_no_credit(step: Mapping[str, Any]) -> bool:
     """Whether the step had no w other than 0: then the assigned credit was looked at, and its spread does not exist."""
-    return _is_number(step.get("credit/dead_groups")) and TOP not in step and TOP not in _absent(step)
+    return is_number(step.get("credit/dead_groups")) and TOP not in step and TOP not in absent(step)
 
 
 TOP = "credit/top10_mass"
@@ -172,64 +273,78 @@ SAME = 1e-9
 
 # -- directions -------------------------------------------------------------------------------------------------------
 
-NULLS = {"gram/group/credit_null": "orthogonal rollouts of equal norm with the same credits",
-         "gram/group/orthogonal_null": "orthogonal rollouts of equal norm with two rewards, 4k(R−k)/R"}
+RANK, OWN_NORMS = "gram/group/effective_rank", "gram/group/norm_null"
+NULLS = {"gram/group/credit_null": "orthogonal, equal norms",
+         "gram/group/orthogonal_null": "orthogonal, equal norms, two rewards"}
 """metric -> which null it is. The first that was recorded is taken; token credit has only the second."""
 
 
 def directions(run: Run) -> Answer:
-    """r_eff / null, r_eff = (Σσ)²/Σσ² of the gradients of a group's rollouts, means over live groups and readings."""
-    rule = f"Watch below {_share(RANK_WATCH)} of the null; low rank alone breaks nothing. "
-    rank = "gram/group/effective_rank"
-    by_null = {name: _last(run.trained, rank, name) for name in NULLS}
+    """r_eff = (Σσ)²/Σσ² of the gradients of a group's rollouts beside its nulls, means over live groups and readings.
+
+    The rank of orthogonal rollouts of their own norms lies between: below it is what they share.
+    """
+    rule = f"Watch below {ONE_WAY:g} directions where the null is {WAYS:g} or more; low rank alone is no fault. "
+    by_null = {name: _last(run.trained, RANK, name) for name in NULLS}
     name = max(by_null, key=lambda one: len(by_null[one]))  # of equals the first
-    steps = by_null[name]
-    if len(steps) < FEWEST:
-        readings = _last(run.trained, rank)
-        said = (f"{_few(len(readings), 'reading', FEWEST)}; a smaller --every reads more often" if
-                0 < len(readings) < FEWEST else "The rank was read, but no null to hold it against" if readings else
-                "Not read: train with --scope light" if run.config.get("scope") in (None, "off") else
-                "Not read: no group was live when the microscope looked")
-        return Answer("Directions", "unknown", f"{said}.", rule + _over(readings, "readings"), "directions")
-    found, null = _mean(steps, rank), _mean(steps, name)
+    steps, size = by_null[name], run.config.get("group")
+    readings = steps if len(steps) >= FEWEST else _last(run.trained, RANK)
+    why = ("One rollout a group has one direction" if size == 1 else
+           f"Not read since step {readings[-1]['step']}" if is_stale(run.trained, readings) else
+           f"{_few(len(readings), 'reading', FEWEST)}; a smaller --every reads more often" if
+           0 < len(readings) < FEWEST else
+           "The rank was read, but no null to hold it against" if readings and len(steps) < FEWEST else
+           "" if readings else
+           "Not read: train with --scope light" if run.config.get("scope") in (None, "off") else
+           "Not read: no group was live when the microscope looked")
+    if why:
+        return Answer("Directions", "unknown", f"{why}.", rule + _over(readings, "readings"), "directions")
+    found, null, own = _mean(steps, RANK), _mean(steps, name), _mean(steps, OWN_NORMS)
     assert found is not None
     assert null is not None
-    size = run.config.get("group")
-    who = f"{size} rollouts" if isinstance(size, int) else "The rollouts of a group"
-    return Answer("Directions", "watch" if found < RANK_WATCH * null else "good",
-                  f"{who} push in {_number(found)} directions; null {_number(null)} ({NULLS[name]}).",
-                  rule + _over(steps, "readings"), "directions")
+    state = "unknown" if null < WAYS else "watch" if found < ONE_WAY else "good"
+    said = f"{size if is_number(size) else 'The'} rollouts push in {_number(found)} directions; null {_number(null)} " \
+           f"({NULLS[name]})"
+    said += f", {_number(own)} with their own norms" if own is not None else ""
+    said += {"unknown": "; too few directions to judge", "watch": "; all push along one line", "good": ""}[state]
+    return Answer("Directions", state, f"{said}.", rule + _over(steps, "readings"), "directions")
 
 
 # -- optimiser --------------------------------------------------------------------------------------------------------
 
 
 def optimiser(run: Run) -> Answer:
-    """Whether the reward's scale comes through, and the share of bounded tokens past their bound after the batch."""
-    rule = (f"Past the bound: watch from {_share(PAST_WATCH)}, broken from {_share(PAST_BROKEN)} or when a gradient is "
-            f"not finite. Scale: invisible below {_share(BLIND)} change, which is no fault. ")
+    """The share of bounded tokens outside the clip range after the batch, and whether the reward's scale matters."""
+    rule = (f"Outside the clip range: watch from {_share(PAST_WATCH)}, broken from {_share(PAST_BROKEN)} or when a "
+            f"gradient is not finite. Scale below {_share(BLIND)} change hardly matters, which is no fault. ")
     steps, where = past_steps(run.trained)
-    past, scale = _mean(steps, where), _scale(run)
+    past, (scale, scales) = _mean(steps, where), _scale(run)
     row = row_of(run.config)
-    wild = [step for step in run.trained[-LAST:] if NOT_FINITE & set(_absent(step))]
-    if past is not None and len(steps) >= FEWEST:
+    wild = [step for step in run.trained[-LAST:] if NOT_FINITE & set(absent(step))]
+    if is_stale(run.trained, steps):
+        state, tokens = "unknown", f"tokens outside the clip range were not counted since step {steps[-1]['step']}"
+    elif past is not None and len(steps) >= FEWEST:
         state = "broken" if past >= PAST_BROKEN else "watch" if past >= PAST_WATCH else "good"
-        stand = "end" if where == AT_END else f"stand, after {_between(where)} of the batch's updates,"
-        tokens = f"{_share(past)} of bounded tokens {stand} past their bound"
+        tokens = f"{_share(past)} of bounded tokens " + (
+            "end outside the clip range" if where == AT_END else
+            f"are outside the clip range after {_between(where)} of the batch's updates")
     elif row is not None and row.bound == "none" and row.trust == "none":
-        state, tokens = "good" if scale else "unknown", "this method has no bound that a token could pass"
+        state, tokens = "good" if scales else "unknown", "this method has no clip range"
     else:
         state, tokens = "unknown", (
             f"overshoot: {_few(len(steps), 'reading', FEWEST)}; a smaller --probe-every reads more often" if steps else
-            "overshoot was not read: train with --probe light" if _unprobed(run.config) else
+            f"not read: {PROBE}" if _unprobed(run.config) else
             "overshoot was not read: no token had a bound when the probe looked")
     if wild:
         state, tokens = "broken", f"the gradient was not finite in {len(wild)} of the last steps; {tokens}"
-    said = f"{scale or _no_scale(run.config)}; {tokens}."
-    readings = steps or _last(run.trained, SCALE)
-    return Answer("Optimiser", state, said[0].upper() + said[1:], rule + _over(readings, "readings"), "optimizer")
+    said = tokens if tokens.endswith(PROBE) and scale.endswith(PROBE) else f"{tokens}; {scale}"  # one flag gives both
+    both = steps and scales and (len(steps), steps[-1]["step"]) != (len(scales), scales[-1]["step"])
+    over = f"{_over(steps, 'readings')} Scale: {_over(scales, 'readings').lower()}" if both else _over(
+        steps or scales, "readings")
+    return Answer("Optimiser", state, f"{said[0].upper()}{said[1:]}.", rule + over, "optimizer")
 
 
+PROBE = "train with --probe light"
 AT_END = "overshoot/past"
 SCALE = "optimizer/scale_change"
 NOT_FINITE = frozenset({"grad/norm", "objective/value"})
@@ -252,27 +367,26 @@ def _between(name: str) -> str:
     return k if k.isdecimal() and name == f"overshoot/{k}/past" else ""
 
 
-def _scale(run: Run) -> str:
-    """What a tenth of the credit would do to the update, and the cosine of the two updates where a sweep read it."""
-    steps = _last(run.trained, SCALE)
-    change = _mean(steps, SCALE)
-    if change is None or len(steps) < FEWEST:
-        return ""
-    seen = f"a tenth of the credit changes the update by {_share(change)}"
-    cosine = _cosine(run)
-    if cosine:
-        seen += f", {cosine}"
-    return f"reward scale is {'invisible' if change < BLIND else 'visible'}: {seen}"
+def _scale(run: Run) -> tuple[str, list[Mapping[str, Any]]]:
+    """What a tenth of the credit would do to the update, had it been so since the start, or else from the step read on;
+    and the steps that say so."""
+    found = {metric: _last(run.trained, metric) for metric in (SCALE, f"{SCALE}_now")}
+    for metric, steps in found.items():
+        change = _mean(steps, metric)
+        if change is not None and len(steps) >= FEWEST and not is_stale(run.trained, steps):
+            said = f"reward scale {'hardly matters' if change < BLIND else 'matters'}: a tenth of the credit changes " \
+                   f"the update by {_share(change)}" + ("" if metric == SCALE else " from that step on")
+            return ", ".join(filter(None, (said, _cosine(run)))), steps
+    steps = found[SCALE] or found[f"{SCALE}_now"]
+    return "reward scale" + (
+        f" was not read since step {steps[-1]['step']}" if is_stale(run.trained, steps) else
+        f": {_few(len(steps), 'reading', FEWEST)}" if steps else
+        f" was not read: {PROBE}" if _unprobed(run.config) else
+        " was not read: a gradient was clipped to its norm, or a part of it is not the reward's"), []
 
 
 def _unprobed(config: Mapping[str, Any]) -> bool:
     return config.get("probe") in (None, "off")
-
-
-def _no_scale(config: Mapping[str, Any]) -> str:
-    if _unprobed(config):
-        return "reward scale was not read: train with --probe light"
-    return "reward scale was not read: a gradient was clipped to its norm, or a part of it is not the reward's"
 
 
 def _cosine(run: Run) -> str:
@@ -294,25 +408,45 @@ def _cosine(run: Run) -> str:
 
 def _last(steps: Sequence[Mapping[str, Any]], *metrics: str) -> list[Mapping[str, Any]]:
     """The last steps that have all these numbers."""
-    return [step for step in steps if all(_is_number(step.get(name)) for name in metrics)][-LAST:]
+    return [step for step in steps if all(is_number(step.get(name)) for name in metrics)][-LAST:]
+
+
+def is_stale(trained: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the run went on for LAST steps and more, and twice the widest gap between these, since they were read."""
+    at = [int(step["step"]) for step in steps]
+    gap = max((later - earlier for earlier, later in pairwise(at)), default=1)
+    return bool(at) and int(trained[-1]["step"]) - at[-1] >= max(LAST, 2 * gap)
 
 
 def _mean(steps: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    values = [float(step[metric]) for step in steps if _is_number(step.get(metric))]
+    values = [float(step[metric]) for step in steps if is_number(step.get(metric))]
     return math.fsum(values) / len(values) if values else None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a metric can be reckoned with; a file may hold anything, also a whole number that no float can be.
+
+    >>> is_number(1), is_number("1"), is_number(True), is_number(10**400)
+    (True, False, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _absent(step: Mapping[str, Any]) -> list[str]:
+def absent(step: Mapping[str, Any]) -> list[str]:
+    """The metrics that were not finite at a step."""
     found = step.get("absent")
-    return list(found) if isinstance(found, dict) else []
+    return [str(name) for name in found] if isinstance(found, dict) else []
 
 
-def _worst(*states: str) -> str:
-    return max(states, key=["good", "watch", "broken"].index)
+def worst(*states: str) -> str:
+    """What is known to be wrong outweighs what is not known, and that what is good."""
+    return max(states, key=["good", "unknown", "watch", "broken"].index)
+
+
+def _percent(value: Interval) -> str:
+    """A share with its interval, in percent."""
+    ends = [f"{100 * end:.1f}" for end in (value.low, value.high) if end is not None]
+    return f"{100 * value.mean:.1f} %" + (f" [{', '.join(ends)}]" if len(ends) == 2 else "")
 
 
 def _over(steps: Sequence[Mapping[str, Any]], what: str = "steps") -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from creditscope.errors import CreditscopeError
 from creditscope.report import claims, compare, directions, glossary, header, layers, methods, optimizer, steps, tokens
 from creditscope.report.compare import Several, places
 from creditscope.report.page import page
 from creditscope.report.run import Run, read_run
-from creditscope.report.section import Section
+from creditscope.report.section import Section, missing
 
 SECTIONS: tuple[Callable[[Run], Section], ...] = (
     steps.section, tokens.section, directions.section, layers.section, optimizer.section, claims.section,
@@ -28,10 +29,21 @@ def build(paths: Sequence[Path], live: bool = False) -> str:
     return page_of(read(paths), live)
 
 
+def made(make: Callable[[Run], Section], run: Run) -> Section:
+    """A section, or why it could not be made: one odd array does not take the page with it."""
+    try:
+        return make(run)
+    except (CreditscopeError, *claims.ODD) as error:
+        name = make.__module__.rpartition(".")[2]
+        run.faults.append(f"{name}: not as a run has it ({type(error).__name__}: {error})")
+        return Section(id=name, title=name.capitalize(),
+                       body=missing("This part of the record is not as a run has it."))
+
+
 def page_of(found: Run | Several, live: bool = False) -> str:
     """The sections come first: what they could not read is said on the first screen."""
     if isinstance(found, Run):
-        parts, title = [make(found) for make in SECTIONS], found.name
+        parts, title = [made(make, found) for make in SECTIONS], found.name
         first = header.first_screen(found)
     else:
         parts, title = compare.sections(found), f"{len(found.entries)} runs"

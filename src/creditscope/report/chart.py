@@ -26,7 +26,7 @@ ROUNDS = (SOLID, [8, 2], [2, 2])
 MOST_POINTS = 60
 """A line of more values is thin and has no points on it: they would only thicken it."""
 LEGEND_LINE = 36
-"""Letters that fit beside each other above the narrowest chart."""
+"""Letters that fit beside each other below the narrowest chart."""
 
 
 def config() -> Spec:
@@ -34,7 +34,7 @@ def config() -> Spec:
     return {"background": "transparent", "font": "system-ui, sans-serif",
             "axis": {"labelColor": INK, "titleColor": INK, "gridColor": GRID, "domainColor": INK, "tickColor": INK,
                      "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 11},
-            "legend": {"labelColor": INK, "titleColor": INK, "orient": "top", "title": None, "labelLimit": 260,
+            "legend": {"labelColor": INK, "titleColor": INK, "orient": "bottom", "title": None, "labelLimit": 260,
                        "symbolType": "stroke", "symbolStrokeWidth": 2, "symbolOpacity": 1, "labelFontSize": 11},
             "title": {"color": INK, "anchor": "start", "fontSize": 13}, "view": {"stroke": None}}
 
@@ -50,7 +50,7 @@ def over_steps(rows: Sequence[Row], title: str, lines: Sequence[str], band: Edge
     """
     bands = {} if band is None else dict(band) if isinstance(band, Mapping) else {lines[0]: band}
     reference = reference or {}
-    colours, x = _colours(lines, reference), _x(rows, "step")
+    colours, x = _colours(lines, reference), _x(rows, "step", inset=8 if points else 0)
     layers: list[Spec] = []
     for name in lines:
         value = {"field": _field(name)} | _y(percent, zero)
@@ -122,12 +122,13 @@ def _references(reference: Mapping[str, float], colours: Mapping[str, str], y: S
             for name, value in reference.items()]
 
 
-def _x(rows: Sequence[Row], name: str) -> Spec:
-    """The level axis from the first place to the last; one place alone stands in the middle."""
+def _x(rows: Sequence[Row], name: str, inset: int = 0) -> Spec:
+    """The level axis from the first place to the last, so many pixels off the frame; one place alone stands in the
+    middle."""
     low, high = min(row[name] for row in rows), max(row[name] for row in rows)
     ends = [low, high] if low < high else [low - 1, high + 1]
     return {"field": _field(name), "type": "quantitative", "title": name, "axis": {"tickMinStep": 1, "grid": False},
-            "scale": {"nice": False, "domain": ends}}
+            "scale": {"nice": False, "domain": ends} | ({"padding": inset} if inset else {})}
 
 
 def _y(percent: bool, zero: bool) -> Spec:

@@ -12,6 +12,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,26 @@ from creditscope.claims.page import FIGURES, curves
 from creditscope.claims.reading import credit_of, from_three, sweeps
 from creditscope.compare import at
 from creditscope.errors import CreditscopeError
-from creditscope.intervals import Interval, overlap
+from creditscope.intervals import Interval, mean_interval, overlap
 from creditscope.report import claims, glossary, methods
-from creditscope.report.answers import SHAPES, answers
+from creditscope.report.answers import (
+    LAST,
+    LIVE_BROKEN,
+    LIVE_GOOD,
+    SHAPES,
+    Answer,
+    Clause,
+    answers,
+    is_solved,
+    progress,
+    worst,
+)
 from creditscope.report.chart import Spec
 from creditscope.report.chart import curves as chart_of
 from creditscope.report.markup import Html, join, shown, tag
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section, missing, rounded
+from creditscope.report.steps import within
 
 READINGS, BATCHES = 100, 20
 """Points of one line, of what is read on schedule and of what every batch shows: of a longer line a point is the mean
@@ -44,6 +57,11 @@ class Entry:
     path: Path
     evidence: Evidence
     run: Run | None
+
+    @cached_property
+    def answers(self) -> list[Answer]:
+        """Those of the run's own first screen; a file of evidence has none."""
+        return [] if self.run is None else answers(self.run)
 
 
 @dataclass(frozen=True)
@@ -82,8 +100,11 @@ def places(paths: Sequence[Path]) -> list[Path]:
     """Runs' folders and files of evidence, each once. Where a folder holds runs, their summaries say nothing new."""
     found: list[Path] = []
     for path in paths:
-        runs = sorted({place.parent for place in path.glob("**/run.json")}) if path.is_dir() else []
-        found += runs or sorted(path.glob("**/*.evidence.json")) or [path]
+        try:
+            runs = sorted({place.parent for place in path.glob("**/run.json")}) if path.is_dir() else []
+            found += runs or sorted(path.glob("**/*.evidence.json")) or [path]
+        except OSError as error:
+            raise CreditscopeError(f"cannot look into {path}: {error.strerror}") from None
     return list(dict.fromkeys(found))
 
 
@@ -92,9 +113,11 @@ def read(paths: Sequence[Path]) -> Several:
     inside = places(paths)
     above = Path(os.path.commonpath([place.resolve().parent for place in inside]))
     entries, faults = [], []
+    whole = not any(place.is_file() for place in inside)
     for place in inside:
         try:
-            entries.append(_entry(place, str(place.resolve().relative_to(above)).removesuffix(".evidence.json")))
+            name = str(place.resolve().relative_to(above)).removesuffix(".evidence.json")
+            entries.append(_entry(place, name, whole))
         except (CreditscopeError, *claims.ODD) as error:
             faults.append(f"{place} was left out: {error}")
     if not entries:
@@ -112,13 +135,27 @@ def read(paths: Sequence[Path]) -> Several:
                    tuple(faults), tuple(str(path) for path in paths))
 
 
-def _entry(place: Path, name: str) -> Entry:
+def _entry(place: Path, name: str, whole: bool) -> Entry:
+    """A run. `whole`: by its own settings, in which two folders that are both called "model" are two models; evidence
+    has cut them to that, so that beside a file of it all are."""
+    if has_no_step(place):
+        raise CreditscopeError("it has no step yet")
     run = None if place.is_file() else read_run(place)
     evidence = from_json(place) if run is None else read_evidence(run.record)
+    if run is not None and whole:
+        evidence = replace(evidence, config=dict(run.config))
     for key in ("group", "seed"):
         if not isinstance(evidence[key], int | str | None):
             raise CreditscopeError(f"its {key} is {evidence[key]!r:.60}, not a number")
     return Entry(name, place, _finite(evidence), run)
+
+
+def has_no_step(place: Path) -> bool:
+    """Whether a run was begun there and nothing more."""
+    try:
+        return (place / "run.json").exists() and not (place / "steps.jsonl").exists()
+    except OSError:  # whoever reads it will say why it cannot be read
+        return False
 
 
 def _finite(run: Evidence) -> Evidence:
@@ -182,9 +219,11 @@ def _part(run: Evidence, key: str) -> str:
 
 
 def value_of(run: Evidence, key: str) -> str:
-    """A setting in words: a credit that was not named is the method's own."""
+    """A setting in words: a credit that was not named is the method's own, of a path the end."""
     if key == "credit":
         return str(run["credit"] or credit_of(run))
+    if key == "model" and isinstance(run[key], str):
+        return "/".join(run[key].rstrip("/").split("/")[-2:])
     return "–" if run[key] is None else str(run[key])
 
 
@@ -204,8 +243,8 @@ def rank_by_step(run: Evidence) -> Mapping[int, float]:
 
 
 def live_by_step(run: Evidence) -> dict[int, float]:
-    """step -> share of groups whose rewards differ, 1 − dead."""
-    return {step: 1 - dead for step, dead in run.series("signal/dead_groups")}
+    """step -> share of groups in which a token had credit, or as far as is known whose rewards differ: 1 − dead."""
+    return {step: 1 - dead for step, dead in (run.series("signal/dead_groups") + run.series("credit/dead_groups"))}
 
 
 def _accuracy(place: int) -> Callable[[Sequence[Evidence]], Found]:
@@ -256,13 +295,6 @@ COLUMNS: Mapping[str, Column] = {
 }
 
 
-def within(value: Interval, low: float, high: float) -> Interval:
-    """An interval without what a share cannot be."""
-    if value.low is None or value.high is None:
-        return value
-    return replace(value, low=max(value.low, low), high=min(value.high, high))
-
-
 def span(value: Interval, column: Column) -> str:
     """A mean with its interval, as the table has it.
 
@@ -290,15 +322,19 @@ def first_screen(several: Several) -> Html:
             for key in TELLING if key not in several.differs and config[key] is not None]
     few = [setting.name for setting in several.settings if len(setting.entries) < ENOUGH]
     words = [SYMBOLS.get(key, key.replace("_", " ")) for key in several.differs]
-    told = [tag("li", tag("strong", topic), tag("p", sentence), class_="answer", data_topic=topic.lower())
-            for topic, sentence in findings(several)]
+    seeds = ", and in the seed" if count > settings else ""
+    state, said = signal(several)
+    told = [tag("li", tag("div", tag("strong", "Signal"), tag("p", _shape(state), state, class_="state")),
+                tag("p", said), class_=f"answer {state}", data_topic="signal", data_state=state),
+            *(tag("li", tag("strong", topic), tag("p", sentence), class_="answer", data_topic=topic.lower())
+              for topic, sentence in findings(several))]
     return join(
         tag("h1", f"{_many(count, 'run')} in {_many(settings, 'setting')}"),
         tag("p", *(tag("span", fact) for fact in same), class_="facts"),
-        tag("p", f"They differ in {', '.join(words)}, and in the seed." if words else
+        tag("p", f"They differ in {', '.join(words)}{seeds}." if words else
             "They differ in the seed alone." if count > 1 else "There is one run: creditscope report shows it in full.",
             id="differs"),
-        tag("ul", *told, class_="answers") if told else None,
+        tag("ul", *told, class_="answers"),
         tag("p", f"No interval and no band, because {ENOUGH} runs are needed: ",
             "every setting." if len(few) == settings else f"{'; '.join(few)}." if len(few) <= FEW else
             f"{len(few)} of {settings} settings.", class_="missing", id="few")
@@ -306,16 +342,90 @@ def first_screen(several: Several) -> Html:
         *(tag("p", fault, class_="missing fault") for fault in several.faults))
 
 
+def _shape(state: str) -> Html:
+    return tag("span", SHAPES[state], class_="shape", aria_hidden="true")
+
+
+# -- what became of a setting ----------------------------------------------------------------------------------------
+
+
+def standing(setting: Setting) -> Clause:
+    """What was learnt, what there was to learn from, and which other answers of its runs are not good."""
+    clauses = [clause for clause in (learnt(setting.runs), alive(setting.runs), *_others(setting)) if clause]
+    if not clauses:
+        return "unknown", "no evaluation and no group is recorded"
+    return worst(*(state for state, _ in clauses)), "; ".join(words for _, words in clauses)
+
+
+def learnt(runs: Sequence[Evidence]) -> Clause | None:
+    """The last evaluation against the first: by the interval of the change over three runs and more, else by run."""
+    points = [found for run in runs if len(found := run.points()) > 1]
+    if not points:
+        return None
+    before, after = (math.fsum(found[place][1] for found in points) / len(points) for place in (0, -1))
+    said = f"accuracy {100 * before:.1f} → {100 * after:.1f} %"
+    change = mean_interval([found[-1][1] - found[0][1] for found in points])
+    fell = [run for run in runs if (progress(run.steps, run.trained) or ("", ""))[0] == "broken"]
+    if len(points) >= ENOUGH and change.excludes_zero:
+        return ("broken", f"{said}: it fell below its start") if change.mean < 0 else ("good", f"{said}: it rose")
+    if fell:
+        state = "broken" if len(fell) == len(points) else "watch"
+        return state, f"{said}: it fell in {len(fell)} of {_many(len(points), 'run')}"
+    return "good", f"{said}: no clear change" if len(points) >= ENOUGH else said
+
+
+def alive(runs: Sequence[Evidence]) -> Clause | None:
+    """The share of live groups over all steps, by the thresholds of one run."""
+    found = COLUMNS["live groups, %"].of(runs)
+    if found is None:
+        return None
+    share, solved = found[0].mean, all(is_solved(run.trained[-LAST:]) for run in runs)
+    state = "good" if share >= LIVE_GOOD else "watch" if share >= LIVE_BROKEN or solved else "broken"
+    return state, f"{100 * share:.0f} % live groups"
+
+
+def _others(setting: Setting) -> Iterator[Clause]:
+    """The other topics, where a run's own answer is to watch or broken."""
+    whole = [entry.answers for entry in setting.entries if entry.run is not None]
+    for place, topic in enumerate(TOPICS[1:], start=1):
+        wrong = [found[place].state for found in whole if found[place].state in ("watch", "broken")]
+        if wrong:
+            state = worst(*wrong)
+            yield state, f"{topic} {state} in {len(wrong)} of {len(whole)} runs"
+
+
+def signal(several: Several) -> Clause:
+    """The settings that got worse or have little to learn from, by name."""
+    found = {setting.name: [clause for clause in (learnt(setting.runs), alive(setting.runs)) if clause is not None]
+             for setting in several.settings}
+    wrong = {name: [(state, words) for state, words in some if state != "good"] for name, some in found.items()}
+    said = [f"{name}: {'; '.join(words for _, words in some)}" for name, some in wrong.items() if some]
+    if said:
+        more = f"; and {len(said) - FEW} more" if len(said) > FEW else ""
+        return worst(*(state for some in wrong.values() for state, _ in some)), f"{'. '.join(said[:FEW])}{more}."
+    if not any(found.values()):
+        return "unknown", "No evaluation and no group is recorded."
+    unsaid = "" if any(learnt(setting.runs) for setting in several.settings) else " None was evaluated twice."
+    return "good", f"No setting got worse, and none has less than {100 * LIVE_GOOD:.0f} % live groups.{unsaid}"
+
+
 def findings(several: Several) -> Iterator[tuple[str, str]]:
-    """(topic, the settings with most and least of a number, and whether their intervals keep apart)."""
+    """(topic, the settings with most and least of a number, and whether their intervals keep apart), for each model and
+    task: numbers of two tasks have no order."""
+    families: dict[tuple[str, ...], list[Setting]] = {}
+    apart = [key for key in ("model", "task") if key in several.differs]
+    for setting in several.settings:
+        families.setdefault(tuple(value_of(setting.runs[0], key) for key in apart), []).append(setting)
     for topic, name, words, beside in (
             ("Learning", "after, %", ("Highest accuracy at the end", "lowest", " %"), "rollouts"),
             ("Directions", "rank", ("Highest effective rank", "lowest", ""), "null"),
             ("Optimiser", "distance", ("Farthest past the bound", "nearest", " nats"), "past bound, %")):
-        found = [(setting, value[0]) for setting in several.settings
-                 if (value := COLUMNS[name].of(setting.runs)) is not None]
-        if len(found) > 1:
-            yield topic, _ends(found, COLUMNS[name], words, beside)
+        for family, settings in families.items():
+            found = [(setting, value[0]) for setting in settings
+                     if (value := COLUMNS[name].of(setting.runs)) is not None]
+            if len(found) > 1:
+                yield topic, "".join(f"{word}: " for word in [", ".join(family)] if word) + _ends(
+                    found, COLUMNS[name], words, beside)
 
 
 def _ends(found: Sequence[tuple[Setting, Interval]], column: Column, words: tuple[str, str, str], beside: str) -> str:
@@ -329,7 +439,23 @@ def _ends(found: Sequence[tuple[Setting, Interval]], column: Column, words: tupl
         parts.append(f"{word}: {setting.name} with {span(value, column)}{unit}{more}")
     apart = {True: "Their intervals overlap.", False: "Their intervals do not overlap.",
              None: f"Fewer than {ENOUGH} runs: no interval."}[overlap(order[0][1], order[-1][1])]
-    return f"{'; '.join(parts)}. {apart}"
+    cost = _cost(order[-1][0], order[0][0]) if beside == "rollouts" else ""
+    return f"{'; '.join(parts)}. {apart}{cost}"
+
+
+SAME_COST = 1.05
+"""Factor between the rollouts of two settings up to which they have cost the same."""
+
+
+def _cost(one: Setting, other: Setting) -> str:
+    """What has to be said where two settings did not spend the same."""
+    spent = {setting.name: found[0].mean for setting in (one, other) if (found := _spent(setting.runs)) is not None}
+    if len(spent) < 2 or not all(spent.values()):
+        return ""
+    dear, cheap = max(spent, key=lambda name: spent[name]), min(spent, key=lambda name: spent[name])
+    if spent[dear] <= SAME_COST * spent[cheap]:
+        return ""
+    return f" Not at equal cost: {dear} spent {spent[dear] / spent[cheap]:.3g} times the rollouts of {cheap}."
 
 
 def _many(count: int, noun: str) -> str:
@@ -353,8 +479,8 @@ MANY = 24
 def _compared(several: Several) -> Section:
     count = len(several.settings)
     charts = list(_charts(several)) if count <= MANY else []
-    lead = ("A line a setting: mean over its runs, and the 95 % t-interval over seeds. A heading sorts the table; "
-            "moving over a chart shows one step in all of them.")
+    lead = ("A line a setting: mean over its runs, and the 95 % t-interval over seeds. A heading sorts the table; the "
+            "pointer over a chart marks its step in all of them, and the table under a chart has its numbers.")
     none = None if charts else missing(
         "No step of these runs has been recorded yet." if count <= MANY else
         f"{count} settings are too many for one chart: compare {MANY} or fewer at a time.")
@@ -367,7 +493,7 @@ def _table(several: Several) -> Html:
     found = {name: [column.of(setting.runs) for setting in several.settings] for name, column in COLUMNS.items()}
     there = [name for name, values in found.items() if any(value is not None for value in values)]
     keys = several.differs if len(several.differs) > 1 else ()  # one alone is the setting's name
-    head = [tag("th", "setting", scope="col"),
+    head = [tag("th", "setting", scope="col"), tag("th", "state", scope="col"),
             *(tag("th", SYMBOLS.get(key, key.replace("_", " ")), scope="col") for key in keys),
             tag("th", "runs", scope="col", class_="number"),
             *(tag("th", name, scope="col", class_="number") for name in there)]
@@ -377,7 +503,10 @@ def _table(several: Several) -> Html:
         cells = [tag("td", value_of(run, key), data_value=run[key] if isinstance(run[key], int | float) else None)
                  for key in keys]
         numbers = [_cell(found[name][place], COLUMNS[name]) for name in there]
-        rows.append(tag("tr", tag("th", setting.name, scope="row", data_value=place), *cells,
+        state, said = standing(setting)
+        rows.append(tag("tr", tag("th", setting.name, scope="row", data_value=place),
+                        tag("td", tag("span", f"{SHAPES[state]} {state}", class_="state"), title=said, class_=state,
+                            data_value=list(SHAPES).index(state)), *cells,
                         tag("td", str(len(setting.entries)), class_="number", data_value=len(setting.entries)),
                         *numbers))
     links = [part for name in there for part in (" · ", glossary.link(COLUMNS[name].metric, name))]
@@ -403,6 +532,8 @@ class Curve:
     title: str
     of: Callable[[Evidence], Mapping[int, float]]
     percent: bool = False
+    share: bool = False
+    """Whether it lies between 0 and 1 by its nature; a reward does where all of them do."""
     along: str = "step"
     points: int = READINGS
     null: str | None = None
@@ -422,7 +553,8 @@ CURVES: Mapping[str, Curve] = {
     "rank": Curve(title="Effective rank of a group's rollouts", of=rank_by_step, null="credit_null",
                   reference={"P1: about 2": 2.0},
                   note="Figure 1 of P1. Dotted, in the same colour: the null, what the credits alone allow."),
-    "top1": Curve(title="Share of the first direction", of=FIGURES["top1"][1], note="Figure 2 of P1."),
+    "top1": Curve(title="Share of the first direction", of=FIGURES["top1"][1], share=True,
+                  note="Figure 2 of P1."),
     "accuracy": Curve(title="Accuracy on unseen problems", of=FIGURES["accuracy"][1], percent=True,
                       note="Figure 3 of P1."),
     "accuracy-rollouts": Curve(title="Accuracy by rollouts spent", of=lambda run: dict(run.points()), percent=True,
@@ -435,6 +567,9 @@ CURVES: Mapping[str, Curve] = {
 }
 
 
+TASKS = "Each task has rewards of its own: only lines of one task can be compared."
+
+
 def _charts(several: Several) -> Iterator[dict[str, Any]]:
     for name, curve in CURVES.items():
         rows = list(_rows(several, curve))
@@ -443,19 +578,23 @@ def _charts(several: Several) -> Iterator[dict[str, Any]]:
         names = [setting.name for setting in several.settings]  # all, so that each has its colour in every chart
         spec = chart_of(rows, curve.title, names, x=curve.along, percent=curve.percent, reference=curve.reference,
                         description=f"{curve.title}, by setting: {', '.join(names)}.")
+        note = TASKS if name == "reward" and "task" in several.differs else curve.note
         if any("null" in row for row in rows):
             spec["layer"].append(_null_layer(curve.along))
-        yield {"name": name, "spec": spec, "rows": rows, "note": curve.note, "steps": curve.along == "step"}
+        yield {"name": name, "spec": spec, "rows": rows, "note": note, "steps": curve.along == "step"}
 
 
 def _rows(several: Several, curve: Curve) -> Iterator[dict[str, Any]]:
     """A row a setting and step: mean, ends of the interval from three runs on, how many runs, and the null."""
-    width = bucket([curve.of(entry.evidence) for entry in several.entries], curve.points)
+    known = [curve.of(entry.evidence) for entry in several.entries]
+    width = bucket(known, curve.points)
+    share = curve.share or curve.percent or (
+        curve is CURVES["reward"] and all(0 <= value <= 1 for line in known for value in line.values()))
     for setting in several.settings:
         lines = [thinned(curve.of(run), width) for run in setting.runs]
         null = dict(_mean(setting, [thinned(run.by_step(curve.null or ""), width) for run in setting.runs]))
         for place, value in _mean(setting, at_common_places(lines) if curve.along == SPENT else lines):
-            found = within(from_three(value), 0.0, 1.0) if curve.percent else from_three(value)
+            found = within(from_three(value), 0.0, 1.0) if share else from_three(value)
             row = {curve.along: place, "name": setting.name, "value": rounded(found.mean), "low": rounded(found.low),
                    "high": rounded(found.high), "runs": found.n}
             row |= {"null": rounded(null[place].mean)} if place in null else {}
@@ -524,7 +663,7 @@ def _runs(several: Several) -> Section:
     """A row a run: the states of its own first screen, and the command that opens it."""
     rows = [_row(setting.name, entry) for setting in several.settings for entry in setting.entries]
     head = tag("tr", *(tag("th", word, scope="col")
-                       for word in ("run", "setting", "seed", "steps", *TOPICS, "open it in full")))
+                       for word in ("run", *TOPICS, "setting", "seed", "steps", "open it in full")))
     table = tag("div", tag("table", tag("thead", head), tag("tbody", *rows), id="states"), class_="wide", tabindex="0",
                 role="region", aria_label="Table of runs")
     return Section(id="runs", title="Runs", lead="The four answers of each run's own report, by the same rules. A file "
@@ -541,8 +680,8 @@ def _row(setting: str, entry: Entry) -> Html:
     run, evidence = entry.run, entry.evidence
     states = [tag("td", "–") for _ in TOPICS] if run is None else [
         tag("td", tag("span", f"{SHAPES[answer.state]} {answer.state}", class_="state"), title=answer.sentence,
-            class_=answer.state, data_topic=answer.topic.lower()) for answer in answers(run)]
+            class_=answer.state, data_topic=answer.topic.lower()) for answer in entry.answers]
     steps = f"{len(evidence.trained)}{'' if evidence.finished else ', not finished'}"
     how = "needs the record" if run is None else tag("code", f"creditscope report {shlex.quote(str(entry.path))}")
-    return tag("tr", tag("th", shown(entry.name, LONGEST), scope="row"), tag("td", setting),
-               tag("td", value_of(evidence, "seed")), tag("td", steps), *states, tag("td", how), data_run=entry.name)
+    return tag("tr", tag("th", shown(entry.name, LONGEST), scope="row"), *states, tag("td", setting),
+               tag("td", value_of(evidence, "seed")), tag("td", steps), tag("td", how), data_run=entry.name)

@@ -21,7 +21,7 @@ from creditscope.microscope.spectrum import spectrum
 from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config
 from creditscope.report.markup import Html, shown, tag
 from creditscope.report.run import Arrays, Run
-from creditscope.report.section import Section, missing, rounded
+from creditscope.report.section import Section, missing, rounded, spaced
 
 Array = NDArray[np.float64]
 Part = dict[str, Any]
@@ -99,19 +99,6 @@ def section(run: Run) -> Section:
 # -- what is read ----------------------------------------------------------------------------------------------------
 
 
-def thinned(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly, the last one among them.
-
-    >>> thinned([0, 5, 10, 15, 20], 3), thinned([0, 5], 3), thinned([0, 5, 10], 1)
-    ([0, 10, 20], [0, 5], [10])
-    """
-    if len(steps) <= most:
-        return list(steps)
-    if most <= 1:
-        return list(steps[-1:])
-    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
-
-
 def fitted(run: Run, what: str, steps: Sequence[int], make: Callable[[int], Part | None], budget: int) -> list[Part]:
     """What `make` gives of the steps, of as many as stay within a budget of JSON characters; a damaged one is a fault.
 
@@ -133,7 +120,7 @@ def fitted(run: Run, what: str, steps: Sequence[int], make: Callable[[int], Part
         return []
     most = max(1, min(MOST, budget // size(last)))
     while True:
-        parts = [part for step in thinned(steps, most) if (part := of(step)) is not None] or [last]
+        parts = [part for step in spaced(steps, most) if (part := of(step)) is not None] or [last]
         if size(parts) <= budget or most == 1:
             return parts
         most = max(1, min(most - 1, most * budget // size(parts)))
@@ -302,7 +289,7 @@ def numbers(values: Any, digits: int = 4) -> list[float | None]:
 def spectrum_chart(looks: Sequence[Part]) -> Spec:
     """σ_k/√Σσ² as measured, the band of shuffled credits, and orthogonal rows of the same norms: one scale for all.
 
-    The script gives it the rows: k, value, orthogonal, low, high.
+    The script gives it the rows: k, measured, orthogonal, shuffled_low, shuffled_high.
     """
     groups = [group for one in looks for group in one["groups"]]
     top = max([0.1, *(value for group in groups for name in CURVES for value in group.get(name, ()))])
@@ -325,6 +312,6 @@ def spectrum_chart(looks: Sequence[Part]) -> Spec:
     return {"$schema": SCHEMA, "title": "Singular values, σ / √Σσ²", "width": "container", "height": HEIGHT,
             "description": "Singular values of the group's matrix, largest first, beside two nulls",
             "data": {"name": "rows"}, "config": config(), "layer": [
-                marked({"type": "area", "opacity": 0.3}, "low", names[2], y2={"field": "high"}),
+                marked({"type": "area", "opacity": 0.3}, "shuffled_low", names[2], y2={"field": "shuffled_high"}),
                 marked({"type": "line", "strokeDash": DASHED}, "orthogonal", names[1]),
-                marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, "value", names[0])]}
+                marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, "measured", names[0])]}

@@ -11,9 +11,9 @@ from creditscope.compare import is_finished
 from creditscope.describe import axis_meaning
 from creditscope.lab.config import flags
 from creditscope.method import Method
-from creditscope.methods import GRPO
 from creditscope.report.answers import SHAPES, Answer, answers, row_of
 from creditscope.report.markup import Html, join, table, tag
+from creditscope.report.methods import changes
 from creditscope.report.run import Run
 
 SILENCE = 10
@@ -35,8 +35,9 @@ def _answer(answer: Answer) -> Html:
     name = f"answer-{answer.topic.lower()}"
     return tag("li", tag("div", tag("h2", answer.topic, id=name), tag("p", shape, answer.state, class_="state")),
                tag("div", tag("p", answer.sentence, class_="sentence"),
-                   tag("p", answer.rule, " ", tag("a", "Evidence", href=f"#{answer.evidence}",
-                                                  aria_label=f"Evidence for {answer.topic}"), class_="rule")),
+                   tag("details", tag("summary", "Rule"), tag("p", answer.rule), class_="rule"),
+                   tag("p", tag("a", "Evidence", href=f"#{answer.evidence}", aria_label=f"Evidence for {answer.topic}"),
+                       class_="evidence")),
                class_=f"answer {answer.state}", data_topic=answer.topic.lower(), data_state=answer.state,
                aria_labelledby=name)
 
@@ -129,14 +130,16 @@ def differences(row: Method) -> list[tuple[str, str, str]]:
     def said(axis: str, value: object) -> str:
         return axis_meaning(axis, value) or ("none" if value is None else _text(value))
 
-    return [(axis, said(axis, theirs), said(axis, ours)) for axis, (theirs, ours) in row.diff(GRPO).items()]
+    return [(axis, said(axis, theirs), said(axis, ours)) for axis, theirs, ours in changes(row)]
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
 def _command(config: Mapping[str, Any]) -> Html:
-    command = shlex.join(["creditscope", "train", *flags(config)])
+    """What to paste. A record that was not made by `creditscope train` says itself what made it."""
+    told = config.get("command")
+    command = told if isinstance(told, str) else shlex.join(["creditscope", "train", *flags(config)])
     return tag("pre", tag("code", command, id="command"), tabindex="0", role="region",
                aria_label="The command of this run")
 

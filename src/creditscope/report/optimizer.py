@@ -17,10 +17,10 @@ from creditscope.figures import COLOURS
 from creditscope.intervals import Interval, mean_interval
 from creditscope.optimizer.table import BRAKES, parse_brake
 from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_steps
-from creditscope.report.directions import Part, fitted, numbers, thinned
+from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
 from creditscope.report.run import Arrays, Run
-from creditscope.report.section import Section, missing, rounded
+from creditscope.report.section import Section, missing, rounded, spaced
 
 PROBE = "creditscope train --inner-steps 4 --probe light"
 SWEEP = "creditscope train --probe full"
@@ -239,7 +239,7 @@ def text_of(value: float, percent: bool, unit: str = " %") -> str:
 
 def charts_of(run: Run, updates: Sequence[int | None]) -> list[Part]:
     """Charts over steps, those that have a number to show."""
-    ks = thinned([k for k in updates if k is not None], LINES)
+    ks = spaced([k for k in updates if k is not None], LINES)
     words = {None: "at the last sight"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
     past, distance = ({past_key(k, name): word for k, word in words.items()} for name in ("past", "distance"))
     plans = (("past", "Tokens past the bound", past, True),
@@ -255,14 +255,14 @@ def chart_of(run: Run, name: str, title: str, lines: Mapping[str, str], percent:
             by_step.setdefault(step, {"step": step})[word] = rounded(value)
     if not by_step:
         return None
-    rows = [by_step[step] for step in thinned(sorted(by_step), POINTS)]
+    rows = [by_step[step] for step in spaced(sorted(by_step), POINTS)]
     seen = [word for word in lines.values() if any(word in row for row in rows)]
     return {"name": name, "rows": rows, "spec": over_steps(rows, title, seen, percent=percent, zero=True)}
 
 
 def sweep_chart(sweeps: Sequence[Part]) -> Spec:
     """cos(Δ(φ), Δ(1)) and ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖ over φ, with the layers' least and most change. The script gives the
-    rows: phi, cosine, change, low, high.
+    rows: phi, cosine, change, layers_least, layers_most.
     """
     phis = [phi for one in sweeps for phi in one["phi"]]
     top = max([1.0, *(x for one in sweeps for key in ("change", "high") for x in one[key] if x is not None)])
@@ -284,6 +284,6 @@ def sweep_chart(sweeps: Sequence[Part]) -> Spec:
     return {"$schema": SCHEMA, "title": "The update under other credit scales", "width": "container", "height": HEIGHT,
             "description": "Cosine and relative change of the update over the scale of the credit, logarithmic",
             "data": {"name": "rows"}, "config": config(), "layer": [
-                marked({"type": "area", "opacity": 0.25}, "low", names[2], y2={"field": "high"}),
+                marked({"type": "area", "opacity": 0.25}, "layers_least", names[2], y2={"field": "layers_most"}),
                 marked({"type": "line", "strokeDash": DASHED, "point": {"aria": False}}, "change", names[1]),
                 marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, "cosine", names[0])]}

@@ -8,12 +8,15 @@ which slipped through would still not run. Vega is told to interpret its express
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import gzip
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from creditscope import __version__
@@ -50,10 +53,10 @@ def page(title: str, first: Html, sections: Sequence[Section], live: bool = Fals
 
 
 def policy(scripts: Sequence[str], live: bool) -> str:
-    """The content policy: these scripts, no others; inline style; pictures that are in the file."""
+    """The content policy: these scripts, no others; inline style; nothing else."""
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     asks = "self" if live else "none"
-    return (f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+    return (f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
             f"connect-src '{asks}'; base-uri 'none'; form-action 'none'")
 
 
@@ -79,5 +82,46 @@ def vega() -> str:
         import vl_convert
     except ImportError:
         return ""
-    bundle: str = vl_convert.javascript_bundle()
+    place = cache() / f"vega-{vl_convert.__version__}.js"
+    bundle = kept(place)
+    if not bundle:
+        bundle = str(vl_convert.javascript_bundle())
+        keep(place, bundle)
     return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+# -- bundling takes seconds: it is done once ---------------------------------------------------------------------------
+
+
+def cache() -> Path:
+    """The user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "creditscope"
+
+
+def kept(place: Path) -> str:
+    """A text that `keep` left, if it is whole; or nothing."""
+    try:
+        found = place.read_bytes()
+        whole = beside(place).read_text(encoding="ascii") == hashlib.sha256(found).hexdigest()
+        return found.decode() if whole else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def keep(place: Path, text: str) -> None:
+    """A text and its hash, each whole or not at all. A folder that cannot be written to costs time, nothing else."""
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        for file, data in ((place, text.encode()), (beside(place), hashlib.sha256(text.encode()).hexdigest().encode())):
+            part = file.with_name(f".{file.name}.{os.getpid()}")
+            try:
+                with part.open("xb") as out:
+                    out.write(data)
+                part.replace(file)
+            finally:
+                part.unlink(missing_ok=True)
+
+
+def beside(place: Path) -> Path:
+    """Where the hash of a file is kept."""
+    return place.with_name(f"{place.name}.sha256")

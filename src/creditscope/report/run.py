@@ -13,6 +13,8 @@ from creditscope.errors import CreditscopeError
 from creditscope.record import Record
 
 Arrays = Mapping[str, NDArray[Any]]
+KINDS = "biufU"
+"""Kinds of arrays that a run writes, as numpy calls them: truth, numbers, text."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,18 @@ class Run:
 
     def _read(self, load: Callable[[int], Arrays], step: int) -> Arrays | None:
         try:
-            return load(step)
+            found = load(step)
         except CreditscopeError as error:
-            if str(error) not in self.faults:
-                self.faults.append(str(error))
+            self._fault(str(error))
             return None
+        for name, array in found.items():
+            if array.dtype.kind not in KINDS:
+                self._fault(f"{name} of step {step} is {array.dtype}, which no run writes")
+        return {name: array for name, array in found.items() if array.dtype.kind in KINDS}
+
+    def _fault(self, said: str) -> None:
+        if said not in self.faults:
+            self.faults.append(said)
 
 
 def read_run(path: Path) -> Run:

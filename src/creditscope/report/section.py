@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from creditscope.report.markup import Html, join, tag
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +43,14 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
     if value is None or value != value or value in (float("inf"), float("-inf")):
         return None
     return float(f"{value:.{digits}g}")
+
+
+def spaced(items: Sequence[T], count: int) -> list[T]:
+    """So many of them, evenly spaced, the first and the last among them.
+
+    >>> spaced([0, 1, 2, 3, 4, 5, 6], 3), spaced([0, 1], 5), spaced([0, 1, 2], 1)
+    ([0, 3, 6], [0, 1], [2])
+    """
+    if count >= len(items):
+        return list(items)
+    return [items[round(k * (len(items) - 1) / (count - 1))] for k in range(count)] if count > 1 else [items[-1]]

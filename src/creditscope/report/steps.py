@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from creditscope.intervals import mean_interval
+from creditscope.intervals import Interval, mean_interval
+from creditscope.report.answers import absent, is_number
 from creditscope.report.chart import over_steps
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
@@ -29,7 +30,7 @@ COLUMNS = {
     "grad/norm": "gradient norm",
 }
 """metric -> the name that it is shown by."""
-RUNNING = f"mean of {WINDOW} steps"
+RUNNING = f"mean of up to {WINDOW} steps"
 
 
 def section(run: Run) -> Section:
@@ -52,7 +53,7 @@ def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
     for step in steps:
         row: Row = {"step": int(step["step"])}
         for metric, name in COLUMNS.items():
-            if (value := _number(step, metric)) is not None or metric in _absent(step):
+            if (value := _number(step, metric)) is not None or metric in absent(step):
                 row[name] = rounded(value)
         groups, live = _number(step, "signal/groups"), _number(step, "signal/live_groups")
         if groups and live is not None:
@@ -70,14 +71,25 @@ def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
 def running(rewards: Sequence[float]) -> Row:
     """The mean over the last steps with its 95 % interval, mean ± t·s/√n over their n means; from three steps on.
 
-    >>> running([0.0, 1.0]), running([0.0, 0.5, 1.0])
-    ({}, {'mean of 10 steps': 0.5, 'mean low': -0.7421, 'mean high': 1.742})
+    The interval keeps within 0 and 1 where all rewards do: it is not drawn where no mean can lie.
+
+    >>> running([0.0, 1.0]), running([0.0, 0.5, 1.0]), running([0.0, 1.0, 2.0])["mean low"]
+    ({}, {'mean of up to 10 steps': 0.5, 'mean low': 0.0, 'mean high': 1.0}, -1.484)
     """
     last = rewards[-WINDOW:]
     if len(last) < 3:
         return {}
     mean = mean_interval(last)
+    if min(rewards) >= 0 and max(rewards) <= 1:
+        mean = within(mean, 0.0, 1.0)
     return {RUNNING: rounded(mean.mean), "mean low": rounded(mean.low), "mean high": rounded(mean.high)}
+
+
+def within(value: Interval, low: float, high: float) -> Interval:
+    """An interval without what its mean cannot be."""
+    if value.low is None or value.high is None:
+        return value
+    return replace(value, low=max(value.low, low), high=min(value.high, high))
 
 
 def packed(rows: Sequence[Row]) -> dict[str, Any]:
@@ -97,7 +109,7 @@ def _reward(rows: Sequence[Row]) -> Chart | None:
     return _chart("reward", over_steps(
         rows, "Reward", lines, band={RUNNING: ("mean low", "mean high")} if RUNNING in lines else None,
         points=["reward of a step"], description="Mean reward of each step and over the last steps."),
-        f"Band: 95 % interval of the mean of {WINDOW} steps, from the spread of their means.") if lines else None
+        f"Band: 95 % interval of the mean of up to {WINDOW} steps, from the spread of their means.") if lines else None
 
 
 def _accuracy(rows: Sequence[Row]) -> Chart | None:
@@ -146,8 +158,8 @@ def _overshoot(rows: Sequence[Row]) -> Chart | None:
     names = [end, *map(_after, range(MOST_UPDATES, 0, -1))]
     most = max(names, key=lambda name: sum(name in row for row in rows))  # of equals the first: the end, the latest
     lines = _there(rows, *dict.fromkeys([end, most]))
-    return _chart("overshoot", over_steps(rows, "Tokens past their bound", lines, percent=True, zero=True,
-                                          description="Share of bounded tokens past their bound."),
+    return _chart("overshoot", over_steps(rows, "Tokens outside the clip range", lines, percent=True, zero=True,
+                                          description="Share of bounded tokens outside it."),
                   "Share of the tokens that the method bounds.") if lines else None
 
 
@@ -178,7 +190,7 @@ def lacking(rows: Sequence[Row]) -> list[Html]:
 
 
 def _left_out(steps: Sequence[Mapping[str, Any]]) -> list[Html]:
-    names = sorted({name for step in steps for name in _absent(step)})
+    names = sorted({name for step in steps for name in absent(step)})
     return [missing(f"Not a finite number at some step, a gap in its chart: {', '.join(names)}.")] if names else []
 
 
@@ -197,9 +209,4 @@ def _after(updates: int) -> str:
 
 def _number(step: Mapping[str, Any], metric: str) -> float | None:
     value = step.get(metric)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _absent(step: Mapping[str, Any]) -> list[str]:
-    found = step.get("absent")
-    return [str(name) for name in found] if isinstance(found, dict) else []
+    return float(value) if is_number(value) else None

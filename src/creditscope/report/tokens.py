@@ -10,10 +10,10 @@ import functools
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from creditscope.report.markup import LONGEST, Html, join, shown, tag
 from creditscope.report.prefixes import extents, tree
 from creditscope.report.run import Arrays, Run
-from creditscope.report.section import Section, missing, rounded
+from creditscope.report.section import Section, missing, rounded, spaced
 
 BUDGET = 800_000
 """Bytes of gzipped JSON: 1.07 MB of base64, so that a page stays within 2.5 MB with the charts' library in it."""
@@ -34,7 +34,6 @@ NUMBERS, TEXT = "biuf", "U"
 """Kinds of arrays, as numpy calls them."""
 
 Json = dict[str, Any]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def section(run: Run) -> Section:
         return Section(id="tokens", title=title, body=missing(f"None of the {len(run.kept())} kept steps can be shown: "
                                                               f"their files are damaged, or hold no tokens."))
     return Section(id="tokens", title=title, lead=lead, data=found.data(),
-                   body=join(tag("p", found.note, class_="soft"), tag("div", id="token-view"), *lacks(found)))
+                   body=join(tag("p", found.note, class_="soft"), tag("div", id="token-view"), *lacks(run, found)))
 
 
 # -- what is in the file -----------------------------------------------------------------------------------------------
@@ -225,17 +224,6 @@ def shared(answers: Iterable[Json]) -> list[str]:
     return list(numbers)
 
 
-def spaced(items: Sequence[T], count: int) -> list[T]:
-    """So many of them, evenly spaced, the first and the last among them.
-
-    >>> spaced([0, 1, 2, 3, 4, 5, 6], 3), spaced([0, 1], 5), spaced([0, 1, 2], 1)
-    ([0, 3, 6], [0, 1], [2])
-    """
-    if count >= len(items):
-        return list(items)
-    return [items[round(k * (len(items) - 1) / (count - 1))] for k in range(count)] if count > 1 else [items[-1]]
-
-
 # -- one group ---------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +281,7 @@ def significant(value: NDArray[Any], digits: int) -> NDArray[np.float64]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         place = np.nan_to_num(np.floor(np.log10(np.abs(value))), posinf=0, neginf=0) - (digits - 1)
         up, down = 10.0 ** np.clip(place, 0, 300), 10.0 ** np.clip(-place, 0, 300)
-        return np.round(value / up * down) / down * up
+        return np.asarray(np.round(value / up * down) / down * up)
 
 
 def uncovered(batch: Batch, row: int, covered: str) -> str:
@@ -329,16 +317,25 @@ def is_graded(batch: Batch) -> bool:
     return reward is not None and not bool(np.isin(reward, (0, 1)).all())
 
 
-def lacks(found: Selection) -> list[Html]:
-    """What this record does not say of its tokens, and how to have it said."""
-    have = set(found.quantities)
+def lacks(run: Run, found: Selection) -> list[Html]:
+    """What this record does not say of its tokens, and how to have it said; a run that did ask is told why not."""
+    have, kept = set(found.quantities), set(run.kept())
     out = []
     if not have & {"w", "A"}:
         out.append(missing("These rollouts carry no credit: only their text is shown."))
     if "after" not in have:
-        out.append(missing("Where tokens stood after the last update was not recorded.",
+        seen = run.config.get("probe") in ("light", "full") and not kept.isdisjoint(
+            step for step, _ in run.series("overshoot/past"))
+        out.append(lacking("Where tokens stood after the last update was not recorded.", seen,
                            "creditscope train --probe light --probe-every 10 --keep-every 10"))
     if not any(key.startswith(OTHER) for key in have):
-        out.append(missing("No other estimator's credit was recorded.",
+        seen = bool(run.config.get("also")) and not kept.isdisjoint(run.readings())
+        out.append(lacking("No other estimator's credit was recorded.", seen,
                            "creditscope train --scope light --every 10 --keep-every 10 --also step_reward"))
     return out
+
+
+def lacking(what: str, seen: bool, command: str) -> Html:
+    """What is missing; where the run computed it at a kept step (`seen`), no flag of the command would help."""
+    return missing(f"{what} The run had it, but an older creditscope did not keep it by token: train it again.") \
+        if seen else missing(what, command)

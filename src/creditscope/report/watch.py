@@ -1,7 +1,8 @@
 """The page while its run goes on: served to this machine alone, made again when the record has changed.
 
     GET /          the page
-    GET /version   {"version": ..., "notice": ...}: which page that would be, and why it is not newer
+    GET /version   {"version": ..., "notice": ..., "age": ...}: which page that would be, why it is not newer, and the
+                   seconds since the record changed
 
 Nothing else is answered. A site that the user visits could ask a server on this machine, or give its own name to the
 address 127.0.0.1: so whoever asks under another name than ours is refused, and no other site may read an answer.
@@ -9,11 +10,14 @@ address 127.0.0.1: so whoever asks under another name than ours is refused, and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import socketserver
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -23,6 +27,8 @@ from creditscope.record import SHELVES
 from creditscope.report.compare import places
 
 HOST = "127.0.0.1"
+AGAIN = 3
+"""Seconds after which a browser asks again for a page that cannot be made yet."""
 UNTOUCHED = '<html lang="en">'
 
 
@@ -44,14 +50,20 @@ class Watched:
                 self._refresh(now)
             return self._page
 
+    def age(self) -> float | None:
+        """Seconds since the record changed."""
+        newest = max((found.st_mtime for _, found in _seen(self._paths)), default=None)
+        return None if newest is None else round(max(0.0, time.time() - newest), 1)
+
     def _refresh(self, now: str) -> None:
         try:
             text = self._make()
-        except CreditscopeError as error:
+        except Exception as error:  # whatever it is: a server that follows a run does not end while the run goes on
             if not self._page:
                 self._seen = None
                 raise
-            self.notice = f"The record cannot be read just now, so this page is not the newest: {error}"
+            self.notice = ("The record cannot be read just now, so this page is not the newest: "
+                           f"{str(error) or type(error).__name__}")
         else:
             head, found, rest = text.partition(UNTOUCHED)
             assert found, "the page does not start as this server expects"
@@ -62,13 +74,16 @@ class Watched:
 def version(paths: Sequence[Path]) -> str:
     """A word that changes when a record does: of every file that a page is made from, its name, size and time."""
     seen = hashlib.sha256()
-    for file in (file for place in places(paths) for file in _files(place)):
-        try:
-            found = file.stat()
-        except OSError:  # it has just been replaced, or is not there yet: the next look will tell
-            continue
+    for file, found in _seen(paths):
         seen.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return seen.hexdigest()[:16]
+
+
+def _seen(paths: Sequence[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files that a page is made from."""
+    for file in (file for place in places(paths) for file in _files(place)):
+        with contextlib.suppress(OSError):  # it has just been replaced, or is not there yet: the next look will tell
+            yield file, file.stat()
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -113,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "creditscope", ""
 
     def do_GET(self) -> None:
-        if self.headers.get("Host") not in {f"{name}:{self.server.port}" for name in (HOST, "localhost")}:
+        if self.headers.get("Host", "").lower() not in {f"{name}:{self.server.port}" for name in (HOST, "localhost")}:
             self._answer(421, b"This server answers to 127.0.0.1 and localhost alone.\n")
             return
         try:
@@ -121,17 +136,21 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(200, self.server.watched.page(), "text/html; charset=utf-8")
             elif self.path == "/version":
                 self.server.watched.page()
-                found = {"version": self.server.watched.version, "notice": self.server.watched.notice}
+                found = {"version": self.server.watched.version, "notice": self.server.watched.notice,
+                         "age": self.server.watched.age()}
                 self._answer(200, json.dumps(found).encode(), "application/json")
             else:
                 self._answer(404, b"There is / and /version.\n")
-        except CreditscopeError as error:
-            self._answer(503, f"{error}\n".encode(errors="backslashreplace"))
+        except CreditscopeError as error:  # the run may not have begun: the browser asks again by itself
+            text = f"{error}\n\nThis page asks again every {AGAIN} seconds.\n"
+            self._answer(503, text.encode(errors="backslashreplace"), Refresh=str(AGAIN))
 
     do_HEAD = do_GET
 
-    def _answer(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+    def _answer(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8", **headers: str) -> None:
         self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -199,7 +199,9 @@ def write_file(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
+        part.unlink(missing_ok=True)  # a link that lies there would be written through
+        with part.open("x", encoding="utf-8") as out:
+            out.write(text)
         part.replace(path)
     except OSError as error:
         raise CreditscopeError(f"cannot write {path}: {error.strerror}; make room there, or choose another place") \

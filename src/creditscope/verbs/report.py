@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 import webbrowser
@@ -14,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from creditscope.errors import CreditscopeError, printable
-from creditscope.report.answers import SHAPES, Answer, answers
+from creditscope.report.answers import SHAPES, answers
 from creditscope.report.build import build, page_of, read
-from creditscope.report.compare import Several
+from creditscope.report.compare import Several, has_no_step, places, standing
 from creditscope.report.page import vega
 from creditscope.report.run import Run
 from creditscope.report.watch import Server, Watched, serve
@@ -67,8 +68,13 @@ class Report:
 
     def _write(self) -> int:
         start = time.perf_counter()
-        found = read(self.runs)
-        if isinstance(found, Run) and not found.trained:
+        if self.out is not None:
+            refuse_place(self.out)
+        inside = places(self.runs)
+        for path in self.runs:
+            refuse_source(path)
+        found = None if all(map(has_no_step, inside)) else read(self.runs)
+        if found is None or (isinstance(found, Run) and not found.trained):
             raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
         out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"
         refuse_strangers(out)
@@ -80,6 +86,8 @@ class Report:
                               "runs": [{"name": name, "path": str(run.record.path),
                                         "answers": [asdict(answer) for answer in answers(run)]}
                                        for name, run in recorded(found).items()],
+                              "settings": [{"name": name, "state": state, "sentence": sentence}
+                                           for name, state, sentence in settings(found)],
                               "faults": list(found.faults)})
         else:
             self._tell(found, out, f"{size / 1e6:.1f} MB in {seconds:.1f} s")
@@ -90,30 +98,38 @@ class Report:
     def _tell(self, found: Run | Several, out: Path, cost: str) -> None:
         """The answer without a browser."""
         console = self.output.console()
-        if isinstance(found, Run):
-            for answer in answers(found):
-                console.print(_state(answer, 8) + Text(f"{answer.topic:<11}{printable(answer.sentence)}", "default"))
-        else:
-            for name, run in recorded(found).items():
-                console.print(Text(f"{printable(name)}:", "default"), *(
-                    _state(answer) + Text(f" {answer.topic}", "default") for answer in answers(run)), sep="  ")
+        told = settings(found) if isinstance(found, Several) else [
+            (answer.topic, answer.state, answer.sentence) for answer in answers(found)]
+        width = max((len(printable(name)) for name, _, _ in told), default=0) + 1
+        for name, state, sentence in told:
+            console.print(Text(f"{SHAPES[state]} {state:<8}", COLOURS[state]) + Text(
+                f"{printable(name):<{width}}{printable(sentence)}", "default"))
         for fault in found.faults:
             console.print(printable(fault), markup=False)
         if not vega():
             console.print("no charts: they need vl-convert: pip install 'creditscope[plot]'", markup=False)
-        console.print(f"wrote {out}: {cost}", markup=False)
+        console.print(f"wrote {printable(str(out))}: {cost}", markup=False)
         following = "" if self.open else "the same with --open, or "
-        console.print(f"Next: {following}creditscope check {' '.join(map(str, self.runs))}", markup=False)
+        paths = shlex.join(map(str, self.runs))
+        console.print(f"Next: {following}creditscope check {printable(paths)}", markup=False)
 
     def _serve(self) -> int:
         watched = Watched(self.runs, lambda: build(self.runs, live=True))
-        watched.page()  # what cannot be read at all is told here, not in the browser
+        inside = places(self.runs)
+        awaited = [path for path in inside if not path.exists() or has_no_step(path)]
+        if not awaited:
+            for path in self.runs:
+                refuse_source(path)
+            watched.page()  # what cannot be read at all is told here, not in the browser
         server = Server(watched, self.port)
         if self.output.json:
             self.output.emit({"url": server.url})
         else:
-            self.output.console().print(f"{server.url} follows {', '.join(map(str, self.runs))}; Ctrl-C ends it. It "
-                                        f"answers to this machine alone.", markup=False)
+            console, names = self.output.console(), printable(", ".join(map(str, self.runs)))
+            console.print(f"{server.url} follows {names}; Ctrl-C ends it. It answers to this machine alone.",
+                          markup=False)
+            for path in awaited:
+                console.print(f"{printable(str(path))} has not begun: the page waits for it", markup=False)
         sys.stdout.flush()
         if self.open:
             show(server.url)
@@ -128,8 +144,28 @@ def recorded(found: Run | Several) -> dict[str, Run]:
     return {entry.name: entry.run for entry in found.entries if entry.run is not None}
 
 
-def _state(answer: Answer, width: int = 0) -> Text:
-    return Text(f"{SHAPES[answer.state]} {answer.state:<{width}}", COLOURS[answer.state])
+def settings(found: Run | Several) -> list[tuple[str, str, str]]:
+    """(name, state, what became of it) of what is compared; one run is compared with nothing."""
+    return [] if isinstance(found, Run) else [(setting.name, *standing(setting)) for setting in found.settings]
+
+
+def refuse_source(path: Path) -> None:
+    """Say what is wrong with a path that no report can be made of."""
+    if not path.exists():
+        raise CreditscopeError(f"{path} does not exist; give a folder written by creditscope train")
+    if path.is_file() and not path.name.endswith(".evidence.json"):
+        raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope check --save")
+    if path.is_dir() and (any(path.glob("trainer_state.json")) or any(path.glob("checkpoint-*/trainer_state.json"))):
+        raise CreditscopeError(f"{path} holds a log of TRL's, no record; read it with creditscope doctor {path}")
+
+
+def refuse_place(path: Path) -> None:
+    """A report is an html file in a folder that is there: another name, or another folder, is a slip."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise CreditscopeError(f"cannot write {path}: a report is an html file; name it "
+                               f"{path.with_suffix('.html') if path.name else path / 'report.html'}")
+    if not path.parent.is_dir():
+        raise CreditscopeError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
 
 
 def refuse_strangers(path: Path) -> None:

@@ -76,9 +76,12 @@ const creditscope = (() => {
     return size >= 1e-4 && size < 1e6 ? String(Number(value.toPrecision(digits))) : value.toExponential(digits - 1);
   }
 
-  /* A file for the user. */
+  /* The page's name for names of files. */
+  const run = () => document.title.replace(/: creditscope report$/, "").replace(/[^\p{L}\p{N}_.]+/gu, "-").replace(/^[-.]+|-+$/g, "").slice(0, 80) || "run";
+
+  /* A file for the user; its name begins with the run's, as every run has the same charts. */
   function save(name, text, type) {
-    const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+    const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: `${run()}-${name}` });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
@@ -89,7 +92,7 @@ const creditscope = (() => {
     const cell = (value) => {
       if (value === null || value === undefined) return "";
       if (typeof value === "number") return String(value);
-      const text = /^[=+\-@\t\r]/.test(value) ? "'" + value : String(value);
+      const text = /^\s*[=+\-@\t\r]/.test(value) ? "'" + value : String(value);
       return /[",\n\r]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
     };
     return [columns, ...rows.map((row) => columns.map((column) => row[column]))].map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
@@ -105,6 +108,7 @@ const creditscope = (() => {
 
   async function start() {
     Object.assign(state, read());
+    delete state[SECTION];
     const data = await unpack(document.getElementById("data"));
     for (const [id, begin] of Object.entries(starters)) {
       const root = document.getElementById(id);
@@ -112,7 +116,10 @@ const creditscope = (() => {
     }
     window.addEventListener("hashchange", () => {
       const found = read(), keys = [...new Set([...Object.keys(state), ...Object.keys(found)])];
-      if (Object.keys(found).length === 1 && found[SECTION]) return; // a link to a section keeps the state
+      if (Object.keys(found).length === 1 && found[SECTION]) { // a link to a section keeps the state, and the address it
+        if (Object.keys(state).length) write();
+        return;
+      }
       const changed = keys.filter((key) => state[key] !== found[key]);
       for (const key of keys) delete state[key];
       Object.assign(state, found);

@@ -43,6 +43,7 @@ creditscope.section("directions", async (root, { looks, definitions, kinds, char
 
   function drawRollouts() {
     const title = el("h3", {}, `Rollouts of group ${shown.id}, cosines`);
+    const first = chosen() ? "" : "No group is chosen, so this is the first that has a gradient; the other numbers are means of groups. ";
     if (!shown.cos) {
       rollouts.replaceChildren(title, el("p", { class: "missing" }, `No rollout of this group has a gradient${new Set(shown.reward).size > 1 ? "." : ": its rewards are all the same, so every credit is 0."}`));
       return;
@@ -50,7 +51,7 @@ creditscope.section("directions", async (root, { looks, definitions, kinds, char
     const names = shown.rows.map((row, i) => ({ text: String(row), more: ` · ${show(shown.reward[i], 2)}`, reward: shown.reward[i], label: `rollout ${row}, reward ${show(shown.reward[i])}, norm ${show(shown.norm[i], 3)}` }));
     const grid = gram(names, shown.cos, "Cosines of rollouts", (i, j) =>
       set({ step: look.step, group: shown.id, row: shown.rows[i], other: shown.rows[j] }));
-    swap(rollouts, title, grid, el("p", { class: "soft" }, "Rows: rollout · reward, the best first; lines part the rewards. −1: they pull apart, 1: the same way. Choose a cell to read its two answers."));
+    swap(rollouts, title, grid, el("p", { class: "soft" }, first, "Rows: rollout · reward, the best first; lines part the rewards. −1: they pull apart, 1: the same way. Choose a cell to read its two answers."));
   }
 
   function drawBetween() {
@@ -93,8 +94,8 @@ creditscope.section("directions", async (root, { looks, definitions, kinds, char
     };
     const grid = el("table", { class: n <= ROOMY ? "gram" : "gram dense", role: "grid", "aria-label": label },
       el("thead", {}, el("tr", {}, el("td", {}), ...names.map((name) => el("th", { scope: "col", title: name.label }, name.text)))),
-      el("tbody", {}, ...names.map((name, i) => el("tr", {}, el("th", { scope: "row", title: name.label }, name.text, name.more), ...names.map((_, j) => cell(i, j))))));
-    const place = (node) => node && node.dataset.i !== undefined ? [Number(node.dataset.i), Number(node.dataset.j)] : null;
+      el("tbody", {}, ...names.map((name, i) => el("tr", {}, el("th", { scope: "row", title: name.label, "data-of": i }, name.text, name.more), ...names.map((_, j) => cell(i, j))))));
+    const place = ({ dataset: { of, i = of, j = of } }) => i === undefined ? null : [Number(i), Number(j)];
     grid.addEventListener("click", (event) => {
       const found = place(event.target);
       if (found) { focus(grid, ...found); pick(...found); }
@@ -133,7 +134,7 @@ creditscope.section("directions", async (root, { looks, definitions, kinds, char
 
   function drawSpectrum(part) {
     const { sigma: values = [], orthogonal = [], low = [], high = [] } = part;
-    rows.splice(0, rows.length, ...values.map((value, i) => ({ k: i + 1, value, orthogonal: orthogonal[i], low: low[i], high: high[i] })));
+    rows.splice(0, rows.length, ...values.map((value, i) => ({ k: i + 1, measured: value, orthogonal: orthogonal[i], shuffled_low: low[i], shuffled_high: high[i] })));
     const numbers = sigma.querySelector("details");
     if (numbers) { numbers.open = false; numbers.querySelector(".wide")?.remove(); } // those of the last group
     if (view) view.data("rows", rows.slice()).runAsync();

@@ -24,10 +24,13 @@ creditscope.section("layers", async (root, { steps, names, kind, layers, kind_na
     told.textContent = `${found.length} of ${names.length} parameters at step ${steps[t]}`;
     overview.replaceChildren(el("h3", {}, `By kind, at step ${steps[t]}`), grid("Layers by kind", kind_names.map((name, i) => row(name, kinds, i, t)), [["name", "kind"], ...COLUMNS.slice(1)], kindName));
     const sortedBy = document.activeElement?.dataset?.sort;
-    list.replaceChildren(grid("Layers by parameter", some, COLUMNS, ({ name }) => el("span", { class: "mono" }, name), header),
+    const by = COLUMNS.find(([key]) => key === sorted.key)[1];
+    list.replaceChildren(!found.length ? el("p", { class: "missing" }, "No parameter matches the filter.")
+      : grid("Layers by parameter", some, COLUMNS, ({ name }) => el("span", { class: "mono" }, name), header),
+      some.length < found.length ? el("p", { class: "soft", id: "layers-some" }, `These are ${some.length} of ${found.length}, the first by ${by}.`) : "",
       el("div", { class: "tools" },
         some.length < found.length && el("button", { type: "button", id: "layers-all", on: { click: () => { all = true; draw(); } } }, `all ${found.length}`),
-        el("button", { type: "button", id: "layers-csv", "aria-label": "Layers: save as CSV", on: { click: () => save(found, steps[t]) } }, "CSV")));
+        found.length > 0 && el("button", { type: "button", id: "layers-csv", "aria-label": "Layers: save as CSV", on: { click: () => save(found, steps[t]) } }, "CSV")));
     if (sortedBy) list.querySelector(`[data-sort="${sortedBy}"]`)?.focus();
   }
 
@@ -40,9 +43,8 @@ creditscope.section("layers", async (root, { steps, names, kind, layers, kind_na
 
   function header([key, title]) {
     const mine = sorted.key === key, down = mine ? !sorted.down : key !== "name";
-    const mark = !mine ? "" : sorted.down ? " ▾" : " ▴";
     return el("th", { scope: "col", class: key === "name" ? null : "number", "aria-sort": mine ? (sorted.down ? "descending" : "ascending") : "none" },
-      el("button", { type: "button", class: "sort", "data-sort": key, on: { click: () => { sorted = { key, down }; draw(); } } }, title + mark));
+      el("button", { type: "button", class: "sort", "data-sort": key, on: { click: () => { sorted = { key, down }; draw(); } } }, title));
   }
 
   const plain = ([key, title]) => el("th", { scope: "col", class: key === "name" ? null : "number" }, title);

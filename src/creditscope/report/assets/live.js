@@ -6,20 +6,31 @@
   const EVERY = 3000, KEPT = "creditscope.live";
   const kept = JSON.parse(sessionStorage.getItem(KEPT) || "{}");
   const status = el("span", { role: "status", id: "live-status" });
-  const pause = el("button", { type: "button", id: "live-pause", "aria-pressed": String(Boolean(kept.paused)),
-    on: { click: () => { keep({ paused: !paused() }); pause.setAttribute("aria-pressed", String(paused())); say(""); } } }, "Pause");
-  document.querySelector("header").prepend(el("div", { class: "bar", id: "live" }, status, pause));
+  const since = el("span", { class: "soft", id: "live-age" }); // not part of the status: it would be read out every few seconds
+  const pause = el("button", { type: "button", id: "live-pause", on: { click: () => { keep({ paused: !paused() }); say(""); } } });
+  document.querySelector("header").prepend(el("div", { class: "bar", id: "live" }, status, since, pause));
+  const standing = document.querySelector('[data-fact="run"] dd')?.textContent; // a page of several runs has none
 
   function keep(changes) { sessionStorage.setItem(KEPT, JSON.stringify(Object.assign(kept, changes))); }
   function paused() { return Boolean(kept.paused); }
   function say(notice) {
-    const text = notice || (paused() ? "Live: paused." : "Live: the page follows the run.");
+    pause.textContent = paused() ? "Resume" : "Pause";
+    if (paused()) since.textContent = "";
+    const text = notice || `Live: ${paused() ? "paused; " : ""}${standing || "the page follows the runs"}.`;
     if (status.textContent !== text) status.textContent = text; // told once, not at every look
+  }
+
+  const ago = (s) => s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${Math.round(s / 3600)} h`;
+
+  async function ask() {
+    const found = await (await fetch("version", { cache: "no-store" })).json();
+    since.textContent = paused() || found.age === null ? "" : `updated ${ago(found.age)} ago`;
+    return found;
   }
 
   async function look() {
     try {
-      const { version, notice } = await (await fetch("version", { cache: "no-store" })).json();
+      const { version, notice } = await ask();
       if (version !== document.documentElement.dataset.version) return load();
       say(notice);
     } catch {
@@ -53,6 +64,7 @@
   }
 
   say("");
+  ask().catch(() => {});
   restore();
   setTimeout(follow, EVERY);
 })();

@@ -17,7 +17,7 @@ creditscope.section("optimizer", async (root, { charts, sweeps, sweep }) => {
     grid.append(figure);
     root.append(list);
     const at = () => sweeps[steps.indexOf(chart.nearest(steps, number("step", steps[steps.length - 1])))];
-    const fill = (one) => rows.splice(0, rows.length, ...one.phi.map((phi, i) => ({ phi, cosine: one.cosine[i], change: one.change[i], low: one.low[i], high: one.high[i] })));
+    const fill = (one) => rows.splice(0, rows.length, ...one.phi.map((phi, i) => ({ phi, cosine: one.cosine[i], change: one.change[i], layers_least: one.low[i], layers_most: one.high[i] })));
     fill(at());
     const view = await chart(figure, sweep, { rows, name: "credit-scale" });
     figure.append(told);

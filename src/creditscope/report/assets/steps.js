@@ -18,12 +18,15 @@ creditscope.section("steps", async (root, { charts, steps, table }) => {
     await chart(figure, spec, { rows, columns, name, note, steps });
   }
   let begun = false;
+  const ends = `${steps[0]}–${steps[steps.length - 1]}`;
+  let chosen = null;
+  const tell = (step) => { told.textContent = step === chosen ? `step ${step} (${ends})` : `step ${step} (chosen: ${chosen})`; };
+  chart.views.push({ line: (step) => { if (step !== null) tell(step); } });
   on(["step"], () => {
     const nearest = chart.nearest(steps, number("step", steps[steps.length - 1]));
     slider.value = steps.indexOf(nearest);
     slider.setAttribute("aria-valuetext", `step ${nearest}`);
-    told.textContent = `${nearest} of ${steps[0]} to ${steps[steps.length - 1]}`;
-    chart.at = nearest;
+    chosen = chart.at = nearest;
     chart.point(nearest);
     const said = [...grid.querySelectorAll(".reading")].map((line) => line.textContent);
     if (begun) spoken.textContent = `Step ${nearest}: ${said.join("; ")}`;

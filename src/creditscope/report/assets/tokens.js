@@ -1,7 +1,7 @@
 /* A group side by side. The tokens of a group are made once; a colour is an attribute of each, so that choosing another
    quantity changes no text. One token is in the tab order, arrow keys move it; the address says which one it is. */
 creditscope.section("tokens", (root, data) => {
-  const { el, on, set, number, show, state } = creditscope;
+  const { el, on, set, number, show, state, chart } = creditscope;
   const MOST = 2000; // tokens of an answer that are drawn unasked
   const LEVELS = 5;
   const SCALES = { // from a value to the number that is coloured, and back
@@ -17,12 +17,11 @@ creditscope.section("tokens", (root, data) => {
 
   // -- where we are ---------------------------------------------------------------------------------------------------
 
-  const nearest = (step) => steps.reduce((best, x, i) => Math.abs(x - step) < Math.abs(steps[best] - step) ? i : best, 0);
   const mixed = (group) => new Set(group.answers.map(({ reward }) => reward)).size > 1;
 
   /* The place in the data that the address means: the nearest step, and its group by name, by row, or the first mixed one. */
   function place() {
-    const at = nearest(number("step", steps[steps.length - 1])), { groups } = data.steps[at], row = number("row");
+    const at = steps.indexOf(chart.nearest(steps, number("step", steps[steps.length - 1]))), { groups } = data.steps[at], row = number("row");
     const group = groups.find((g) => g.group === number("group")) || groups.find((g) => g.answers.some((a) => a.row === row))
       || groups.find(mixed) || groups[0];
     return { at, group };
@@ -131,12 +130,14 @@ creditscope.section("tokens", (root, data) => {
     text.querySelector(".more")?.remove();
     for (let column = cells.length; column < Math.min(count, answer.tokens.length); column++) {
       const piece = data.words[answer.tokens[column]], step = stepAt.get(column);
-      const cell = el("span", { class: "token", role: "gridcell", tabindex: -1, "data-row": answer.row, "data-token": column }, visible(piece));
+      const ends = piece.endsWith("\n"); // that break stands behind the token, where no outline draws a bar into the next line
+      const cell = el("span", { class: "token", role: "gridcell", tabindex: -1, "data-row": answer.row, "data-token": column },
+        ends ? visible(piece).slice(0, -1) : visible(piece));
       if (given.has(column)) cell.classList.add("given");
       if (step && isWrong(step)) cell.classList.add("wrong");
       cells.push(cell);
       const mark = step && column === step[2] - 1 && markOf(step);
-      text.append(...(!mark ? [cell] : piece.endsWith("\n") ? [mark, cell] : [cell, mark]));
+      text.append(...[ends && mark, cell, ends ? "\n" : mark].filter(Boolean));
     }
     text.append(...theRest(answer, cells.length));
   }
@@ -197,15 +198,18 @@ creditscope.section("tokens", (root, data) => {
     const row = number("row"), first = rows()[0];
     const cell = cellAt(row, number("token", 0)) || cellAt(first, 0), named = state.row !== undefined && now.answers.has(row);
     const old = current();
+    pointed = null;
     if (old) { old.tabIndex = -1; old.removeAttribute("aria-selected"); }
     if (!cell) return panel.replaceChildren("These answers have no tokens.");
     cell.tabIndex = 0;
+    panel.classList.toggle("hint", !named);
     if (!named) return panel.replaceChildren(el("p", { class: "soft" }, "Point at a token, or click one and move with the arrow keys."));
     cell.setAttribute("aria-selected", "true");
     describe(cell);
   }
 
   function describe(cell) {
+    panel.classList.remove("hint");
     const { answer } = now.answers.get(Number(cell.dataset.row)), column = Number(cell.dataset.token), chosen = colour();
     const step = answer.steps.find(([, start, stop]) => start <= column && column < stop);
     const line = (name, value, strong) => [el("dt", {}, name), el("dd", strong ? { class: "strong" } : {}, value)];
@@ -217,9 +221,14 @@ creditscope.section("tokens", (root, data) => {
       step ? `, step ${step[0] + 1}${data.graded ? ` (reward ${show(step[3])})` : isWrong(step) ? " (wrong)" : " (right)"}` : ""), ...values);
   }
 
+  let pointed = null; // the token that the panel shows because the mouse moved over it
   const tokenOf = (event) => event.target.closest?.(".token[data-token]");
-  grid.addEventListener("pointerover", (event) => tokenOf(event) && describe(tokenOf(event)));
-  grid.addEventListener("pointerleave", () => select());
+  // Not `pointerover`: that comes too when the page moves under a mouse at rest, and would take the panel from what was clicked.
+  grid.addEventListener("pointermove", (event) => {
+    const cell = tokenOf(event);
+    if (cell && cell !== pointed) describe(pointed = cell);
+  });
+  grid.addEventListener("pointerleave", () => { if (pointed) select(); });
   grid.addEventListener("focusin", (event) => tokenOf(event) && describe(tokenOf(event)));
   grid.addEventListener("click", (event) => { const cell = tokenOf(event); if (cell) move(Number(cell.dataset.row), Number(cell.dataset.token)); });
 
@@ -252,13 +261,18 @@ creditscope.section("tokens", (root, data) => {
   // -- following the address ------------------------------------------------------------------------------------------
 
   function tellPlace() {
-    const asked = number("step"), group = number("group"), shown = steps[now.at];
+    const shown = steps[now.at], row = now.answers.get(number("row")), token = number("token");
+    const other = (key, is) => state[key] !== undefined && state[key] !== String(is) && state[key].slice(0, 20);
+    const [step, group, colours] = [other("step", shown), other("group", now.group.group), other("colour", colour())];
     const pair = [number("row"), number("other")];
     const two = pair[1] !== null && pair.every((row) => now.answers.has(row));
     for (const [row, { box }] of now.answers) box.hidden = two && !pair.includes(row);
     told.replaceChildren(...[
-      asked !== null && asked !== shown && `Step ${asked} is not in this file; step ${shown} is the nearest. `,
-      group !== null && group !== now.group.group && `Group ${group} of this step is not in this file; group ${now.group.group} is shown. `,
+      step && `Step ${step} is not in this file; step ${shown} is ${number("step") === null ? "shown" : "the nearest"}. `,
+      group && `Group ${group} of this step is not in this file; group ${now.group.group} is shown. `,
+      state.row !== undefined && !row && `Rollout ${state.row.slice(0, 20)} is not in this group. `,
+      row && state.token !== undefined && !(token >= 0 && token < row.answer.tokens.length) && `Rollout ${row.answer.row} has no token ${state.token.slice(0, 20)} in this file; the nearest is shown. `,
+      colours && `No ${colours} was recorded; the colour is ${quantities.get(colour())?.name ?? "none"}. `,
       two && `${new Set(pair).size} of ${now.group.answers.length} answers shown. `,
       two && el("button", { type: "button", class: "whole", on: { click: () => set({ other: null }) } }, "show the whole group"),
     ].filter(Boolean));
@@ -272,4 +286,7 @@ creditscope.section("tokens", (root, data) => {
     grid.dataset.colour = colour();
     select();
   });
+  // Opened by an address that names a token: that is what it was given for. A page that is loaded again stays where it was.
+  const [loaded] = performance.getEntriesByType("navigation");
+  if (loaded?.type === "navigate" && now.answers.has(number("row"))) current()?.scrollIntoView({ block: "center" });
 });
