@@ -33,6 +33,9 @@ SCALE, STATE = ("tests/optimizer/test_scale.py",), ("tests/optimizer/test_state.
 VERDICTS, RUNS = ("tests/claims/test_verdict.py",), ("tests/claims/test_p1_runs.py",)
 EVIDENCE, TURNS = ("tests/claims/test_evidence.py", *RUNS), ("tests/claims/test_turns.py",)
 OURS, ADAPT = ("tests/claims/test_ours.py",), ("tests/lab/test_adapt.py",)
+NODES, ANSWERS = ("tests/report/test_prefixes.py",), ("tests/report/test_answers.py",)
+MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), ("tests/doctor/test_rules.py",)
+VERL = ("tests/plugins/test_verl_loss.py",)
 ENOUGH = 3
 
 
@@ -145,6 +148,17 @@ MUTANTS = [
            "math.log(null / other), math.log(null / rank))", "math.log(other / rank), math.log(null / rank))", OURS),
     Mutant("a rank that rises has fallen", "lab/adapt.py",
            "return math.fsum(ranks[-window:]) < fall", "return math.fsum(ranks[-window:]) > fall", ADAPT),
+    Mutant("credits that cancel add up in the tree", "report/prefixes.py",
+           "for x in (value, np.abs(value), None))", "for x in (np.abs(value), np.abs(value), None))", NODES),
+    Mutant("a fall of accuracy is a rise", "report/answers.py",
+           "if last.mean < first.mean else", "if last.mean > first.mean else", ANSWERS),
+    Mutant("text goes into the page as it is", "report/markup.py",
+           "html.escape(shown(str(child)), quote=True)", "shown(str(child))", MARKUP),
+    Mutant("the ranks' mean forgotten", "plugins/verl/loss.py",
+           "return ranks * here / float(", "return here / float(", VERL),
+    Mutant("dead groups from half of the gradient", "doctor/rules.py",
+           "return norm is not None and max(norm.values) == 0", "return norm is not None and min(norm.values) == 0",
+           DOCTOR),
 ]
 
 

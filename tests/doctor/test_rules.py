@@ -598,3 +598,12 @@ def test_every_change_that_a_rule_asks_for_is_written_for_every_trainer(trainer:
     own = {"cispo cap"} if trainer is not TRL else set()
     assert set(TRL.changes) - own == set(trainer.changes)  # type: ignore[attr-defined]
     assert set(TRL.facts) == set(trainer.facts)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("norms", [[0.3, 0.0, 0.2, 0.3], [0.0, 0.0, 0.0, 0.1], [0.2, 0.2, 0.2, 0.0]])
+def test_a_gradient_that_is_0_at_some_steps_is_not_one_that_is_0(norms: list[float]) -> None:
+    """Only a gradient that never moves says that no group is live, whatever was counted."""
+    still, moving = (findings(log_of({"grad/norm": values, "dead": [0.1] * 4}))
+                     for values in ([0.0] * 4, norms))
+    assert "No group trains anything" in still["dead groups"].sentence
+    assert "No group trains anything" not in moving["dead groups"].sentence

@@ -152,6 +152,7 @@ def test_entropy_that_was_always_low_did_not_fall(make: Make) -> None:
 
 @pytest.mark.parametrize(("after", "state", "said"), [
     (0.26, "broken", "Accuracy on unseen problems 46.6 → 26.0 % [23.0, 29.0]: it fell;"),
+    (0.4, "broken", "Accuracy on unseen problems 46.6 → 40.0 % [37.0, 43.0]: it fell;"),
     (0.63, "good", "Accuracy on unseen problems 46.6 → 63.0 % [60.0, 66.0]: it rose;"),
     (0.44, "good", "Accuracy on unseen problems 46.6 → 44.0 % [41.0, 47.0]: no clear change;")])
 def test_accuracy_that_fell_is_broken_where_the_intervals_are_apart(
