@@ -1,4 +1,4 @@
-"""An ordinary TRL script with one line of creditscope. It runs as it stands, on a CPU, in about a minute.
+"""An ordinary TRL script with one line of creditscope. It runs as it stands, on a CPU, in one to three minutes.
 
     python examples/trl_callback.py
     creditscope report runs/trl
@@ -37,8 +37,8 @@ def main(out="runs/trl", steps=20):
 
     for entry in trainer.state.log_history:
         if "creditscope/gram/group/effective_rank" in entry:
-            print(f"step {entry['step']}: {entry['creditscope/signal/live_groups']:.1f} of "
-                  f"{entry['creditscope/signal/groups']:.0f} groups carry signal; their 8 answers push in "
+            print(f"step {entry['step']}: {1 - entry['creditscope/signal/dead_groups']:.0%} of the "
+                  f"groups carry signal; their 8 answers push in "
                   f"{entry['creditscope/gram/group/effective_rank']:.1f} directions; after the step "
                   f"{entry['creditscope/overshoot/past']:.1%} of tokens are past the clip")
 

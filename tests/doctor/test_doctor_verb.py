@@ -47,8 +47,8 @@ def test_what_is_broken_is_shown_with_evidence_reason_and_setting(capsys: pytest
 def test_the_first_line_is_the_first_cause_with_the_setting_to_change(capsys: pytest.CaptureFixture[str]) -> None:
     _, out = said(capsys, "trl-short")
     line = " ".join(out.partition("TRL (read as")[0].split())
-    assert line == ("✗ truncation: 100% of the answers are cut at the limit and left out of the loss. From it follow: "
-                    "reward, dead groups, gradient. Change: max_completion_length (raise it).")
+    assert line == ("✗ truncation: 100% of the answers are cut at the limit over steps 8–12 and left out of the loss. "
+                    "From it follow: reward, dead groups, gradient. Change: max_completion_length (raise it).")
     assert "nothing is learnt there (follows from truncation)" in " ".join(out.split())
     assert said(capsys, "trl-dapo")[1].startswith("✓ Nothing is broken or to watch.\n")
     # verl counts no dead groups, on which three rules rest, and this log has no sampler's numbers.

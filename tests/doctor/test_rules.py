@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from creditscope.describe import law
 from creditscope.dialects import DIALECTS
 from creditscope.doctor.finding import EDGE, FEW, THIRDS, TREND, ends, last, trend
+from creditscope.doctor.log import Log, Row, Settings
 from creditscope.doctor.rules import (
     CLIP_MUCH,
     COLLAPSED,
@@ -29,12 +30,13 @@ from creditscope.doctor.rules import (
     PAST,
     RATIO_BROKEN,
     RATIO_WATCH,
+    RIGHT,
     RULES,
     SILENT,
     diagnose,
     root,
 )
-from creditscope.doctor.trainers import OURS, TRAINERS, TRL, VERL, Trainer
+from creditscope.doctor.trainers import OURS, SCRIPT, TRAINERS, TRL, VERL, Trainer
 from creditscope.methods import METHODS
 from doctor.makers_doctor import findings, log_of, states
 
@@ -216,7 +218,10 @@ def test_much_clipping_is_to_watch(share: float, state: str) -> None:
 def test_creditscope_reads_the_tokens_past_their_bound_instead_of_a_clip_ratio(share: float, state: str) -> None:
     found = findings(log_of({"past": [share] * N}, OURS, inner_steps=4))["clip"]
     assert (found.state, f"{share:.1%} of the tokens that have a bound" in found.sentence) == (state, True)
-    assert states(log_of({"past": [share] * N}, OURS, inner_steps=1))["clip"] == "fine"
+    once = findings(log_of({"past": [share] * N}, OURS, inner_steps=1))["clip"]
+    assert once.state == "fine"
+    assert once.sentence.endswith(f". After it {share:.1%} of the bounded tokens stand past their bound over steps "
+                                  f"16–20")
     unread = findings(log_of({"dead": [0.1] * N}, OURS, inner_steps=4))["clip"]
     assert (unread.state, "--probe light" in unread.sentence) == ("unknown", True)
 
@@ -255,7 +260,38 @@ def test_what_is_0_is_said_in_words_and_what_is_small_is_not_said_to_be_0() -> N
     assert none["dilution"].sentence == "No batch that trains has a dead group in its denominator"
     few = findings(log_of({"dead": [0.004] * N, "truncated": [0.004] * N}))
     assert few["dead groups"].sentence.startswith("0.40% of the groups are dead")
-    assert few["truncation"].sentence == "0.40% of the answers are cut at the limit"
+    assert few["truncation"].sentence == "0.40% of the answers are cut at the limit over steps 16–20"
+
+
+@pytest.mark.parametrize(("reward", "cause"), [(RIGHT, ""), (1.01, "truncation"), (RIGHT - 0.01, "truncation")])
+def test_groups_that_are_dead_because_every_answer_is_right_are_no_fault_of_the_limit(reward: float,
+                                                                                      cause: str) -> None:
+    columns = {"reward/mean": [reward] * N, "reward/std": [0.2] * N, "truncated": [0.95] * N, "dead": [0.6] * N}
+    found = findings(log_of(columns))
+    assert found["dead groups"].follows == cause
+    assert ("all right" in found["dead groups"].sentence) == (cause == "")
+    assert found["truncation"].state == ("broken" if cause else "watch")
+    if not cause:
+        assert found["dead groups"].change == TRL.changes["saturation"]
+        assert found["truncation"].sentence.endswith("over steps 16–20, though the mean reward is 0.9")
+
+
+def test_a_limit_under_which_the_reward_rose_is_to_watch_and_kills_no_group() -> None:
+    columns = {"reward/mean": [0.1] * 10 + [0.4] * 10, "reward/std": [0.4] * N, "truncated": [0.95] * N,
+               "dead": [0.6] * N}
+    found = findings(log_of(columns))
+    assert (found["truncation"].state, found["dead groups"].follows) == ("watch", "")
+    assert found["truncation"].sentence.endswith(", though the reward rose")
+    masked = findings(log_of(columns, mask_truncated_completions=True))["truncation"]
+    assert masked.state == "broken"
+    fell = findings(log_of(columns | {"reward/mean": [0.4] * 10 + [0.1] * 10}))
+    assert (fell["truncation"].state, fell["dead groups"].follows) == ("broken", "truncation")
+
+
+def test_a_window_without_numbered_steps_is_told_by_its_readings() -> None:
+    rows = [Row(k, None, {"completions/clipped_ratio": 0.3}) for k in range(N)]
+    log = Log("made.log, line", TRL, rows, Settings({}, {}, TRL.defaults))
+    assert findings(log)["truncation"].sentence == "30% of the answers are cut at the limit over the last 5 readings"
 
 
 def test_under_batch_scaling_the_logged_share_is_not_believed() -> None:
@@ -593,11 +629,13 @@ def test_findings_say_which_settings_were_assumed() -> None:
     assert findings(log_of({"dead": [0.1] * N}, **given))["dead groups"].assumes is None
 
 
-@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
-def test_every_change_that_a_rule_asks_for_is_written_for_every_trainer(trainer: object) -> None:
-    own = {"cispo cap"} if trainer is not TRL else set()
-    assert set(TRL.changes) - own == set(trainer.changes)  # type: ignore[attr-defined]
-    assert set(TRL.facts) == set(trainer.facts)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=["TRL", "verl", "creditscope", "script"])
+def test_every_change_that_a_rule_asks_for_is_written_for_every_trainer(trainer: Trainer) -> None:
+    # Only TRL has a ceiling on CISPO's ratio, and only our records say where tokens end.
+    own = {"cispo cap"} if trainer is TRL else {"past"} if trainer is OURS else set()
+    own = {"cispo cap", "past"} if trainer is SCRIPT else own
+    assert set(trainer.changes) == set(TRL.changes) - {"cispo cap"} | own
+    assert set(TRL.facts) == set(trainer.facts)
 
 
 @pytest.mark.parametrize("norms", [[0.3, 0.0, 0.2, 0.3], [0.0, 0.0, 0.0, 0.1], [0.2, 0.2, 0.2, 0.0]])

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from creditscope.doctor.finding import trend
-from creditscope.doctor.log import Settings
+from creditscope.doctor.log import Log, Settings
 from creditscope.doctor.read import read
 from creditscope.doctor.rules import diagnose, root
-from creditscope.doctor.trainers import FACTS, TRAINERS, TRL, VERL, trl_updates, verl_method
+from creditscope.doctor.trainers import FACTS, OURS, SCRIPT, TRAINERS, TRL, VERL, trl_updates, verl_method
+from creditscope.record import Record
 from doctor.make_logs import RUNS, make
 from doctor.make_verl_logs import named
 from doctor.makers_doctor import LOGS, findings, states
@@ -131,7 +132,8 @@ def test_the_same_run_with_a_brake_learns_and_nothing_is_wrong_with_it() -> None
     found = findings("ours-braked")
     assert set(states("ours-braked").values()) == {"fine"}
     assert "The reward rose from 0.548" in found["reward trend"].sentence
-    assert "0.9% of the tokens that have a bound end past it, with 8 optimiser steps" in found["clip"].sentence
+    assert found["clip"].sentence.startswith("0.9% of the tokens that have a bound end past it over steps 54–59, with "
+                                             "8 optimiser steps")
 
 
 def test_verls_logs_lead_to_its_own_settings() -> None:
@@ -157,13 +159,49 @@ def test_verls_clip_ratio_is_above_0_though_no_answer_is_cut() -> None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
+@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=["TRL", "verl", "creditscope", "script"])
 def test_every_trainer_answers_every_fact_from_its_defaults(trainer: Any) -> None:
     assert set(trainer.facts) == set(FACTS)
     defaults = Settings({}, {}, trainer.defaults)
     for fact in trainer.facts.values():
         fact(defaults)
     assert set(defaults.assumed) <= set(trainer.defaults)
+
+
+def written(path: Path, **config: Any) -> Log:
+    """A record as TRL's callback writes it: rewards at every step, credit at the first."""
+    line = {"reward/mean": 0.5, "reward/std": 0.4, "signal/dead_groups": 0.6, "length/truncated": 0.95}
+    given = {"method": "trl_dapo", "inner_steps": 2, "engine": "trl", "trainer": "GRPOTrainer"} | config
+    with Record.create(path, given, {}) as record:
+        for step in range(12):
+            record.append(step, line | ({"credit/dead_groups": 0.1, "overshoot/past": 0.3} if step == 0 else {}))
+    return read(path)
+
+
+def test_a_record_of_trls_callback_counts_dead_groups_at_every_step_and_names_trls_settings(tmp_path: Path) -> None:
+    found = {each.rule: each for each in diagnose(written(tmp_path / "run"))}
+    assert found["dead groups"].evidence.startswith("steps.jsonl, line 8–12 (step 7–11): signal/dead_groups 0.6")
+    assert {found[rule].state for rule in ("saturation", "dilution")} == {"fine", "watch"}
+    assert found["truncation"].change == "max_completion_length (raise it)"
+    assert "every= of ScopeCallback" in found["clip"].sentence
+    assert not [each for each in found.values() if "--" in each.sentence + each.change + each.why]
+
+
+def test_a_record_of_trls_callback_tells_what_trl_was_set_to(tmp_path: Path) -> None:
+    trl = {"loss_type": "cispo", "epsilon": 0.2, "epsilon_high": None, "mask_truncated_completions": True}
+    log = written(tmp_path / "run", method="trl_cispo", trl=trl)
+    assert (log.fact("ceiling"), log.fact("masked"), log.fact("sampler")) == (0.2, True, False)
+    assert {each.rule: each for each in diagnose(log)}["cispo cap"].change == TRL.changes["cispo cap"]
+    assert written(tmp_path / "odd", trl="text").fact("ceiling") is None
+
+
+def test_the_command_with_trls_loop_has_its_own_flags_and_token_credit_its_own_count(tmp_path: Path) -> None:
+    ours = written(tmp_path / "ours", trainer=None)
+    assert ours.trainer.changes == OURS.changes
+    assert ours.trainer.metrics["dead"] == "signal/dead_groups"
+    by_token = written(tmp_path / "token", credit="step_reward")
+    assert by_token.trainer.metrics["dead"] == "credit/dead_groups"
+    assert written(tmp_path / "plain", engine="lab").trainer is OURS
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)

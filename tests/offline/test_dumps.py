@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,6 +95,22 @@ def test_a_chat_that_trl_logged_is_its_messages_and_what_was_said() -> None:
            "advantage": 0.0}
     sample, = convert("trl", row)
     assert (sample.prompt, sample.text, sample.batch) == (CHAT, "2", 1)
+
+
+def test_what_parquet_can_hold_beside_text_and_numbers_is_read_or_told(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    asked = [{"role": "user", "content": "1 + 1 =", "at": datetime(2026, 1, 1), "raw": b"\xff"}]
+    rows = [{"step": 1.0, "prompt": asked, "completion": "2", "right": Decimal(reward), "advantage": 0.0}
+            for reward in ("0.25", "1.00")]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    batch, = read(tmp_path / "x.parquet")
+    assert [(sample.reward, sample.batch) for sample in batch.samples] == [(0.25, 1), (1.0, 1)]
+    assert len({sample.key for sample in batch.samples}) == 1
+    assert len(batch.digest) == 32
+    late = arrow.table({"at": arrow.array([10**18], arrow.timestamp("us"))})  # the year 33658
+    parquet.write_table(late, tmp_path / "y.parquet")
+    with pytest.raises(CreditscopeError, match=r"y.parquet: not a parquet file that can be read: "):
+        read(tmp_path / "y.parquet")
 
 
 # -- verl ------------------------------------------------------------------------------------------------------------
@@ -219,6 +238,9 @@ def test_the_reward_s_field_may_have_any_name(tmp_path: Path) -> None:
     ("creditscope", ROW | {"response": {"a": 1}}, "'response' must be a text or a list of messages, got a dict of 1"),
     ("creditscope", ROW | {"group": 1.5}, "a group is named by a text or an integer, got 1.5"),
     ("creditscope", ROW | {"step": "7"}, "'step' must be int, got '7'"),
+    ("creditscope", ROW | {"step": 7.5}, "'step' must be int, got 7.5"),
+    ("creditscope", ROW | {"step": math.nan}, "'step' must be int, got nan"),
+    ("creditscope", ROW | {"reward": Decimal("NaN")}, "'reward' must be finite, got nan"),
     ("creditscope", ROW | {"step": 2**70}, "'step' must fit 64 bits"),
     ("creditscope", ROW | {"logp": [-1.0]}, "'logp' has one entry a token, but there are no 'tokens'"),
     ("creditscope", ROW | {"tokens": [1], "logp": [-1.0, -1.0]}, "'logp' has 2 entries for 1 tokens"),

@@ -405,6 +405,34 @@ def test_people_are_told_what_was_read_what_was_not_and_what_comes_next(tmp_path
     assert "Nothing was left to read: the record is complete." in capsys.readouterr().out
 
 
+def test_people_are_told_of_prompts_that_came_in_an_earlier_batch_too(tmp_path: Path,
+                                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "f.jsonl", [{"prompt": f"p{g}", "response": "a", "reward": r}
+                                        for r in (0, 1) for g in range(6)])
+    assert run("scope", str(file), "--rows", "4", "--method", "reinforce") == 0
+    out = capsys.readouterr().out
+    assert "prompts seen before        6\n" in out
+    assert "sort the file by prompt or give more --rows; if they were sampled anew, give each row its step." in out
+    assert run("scope", str(file)) == 0
+    assert "seen before" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("dump", "flags", "method"), [
+    ("trl", [], "grpo (TRL's files do not say the loss; its default is --method trl_dapo)"),
+    ("trl", ["--method", "trl_dapo"], "trl_dapo"), ("verl", [], "grpo")])
+def test_people_are_told_that_trl_s_files_do_not_say_the_loss(dump: str, flags: list[str], method: str,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    if dump == "trl":
+        pytest.importorskip("pyarrow")
+    assert run("scope", str(DUMPS / dump), *flags) == 0
+    assert f"method                     {method}\n" in capsys.readouterr().out
+
+
+def test_the_default_loss_of_trl_is_the_one_we_name() -> None:
+    trl = pytest.importorskip("trl")
+    assert trl.GRPOConfig.__dataclass_fields__["loss_type"].default == "dapo"
+
+
 @pytest.mark.slow
 def test_the_example_reads_what_it_wrote(tmp_path: Path) -> None:
     example = load_script(ROOT / "examples" / "offline.py")

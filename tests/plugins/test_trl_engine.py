@@ -47,7 +47,7 @@ def test_the_labs_command_line_trains_by_trl_and_leaves_a_whole_record(tmp_path:
     assert [line["step"] for line in steps] == [0, 1, 2, 3, 4, 5, 6]  # three batches twice, and the last evaluation
     assert [line.get("rollouts/spent") for line in steps] == [8, 0, 8, 0, 8, 0, None]
     assert "eval/accuracy" in steps[0]
-    assert record.readings() == [0, 2, 4]
+    assert record.readings() == [0, 3, 4]  # the passes over a batch in turn
     evidence = read_evidence(record)
     assert evidence.finished
     assert len(evidence.points()) == 2

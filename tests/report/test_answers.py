@@ -189,6 +189,31 @@ def test_a_tenth_of_the_answers_cut_off_is_to_watch_and_a_half_is_broken(make: M
     assert f"{100 * cut:.2g} % of the answers are cut off" in found.sentence
 
 
+def test_cut_off_answers_are_to_watch_where_the_reward_rose(make: Make) -> None:
+    low, high = (but(reward__mean=reward, length__truncated=0.9) for reward in (0.3, 0.9))
+    assert signal(make([*low, *high])).state == "watch"
+
+
+def test_cut_off_answers_are_broken_where_the_reward_fell(make: Make) -> None:
+    low, high = (but(reward__mean=reward, length__truncated=0.9) for reward in (0.3, 0.9))
+    assert signal(make([*high, *low])).state == "broken"
+
+
+def test_a_script_of_ones_own_is_told_the_callbacks_arguments(make: Make) -> None:
+    once = [PLAIN, *({name: value for name, value in PLAIN.items() if not name.startswith(("gram/", "overshoot/",
+                                                                                           "optimizer/"))},) * 5]
+    run = make(once, engine="trl", trainer="GRPOTrainer", scope="light")
+    oftener = "a smaller every= of ScopeCallback reads more often"
+    assert directions(run).sentence == f"1 reading is too few to say, it takes 3; {oftener}."
+    assert optimiser(run).sentence.startswith(f"Overshoot: 1 reading is too few to say, it takes 3; {oftener}; ")
+
+
+def test_a_script_of_ones_own_is_told_what_the_callback_does_not_read(make: Make) -> None:
+    run = make(but(optimizer__scale_change=None, gram__group__effective_rank=None), engine="trl", trainer="GRPOTrainer")
+    assert optimiser(run).sentence.endswith("reward scale was not read: ScopeCallback does not read it.")
+    assert directions(run).sentence == "Not read: give ScopeCallback gram=True."
+
+
 def test_the_worse_of_two_findings_is_the_state(make: Make) -> None:
     dead = {"signal__live_groups": 0, "credit__dead_groups": 1.0}
     assert signal(make(but(length__truncated=0.2, **dead))).state == "broken"

@@ -84,7 +84,8 @@ def test_the_run_line_tells_what_was_run_and_with_what(tmp_path: Path) -> None:
     found = facts(made(tmp_path / "run", [STEP, END], config, VERSIONS))
     assert found == {
         "Run": "finished, 1 of 1 steps", "Model": "tiny", "Task": "arithmetic", "Method": "grpo",
-        "Credit": "step_reward", "Batch": "R = 4, P = 16, μ = 2", "Optimiser": "adamw 3e-05", "Seed": "7",
+        "Credit": "step_reward", "Batch": "R = 4, P = 16, μ = 2", "Optimiser": "adamw, learning rate 3e-05",
+        "Seed": "7",
         "Versions": "creditscope 0.1.0, torch 2.13.0, transformers 5.22.0, Python 3.12.1", "Device": "H200, float32"}
 
 
@@ -161,6 +162,30 @@ def test_the_command_gives_the_settings_back() -> None:
 
 def test_a_setting_from_another_version_is_left_out_of_the_command() -> None:
     assert flags({"model": "tiny", "warp": 9}) == ["tiny"]
+
+
+SCRIPT = {"engine": "trl", "trainer": "GRPOTrainer", "method": "trl_dapo", "lr": 0.01,
+          "trl": {"optim": "adamw_torch_fused"}}
+"""Settings of a record that TRL's callback wrote."""
+
+
+def test_a_script_of_ones_own_is_told_by_its_trainer_and_no_command_is_made_up(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [STEP], SCRIPT)
+    html = first_screen(run)
+    assert "Run by your own script with TRL&#x27;s GRPOTrainer; its settings are in run.json." in html
+    assert "creditscope train" not in html
+    assert facts(run)["Optimiser"] == "adamw_torch_fused, learning rate 0.01"
+
+
+def test_the_command_with_trls_loop_is_a_command(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [STEP], asdict(Config()) | {"engine": "trl"})
+    assert "creditscope train tiny" in first_screen(run)
+
+
+def test_an_optimiser_of_which_only_a_part_is_known_is_told_by_that_part(tmp_path: Path) -> None:
+    known = ({"lr": 0.01}, {"optimizer": "sgd", "trl": "text"}, {})
+    assert [facts(made(tmp_path / str(k), [], config))["Optimiser"] for k, config in enumerate(known)] == [
+        "learning rate 0.01", "sgd", ""]
 
 
 def test_the_command_can_be_pasted_whatever_the_names_are(tmp_path: Path) -> None:

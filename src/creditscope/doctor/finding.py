@@ -82,6 +82,12 @@ def last(series: Series) -> Series:
     return series.part(-max(EDGE, len(series) // 10))
 
 
+def over(series: Series) -> str:
+    """The window of a mean, for a sentence."""
+    steps = series.span
+    return f" over steps {steps}" if steps else f" over the last {len(series)} readings"
+
+
 def ends(series: Series) -> tuple[Series, Series]:
     """The first and the last tenth of at least TREND readings."""
     size = max(EDGE, len(series) // 10)

@@ -52,6 +52,12 @@ class Series:
     def part(self, start: int, stop: int | None = None) -> Series:
         return Series(self.name, self.rows[start:stop], self.source)
 
+    @property
+    def span(self) -> str:
+        """The first and the last step; nothing where the log does not number them."""
+        first, last = self.rows[0].step, self.rows[-1].step
+        return "" if first is None or last is None else _span(first, last)
+
     def told(self) -> str:
         """The evidence: file, places, steps, name, values.
 
@@ -59,7 +65,7 @@ class Series:
         'train.log, line 3–4 (step 1–2): kl 0.5, 0.25'
         """
         first, last = self.rows[0], self.rows[-1]
-        steps = f" (step {_span(first.step, last.step)})" if None not in (first.step, last.step) else ""
+        steps = f" (step {self.span})" if self.span else ""
         shown = [f"{value:.4g}" for value in self.values]
         if len(shown) > 6:
             low, high = (f"{edge(self.values):.4g}" for edge in (min, max))

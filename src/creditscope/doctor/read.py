@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.doctor.log import Log, Row, Settings
-from creditscope.doctor.trainers import KNOWN, SIGNS, TRAINERS
+from creditscope.doctor.trainers import KNOWN, OURS, SIGNS, TRAINERS, who_wrote
 from creditscope.errors import CreditscopeError
 from creditscope.record import Record
 
@@ -71,6 +71,7 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = ())
         seen = f"it has {', '.join(sorted(names))}, which other programs write too" if names else "no such line"
         raise CreditscopeError(f"{path} holds no log of TRL's GRPOTrainer, verl or creditscope: {seen}; {SHAPES}")
     trainer = max(found, key=lambda trainer: len(names & set(trainer.metrics.values())))
+    trainer = who_wrote(settings) if trainer is OURS else trainer
     signs = trainer.signs(names)
     notes += _contradiction(settings, signs)
     return Log(source, trainer, rows, Settings(settings, signs, trainer.defaults, _named(config)), notes)

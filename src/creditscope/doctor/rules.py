@@ -14,11 +14,13 @@ from creditscope.doctor.finding import (
     TREND,
     Finding,
     State,
+    Trend,
     ends,
     finding,
     lacks,
     last,
     level,
+    over,
     trend,
     unknown,
 )
@@ -105,8 +107,10 @@ def clip(log: Log) -> Finding:
     if row is not None and row.bound not in ("clip", "clip_inside"):
         return finding("fine", f"{log.fact('loss')} has no clip that zeroes a token: there is no clip ratio to read")
     if updates == 1 and not (recent and max(recent.values) > 0):
-        return finding("fine", "Nothing can be clipped: each batch gets one optimiser step, so every ratio is 1 and ε "
-                       "has no effect. A clip ratio of 0 is no sign of health", recent,
+        after = level(log, "past")
+        then = f". After it {after.mean:.1%} of the bounded tokens stand past their bound{over(after)}" if after else ""
+        return finding("fine", f"Nothing can be clipped: each batch gets one optimiser step, so every ratio is 1 and ε "
+                       f"has no effect. A clip ratio of 0 is no sign of health{then}", recent, after,
                        why=f"ρ = π/π_old = 1 until the first step on a batch, and there is no second. A second needs "
                        f"{changes['clip']}.")
     if updates == 1:
@@ -126,7 +130,7 @@ def clip(log: Log) -> Finding:
     if most == 0:
         return finding("watch", f"ε has no effect: with {often} a batch no ratio ever left 1 ± ε", series,
                        why="min(ρA, clip(ρ)A) = ρA while |ρ − 1| ≤ ε.", change=changes["clip idle"])
-    words = (f"{_percent(share)} of the tokens are clipped and train nothing" if share else
+    words = (f"{_percent(share)} of the tokens are clipped{over(last(series))} and train nothing" if share else
              f"No token is clipped now, up to {_percent(most)} were")
     return finding("watch" if share > CLIP_MUCH else "fine", f"{words}, with {often} a batch", last(series),
                    why="Past 1 ± ε the term is constant in π, so w = 0.", change=changes["clip much"])
@@ -139,10 +143,11 @@ CLIP_MUCH = 0.2
 def _past(log: Log, often: str) -> Finding:
     """creditscope reads where tokens stand when their batch is done: past the bound their own gradient is 0."""
     if lacking := lacks(log, "past"):
-        return unknown(f"{lacking.sentence}; --probe light writes it")
+        return unknown(f"{lacking.sentence}; {log.trainer.changes['past']}")
     recent = last(_series(log, "past"))
     return finding("watch" if recent.mean >= PAST else "fine",
-                   f"{recent.mean:.1%} of the tokens that have a bound end past it, with {often} a batch", recent,
+                   f"{recent.mean:.1%} of the tokens that have a bound end past it{over(recent)}, with {often} a batch",
+                   recent,
                    why="Past 1 ± ε the term is constant in π, so w = 0; momentum and other tokens still move it.",
                    change=log.trainer.changes["clip much"])
 
@@ -186,8 +191,22 @@ def dead(log: Log) -> Finding:
     if recent.mean == 0:
         return finding("fine", "No group is dead: in each of them some answers got more reward than others", recent)
     state: State = "broken" if recent.mean >= DEAD_BROKEN else "watch" if recent.mean >= DEAD_WATCH else "fine"
-    return finding(state, f"{_percent(recent.mean)} of the groups are dead: nothing that is rewarded differs between "
-                   f"their answers, so they train nothing", recent, why=why, change=change, follows=_killer(log))
+    right = _right(log)
+    cause = f". The mean reward is {right.mean:.2g}: if 1 is the most, their answers are all right" if right else ""
+    return finding(state, f"{_percent(recent.mean)} of the groups are dead{over(recent)}: nothing that is rewarded "
+                   f"differs between their answers, so they train nothing{cause}", recent, right, why=why,
+                   change=log.trainer.changes["saturation"] if right else change, follows=_killer(log))
+
+
+def _right(log: Log) -> Series | None:
+    """The last rewards, where they are near 1: then groups are dead because their answers are right."""
+    recent = level(log, "reward/mean")
+    return recent if recent and RIGHT <= recent.mean <= 1 else None
+
+
+RIGHT = 0.9
+"""Mean reward, where 1 is the most: of groups of 8 answers then 0.9^8 = 43 % are right throughout by chance alone, and
+0.1^8, next to none, are wrong throughout."""
 
 
 def _killer(log: Log) -> str:
@@ -195,7 +214,9 @@ def _killer(log: Log) -> str:
     entropy = level(log, "entropy")
     if _says_bad(reward, log):
         return "reward"
-    if _is_cut(log):
+    if _right(log):
+        return ""
+    if _is_cut(log) and not _well(log):
         return "truncation"
     if entropy and log.fact("per_token") and entropy.mean < ENTROPY_LOW:
         return "entropy"
@@ -330,9 +351,9 @@ def kl_only(log: Log) -> Finding:
     recent = last(_series(log, "dead"))
     if recent.mean == 0:
         return finding("fine", "No group is dead, so none is pulled to the reference alone", recent)
-    return finding("watch" if recent.mean >= KL_ONLY else "fine", f"{_percent(recent.mean)} of the groups are dead and "
-                   f"pulled to the reference alone{weight}", recent, level(log, "kl"), why=why, change=change,
-                   follows=_grade(recent))
+    return finding("watch" if recent.mean >= KL_ONLY else "fine", f"{_percent(recent.mean)} of the groups are dead"
+                   f"{over(recent)} and pulled to the reference alone{weight}", recent, level(log, "kl"), why=why,
+                   change=change, follows=_grade(recent))
 
 
 KL_ONLY = 0.25
@@ -390,11 +411,14 @@ def truncation(log: Log) -> Finding:
     if recent.mean == 0:
         return finding("fine", "No answer is cut at the limit", recent)
     state: State = "broken" if recent.mean >= CUT_BROKEN else "watch" if recent.mean >= CUT_WATCH else "fine"
+    well = state == "broken" and not log.fact("masked") and _well(log)
+    state = "watch" if well else state
     out, why = (" and left out of the loss", "A masked answer has no token in Σ_t, so w = 0.") if log.fact("masked") \
         else ("", "The reward of half an answer says where it was cut, not whether it was right.")
     came = state != "fine" and _cuts_came(log)
-    then = f", {_percent(_at_first(log))} at first" if came else ""
-    return finding(state, f"{_percent(recent.mean)} of the answers are cut at the limit{out}{then}", recent, why=why,
+    then = (f", {_percent(_at_first(log))} at first" if came else "") + (f", though {well}" if well else "")
+    return finding(state, f"{_percent(recent.mean)} of the answers are cut at the limit{over(recent)}{out}{then}",
+                   recent, why=why,
                    change=log.trainer.changes["truncation"],
                    follows="" if not came else "reward" if _says_bad(reward, log) else "reward trend")
 
@@ -502,8 +526,7 @@ def _thirds(log: Log) -> Finding:
     if lacking := lacks(log, "reward/mean", THIRDS):
         return lacking
     found, unit = trend(_series(log, "reward/mean")), _unit(log)
-    change = found.change.mean
-    clear = found.change.excludes_zero and abs(change) >= FELL * unit
+    change, clear = found.change.mean, _is_clear(found, unit)
     fell = clear and change < 0
     state: State = "fine" if not fell else "broken" if unit and -change >= COLLAPSED * unit else "watch"
     verb = "fell" if fell else "rose" if clear else "did not clearly change:"
@@ -511,6 +534,24 @@ def _thirds(log: Log) -> Finding:
     return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to "
                    f"{found.last.mean:.3g} in the last{also}", found.first, found.last, why=found.told(),
                    change=_calmer(log))
+
+
+def _is_clear(found: Trend, unit: float) -> bool:
+    return found.change.excludes_zero and abs(found.change.mean) >= FELL * unit
+
+
+def _rose(log: Log) -> bool:
+    """Whether the reward clearly rose."""
+    if lacks(log, "reward/mean", THIRDS):
+        return False
+    found = trend(_series(log, "reward/mean"))
+    return found.change.mean > 0 and _is_clear(found, _unit(log))
+
+
+def _well(log: Log) -> str:
+    """What says that cut answers do not keep the run from learning, in words; nothing where nothing does."""
+    right = _right(log)
+    return "the reward rose" if _rose(log) else f"the mean reward is {right.mean:.2g}" if right else ""
 
 
 def _calmer(log: Log) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from creditscope import dialects
@@ -283,7 +283,7 @@ def _own_beta(s: Settings) -> float | None:
 
 
 OURS = Trainer(
-    name="creditscope", version="", marks=frozenset({"credit/dead_groups", "policy/sampler_gap"}),
+    name="creditscope", version="", marks=frozenset({"credit/dead_groups", "signal/dead_groups", "policy/sampler_gap"}),
     metrics={
         "loss": "objective/value", "grad/norm": "grad/norm", "lr": "optimizer/lr", "reward/mean": "reward/mean",
         "reward/std": "reward/std", "dead": "credit/dead_groups", "entropy": "entropy/mean",
@@ -313,6 +313,7 @@ OURS = Trainer(
         "clip": "--inner-steps 2 or --minibatches 2, to reuse a batch",
         "clip idle": "more --inner-steps, or a larger --lr",
         "clip much": "fewer --inner-steps, a smaller --lr, or --brake shorten",
+        "past": "--probe light writes it",
         "dead groups": "--group (more rollouts), easier or harder problems, or --method dapo",
         "dead counted": "none: signal/dead_groups counts groups",
         "dilution": "--method dapo, which drops unanimous groups and draws others",
@@ -329,8 +330,40 @@ OURS = Trainer(
         "saturation": "harder problems where the reward is high, easier ones where it is low",
     })
 
+
+def _trl_fact(name: str) -> Callable[[Settings], Any]:
+    """A fact of TRL's from its settings that have no name of ours, which a record keeps under `trl`."""
+    def fact(s: Settings) -> Any:
+        theirs = s.get("trl")
+        return TRL.facts[name](Settings(theirs if isinstance(theirs, Mapping) else {}, {}, TRL.defaults, s.source))
+
+    return fact
+
+
+def _row_name(s: Settings) -> str:
+    return s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")
+
+
+BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": "signal/dead_groups"})
+"""A record that TRL's loop wrote: credit is looked at on reading steps alone, rewards at every step."""
+SCRIPT = replace(
+    BY_TRL, defaults={**OURS.defaults, "trl": None},
+    facts={**OURS.facts, "loss": _row_name, **{name: _trl_fact(name) for name in ("masked", "ceiling", "sampler")}},
+    changes={**TRL.changes, "dead counted": OURS.changes["dead counted"],
+             "past": "a smaller every= of ScopeCallback reads it more often"})
+"""The same of TRL's callback in a script of the user's own, who sets TRL's settings."""
+
+
+def who_wrote(given: Mapping[str, Any]) -> Trainer:
+    """OURS as the settings of a record tell it. Under token credit a group with one reward need not be dead."""
+    if given.get("engine") != "trl":
+        return OURS
+    found = SCRIPT if isinstance(given.get("trainer"), str) else BY_TRL
+    return found if given.get("credit") in (None, "outcome") else replace(found, metrics=OURS.metrics)
+
+
 TRAINERS = (TRL, VERL, OURS)
 SIGNS = frozenset({"vespo/phi_seq_mean"})
 """Metrics that are read for what they give away alone."""
-KNOWN = SIGNS.union(*(trainer.metrics.values() for trainer in TRAINERS))
+KNOWN = SIGNS.union(*(trainer.metrics.values() for trainer in (*TRAINERS, BY_TRL)))
 """Every metric that is kept in memory."""

@@ -1,6 +1,7 @@
 """Samples in a row as batches: the rows of one training step, or whole groups up to a number of rows.
 
-A group is never cut. Only one batch is held, and one that would not fit is refused.
+A named group is never cut, and a prompt that comes again in a later batch is counted. Only one batch is held, and one
+that would not fit is refused; of what came before it, a number is kept for each group.
 """
 
 from __future__ import annotations
@@ -13,11 +14,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from creditscope.offline.dumps import SHAPES, Sample, recognise
-from creditscope.offline.files import START, Place, Source, complain
+from creditscope.offline.files import LARGEST, START, Place, Source, complain
 from creditscope.rollouts_jsonl import show
-
-LARGEST = 2**30
-"""Bytes of lines that one batch may take."""
 
 
 @dataclass
@@ -37,7 +35,7 @@ class Batch:
     def digest(self) -> str:
         """Equal for batches of TRL that hold the same answers with the same rewards, whatever step they are under."""
         content = [[sample.prompt, sample.text, sample.reward] for sample in self.samples]
-        return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=16).hexdigest()
 
 
 class Reader:
@@ -50,6 +48,8 @@ class Reader:
         """Fields of the first object that nobody reads."""
         self.repeats = 0
         """Steps of TRL's that were left out: it logs a generation again at every step that learns from it."""
+        self.again = 0
+        """Groups known by their prompt alone whose prompt was in an earlier batch too."""
 
     def batches(self, start: Place = START, last: str | None = None) -> Iterator[Batch]:
         """Every batch after a place; `last` is the digest of the batch before it."""
@@ -62,16 +62,15 @@ class Reader:
             yield batch
 
     def _cut(self, start: Place) -> Iterator[Batch]:
-        batch, closed = Batch(), set[Any]()
+        batch, closed = Batch(), self._before(start)
         for sample, place, size in self._samples(start):
             if batch.samples and self._ends(batch, sample):
-                yield batch
-                closed = {s.group for s in batch.samples} - {None} if sample.batch is None else set()
+                yield self._close(batch, closed)
                 batch = Batch()
-            if sample.group in closed:
+            if sample.group is not None and _mark(sample) in closed:
                 raise complain(sample.where, f"group {show(sample.group)} comes again after other groups, and the "
-                                             f"batch it began in is closed; sort the file by group, or give each row "
-                                             f"its step")
+                                             f"batch it began in is closed; sort the file by group, give more --rows, "
+                                             f"or give each row its step")
             batch.samples.append(sample)
             batch.place = place
             batch.size += size
@@ -79,7 +78,24 @@ class Reader:
                 held = "one group" if batch.step is None else f"step {batch.step}"
                 raise complain(sample.where, f"{held} takes more than {LARGEST:,} bytes; split it, or write less a row")
         if batch.samples:
-            yield batch
+            yield self._close(batch, closed)
+
+    def _close(self, batch: Batch, closed: set[int]) -> Batch:
+        """The batch, its groups put with those that are closed. Groups of a step end with it, and may come again."""
+        if batch.step is None:
+            marks = {_mark(sample) for sample in batch.samples}
+            self.again += len(marks & closed)
+            closed |= marks
+        return batch
+
+    def _before(self, start: Place) -> set[int]:
+        """The groups before a place, read again: a reading that goes on knows what it closed."""
+        closed = set[int]()
+        for sample, place, _ in self._samples(START) if start != START else ():
+            if sample.batch is not None or (place.file, place.row) > (start.file, start.row):
+                break
+            closed.add(_mark(sample))
+        return closed
 
     def _ends(self, batch: Batch, sample: Sample) -> bool:
         """Whether a sample belongs to the next batch."""
@@ -107,6 +123,11 @@ class Reader:
                     raise complain(thing.where, "neither a prompt nor a group (group, prompt_id or uid), so nothing "
                                                 "says which answers belong together")
                 yield sample, thing.place, thing.size // len(found)
+
+
+def _mark(sample: Sample) -> int:
+    """64 bits for a group, so that many can be kept. Of its repr, since hash(-1) is hash(-2)."""
+    return hash((sample.group is None, repr(sample.key)))
 
 
 class _Fields(dict[str, Any]):

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
@@ -50,7 +51,7 @@ class Sample:
         """Equal for answers of one group."""
         if self.group is not None:
             return self.group
-        return self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, sort_keys=True)
+        return self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, sort_keys=True, default=str)
 
 
 Convert = Callable[[Mapping[str, Any], str | None, str, Bad], list[Sample]]
@@ -101,7 +102,7 @@ def _ours(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad
         prompt=_prompt(row["prompt"], bad) if row.get("prompt") is not None else None,
         text=None if text is None else _said(row[text], text, bad),
         group=None if name is None else _name(row[name], bad),
-        batch=None if batch is None else check_scalar("step", batch, int, bad),
+        batch=_step(batch, bad),
         prompt_tokens=_ids(row, "prompt_tokens", bad), fields=check_fields(known, bad))]
 
 
@@ -129,7 +130,7 @@ def _trl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad)
         raise bad(f"no reward: {', '.join(columns)} gave no number")  # TRL leaves NaN where a function returned None
     return [Sample(where=where, reward=sum(_number(value, columns[0], bad) for value in given),
                    prompt=_prompt(row["prompt"], bad), text=_said(row["completion"], "completion", bad),
-                   batch=check_scalar("step", row["step"], int, bad))]
+                   batch=_step(row["step"], bad))]
 
 
 def _fits_trl(row: Mapping[str, Any], reward_field: str | None) -> bool:
@@ -138,7 +139,8 @@ def _fits_trl(row: Mapping[str, Any], reward_field: str | None) -> bool:
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
     """Columns that TRL did not name itself and that hold a number."""
-    return [name for name, value in row.items() if name not in TRL_OWN and isinstance(value, int | float | None)]
+    return [name for name, value in row.items()
+            if name not in TRL_OWN and isinstance(value, int | float | Decimal | None)]
 
 
 # -- verl ------------------------------------------------------------------------------------------------------------
@@ -151,8 +153,7 @@ def _verl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad
         parts = str(_name(row["uid"], bad)).rsplit("_", 2)
         group = parts[0] if len(parts) == 3 and all(part.isdecimal() for part in parts[1:]) else str(row["uid"])
     return [Sample(where=where, reward=_reward(row, reward_field or "score", bad), prompt=_prompt(row["input"], bad),
-                   text=_said(row["output"], "output", bad), group=group,
-                   batch=check_scalar("step", row["step"], int, bad) if row.get("step") is not None else None)]
+                   text=_said(row["output"], "output", bad), group=group, batch=_step(row.get("step"), bad))]
 
 
 def _fits_verl(row: Mapping[str, Any], reward_field: str | None) -> bool:
@@ -188,8 +189,8 @@ def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: B
         samples.append(Sample(
             where=where, reward=_reward(reward, name, bad), prompt=_prompt(messages["messages"], bad),
             text=_said("" if said is None else said, "content", bad), group=where if len(choices) > 1 else None,
-            batch=check_scalar("step", row["step"], int, bad) if row.get("step") is not None else None,
-            prompt_tokens=_ids(response or {}, "prompt_token_ids", bad), fields=fields, spelled=spelled))
+            batch=_step(row.get("step"), bad), prompt_tokens=_ids(response or {}, "prompt_token_ids", bad),
+            fields=fields, spelled=spelled))
     return samples
 
 
@@ -243,8 +244,15 @@ def _reward(row: Mapping[str, Any], name: str, bad: Bad) -> float:
 
 
 def _number(value: Any, name: str, bad: Bad) -> float:
-    """A finite number; true and false are 1 and 0."""
-    found: float = check_scalar(name, int(value) if isinstance(value, bool) else value, float, bad)
+    """A finite number; true and false are 1 and 0, and a decimal of parquet is the float next to it."""
+    found: float = check_scalar(name, float(value) if isinstance(value, bool | Decimal) else value, float, bad)
+    return found
+
+
+def _step(value: Any, bad: Bad) -> int | None:
+    """The number of a training step; tables with gaps have it as a float."""
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    found: int | None = None if whole is None else check_scalar("step", whole, int, bad)
     return found
 
 

@@ -1,6 +1,6 @@
 """A file of objects, or a folder with one a step, read as a stream that can be taken up again where it was left.
 
-JSON lines are read line by line, parquet a few hundred rows at a time: memory does not grow with the file.
+JSON lines are read line by line, parquet a few hundred rows at a time and repeated texts once: little is held.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ SUFFIXES = (".jsonl", ".parquet")
 ROWS = 256
 """Rows of a parquet file that are held at once."""
 CHUNK = 2**20
+LARGEST = 2**30
+"""Bytes that one batch may take, or one row group of a parquet file."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,9 @@ def _files(path: Path) -> list[Path]:
                    key=lambda file: [(int(part), "") if part.isdecimal() else (0, part)
                                      for part in re.split(r"(\d+)", file.name)])
     if not found:
-        raise CreditscopeError(f"{path} holds no rollouts: no file in it ends in {' or '.join(SUFFIXES)}")
+        trl = path / "completions"  # where TRL puts them in its output_dir
+        raise CreditscopeError(f"{path} holds no rollouts: no file in it ends in {' or '.join(SUFFIXES)}"
+                               + (f"; try {trl}" if trl.is_dir() else ""))
     return found
 
 
@@ -164,12 +168,30 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
     if not file.exists():
         raise CreditscopeError(f"no such file: {file}")
     try:
-        with pyarrow.parquet.ParquetFile(file) as table:
+        about = pyarrow.parquet.read_metadata(file)
+        _check_room(file, about)
+        columns = [about.schema.column(i) for i in range(about.num_columns)]
+        # A few bits of a file can repeat a long text: it is held once, and rows are made one at a time.
+        texts = [column.path for column in columns
+                 if column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"]
+        with pyarrow.parquet.ParquetFile(file, read_dictionary=texts) as table:
             for batch in table.iter_batches(batch_size=ROWS):
-                yield from batch.to_pylist()
-    except (OSError, ValueError, NotImplementedError, pyarrow.ArrowException) as error:
+                named = [*zip(batch.schema.names, batch.columns, strict=True)]
+                for number in range(len(batch)):
+                    yield {name: column[number].as_py() for name, column in named}
+    except (OSError, ValueError, OverflowError, NotImplementedError, pyarrow.ArrowException) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CreditscopeError(f"{file}: not a parquet file that can be read: {first}") from None
+
+
+def _check_room(file: Path, about: Any) -> None:
+    """Refuse a row group that may not fit once it is unpacked: its bytes, or 8 for each of its values."""
+    for number in range(about.num_row_groups):
+        group = about.row_group(number)
+        values = sum(group.column(i).num_values for i in range(group.num_columns))
+        if (size := max(group.total_byte_size, 8 * values)) > LARGEST:
+            raise CreditscopeError(f"{file}: row group {number} takes {size:,} bytes, over {LARGEST:,}; write the file "
+                                   f"with a smaller row_group_size")
 
 
 def _extent(value: Any) -> int:

@@ -24,6 +24,7 @@ from creditscope.doctor.rules import ENTROPY_LEFT, ENTROPY_LOW
 from creditscope.intervals import Interval, overlap, quantile
 from creditscope.method import Method
 from creditscope.report.optimizer import BLIND
+from creditscope.report.remedies import words
 from creditscope.report.run import Run
 
 SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
@@ -89,8 +90,10 @@ def signal(run: Run) -> Answer:
     steps = _last(run.trained, "signal/groups", "signal/live_groups")
     rule = (f"Broken when accuracy fell, watch when the reward did: 95 % intervals apart. Live groups: watch below "
             f"{_share(LIVE_GOOD)}, broken below {_share(LIVE_BROKEN)}. Cut off: watch from {_share(CUT_WATCH)}, broken "
-            f"from {_share(CUT_BROKEN)}. {_over(steps)}")
-    every = (progress(run.steps, run.trained), _live(steps), _cut(steps), _unjudged(run.trained[-LAST:]),
+            f"from {_share(CUT_BROKEN)} unless the reward rose. {_over(steps)}")
+    trend = reward_trend(run.trained)
+    rose = trend is not None and trend[1] > trend[0]
+    every = (progress(run.steps, run.trained), _live(steps), _cut(steps, rose), _unjudged(run.trained[-LAST:]),
              _entropy(run.trained))
     clauses = [clause for clause in every if clause is not None]
     said = "; ".join(text for _, text in clauses)
@@ -161,11 +164,12 @@ def live_groups(step: Mapping[str, Any]) -> float:
     return float(round(step["signal/groups"] * (1 - dead)) if is_number(dead) else step["signal/live_groups"])
 
 
-def _cut(steps: Sequence[Mapping[str, Any]]) -> Clause | None:
+def _cut(steps: Sequence[Mapping[str, Any]], rose: bool) -> Clause | None:
+    """Answers cut at the limit. Where the reward rose all the same, they are no reason that nothing can be learnt."""
     cut = _mean(steps, "length/truncated")
     if not cut:
         return None
-    return ("broken" if cut >= CUT_BROKEN else "watch" if cut >= CUT_WATCH else "good",
+    return ("broken" if cut >= CUT_BROKEN and not rose else "watch" if cut >= CUT_WATCH else "good",
             f"{_share(cut)} of the answers are cut off at the length limit")
 
 
@@ -291,11 +295,11 @@ def directions(run: Run) -> Answer:
     readings = steps if len(steps) >= FEWEST else _last(run.trained, RANK)
     why = ("One rollout a group has one direction" if size == 1 else
            f"Not read since step {readings[-1]['step']}" if is_stale(run.trained, readings) else
-           f"{_few(len(readings), 'reading', FEWEST)}; a smaller --every reads more often" if
+           f"{_few(len(readings), 'reading', FEWEST)}; {words(run.config, 'readings')}" if
            0 < len(readings) < FEWEST else
            "The rank was read, but no null to hold it against" if readings and len(steps) < FEWEST else
            "" if readings else
-           "Not read: train with --scope light" if run.config.get("scope") in (None, "off") else
+           f"Not read: {words(run.config, 'rank')}" if run.config.get("scope") in (None, "off") else
            "Not read: no group was live when the microscope looked")
     if why:
         return Answer("Directions", "unknown", f"{why}.", rule + _over(readings, "readings"), "directions")
@@ -332,19 +336,19 @@ def optimiser(run: Run) -> Answer:
         state, tokens = "good" if scales else "unknown", "this method has no clip range"
     else:
         state, tokens = "unknown", (
-            f"overshoot: {_few(len(steps), 'reading', FEWEST)}; a smaller --probe-every reads more often" if steps else
-            f"not read: {PROBE}" if _unprobed(run.config) else
+            f"overshoot: {_few(len(steps), 'reading', FEWEST)}; {words(run.config, 'probes')}" if steps else
+            f"not read: {words(run.config, 'overshoot')}" if _unprobed(run.config) else
             "overshoot was not read: no token had a bound when the probe looked")
     if wild:
         state, tokens = "broken", f"the gradient was not finite in {len(wild)} of the last steps; {tokens}"
-    said = tokens if tokens.endswith(PROBE) and scale.endswith(PROBE) else f"{tokens}; {scale}"  # one flag gives both
+    flag = words(run.config, "overshoot")
+    said = tokens if tokens.endswith(flag) and scale.endswith(flag) else f"{tokens}; {scale}"  # one flag gives both
     both = steps and scales and (len(steps), steps[-1]["step"]) != (len(scales), scales[-1]["step"])
     over = f"{_over(steps, 'readings')} Scale: {_over(scales, 'readings').lower()}" if both else _over(
         steps or scales, "readings")
     return Answer("Optimiser", state, f"{said[0].upper()}{said[1:]}.", rule + over, "optimizer")
 
 
-PROBE = "train with --probe light"
 AT_END = "overshoot/past"
 SCALE = "optimizer/scale_change"
 NOT_FINITE = frozenset({"grad/norm", "objective/value"})
@@ -381,7 +385,7 @@ def _scale(run: Run) -> tuple[str, list[Mapping[str, Any]]]:
     return "reward scale" + (
         f" was not read since step {steps[-1]['step']}" if is_stale(run.trained, steps) else
         f": {_few(len(steps), 'reading', FEWEST)}" if steps else
-        f" was not read: {PROBE}" if _unprobed(run.config) else
+        f" was not read: {words(run.config, 'scale')}" if _unprobed(run.config) else
         " was not read: a gradient was clipped to its norm, or a part of it is not the reward's"), []
 
 

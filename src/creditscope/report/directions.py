@@ -20,8 +20,9 @@ from creditscope.microscope import geometry
 from creditscope.microscope.spectrum import spectrum
 from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config
 from creditscope.report.markup import Html, shown, tag
+from creditscope.report.remedies import command
 from creditscope.report.run import Arrays, Run
-from creditscope.report.section import Section, missing, rounded, spaced
+from creditscope.report.section import Section, lacking, rounded, spaced
 
 Array = NDArray[np.float64]
 Part = dict[str, Any]
@@ -34,8 +35,6 @@ LONGEST = 300
 """Characters of an answer beside another one; the token view has it whole."""
 DRAWS = 100
 """Shuffles of the credits: as many as the microscope takes for `null/group/…`."""
-READ = "creditscope train --scope full --every 5"
-KEEP = "creditscope train --keep-every 5"
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,13 @@ def section(run: Run) -> Section:
     """Heatmap, spectrum and every definition of rank, at the chosen step and group."""
     title, read = "Directions", run.readings()
     if not read:
-        return Section(id="directions", title=title, body=missing("The microscope read no step of this run.", READ))
+        return Section(id="directions", title=title, body=lacking("The microscope read no step of this run.",
+                                                                  run.config, "geometry"))
     looks = fitted(run, "directions", read, lambda step: look(run, step), BUDGET)
     if not looks:
-        return Section(id="directions", title=title, body=missing(
-            f"None of the {len(read)} readings of this run can be used: {'; '.join(run.faults[:2])}", READ))
+        return Section(id="directions", title=title, body=lacking(
+            f"None of the {len(read)} readings of this run can be used: {'; '.join(run.faults[:2])}", run.config,
+            "geometry"))
     kept = set(run.kept())
     by_step = {one["step"]: one for one in looks if one["step"] in kept}
     told = fitted(run, "answers", list(by_step), lambda step: answers(run, by_step[step]), TEXTS)
@@ -88,7 +89,7 @@ def section(run: Run) -> Section:
     kinds = number_kinds(looks)
     data = {"looks": [one | {"kept": one["step"] in kept, "texts": texts.get(one["step"])} for one in looks],
             "definitions": [asdict(one) for one in DEFINITIONS], "kinds": kinds, "chart": spectrum_chart(looks),
-            "keep": KEEP}
+            "keep": command(run.config, "rollouts")}
     some = f"{len(looks)} of the {len(read)} readings are in this file." if len(looks) < len(read) else ""
     return Section(
         id="directions", title=title, data=data, body=tag("p", some, class_="soft") if some else Html(),

@@ -14,6 +14,7 @@ from creditscope.method import Method
 from creditscope.report.answers import SHAPES, Answer, answers, row_of
 from creditscope.report.markup import Html, join, table, tag
 from creditscope.report.methods import changes
+from creditscope.report.remedies import is_script
 from creditscope.report.run import Run
 
 SILENCE = 10
@@ -57,7 +58,7 @@ def facts(run: Run) -> dict[str, str]:
         "Model": _text(config.get("model")), "Task": _text(config.get("task")),
         "Method": _text(config.get("method")), "Credit": _text(config.get("credit") or "outcome"),
         "Batch": ", ".join(f"{letter} = {config[key]}" for letter, key in LETTERS.items() if key in config),
-        "Optimiser": " ".join(_text(config.get(key)) for key in ("optimizer", "lr")).strip(),
+        "Optimiser": _optimiser(config),
         "Seed": _text(config.get("seed")),
         "Versions": ", ".join(f"{name} {version}" for name, version in built.items() if version),
         "Device": _device(versions, config),
@@ -86,6 +87,14 @@ def standing(run: Run, now: float) -> str:
         return f"not finished, {of}"
     longest = max((time for _, time in run.series("time/step")), default=0.0)
     return f"stopped early, {of}" if silence > max(SILENCE * longest, PATIENCE) else f"still going, {of}"
+
+
+def _optimiser(config: Mapping[str, Any]) -> str:
+    """Its name, which TRL keeps under `optim`, and the learning rate."""
+    theirs = config.get("trl")
+    name = config.get("optimizer") or (theirs.get("optim") if isinstance(theirs, Mapping) else None)
+    rate = config.get("lr")
+    return ", ".join(part for part in (_text(name), "" if rate is None else f"learning rate {_text(rate)}") if part)
 
 
 def _device(versions: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -138,6 +147,9 @@ def differences(row: Method) -> list[tuple[str, str, str]]:
 
 def _command(config: Mapping[str, Any]) -> Html:
     """What to paste. A record that was not made by `creditscope train` says itself what made it."""
+    if is_script(config):
+        return tag("p", f"Run by your own script with TRL's {config['trainer']}; its settings are in run.json.",
+                   class_="soft", id="command")
     told = config.get("command")
     command = told if isinstance(told, str) else shlex.join(["creditscope", "train", *flags(config)])
     return tag("pre", tag("code", command, id="command"), tabindex="0", role="region",

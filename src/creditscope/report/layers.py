@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.report.directions import READ, Array, Part, fitted, normalised, numbers
+from creditscope.report.directions import Array, Part, fitted, normalised, numbers
 from creditscope.report.markup import Html, shown, tag
+from creditscope.report.remedies import words
 from creditscope.report.run import Arrays, Run
-from creditscope.report.section import Section, missing
+from creditscope.report.section import Section, lacking
 
 BUDGET = 200_000
 """Characters of JSON."""
@@ -29,14 +30,15 @@ def section(run: Run) -> Section:
     """Parameters by kind, and one by one."""
     title, read = "Layers", run.readings()
     if not read:
-        return Section(id="layers", title=title, body=missing("The microscope read no layer of this run.", READ))
+        return Section(id="layers", title=title, body=lacking("The microscope read no layer of this run.",
+                                                              run.config, "geometry"))
     looks = fitted(run, "layers", read, lambda step: look(run, step), BUDGET)
     if not looks:
-        return Section(id="layers", title=title, body=missing(
-            "No reading of this run holds the Gram matrices of single parameters.", READ))
+        return Section(id="layers", title=title, body=lacking(
+            "No reading of this run holds the Gram matrices of single parameters.", run.config, "geometry"))
     some = f"{len(looks)} of the {len(read)} readings are in this file. " if len(looks) < len(read) else ""
     no_matrices = all(value is None for one in looks for value in one["layers"]["stable_rank"])
-    note = some + ("The stable rank of the gradient matrix needs --scope full." if no_matrices else "")
+    note = some + (f"No stable rank of the gradient matrices: {words(run.config, 'matrices')}." if no_matrices else "")
     names = looks[-1]["names"]
     data = {"steps": [one["step"] for one in looks], "names": [shown(name, LONGEST) for name in names],
             "kind": [shown(kind(name), LONGEST) for name in names],

@@ -20,10 +20,8 @@ from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_
 from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
 from creditscope.report.run import Arrays, Run
-from creditscope.report.section import Section, missing, rounded, spaced
+from creditscope.report.section import Section, lacking, rounded, spaced
 
-PROBE = "creditscope train --inner-steps 4 --probe light"
-SWEEP = "creditscope train --probe full"
 BLIND, FOLLOWS = 0.05, 0.5
 """Below the first the update hardly knows the credit's size, above the second it follows it."""
 POINTS = 200
@@ -83,9 +81,9 @@ def section(run: Run) -> Section:
     sweeps = fitted(run, "optimiser", run.probes(), lambda step: sweep(run, step), BUDGET)
     if not (means or past or sweeps):
         why = "What the probe read cannot be used" if run.probes() else "The probe was off in this run"
-        return Section(id="optimizer", title=title, body=join(brake, missing(
-            f"{why}, so nothing is known of what the optimiser did to the credit.", PROBE)))
-    no_sweep = None if sweeps else missing("The update under other reward scales was not read.", SWEEP)
+        return Section(id="optimizer", title=title, body=join(brake, lacking(
+            f"{why}, so nothing is known of what the optimiser did to the credit.", run.config, "overshoot")))
+    no_sweep = None if sweeps else lacking("The update under other reward scales was not read.", run.config, "sweep")
     data = {"charts": charts_of(run, list(past)), "sweeps": sweeps, "sweep": sweep_chart(sweeps) if sweeps else None}
     return Section(
         id="optimizer", title=title, data=data,
@@ -159,7 +157,8 @@ def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Par
     name = str(run.config.get("optimizer") or "the optimiser")
     found = means.get("optimizer/scale_change") or means.get("optimizer/scale_change_now")
     if found is None:
-        return missing("How much of the reward's scale reaches the weights was not read in this run.", PROBE)
+        return lacking("How much of the reward's scale reaches the weights was not read in this run.", run.config,
+                       "scale")
     since = "" if "optimizer/scale_change" in means else ", from the step itself on,"
     change, steps = found.mean, f"{found.n} step{'s' * (found.n != 1)}"
     blind, follows = (text_of(value, percent=True) for value in (BLIND, FOLLOWS))

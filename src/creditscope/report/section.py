@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from creditscope.report.markup import Html, join, tag
+from creditscope.report.remedies import CANNOT, command
 
 T = TypeVar("T")
 
@@ -28,10 +29,16 @@ class Section:
                    self.body, id=self.id, aria_label=self.title)
 
 
-def missing(what: str, command: str | None = None) -> Html:
+def missing(what: str, typed: str | None = None) -> Html:
     """What a record does not hold, and the command that would have written it."""
-    how = join(" Get it with ", tag("code", command), ".") if command else None
+    how = join(" Get it with ", tag("code", typed), ".") if typed else None
     return tag("p", what, how, class_="missing")
+
+
+def lacking(what: str, config: Mapping[str, Any], part: str) -> Html:
+    """The same of a part of `remedies.COMMANDS`, as whoever made the record gets it."""
+    typed = command(config, part)
+    return missing(what, typed) if typed else missing(f"{what} {CANNOT}.")
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:

@@ -11,7 +11,7 @@ from creditscope.report.answers import absent, is_number
 from creditscope.report.chart import over_steps
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
-from creditscope.report.section import Section, missing, rounded
+from creditscope.report.section import Section, lacking, missing, rounded
 
 Row = dict[str, Any]
 """`step`, and by the name it is shown by each number of the step; None where it was recorded as not a number."""
@@ -39,7 +39,7 @@ def section(run: Run) -> Section:
     steps = [int(step["step"]) for step in run.trained]
     charts = [chart for make in CHARTS if (chart := make(rows)) is not None] if steps else []
     none = "No step has a number for these charts." if steps else "No step is recorded yet."
-    notes = [*lacking(rows), *_left_out(run.steps)] if charts else [missing(none)]
+    notes = [*_lacks(run, rows), *_left_out(run.steps)] if charts else [missing(none)]
     return Section(id="steps", title="Over training",
                    lead="Move over a chart to read one step in all of them; click to choose it for everything below.",
                    body=join(tag("div", id="steps-charts"), *notes),
@@ -175,17 +175,17 @@ CHARTS: tuple[Callable[[Sequence[Row]], Chart | None], ...] = (
     _reward, _accuracy, _groups, _entropy, _length, _rank, _overshoot, _gradient)
 
 
-def lacking(rows: Sequence[Row]) -> list[Html]:
+def _lacks(run: Run, rows: Sequence[Row]) -> list[Html]:
     """What has no chart because it was not recorded, and how to get it."""
     out = []
     if not _there(rows, "effective rank"):
-        out.append(missing("No effective rank: the microscope was off, or no group it read was live.",
-                           "creditscope train --scope light"))
+        out.append(lacking("No effective rank: the microscope was off, or no group it read was live.",
+                           run.config, "rank"))
     if _overshoot(rows) is None:
-        out.append(missing("No overshoot: the probe was off, or the method has no bound to go past.",
-                           "creditscope train --probe light --inner-steps 4"))
+        out.append(lacking("No overshoot: the probe was off, or the method has no bound to go past.",
+                           run.config, "overshoot"))
     if not _there(rows, "accuracy"):
-        out.append(missing("No accuracy: the run was not evaluated.", "creditscope train --eval-problems 400"))
+        out.append(lacking("No accuracy: the run was not evaluated.", run.config, "accuracy"))
     return out
 
 

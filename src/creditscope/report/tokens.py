@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from creditscope.report.markup import LONGEST, Html, join, shown, tag
 from creditscope.report.prefixes import extents, tree
 from creditscope.report.run import Arrays, Run
-from creditscope.report.section import Section, missing, rounded, spaced
+from creditscope.report.section import Section, lacking, missing, rounded, spaced
 
 BUDGET = 800_000
 """Bytes of gzipped JSON: 1.07 MB of base64, so that a page stays within 2.5 MB with the charts' library in it."""
@@ -70,8 +70,8 @@ def section(run: Run) -> Section:
     """The token view, or why there is none."""
     title, lead = "Tokens", "One group side by side. Colour is the chosen number; point at a token to see all of them."
     if not run.kept():
-        return Section(id="tokens", title=title, body=missing("This run kept no rollouts, so there is no token to "
-                                                              "show.", "creditscope train --keep-every 10"))
+        return Section(id="tokens", title=title, body=lacking("This run kept no rollouts, so there is no token to "
+                                                              "show.", run.config, "rollouts"))
     found = select(run)
     if found is None:
         return Section(id="tokens", title=title, body=missing(f"None of the {len(run.kept())} kept steps can be shown: "
@@ -326,16 +326,14 @@ def lacks(run: Run, found: Selection) -> list[Html]:
     if "after" not in have:
         seen = run.config.get("probe") in ("light", "full") and not kept.isdisjoint(
             step for step, _ in run.series("overshoot/past"))
-        out.append(lacking("Where tokens stood after the last update was not recorded.", seen,
-                           "creditscope train --probe light --probe-every 10 --keep-every 10"))
+        out.append(unkept("Where tokens stood after the last update was not recorded.", seen, run, "after"))
     if not any(key.startswith(OTHER) for key in have):
         seen = bool(run.config.get("also")) and not kept.isdisjoint(run.readings())
-        out.append(lacking("No other estimator's credit was recorded.", seen,
-                           "creditscope train --scope light --every 10 --keep-every 10 --also step_reward"))
+        out.append(unkept("No other estimator's credit was recorded.", seen, run, "also"))
     return out
 
 
-def lacking(what: str, seen: bool, command: str) -> Html:
+def unkept(what: str, seen: bool, run: Run, part: str) -> Html:
     """What is missing; where the run computed it at a kept step (`seen`), no flag of the command would help."""
     return missing(f"{what} The run had it, but an older creditscope did not keep it by token: train it again.") \
-        if seen else missing(what, command)
+        if seen else lacking(what, run.config, part)

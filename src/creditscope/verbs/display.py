@@ -95,10 +95,11 @@ class Display:
 def readings(m: dict[str, Any]) -> dict[str, str]:
     """The few numbers that say how a run goes."""
     parts = {name: m[f"time/{name}"] for name in ("sample", "train", "scope") if f"time/{name}" in m}
+    spent = ", ".join(f"{k} {v:.2f}" for k, v in parts.items())
     out = {"reward": f"{m['reward/mean']:.3f}", "live groups": f"{m['signal/live_groups']}/{m['signal/groups']}",
            "entropy": f"{m['entropy/mean']:.3f}" if "entropy/mean" in m else "",
            "length": f"{m['length/mean']:.1f}", "rank": rank(m),
-           "time": f"{m['time/step']:.2f} s (" + ", ".join(f"{k} {v:.2f}" for k, v in parts.items()) + ")"}
+           "time": f"{m['time/step']:.2f} s" + (f" ({spent})" if spent else "")}
     return {name: value for name, value in out.items() if value}
 
 

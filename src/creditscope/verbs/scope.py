@@ -24,8 +24,9 @@ from creditscope.verbs.output import Output
 if TYPE_CHECKING:
     from creditscope.offline.batches import Reader
 
-GEOMETRY = ("effective_rank", "credit_null", "orthogonal_null", "top1", "conflict")
+GEOMETRY = ("effective_rank", "credit_null", "norm_null", "orthogonal_null", "top1", "conflict")
 """Readings of `gram/group/` that are printed; all others are in the record, and printed by --json."""
+SEEN = "prompts seen before"
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Scope:
     the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and OpenAI-style logs.
     Optional fields: group, step, tokens, logp, mask, entropy, ref_logp, step labels and more (docs/offline.md).
 
-    A batch is the rows of one training step, or whole groups. The file is streamed: memory does not grow with it. What
-    is printed are means over the batches; --out keeps every batch in a record for creditscope check and report.
+    A batch is the rows of one training step, or whole groups. The file is streamed, one batch at a time. What is
+    printed are means over the batches; --out keeps every batch in a record for creditscope check and report.
 
     For example:
       creditscope scope rollouts.jsonl
       creditscope scope rollouts.jsonl --method dapo --json
       creditscope scope labelled.jsonl --credit step_return        step labels from the file
-      creditscope scope outputs/completions --out runs/mine        what TRL logged, as a record
+      creditscope scope outputs/completions --method trl_dapo --out runs/mine        what TRL logged, as a record
       creditscope scope rollouts.jsonl --model tiny --out runs/mine
       creditscope scope rollouts.jsonl --model tiny --out runs/mine --resume
     """
@@ -89,9 +90,15 @@ class Scope:
         console = self.output.console()
         for name, value in shown(facts).items():
             text = f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+            if name == "method" and facts.get("format") == "trl" and value == Settings.method:
+                text += " (TRL's files do not say the loss; its default is --method trl_dapo)"
             console.print(f"{name:<27}{text}", markup=False)
         if facts.get("batches", 1) > 1:
             console.print("Means over the batches, weighted by their rollouts; counts add up.")
+        if SEEN in facts:
+            console.print("Prompts seen before were in an earlier batch too, and are groups of their own here. If "
+                          "their answers belong together, sort the file by prompt or give more --rows; if they were "
+                          "sampled anew, give each row its step.", soft_wrap=True)
         if "batches" not in facts:
             console.print("Nothing was left to read: the record is complete.")
         elif "tokens" not in facts:
@@ -112,7 +119,7 @@ class Scope:
 def about(reader: Reader) -> dict[str, Any]:
     """What was seen of the file itself."""
     found = {"format": reader.shape, "fields not read": ", ".join(reader.ignored or ()),
-             "steps logged again": reader.repeats}
+             "steps logged again": reader.repeats, SEEN: reader.again}
     return {name: value for name, value in found.items() if value}
 
 

@@ -1,4 +1,4 @@
-"""TRL: any of its trainers under the microscope, and any method or credit of the table in its loop."""
+"""TRL: its GRPO and RLOO trainers under the microscope, and any method or credit of the table in its loop."""
 
 from creditscope.errors import CreditscopeError
 

@@ -1,14 +1,15 @@
-"""Any TRL trainer under the microscope: one line, on schedule, and the training does not notice.
+"""A GRPOTrainer or RLOOTrainer under the microscope: one line, on schedule, and the training does not notice.
 
     trainer.add_callback(ScopeCallback(trainer, every=10, out="runs/mine"))
 
 A reading takes the rows that the coming optimiser step learns from, at the weights it was computed at: one forward and
-backward of our own, and after the step one forward more. Its numbers go into TRL's logs as `creditscope/…`, and into
-a record that `creditscope check` and `creditscope report` read.
+backward of our own, and after the step one forward more. The numbers that people watch go into TRL's logs as
+`creditscope/…`, and all of them into a record that `creditscope check` and `creditscope report` read.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -43,9 +44,10 @@ from creditscope.rollouts import Rollouts
 AGREE = 0.99
 """Cosine of TRL's gradient and ours below which the row is not what the trainer descends on."""
 
-
-THEIRS = ("reward/", "length/", "rollouts/", "optimizer/lr")
-"""What TRL logs itself."""
+WATCHED = ("signal/live_groups", "signal/dead_groups", "credit/zero", "credit/top10_mass", "gram/group/effective_rank",
+           "gram/group/norm_null", "gram/group/credit_null", "overshoot/past", "overshoot/distance", "overshoot/kl",
+           "grad/norm", "scope/agreement")
+"""What goes into TRL's logs; the record has all."""
 
 
 class Opened(Lens):
@@ -57,6 +59,9 @@ class Opened(Lens):
     def close(self, rows: Tensor) -> None:
         self._scope.__exit__(None, None, None)
         self._rows.append(self._block(rows))
+
+    def abort(self) -> None:
+        self._scope.__exit__(*sys.exc_info())
 
 
 @dataclass
@@ -73,21 +78,23 @@ class Reading:
 class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     """Reads a GRPOTrainer, an RLOOTrainer or a subclass every `every` optimiser steps.
 
-    `out` is the folder of the record; without it the numbers are in TRL's logs alone. A reading takes so many `groups`
-    of the step, None for all; the first takes all, and holds our gradient against TRL's. `gram=False` leaves the
-    geometry out, and with it the backward pass. `tell` is called with each line of the record, and `config` says what
-    was run in other words than the trainer's arguments.
+    `out` is the folder of the record, new or empty unless training resumes; without it TRL's logs have what is WATCHED,
+    and the rest is lost. A reading takes so many `groups` of the step, None for all; the first at each pass over a
+    batch takes all, and holds our gradient against TRL's. `gram=False` leaves the geometry out, and with it the
+    backward pass. `tell` is called with each line of the record, and `config` says what was run in other words than
+    the trainer's arguments.
     """
 
     def __init__(self, trainer: Any, *, every: int = 10, out: str | Path | None = None, groups: int | None = 4,
                  gram: bool = True, tell: Callable[[dict[str, Any]], None] | None = None,
                  config: Mapping[str, Any] | None = None) -> None:
         names.check_trainer(trainer)
-        if every < 1:
-            raise CreditscopeError(f"every is the number of optimiser steps between readings, at least 1, got {every}")
-        if groups is not None and groups < 1:
-            raise CreditscopeError(f"groups is how many of them a reading takes, at least 1, or None for all; got "
-                                   f"{groups}")
+        if not _counts(every):
+            raise CreditscopeError(f"every is the number of optimiser steps between readings, a whole number of at "
+                                   f"least 1, got {every!r}")
+        if groups is not None and not _counts(groups):
+            raise CreditscopeError(f"groups is how many of them a reading takes, a whole number of at least 1, or None "
+                                   f"for all; got {groups!r}")
         self._trainer, self._every, self._gram, self._tell = trainer, every, gram, tell
         self._groups: int | None = groups
         self._out, self._config = Path(out) if out is not None else None, config
@@ -96,6 +103,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
         self._lens: Opened | None = None
+        self._held = 0
+        """Readings in which our gradient was held against TRL's."""
         self._record: Record | None = None
         self._made: Generation | None = None
         self._fresh = False
@@ -106,8 +115,14 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._line: dict[str, Any] = {}
         self._start = 0.0
         self._warned: set[str] = set()
+        if getattr(trainer, "_entropy_bonus_enabled", False) or getattr(trainer, "aux_loss_enabled", False):
+            self._warn("terms", "the trainer adds an entropy bonus or a router's loss, which no row has: readings are "
+                                "of the policy term and the KL alone")
         # Rank 0 reads its own rows; the others have nothing to do. All of them number, so that batches stay alike.
         self._reads = bool(trainer.is_world_process_zero())
+        strange = stranger(self._out) if self._reads and self._out is not None else None
+        if strange:
+            raise CreditscopeError(f"{strange}: give ScopeCallback another out=, a folder that is new or empty")
         number(trainer, self._generated)
 
     def _generated(self, made: Generation) -> None:
@@ -116,12 +131,21 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     # -- the trainer's events ----------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state is not self._trainer.state:
+            raise CreditscopeError("this ScopeCallback was made for another trainer: give it the one that it is added "
+                                   "to, trainer.add_callback(ScopeCallback(trainer))")
+        if sum(isinstance(other, ScopeCallback) for other in self._trainer.callback_handler.callbacks) > 1:
+            raise CreditscopeError("this trainer already has a ScopeCallback: add one, once (ScopedGRPOTrainer brings "
+                                   "its own)")
         if not self._reads or self._out is None or self._record is not None:
             return
         config = self._config or settings_of(self._trainer, self.method, self._every, self._gram)
         if state.global_step > 0 and (self._out / "run.json").exists():
             self._record = Record.resume(self._out, config, frozenset(config))
             self._record.rewind(state.global_step)
+        elif holds_run(self._out):
+            raise CreditscopeError(f"{self._out} already holds a run: give ScopeCallback another out=, delete the "
+                                   f"folder, or go on with trainer.train(resume_from_checkpoint=True)")
         else:
             self._record = Record.create(self._out, config, versions())
 
@@ -149,9 +173,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         # A batch that is used again costs nothing and says nothing new.
         line = dict(self.made.metrics) if self._fresh else {"rollouts/spent": 0}
         self._fresh = False
-        for name, value in (line | self._line).items():
-            if isinstance(value, int | float) and not name.startswith(THEIRS):
-                logs[f"creditscope/{name}"].append(value)
+        known = line | self._line
+        for name in WATCHED:
+            if name in known:
+                logs[f"creditscope/{name}"].append(known[name])
         if logs.get("entropy"):
             line["entropy/mean"] = logs["entropy"][-1]
         line |= self._line | self.extra | {"time/step": time.perf_counter() - self._start}
@@ -166,6 +191,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if self._record is not None:
             self._record.close()
             self._record = None
+            if self._tell is None:  # nobody else speaks for the run
+                print(f"wrote {self._out}; next: creditscope report {self._out}")
 
     # -- a reading ---------------------------------------------------------------------------------------------------
 
@@ -173,7 +200,17 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def due(self) -> bool:
         """Whether the coming optimiser step is on schedule, and its rows are known."""
         known = self._made is not None and self._trainer._buffered_inputs and ROW in self._trainer._buffered_inputs[0]
-        return self._reads and bool(known) and self._trainer.state.global_step % self._every == 0
+        if not self._reads or not known:
+            return False
+        # Readings take the passes over a batch in turn: a fixed one would see ratio 1 always, or never.
+        number, at = divmod(self._trainer.state.global_step, self._every)
+        return bool(at == (number - number * self._every) % self._updates % self._every)
+
+    @property
+    def _updates(self) -> int:
+        """Optimiser steps that learn from one generation."""
+        args = self._trainer.args
+        return int(max(1, args.steps_per_generation * self._trainer.num_iterations // args.gradient_accumulation_steps))
 
     def _look(self) -> None:
         """One pass of our own, groups whole, under the microscope."""
@@ -182,7 +219,9 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         window = self._window(micro_batches(trainer))
         size = int(trainer.args.per_device_train_batch_size)
         ids = Groups(window.rollouts.group).ids
-        whole = self._groups is None or len(ids) <= self._groups or self._lens is None
+        # Ours is held against TRL's gradient once at each pass over a batch: at ratio 1 neither clip nor KL shows.
+        held = not self._gram or trainer.accelerator.num_processes > 1 or self._held >= self._updates
+        whole = self._groups is None or len(ids) <= self._groups or not held
         if not whole:
             window = window.rows(torch.isin(window.rollouts.group, ids[:self._groups]).nonzero().squeeze(1))
         groups = window.rollouts.group
@@ -277,6 +316,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if not ours * other > 0:
             return {"grad/norm": ours**0.5}
         cosine = dot / (ours * other) ** 0.5
+        self._held += 1
         if cosine < AGREE:
             self._warn("agreement", f"the trainer's gradient and that of row {self.method.name!r} have cosine "
                                     f"{cosine:.3f}: a subclass, dropout, an entropy bonus or a router's loss adds what "
@@ -288,10 +328,11 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         """A reading that cannot be made is absent, with the reason in the record; the training goes on."""
         try:
             yield
-        except (CreditscopeError, torch.OutOfMemoryError) as error:
+        except Exception as error:  # a diagnostic must not end somebody's training
             self._reading = None
-            self._line["scope/absent"] = str(error)
-            self._warn(what, f"step {self._trainer.state.global_step} was not {what}: {error}")
+            why = str(error) if isinstance(error, CreditscopeError) else f"{type(error).__name__}: {error}"
+            self._line["scope/absent"] = why
+            self._warn(what, f"step {self._trainer.state.global_step} was not {what}: {why}")
 
     def _warn(self, cause: str, text: str) -> None:
         if cause not in self._warned:
@@ -325,3 +366,29 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             self._line["objective/value"] = float(objective(window, live))
             self._note(window, live.double(), effective_credit(lambda lp: objective(window, lp), live.double()))
         self._line["time/scope"] = time.perf_counter() - start
+
+    def abort(self) -> None:
+        """An exception came between the forward and the close: the model is as it was."""
+        if self._open:
+            self._open = False
+            self._fresh_lens(keep=True).abort()
+
+
+def stranger(out: Path) -> str | None:
+    """What is in the way of a record there, if it is not a run."""
+    if out.exists() and not out.is_dir():
+        return f"{out} is a file"
+    if not out.is_dir() or (out / "run.json").exists():
+        return None
+    found = sorted(entry.name for entry in out.iterdir() if entry.name != "run.lock")
+    return f"{out} is not empty (it holds {found[0]!r})" if found else None
+
+
+def holds_run(out: Path) -> bool:
+    """Whether steps are recorded there; a run that never took one may be written over."""
+    return (out / "run.json").exists() and bool(Record.open(out).steps())
+
+
+def _counts(value: object) -> bool:
+    """Whether it is a whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

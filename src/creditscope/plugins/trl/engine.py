@@ -26,6 +26,7 @@ from creditscope.lab.evaluate import evaluate
 from creditscope.lab.policy import Policy, load_policy
 from creditscope.lab.tools import task_gives
 from creditscope.lab.train import check_problems, make_optimizer, problem_stream
+from creditscope.plugins.trl.callback import holds_run, stranger
 from creditscope.plugins.trl.mixin import ScopedGRPOTrainer
 from creditscope.plugins.trl.passes import untouched
 from creditscope.record import Record
@@ -51,6 +52,7 @@ def train_by_trl(config: Config, out: Path, tell: Callable[[dict[str, Any]], Non
                  stop: Callable[[], bool] = lambda: False) -> bool:
     """Train and record, and `tell` each line; whether the run came to its end. Rank 0 writes."""
     refuse(config)
+    refuse_folder(out)
     task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
     estimator = find_estimator(config.estimator)
     check_problems(task, config, estimator)
@@ -110,6 +112,18 @@ def refuse(config: Config) -> None:
         raise CreditscopeError(f"--prompts {config.prompts} times --group {config.group} is {rows} rows, which "
                                f"--minibatches {config.minibatches}, --accumulate {config.accumulate} and {ranks()} "
                                f"process(es) do not divide evenly; change one of them")
+
+
+def refuse_folder(out: Path) -> None:
+    """Say what is in the way of the record; the process that will write it says so."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    strange = stranger(out)
+    if strange:
+        raise CreditscopeError(f"{strange}; choose another --out")
+    if holds_run(out):
+        raise CreditscopeError(f"{out} already holds a run, and --engine trl cannot go on with one; choose another "
+                               f"--out, or delete the folder")
 
 
 def arguments(config: Config, max_tokens: int, scratch: str) -> GRPOConfig:

@@ -50,7 +50,9 @@ Judge = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 """(text of the answer, row of the dataset) -> [[start, end, reward], ...], or [start, end, reward, state]."""
 
 DECIDED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "scale_rewards",
-           "off_policy_mask_threshold", "top_entropy_quantile", "multi_objective_aggregation", "use_liger_kernel")
+           "off_policy_mask_threshold", "top_entropy_quantile", "multi_objective_aggregation", "use_liger_kernel",
+           "use_bias_correction_kl", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_lambda_pos",
+           "vespo_k_neg", "vespo_lambda_neg", "entropy_coef", "use_adaptive_entropy", "router_aux_loss_coef")
 """Settings of TRL's loss, which the method's row decides."""
 
 
@@ -66,6 +68,7 @@ class CreditMixin:
                  tell: Callable[[dict[str, Any]], None] | None = None, config: Mapping[str, Any] | None = None,
                  **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        names.check_trainer(self)
         names.require(type(self).__name__, self, names.OVERRIDDEN)
         here: Any = self
         self.row: Method = row_for(method, here)
@@ -129,6 +132,13 @@ class CreditMixin:
             apart = inputs["ref_per_token_logps"] - live.detach()
             self._log("kl", apart.exp() - apart - 1, inputs)
         return -objective(window, live)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().training_step(*args, **kwargs)  # type: ignore[misc]
+        except BaseException:
+            self.scope.abort()
+            raise
 
     def _clip_grad_norm(self, model: Any) -> Any:
         self.scope.close()
@@ -201,6 +211,8 @@ def row_for(method: str, trainer: Any) -> Method:
     if args.beta and row.kl == "none":
         raise CreditscopeError(f"beta={args.beta}: method {method!r} has no KL term; set beta=0, or choose one that "
                                f"has, such as grpo")
+    if getattr(trainer, "aux_loss_enabled", False):
+        raise CreditscopeError("the model's router has a loss of its own, which no row has; set router_aux_loss_coef=0")
     if args.use_vllm and args.vllm_importance_sampling_correction:
         raise CreditscopeError("vllm_importance_sampling_correction=True multiplies TRL's own loss; set it to False")
     if not args.beta:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+from trl import GRPOTrainer, RLOOTrainer
+
 from creditscope.errors import CreditscopeError
 
 TESTED = ("1.14.2", "1.16.0")
@@ -34,7 +36,15 @@ def require(what: str, given: object, names: tuple[str, ...]) -> None:
 
 def check_trainer(trainer: Any) -> None:
     """Refuse, before anything runs, a trainer that cannot be read."""
+    if not isinstance(trainer, GRPOTrainer | RLOOTrainer):
+        raise CreditscopeError(f"ScopeCallback reads GRPOTrainer, RLOOTrainer and their subclasses; this is "
+                               f"{type(trainer).__name__}")
     require(type(trainer).__name__, trainer, tuple(name for name in ATTRIBUTES if name not in LATE))
+    parts, step = trainer.args.steps_per_generation, trainer.args.gradient_accumulation_steps
+    if parts % step:
+        raise CreditscopeError(f"steps_per_generation={parts} is no multiple of gradient_accumulation_steps={step}: an "
+                               f"optimiser step then takes rows of several generations, of which TRL keeps the last "
+                               f"alone; set steps_per_generation to a multiple")
     kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
     if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
         raise CreditscopeError(f"the trainer's weights are sharded ({kind}), and the callback reads whole ones; train "

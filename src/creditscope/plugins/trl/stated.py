@@ -30,7 +30,8 @@ def stated(trainer: Any) -> Method:
     for broken, name, repair in (
             (args.top_entropy_quantile < 1, "top_entropy_quantile", "set it to 1"),
             (vllm and kind == "vespo", "vllm_importance_sampling_correction", "set it to False, or another loss_type"),
-            (vllm and args.off_policy_mask_threshold is not None, "off_policy_mask_threshold", "set it to None"),
+            (args.use_vllm and args.off_policy_mask_threshold is not None, "off_policy_mask_threshold",
+             "set it to None"),
             (bool(args.beta) and kind == "vespo" and args.use_bias_correction_kl, "use_bias_correction_kl",
              "set it to False")):
         if broken:
