@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import socketserver
 import sys
 import threading
@@ -174,10 +175,14 @@ HEADERS = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Content-Type-
 
 
 def serve(server: Server) -> None:
-    """Answer until Ctrl-C."""
+    """Answer until Ctrl-C, or until somebody ends the process: a shell that starts it in the background tells it to
+    ignore Ctrl-C, so both signals are asked for by name."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
         pass
     finally:
         server.server_close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
