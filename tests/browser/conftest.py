@@ -59,7 +59,8 @@ def browser() -> Iterator[Any]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """A skipped browser test is easily overlooked: say it in words of its own."""
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "browser" in report.keywords]
+    skipped = [report for report in terminalreporter.stats.get("skipped", [])
+               if "browser" in getattr(report, "keywords", ())]  # a module that skips itself has none
     if skipped:
         terminalreporter.section("BROWSER TESTS WERE SKIPPED", sep="!", red=True)
         terminalreporter.write_line(f"{len(skipped)} tests did not run: {lacking()}")
