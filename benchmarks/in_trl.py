@@ -29,7 +29,7 @@ from creditscope.plugins.trl.engine import Judge
 from creditscope.tasks import find_task
 
 PAGE = Path(__file__).with_suffix(".md")
-EVERY, SCHEDULES, PASSES = 10, 2, 15
+EVERY, SCHEDULES, PASSES = 10, 4, 15
 EVENTS = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "_generated")
 
 
@@ -141,7 +141,7 @@ def main() -> None:
 
     lines = [
         "# What creditscope adds to TRL", "",
-        f"`python benchmarks/in_trl.py` on two cores of an {cpu}, {threads} thread(s), other programs beside it; torch "
+        f"`python benchmarks/in_trl.py` on two cores of an {cpu}, {threads} thread(s), nothing else running; torch "
         f"{torch.__version__}, TRL {trl.__version__}. The packaged model (1.25 M parameters), P = 8, R = 8, up to 64 "
         f"tokens, float32.", "",
         f"**Callback**, a reading at every {EVERY}th step: time inside its calls over the rest of the same "
