@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from creditscope.optimizer.findings import read
 from creditscope.record import Record
 from creditscope.report import optimizer
 from creditscope.report.directions import size
 from creditscope.report.optimizer import BY_UPDATE, FACTS, by_update, interval_of, mean_over, section
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
-from creditscope.verbs import optimizer as verb
 from report import records
 
 Line = dict[str, float]
@@ -111,7 +111,7 @@ def test_a_run_without_a_brake_says_nothing_of_it(tmp_path: Path, brake: object)
 
 
 def test_all_means_are_those_of_the_verb(rich_run: Path) -> None:
-    run, found = read_run(rich_run), verb.read(rich_run)
+    run, found = read_run(rich_run), read(rich_run)
     assert by_update(run) == {k: {name: row[name] for name in row if name in {m.key for m in BY_UPDATE}}
                               for k, row in found.by_update.items()}
     for metric in FACTS:
@@ -128,7 +128,7 @@ def test_the_sweep_is_that_of_the_verb(rich_run: Path) -> None:
     run = read_run(rich_run)
     sweeps = shown(section(run))["sweeps"]
     assert [one["step"] for one in sweeps] == run.probes()
-    theirs = verb.read(rich_run).sweep
+    theirs = read(rich_run).sweep
     assert theirs is not None
     mine = sweeps[-1]
     for name in ("phi", "change", "cosine"):
@@ -144,10 +144,6 @@ def test_charts_hold_the_steps_of_the_record(rich_run: Path) -> None:
     assert set(charts) == {"past", "distance", "carry", "scale", "update", "stay"}
     rows = [(row["step"], row["cosine with −gradient"]) for row in charts["update"]["rows"]]
     assert rows == [(step, pytest.approx(value, rel=5.1e-4)) for step, value in run.series("update/cosine")]
-
-
-def test_the_verdicts_turn_where_those_of_the_verb_do() -> None:
-    assert (optimizer.BLIND, optimizer.FOLLOWS) == (verb.BLIND, verb.FOLLOWS)
 
 
 # -- what is not there -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from creditscope.describe import law
 from creditscope.doctor.rules import ENTROPY_LEFT, ENTROPY_LOW
 from creditscope.intervals import Interval, overlap, quantile
 from creditscope.method import Method
-from creditscope.report.optimizer import BLIND
+from creditscope.optimizer.verdicts import BLIND
 from creditscope.report.remedies import words
 from creditscope.report.run import Run
 

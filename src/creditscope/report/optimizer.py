@@ -16,14 +16,13 @@ from creditscope.errors import CreditscopeError
 from creditscope.figures import COLOURS
 from creditscope.intervals import Interval, mean_interval
 from creditscope.optimizer.table import BRAKES, parse_brake
+from creditscope.optimizer.verdicts import BLIND, FOLLOWS
 from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_steps
 from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, spaced
 
-BLIND, FOLLOWS = 0.05, 0.5
-"""Below the first the update hardly knows the credit's size, above the second it follows it."""
 POINTS = 200
 """Steps in a chart."""
 LINES = 4

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
+from creditscope.verbs.bar import Bar
 from creditscope.verbs.output import Output
 
 if TYPE_CHECKING:
@@ -122,30 +119,3 @@ def mark(spec: str) -> str:
     if name in ESTIMATORS:
         return " †" if "steps" in ESTIMATORS[name].needs else ""
     return "" if ":" in name else " *"
-
-
-class Bar:
-    """Progress on the error stream: a bar on a terminal, a line for every tenth elsewhere, nothing for a program."""
-
-    def __init__(self, label: str, output: Output) -> None:
-        self._label, self._quiet, self._tenth = label, output.json, 0
-        self._console = Console(stderr=True, highlight=False)
-        self._live = sys.stderr.isatty() and not output.plain and not output.json
-        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                  TextColumn("left"), TimeRemainingColumn(), console=self._console,
-                                  disable=not self._live, transient=True)
-        self._task = self._progress.add_task(label, total=None)
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self._progress.stop()
-
-    def show(self, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total)
-        if not self._live and not self._quiet and done * 10 // total > self._tenth:
-            self._tenth = done * 10 // total
-            self._console.print(f"{self._label}  {done}/{total}", markup=False)

@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import tyro
-from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from creditscope.compare import percent
-from creditscope.describe import Law, law
-from creditscope.dialects import DIALECTS
 from creditscope.errors import CreditscopeError, printable
-from creditscope.intervals import Interval, mean_interval
-from creditscope.method import STOPS
-from creditscope.methods import METHODS
-from creditscope.microscope.spectrum import spectrum
+from creditscope.intervals import Interval
+from creditscope.optimizer.findings import Findings, read
 from creditscope.optimizer.table import BRAKES
-from creditscope.progress import ROUNDING, over_training, series
-from creditscope.record import Record
+from creditscope.optimizer.verdicts import NAME, as_dict, last_update, verdicts
 from creditscope.verbs.output import Output
 
-OVERSHOOT = ("past", "distance", "after", "kl", "carry", "carry_predicted", "by_momentum", "by_fresh")
-BY_UPDATE = ("past", "distance", "overshoot", "after", "kl")
-UPDATE = ("cosine", "ratio", "momentum", "zero", "zero_bf16")
 CARRY_STEPS, CARRY_LAGS = (2, 10, 50, 1000), range(5)
-MOST = 32
-"""Reward scales, and characters of a method's name, that a line has room for."""
 MEASURE = "creditscope train --inner-steps 4 --probe light"
-
-# Where a verdict turns. Each is said beside the sentence that it decides.
-HELD = 0.01
-CLOSE = 0.1
-BLIND, FOLLOWS = 0.05, 0.5
-TURNED = 0.5
-LOST = 0.1
-SIGNAL = 0.5
 
 LEGEND = {
     "overshoot": """\
@@ -160,271 +139,6 @@ class Optimizer:
         console.print(f"Next: {MEASURE}   creditscope optimizer RUN", markup=False)
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The update under other reward scales at one step. What is not a number was not defined."""
-
-    step: int
-    phi: tuple[float | None, ...]
-    change: tuple[float | None, ...]
-    cosine: tuple[float | None, ...]
-    layers: Mapping[str, Mapping[str, tuple[float | None, ...]]]
-    """layer -> change (F), cosine (F) and ratio ‖Δ‖/‖θ‖ (1), as far as they were kept."""
-
-    def most(self, part: str) -> tuple[float, str] | None:
-        """The largest number that any layer has under `part`, and the layer."""
-        found = [(value, name) for name, layer in self.layers.items() for value in layer.get(part, ())
-                 if value is not None]
-        return max(found, default=None)
-
-
-@dataclass(frozen=True)
-class Findings:
-    """A run in the numbers of this page. A mapping that is empty, or None, was not measured."""
-
-    run: str
-    method: str | None
-    brake: str | None
-    stops: str | None
-    """What crossing a bound does to a token under the method: "zero", "half", "cap"; None without a bound."""
-    steps: int
-    overshoot: Mapping[str, Interval]
-    """At the last sight of a batch."""
-    furthest: float | None
-    """The largest overshoot of any token at any step, in nats."""
-    by_update: Mapping[int, Mapping[str, Interval]]
-    scale_change: Interval | None
-    sweep: Sweep | None
-    update: Mapping[str, Interval]
-    path: tuple[float, int] | None
-    """Effective rank of the path of the updates that were read, and how many they are."""
-    progress: Mapping[str, Any]
-    law: Law | None
-
-    @property
-    def measured(self) -> bool:
-        """Whether the run was probed; every run has rewards and losses."""
-        return bool(self.overshoot or self.by_update or self.scale_change or self.sweep or self.update)
-
-
-def read(path: Path) -> Findings:
-    """The numbers of a run, means over the steps that have them."""
-    record = Record.open(path)
-    lines, kept = record.steps(), record.optimizer_readings()
-
-    def values(key: str) -> list[float]:
-        return [value for value, in series(path, lines, key)]
-
-    def means(keys: Mapping[str, str]) -> dict[str, Interval]:
-        found = {name: values(key) for name, key in keys.items()}
-        return {name: mean_interval(seen) for name, seen in found.items() if seen}
-
-    numbered = {int(m[1]) for line in lines for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
-    by_update = {k: means({name: f"overshoot/{k}/{name}" for name in BY_UPDATE}) for k in sorted(numbered)}
-    found = Findings(
-        run=str(path), method=_method(record), brake=_brake(record), stops=_stops(record),
-        steps=sum("reward/mean" in line for line in lines),
-        overshoot=means({name: f"overshoot/{name}" for name in OVERSHOOT} | {"overshoot": "optimizer/overshoot"}),
-        furthest=max(values("overshoot/max"), default=None),
-        by_update={k: row for k, row in by_update.items() if row},
-        scale_change=means({"change": "optimizer/scale_change"}).get("change"),
-        sweep=read_sweep(record, kept[-1]) if kept else None,
-        update=means({name: f"update/{name}" for name in UPDATE}), path=path_rank(record),
-        progress=over_training(record), law=_law(record))
-    if not (found.measured or found.progress):
-        raise CreditscopeError(f"{path} holds no reading of the optimiser; train with --inner-steps 4 --probe light")
-    return found
-
-
-def _method(record: Record) -> str | None:
-    name = record.config.get("method")
-    return name if isinstance(name, str) else None
-
-
-def _brake(record: Record) -> str | None:
-    name = record.config.get("brake")
-    return name if isinstance(name, str) and name != "none" else None
-
-
-def _stops(record: Record) -> str | None:
-    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
-    return None if row is None else STOPS[row.trust] or STOPS[row.bound]
-
-
-def _law(record: Record) -> Law | None:
-    """The law of the run's method with the run's β; None for a method that is not in the table."""
-    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
-    if row is None:
-        return None
-    beta = record.config.get("beta")
-    if beta is not None and row.kl != "none":
-        row = row.but(name=row.name, beta=beta)
-    if record.config.get("credit") not in (None, "outcome"):  # not the method's own advantage
-        row = row.but(name=row.name, baseline="external", scale="none", whiten="none", entropy_cost=0.0)
-    return law(row)
-
-
-def path_rank(record: Record) -> tuple[float, int] | None:
-    """(Σσ)²/Σσ² of the matrix of updates (readings × parameters), from their sketches; None for fewer than two.
-
-    A sketch of k² numbers can tell the ranks of k²/4 updates: of more, the last ones are taken.
-    """
-    found = [row for step in record.optimizer_readings()
-             if (row := record.optimizer_reading(step).get("path_update")) is not None]
-    if len(found) < 2:
-        return None
-    if any(row.ndim != 1 or row.dtype.kind != "f" or row.shape != found[0].shape for row in found):
-        raise CreditscopeError(f"{record.path}/optimizer: path_update is not the same kind of list at every step; is "
-                               f"this a run of creditscope train?")
-    rows = np.array(found[-max(2, len(found[0]) // 4):], dtype=np.float64)
-    if not np.isfinite(rows).all() or not rows.any():
-        return None
-    return spectrum(rows @ rows.T, eps=float(np.finfo(np.float32).eps)).effective_rank, len(rows)
-
-
-def read_sweep(record: Record, step: int) -> Sweep | None:
-    """The reading of a step, with every array in the shape that phi gives it; None where the scale was not read."""
-    arrays = record.optimizer_reading(step)
-    if not arrays.keys() & {"phi", "change", "cosine"}:
-        return None
-    where = f"{record.path}/optimizer/{step:06d}.npz"
-
-    def numbers(name: str, *shape: int) -> NDArray[Any]:
-        value = arrays.get(name)
-        if value is None or value.shape != shape or value.dtype.kind not in "fiu":
-            raise CreditscopeError(f"{where}: {name} {_shape(value)}, not numbers of shape {shape}; is this a run of "
-                                   f"creditscope train?")
-        return value
-
-    phi, names = (arrays.get(name, np.empty(0, dtype=str)) for name in ("phi", "layer_names"))
-    if phi.ndim != 1 or not 1 <= len(phi) <= MOST or names.ndim != 1 or names.dtype.kind != "U":
-        raise CreditscopeError(f"{where}: phi {_shape(arrays.get('phi'))} and layer_names {_shape(names)}, not 1 to "
-                               f"{MOST} numbers and a list of names; is this a run of creditscope train?")
-    whole = {name: _finite(numbers(name, len(phi))) for name in ("phi", "change", "cosine")}
-    shapes = {"change": (len(names), len(phi)), "cosine": (len(names), len(phi)), "ratio": (len(names),)}
-    parts = {part: numbers(f"layer_{part}", *shape).reshape(len(names), -1) for part, shape in shapes.items()
-             if f"layer_{part}" in arrays}
-    layers = {str(name): {part: _finite(rows[i]) for part, rows in parts.items()} for i, name in enumerate(names)}
-    return Sweep(step=step, layers=layers, **whole)
-
-
-def _finite(values: NDArray[Any]) -> tuple[float | None, ...]:
-    return tuple(float(value) if np.isfinite(value) else None for value in values)
-
-
-def _shape(value: NDArray[Any] | None) -> str:
-    return "is not there" if value is None else f"is {value.dtype} of shape {value.shape}"
-
-
-def as_dict(found: Findings) -> dict[str, Any]:
-    """Everything as data, with the verdicts and the numbers at which they turn."""
-    turns = {"held": HELD, "close": CLOSE, "blind": BLIND, "follows": FOLLOWS, "turned": TURNED, "lost": LOST,
-             "signal": SIGNAL}
-    return asdict(found) | {"verdicts": verdicts(found), "thresholds": turns}
-
-
-# -- what is said ----------------------------------------------------------------------------------------------------
-
-
-def verdicts(found: Findings) -> dict[str, str]:
-    """One sentence a block, by rule; a block that was not measured has none."""
-    said = {"overshoot": _on_overshoot(found), "scale": _on_scale(found), "update": _on_update(found.update),
-            "progress": _on_progress(found)}
-    return {block: sentence for block, sentence in said.items() if sentence}
-
-
-def _share(value: float, digits: int = 0) -> str:
-    return f"{100 * value:.{digits}f} %"
-
-
-def last_update(found: Findings) -> tuple[str, Mapping[str, Interval]]:
-    """The overshoot after the last inner update, and what it is called."""
-    if not found.by_update:
-        return "At the last sight", found.overshoot
-    k = max(found.by_update)
-    return f"After {k} update{'s' * (k > 1)}", found.by_update[k]
-
-
-def _on_overshoot(found: Findings) -> str:
-    when, row = last_update(found)
-    if "past" not in row:
-        return ""
-    past = row["past"].mean
-    if past < HELD:
-        said = f"{when} {_share(past, 2)} of tokens are past the bound, less than {_share(HELD)}: the bound holds."
-    else:
-        said = f"{when} {_share(past, 1)} of tokens are past the bound" + (
-            f", by {row['distance'].mean:.2g} nats on average" if "distance" in row else "") + (
-            f"; {_after(found, row['after'].mean)}." if "after" in row else ".")
-    if "carry" in found.overshoot and "carry_predicted" in found.overshoot:
-        seen, told = found.overshoot["carry"].mean, found.overshoot["carry_predicted"].mean
-        near = abs(seen - told) <= CLOSE * abs(told)
-        said += f" The carry is {seen:.2f} where momentum alone predicts {told:.2f}" + (
-            f", under the brake {found.brake:.{MOST}}." if found.brake else
-            f": {'within' if near else 'apart by more than'} {_share(CLOSE)}.")
-    return said
-
-
-def _after(found: Findings, share: float) -> str:
-    """What became of tokens once they were past, in words that fit the method's bound."""
-    since = "their own gradient had stopped" if found.stops in (None, "zero") else "they had crossed"
-    if share < 0:
-        return f"on the whole they came back after {since}"
-    return f"{_share(share)} of that was moved after {since}"
-
-
-def _on_scale(found: Findings) -> str:
-    if found.scale_change is None:
-        return ""
-    change = found.scale_change.mean
-    if change < BLIND:
-        what = f"less than {_share(BLIND)}: the optimiser is blind to the size of the credit"
-    elif change > FOLLOWS:
-        what = f"more than {_share(FOLLOWS)}: the update follows the size of the credit"
-    else:
-        what = f"between {_share(BLIND)} and {_share(FOLLOWS)}: the size of the credit comes through in part"
-    return f"Credit a tenth as large would have changed the update by {_share(change, 2)}, {what}."
-
-
-def _on_update(update: Mapping[str, Interval]) -> str:
-    said = []
-    if "cosine" in update:
-        cosine = update["cosine"].mean
-        said.append(f"The update's cosine with the downhill gradient is {cosine:.2f}, "
-                    + (f"below {TURNED:g}: the optimiser sets the direction more than this batch does." if
-                       cosine < TURNED else f"at least {TURNED:g}: it goes where this batch points."))
-    if "momentum" in update:
-        said.append(f"{_share(update['momentum'].mean)} of it comes from momentum.")
-    if "zero_bf16" in update and update["zero_bf16"].mean > LOST:
-        said.append(f"In bfloat16 {_share(update['zero_bf16'].mean)} of the weights would not move, more than "
-                    f"{_share(LOST)}.")
-    return " ".join(said)
-
-
-def _on_progress(found: Findings) -> str:
-    seen, sentence = found.progress, found.law.sentence if found.law else ""
-    if not seen:
-        return sentence
-    if seen["largest"] <= ROUNDING:
-        return f"J stayed within {ROUNDING:g} of 0. {sentence}".rstrip()
-    if seen["r"] is None:
-        return f"J or the reward did not vary over {seen['steps']} steps. {sentence}".rstrip()
-    if seen["low"] is None:
-        return f"{seen['steps']} steps are too few to say whether J goes with the reward. {sentence}".rstrip()
-    around_zero = seen["low"] * seen["high"] <= 0
-    if around_zero or abs(seen["r"]) < SIGNAL:
-        why = "its interval holds 0" if around_zero else f"below {SIGNAL:g} in size"
-        return f"J says little of the reward: r = {seen['r']:.2f}, {why}. {sentence}".rstrip()
-    way = "rose and fell with" if seen["r"] > 0 else "went against"
-    return f"In this run J {way} the reward: r = {seen['r']:.2f}, at least {SIGNAL:g} in size. {sentence}".rstrip()
-
-
-# -- what is shown ---------------------------------------------------------------------------------------------------
-
-
 def number(value: Interval) -> str:
     """A mean with its interval.
 
@@ -443,8 +157,8 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Interval], str]]] = {
 def show(console: Console, found: Findings) -> None:
     """One run, block by block, each with its verdict."""
     said = verdicts(found)
-    method = f"{found.method:.{MOST}}, " if found.method else ""
-    method += f"brake {found.brake:.{MOST}}, " if found.brake else ""
+    method = f"{found.method:.{NAME}}, " if found.method else ""
+    method += f"brake {found.brake:.{NAME}}, " if found.brake else ""
     console.print(f"[bold]{_safe(found.run)}[/]  {_safe(method)}{found.steps} steps\n")
     for block, lines in {"overshoot": _overshoot_lines, "scale": _scale_lines, "update": _update_lines,
                          "progress": _progress_lines}.items():
@@ -498,8 +212,8 @@ def _progress_lines(found: Findings) -> Iterator[str]:
 def as_table(runs: Sequence[Findings]) -> Table:
     """Runs beside each other: the last inner update, the reward scale, the update, the loss."""
     rows: dict[str, Callable[[Findings], str]] = {
-        "method": lambda one: f"{one.method or '':.{MOST}}",
-        "brake": lambda one: f"{one.brake or '':.{MOST}}",
+        "method": lambda one: f"{one.method or '':.{NAME}}",
+        "brake": lambda one: f"{one.brake or '':.{NAME}}",
         "inner updates": lambda one: str(max(one.by_update, default="")),
         **{label: partial(_at_last, name, text) for label, (name, text) in COLUMNS.items()},
         "carry": lambda one: _optional(one.overshoot.get("carry"), number),

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from creditscope.errors import CreditscopeError, printable
 from creditscope.offline.settings import Settings
+from creditscope.verbs.bar import Bar
 from creditscope.verbs.display import Interrupt
 from creditscope.verbs.env import environment
 from creditscope.verbs.output import Output
@@ -132,37 +128,3 @@ def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
     geometry = ("gram/", "scores/", "null/", "matrix/", "tokens/")
     few = {f"gram/group/{name}" for name in GEOMETRY}
     return {name: value for name, value in facts.items() if name in few or not name.startswith(geometry)}
-
-
-class Bar:
-    """Progress on the error stream: a bar on a terminal, a line for every tenth elsewhere, nothing for a program."""
-
-    def __init__(self, label: str, output: Output) -> None:
-        self._label, self._quiet, self._tenth, self._first = label, output.json, 0, -1
-        self._console = Console(stderr=True, highlight=False)
-        self._live = sys.stderr.isatty() and not output.plain and not output.json
-        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
-                                  TextColumn("left"), TimeRemainingColumn(), console=self._console,
-                                  disable=not self._live, transient=True)
-        self._task = self._progress.add_task(label, total=None)
-
-    def __enter__(self) -> Bar:
-        self._start = time.monotonic()
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self._progress.stop()
-
-    def show(self, done: int, total: int) -> None:
-        """So many bytes of so many; a pipe has no total."""
-        if not total:
-            return
-        self._progress.update(self._task, completed=done, total=total)
-        if self._first < 0:
-            self._first, self._start = done, time.monotonic()  # by now the model is loaded, and a resumed part read
-        elif not self._live and not self._quiet and done * 10 // total > self._tenth and done < total:
-            self._tenth = done * 10 // total
-            left = (time.monotonic() - self._start) * (total - done) / (done - self._first)
-            self._console.print(f"{self._label}  {done / total:.0%}  left {left:.0f} s", markup=False)
