@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from creditscope.credit.tools import Tools
 from creditscope.optimizer.brakes import Recall
 from creditscope.optimizer.probe import Probe
 from creditscope.tasks.worker import check_steps
+from creditscope.verbs.localise import mark
 from makers import load_script, make
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +46,33 @@ def test_the_page_of_claims_and_the_readmes_verdicts_are_what_the_evidence_says(
     found = without_rounding(pages.claims_page())
     assert found == without_rounding((ROOT / "docs" / "claims.md").read_text()), "run: make docs"
     assert pages.readme() == (ROOT / "README.md").read_text(), "run: make docs"
+
+
+def test_every_row_on_localisation_is_that_of_the_committed_outcome() -> None:
+    """Identity: the tables of docs/results.md against what `creditscope localise --json` printed."""
+    section = (ROOT / "docs" / "results.md").read_text().partition("## Does credit point at the wrong step?")[2]
+    tables = {"planted": "### Arithmetic", "own": "### The same groups", "processbench": "### ProcessBench"}
+    for name, heading in tables.items():
+        body = section.partition(heading)[2].partition("\n###")[0]
+        rows = {cells[0]: cells[1:] for line in body.splitlines() if line.startswith("| ") and "[" in line
+                for cells in [[cell.strip() for cell in line.strip("|").split(" | ")]]}
+        found = localised(name)
+        assert rows == {label: found[label] for label in rows}
+        # A later estimator that is uniform by construction is said in the text.
+        assert {label.split(",")[0] for label in found.keys() - rows.keys()} <= {"optimal_sequence"}
+
+
+def localised(table: str) -> dict[str, list[str]]:
+    """Label -> cells, of every committed outcome that has the table."""
+    rows = {}
+    for path in sorted((ROOT / "results" / "localise").glob("*.json")):
+        for row in json.loads(path.read_text())["tables"].get(table, []):
+            cells = [f"{mean['mean']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}]"
+                     for mean in (row["size"], row["blame"], row["hit"])]
+            critic = " (critic: model)" if "critic" in path.stem and row["name"].startswith("gae") else ""
+            label = row["name"] + critic + mark(row["name"]).replace("*", "\\*")
+            rows[label] = [*cells, f"{row['silent']}/{row['n']}"]
+    return rows
 
 
 @pytest.mark.conformance
