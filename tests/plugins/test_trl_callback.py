@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +26,8 @@ from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E4
 from creditscope.plugins.trl.stated import stated  # noqa: E402
 from creditscope.record import Record  # noqa: E402
 from makers import load_script  # noqa: E402
-from plugins.trl_makers import reward, trainer, weights  # noqa: E402
+from plugins.trl_makers import in_double, reward, trainer, weights  # noqa: E402
+from plugins.trl_two_ranks import build  # noqa: E402
 from small_models import apart  # noqa: E402
 
 pytestmark = pytest.mark.conformance
@@ -167,7 +170,7 @@ class Slow(TrainerCallback):
         assert reading is not None
         rows = []
         with untouched(model):
-            for i in range(len(reading.live)):
+            for i in range(len(reading.rows.live)):
                 part = reading.window.rows(torch.tensor([i]))
                 live = chosen(logits(model, part.inputs, 1.0), part.inputs)
                 grads = torch.autograd.grad(-objective(part, live), list(model.parameters()))
@@ -175,7 +178,7 @@ class Slow(TrainerCallback):
         g = torch.stack(rows)
         self.grams.append(g @ g.T)
         assert self.scope._lens is not None
-        self.ours.append(torch.tensor(self.scope._lens.arrays(reading.rollouts, reading.w)["gram"]))
+        self.ours.append(torch.tensor(self.scope._lens.arrays(reading.rows.rollouts, reading.rows.w)["gram"]))
 
 
 @pytest.mark.parametrize("settings", [{}, SHAPES["accumulation"], SHAPES["kl"]], ids=["plain", "accumulation", "kl"])
@@ -190,6 +193,21 @@ def test_the_gram_is_that_of_one_backward_a_rollout(settings: dict[str, Any]) ->
         met = ~ours.isnan()
         assert met.sum() >= 4 * 16  # groups are whole, however TRL dealt their rows out
         assert apart(ours[met], loop[met]) < 1e-12
+
+
+def test_means_over_groups_do_not_hang_on_how_many_share_a_pass(tmp_path: Path) -> None:
+    # A group with a credit of 0 has no centred rank: a mean over two passes counts the groups that have one.
+    lines = []
+    with in_double():
+        for size in (16, 8):
+            live = build("dapo", 1, per_device_train_batch_size=size, gradient_accumulation_steps=16 // size)
+            live.add_callback(ScopeCallback(live, every=1, out=tmp_path / str(size)))
+            live.train()
+            lines.append(Record.open(tmp_path / str(size)).steps())
+    for one, several in zip(*lines, strict=True):
+        names = [name for name in one if name.startswith("gram/group/")]
+        assert len(names) > 10
+        assert {name: several[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-7)
 
 
 def test_every_row_has_the_reward_and_the_group_of_its_answer(tmp_path: Path) -> None:
@@ -350,10 +368,30 @@ def test_a_subclass_with_a_loss_of_its_own_is_told_that_the_row_is_not_its_loss(
 @pytest.mark.parametrize(("settings", "name"), [
     ({"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2"),
     ({"loss_type": "vespo", "beta": 0.1}, "use_bias_correction_kl=True"),
+    ({"loss_type": "grpo", "delta": 1.1}, r"delta=1.1 is not above 1 \+ epsilon_high = 1.2"),
 ])
 def test_what_no_row_can_say_is_refused_by_its_name(settings: dict[str, Any], name: str) -> None:
     with pytest.raises(CreditscopeError, match=name):
         ScopeCallback(trainer(**settings))
+
+
+def test_a_record_that_another_process_writes_is_refused_in_words_for_both_ways_in(tmp_path: Path) -> None:
+    live = trainer()
+    live.add_callback(ScopeCallback(live, out=tmp_path / "run"))
+    with Record.create(tmp_path / "run", {}, {}), \
+            pytest.raises(CreditscopeError, match=r"another process is writing into .*write into another folder$"):
+        live.train()
+
+
+def test_a_group_of_answers_that_are_all_masked_does_not_hide_the_others(tmp_path: Path) -> None:
+    # One group a pass: that of group 3 has no token to pass.
+    with in_double():
+        live = build("masked", 1)
+        live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run"))
+        live.train()
+    for line in Record.open(tmp_path / "run").steps():
+        assert "scope/absent" not in line
+        assert line["scope/agreement"] > 1 - 1e-12
 
 
 def test_no_groups_at_all_are_refused() -> None:
@@ -367,14 +405,25 @@ def test_a_schedule_that_is_no_whole_number_of_steps_is_refused(every: Any) -> N
         ScopeCallback(trainer(), every=every)
 
 
-def test_sharded_weights_are_refused() -> None:
+@pytest.mark.parametrize(("kind", "says"), [
+    ("FSDP", "sharded by FSDP 1.*set fsdp_version to 2"), ("DEEPSPEED", "steps inside its own backward.*FSDP 2"),
+    ("MEGATRON_LM", "runs under MEGATRON_LM.*in one process, with DDP or with FSDP 2")])
+def test_an_engine_that_cannot_be_read_is_refused_with_the_choices(kind: str, says: str) -> None:
     live = trainer()
-    live.accelerator.state.distributed_type = "FSDP"
+    live.accelerator.state.distributed_type = kind
     try:
-        with pytest.raises(CreditscopeError, match=r"sharded \(FSDP\)"):
+        with pytest.raises(CreditscopeError, match=says):
             ScopeCallback(live)
     finally:
         live.accelerator.state.distributed_type = "NO"
+
+
+def test_ranks_that_share_rows_are_refused() -> None:
+    live = trainer()
+    shape = SimpleNamespace(tp_enabled=True)
+    with mock.patch.object(type(live.accelerator), "parallelism_config", shape), \
+            pytest.raises(CreditscopeError, match="tp_size is above 1"):
+        ScopeCallback(live)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -24,6 +24,7 @@ from creditscope.lab.config import Config
 from creditscope.lab.policy import Policy
 from creditscope.microscope import geometry
 from creditscope.microscope.matrices import model_spectra
+from creditscope.microscope.proof import prove
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.spectrum import spectrum
@@ -81,18 +82,23 @@ class Lens:
             pull()
         self._rows.append(self._block(rows))
 
-    def calibrate(self, pull: Callable[[], None]) -> None:
-        """Once a run: what a pass costs without and with the microscope, side by side, the best of three."""
+    def calibrate(self, pull: Callable[[Tensor], None], rollouts: int) -> None:
+        """Once a run: the proof that rows are their rollouts' own, and what a pass costs without and with the
+        microscope, side by side, the best of three. `pull` runs a pass with the rollouts weighted.
+        """
         if self._cost:
             return
+        began = self._now()
+        prove(self._scope, pull, rollouts)
+        every = torch.ones(rollouts, dtype=torch.float64)
         spent: dict[str, list[float]] = {"plain": [], "scoped": []}
         for kind in ("plain", "scoped") * 3:
             start = self._now()
             with self._scope if kind == "scoped" else nullcontext():
-                pull()
+                pull(every)
             spent[kind].append(self._now() - start)
         self._cost = {kind: min(seconds) for kind, seconds in spent.items()}
-        self._calibration = sum(map(sum, spent.values()))
+        self._calibration = self._now() - began
         self.seconds += self._calibration
 
     def read_scores(self, rows: Tensor, pull: Callable[[], None]) -> None:
@@ -150,9 +156,11 @@ class Lens:
         """`gram/…` of the rows as they were weighted, `scores/…` unweighted, and the cost as a share of the step."""
         start = self._now()
         credit = row_credit(w, rollouts.mask)
-        out = _merged([self._summary(block, rollouts, credit) for block in self._rows], "gram/live_groups")
+        out = _merged([self._summary(block, rollouts, credit) for block in _parted(self._rows, rollouts)],
+                      "gram/live_groups")
         if self._scores:
-            out |= _merged([self._score_summary(block, rollouts) for block in self._scores], "scores/live_groups")
+            out |= _merged([self._score_summary(block, rollouts) for block in _parted(self._scores, rollouts)],
+                           "scores/live_groups")
             out |= self._nulls(rollouts, credit) | self._baselines(rollouts) | self._token_concentration()
         out |= self._extra | self._other_ranks(rollouts)
         now = self._now() - start
@@ -229,7 +237,8 @@ class Lens:
         """`also/NAME/effective_rank`, the mean over the groups in which that credit is not 0."""
         out = {}
         for name, blocks in self._others.items():
-            found = _merged([self._summary(block, rollouts, None) for block in blocks], "gram/live_groups")
+            found = _merged([self._summary(block, rollouts, None) for block in _parted(blocks, rollouts)],
+                            "gram/live_groups")
             if "gram/group/effective_rank" in found:
                 out[f"also/{name}/effective_rank"] = found["gram/group/effective_rank"]
         return out
@@ -306,6 +315,15 @@ def _merged(parts: Sequence[dict[str, float]], live: str) -> dict[str, float]:
     return out
 
 
+def _parted(blocks: Sequence[Block], rollouts: Rollouts) -> Sequence[Block]:
+    """Several blocks group by group: what only some groups of a block have is then a mean over those groups."""
+    if len(blocks) < 2:
+        return blocks
+    return [Block(block.rows[torch.from_numpy(rows).to(block.rows.device)], block.gram[np.ix_(rows, rows)], {},
+                  block.eps)
+            for block in blocks for _, rows in _by_group(rollouts.group[block.rows].cpu().numpy())]
+
+
 def _whole(blocks: Sequence[Block], count: int) -> NDArray[np.float64]:
     """(B, B) the Gram of all rows from its blocks, NaN where rows never met."""
     whole = np.full((count, count), np.nan)
@@ -316,9 +334,9 @@ def _whole(blocks: Sequence[Block], count: int) -> NDArray[np.float64]:
 
 
 def _right(rollouts: Rollouts, rows: Tensor) -> NDArray[Any] | None:
-    """Which answers are right, where rewards are 0 and 1."""
-    reward = rollouts.reward[rows]
-    return (reward == 1).cpu().numpy() if bool(((reward == 0) | (reward == 1)).all()) else None
+    """Which answers are right, where all rewards of the batch are 0 and 1."""
+    reward = rollouts.reward
+    return (reward[rows] == 1).cpu().numpy() if bool(((reward == 0) | (reward == 1)).all()) else None
 
 
 def _by_group(group: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:

@@ -92,12 +92,12 @@ def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Te
 # -- what the engine does ----------------------------------------------------------------------------------------------
 
 
-def loss_scale(scope: Microscope, engine: Any, size: int) -> float:
+def loss_scale(model: Any, size: int) -> float:
     """s in ∇ = s Σ_ranks Σ_i g_i, as the engine says: 1/W where it takes the mean of W ranks' gradients.
 
-    FSDP2 and DeepSpeed may be set to divide by another number, or to add up.
+    FSDP2 and DeepSpeed may be set to divide by another number, or to add up. `model` is what reduces: the engine, or
+    the sharded model itself.
     """
-    model: Any = scope.model if engine is None else engine
     if isinstance(model, nn.parallel.DistributedDataParallel):
         if model._comm_hooks:
             raise CreditscopeError("this DistributedDataParallel has a communication hook, which may scale gradients "
@@ -230,7 +230,7 @@ def _gather_here(scopes: Sequence[Microscope], groups: Sequence[Tensor], engine:
     places = [torch.stack([ids.detach().cpu().long(), torch.full((len(ids),), i)], dim=1)
               for i, ids in enumerate(groups)]
     return _Mine(Sketch.cat([one.sketch for one in scopes]), torch.cat(places),
-                 loss_scale(scopes[0], engine, size) if scale is None else scale)
+                 loss_scale(scopes[0].model if engine is None else engine, size) if scale is None else scale)
 
 
 @dataclass(frozen=True)

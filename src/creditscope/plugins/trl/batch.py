@@ -164,9 +164,7 @@ def micro_batches(trainer: Any) -> list[Inputs]:
 def window_of(trainer: Any, method: Method, parts: Sequence[Inputs], made: Generation,
               policy: Policy | None) -> Window:
     """The rows of these micro-batches as one; `policy` gives the words, where somebody will read them."""
-    # A micro-batch without a token, such as one of answers cut at the limit, adds 0 to the step.
-    parts = [part for part in parts if bool(mask_of(part).any())]
-    if not parts:
+    if not any(bool(mask_of(part).any()) for part in parts):
         raise CreditscopeError("no token of the step is learned from: every answer was masked, or is empty")
     inputs = {name: torch.cat([part[name] for part in parts]) for name, value in parts[0].items()
               if isinstance(value, Tensor) and value.dim()}
@@ -175,7 +173,7 @@ def window_of(trainer: Any, method: Method, parts: Sequence[Inputs], made: Gener
         factor = trainer.args.steps_per_generation / trainer.current_gradient_accumulation_steps
         weights = inputs[ALPHA] * factor, inputs[SHARE] * factor
     else:
-        each = [_weights(trainer, method, part, rollouts_of(part, made, None)) for part in parts]
+        each = [_weights(trainer, method, part, made) for part in parts]
         weights = torch.cat([a for a, _ in each]), torch.cat([s for _, s in each])
     credit = inputs["advantages"]
     credit = credit[:, None].expand_as(rollouts.mask) if credit.dim() == 1 else credit
@@ -208,8 +206,15 @@ def mask_of(inputs: Inputs) -> Tensor:
     return mask if inputs.get("tool_mask") is None else mask & inputs["tool_mask"].bool()
 
 
-def _weights(trainer: Any, method: Method, part: Inputs, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-    """(α, a) of a micro-batch under TRL's own loss: an equal part of the step, or by TRL's count of tokens."""
+def _weights(trainer: Any, method: Method, part: Inputs, made: Generation) -> tuple[Tensor, Tensor]:
+    """(α, a) of a micro-batch under TRL's own loss: an equal part of the step, or by TRL's count of tokens.
+
+    Without a token, such as one of answers cut at the limit, it adds 0 to the step.
+    """
+    mask = mask_of(part)
+    if not bool(mask.any()):
+        return torch.zeros_like(mask, dtype=torch.float64), torch.zeros_like(mask, dtype=torch.float64)
+    rollouts = rollouts_of(part, made, None)
     credit = torch.zeros_like(rollouts.logp)
     keep = kept(method, rollouts, credit)
     steps = trainer.current_gradient_accumulation_steps

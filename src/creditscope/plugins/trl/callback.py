@@ -3,8 +3,9 @@
     trainer.add_callback(ScopeCallback(trainer, every=10, out="runs/mine"))
 
 A reading takes the rows that the coming optimiser step learns from, at the weights it was computed at: one forward and
-backward of our own, and after the step one forward more. The numbers that people watch go into TRL's logs as
-`creditscope/…`, and all of them into a record that `creditscope check` and `creditscope report` read.
+backward of our own, and after the step one forward more. Every rank reads its own rows. The numbers that people watch
+go into TRL's logs as `creditscope/…`, and all of them into a record that `creditscope check` and `creditscope report`
+read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +28,23 @@ from creditscope import metrics
 from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
 from creditscope.lab.config import Config
-from creditscope.lab.lens import Lens
+from creditscope.lab.lens import Block, Lens
 from creditscope.lab.policy import Policy
 from creditscope.lab.train import kept_arrays
 from creditscope.lab.train import micro_batches as by_groups
 from creditscope.method import Method
+from creditscope.microscope import ranks
+from creditscope.microscope.scope import Microscope
+from creditscope.microscope.shards import many_ranks
 from creditscope.objective import effective_credit
 from creditscope.optimizer.overshoot import Overshoot
-from creditscope.plugins.trl import names
+from creditscope.plugins.trl import names, together
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
-from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, untouched
+from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take, untouched
 from creditscope.plugins.trl.settings import settings_of, versions
 from creditscope.plugins.trl.stated import stated
+from creditscope.plugins.trl.together import Rows
 from creditscope.record import Record
-from creditscope.rollouts import Rollouts
 
 AGREE = 0.99
 """Cosine of TRL's gradient and ours below which the row is not what the trainer descends on."""
@@ -51,7 +56,38 @@ WATCHED = ("signal/live_groups", "signal/dead_groups", "credit/zero", "credit/to
 
 
 class Opened(Lens):
-    """A lens that may be opened in one call and closed in another, around a backward that somebody else runs."""
+    """A lens that may be opened in one call and closed in another, around a backward that somebody else runs.
+
+    Among many ranks every pass has a microscope of its own, with a sketch: the ranks compare all of them.
+    """
+
+    def reset(self) -> None:
+        super().reset()
+        self._scopes: list[Microscope] = []
+
+    def watch(self, rows: Tensor, pull: Callable[[], None]) -> None:
+        if many_ranks():
+            self._scope = Microscope(self._policy.model, sketch=self._sketcher)
+            self._scopes.append(self._scope)
+        super().watch(rows, pull)
+
+    def across(self, group: Tensor, scale: float) -> ranks.Reading:
+        """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
+        return ranks.across(self._scopes, [group[block.rows] for block in self._rows], scale=scale)
+
+    @property
+    def eps(self) -> float:
+        """The relative precision of what this rank measured."""
+        return max(scope.eps for scope in self._scopes)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """What met in each pass."""
+        return self._rows
+
+    @blocks.setter
+    def blocks(self, found: list[Block]) -> None:
+        self._rows = found
 
     def open(self) -> None:
         self._scope.__enter__()
@@ -69,10 +105,9 @@ class Reading:
     """The rows of one optimiser step, as they stood before it."""
 
     window: Window
-    rollouts: Rollouts
-    live: Tensor
-    w: Tensor
-    track: Overshoot
+    """Of this rank."""
+    rows: Rows
+    """Of all ranks on the first, of this one elsewhere."""
 
 
 class ScopeCallback(TrainerCallback):  # type: ignore[misc]
@@ -115,12 +150,12 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._line: dict[str, Any] = {}
         self._start = 0.0
         self._warned: set[str] = set()
+        self._first = bool(trainer.is_world_process_zero())
+        """Whether this rank writes and speaks for all."""
         if getattr(trainer, "_entropy_bonus_enabled", False) or getattr(trainer, "aux_loss_enabled", False):
             self._warn("terms", "the trainer adds an entropy bonus or a router's loss, which no row has: readings are "
                                 "of the policy term and the KL alone")
-        # Rank 0 reads its own rows; the others have nothing to do. All of them number, so that batches stay alike.
-        self._reads = bool(trainer.is_world_process_zero())
-        strange = stranger(self._out) if self._reads and self._out is not None else None
+        strange = stranger(self._out) if self._first and self._out is not None else None
         if strange:
             raise CreditscopeError(f"{strange}: give ScopeCallback another out=, a folder that is new or empty")
         number(trainer, self._generated)
@@ -137,7 +172,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if sum(isinstance(other, ScopeCallback) for other in self._trainer.callback_handler.callbacks) > 1:
             raise CreditscopeError("this trainer already has a ScopeCallback: add one, once (ScopedGRPOTrainer brings "
                                    "its own)")
-        if not self._reads or self._out is None or self._record is not None:
+        if not self._first or self._out is None or self._record is not None:
             return
         config = self._config or settings_of(self._trainer, self.method, self._every, self._gram)
         if state.global_step > 0 and (self._out / "run.json").exists():
@@ -167,7 +202,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 self._look_after(self._reading, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if not self._reads:
+        if not self._first:
             return
         logs = self._trainer._metrics["train"]
         # A batch that is used again costs nothing and says nothing new.
@@ -200,7 +235,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def due(self) -> bool:
         """Whether the coming optimiser step is on schedule, and its rows are known."""
         known = self._made is not None and self._trainer._buffered_inputs and ROW in self._trainer._buffered_inputs[0]
-        if not self._reads or not known:
+        if not known:
             return False
         # Readings take the passes over a batch in turn: a fixed one would see ratio 1 always, or never.
         number, at = divmod(self._trainer.state.global_step, self._every)
@@ -213,77 +248,116 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         return int(max(1, args.steps_per_generation * self._trainer.num_iterations // args.gradient_accumulation_steps))
 
     def _look(self) -> None:
-        """One pass of our own, groups whole, under the microscope."""
+        """One pass of our own over this rank's rows, groups whole, under the microscope; then all ranks' together."""
         start = time.perf_counter()
-        trainer, model = self._trainer, self._policy.model
-        window = self._window(micro_batches(trainer))
-        size = int(trainer.args.per_device_train_batch_size)
-        ids = Groups(window.rollouts.group).ids
-        # Ours is held against TRL's gradient once at each pass over a batch: at ratio 1 neither clip nor KL shows.
-        held = not self._gram or trainer.accelerator.num_processes > 1 or self._held >= self._updates
-        whole = self._groups is None or len(ids) <= self._groups or not held
-        if not whole:
-            window = window.rows(torch.isin(window.rollouts.group, ids[:self._groups]).nonzero().squeeze(1))
-        groups = window.rollouts.group
-        chunks = by_groups(groups, min(-(-len(groups) // size), len(Groups(groups))))
-        live = torch.zeros(window.rollouts.mask.shape, dtype=torch.float64, device=groups.device)
+        model, lens = self._policy.model, self._fresh_lens()
+        window, chunks, whole = self._chosen()
+        live = torch.zeros(window.rollouts.mask.shape, dtype=torch.float64, device=window.rollouts.mask.device)
         w, spread = torch.zeros_like(live), torch.zeros_like(live)
 
         def pull(chunk: Tensor) -> None:
             part = window.rows(chunk)
             z = self._logits(part.inputs)
-            logp, spread[chunk] = chosen(z, part.inputs), entropy(z).to(spread)
-            credit = effective_credit(lambda lp: objective(part, lp), logp)
-            live[chunk], w[chunk] = logp.detach().to(live), credit.to(w)
-            if self._gram:
-                torch.autograd.backward(logp, -credit.to(logp.dtype))
+            logp = chosen(z, part.inputs)
+            credit = torch.zeros_like(logp)
+            try:
+                spread[chunk], live[chunk] = entropy(z).to(spread), logp.detach().to(live)
+                credit = effective_credit(lambda lp: objective(part, lp), logp)
+                w[chunk] = credit.to(w)
+            finally:
+                if self._gram:  # after an error too: where weights are sharded, other ranks wait in this backward
+                    torch.autograd.backward(logp, -credit.to(logp.dtype))
 
-        lens = self._fresh_lens()
+        def look(chunk: Tensor) -> None:
+            if self._gram:
+                lens.watch(chunk, lambda: pull(chunk))
+            else:
+                pull(chunk)
+
+        found: ranks.Reading | None = None
         with untouched(model) as theirs, torch.set_grad_enabled(self._gram):
-            for chunk in chunks:
-                if self._gram:
-                    lens.watch(chunk, lambda chunk=chunk: pull(chunk))  # type: ignore[misc]
-                else:
-                    pull(chunk)
-            if whole and self._gram and trainer.accelerator.num_processes == 1:
+            together.run(model, [partial(look, chunk) for chunk in chunks], lambda: self._idle(window))
+            if self._gram and many_ranks():
+                together.reduce(model)
+                found = lens.across(window.rollouts.group, together.scale(model))
+            if self._gram and whole:
                 self._line |= self._agreement(theirs)
         if window.old is None:  # the policy that sampled is the one that was read
             window = replace(window, rollouts=replace(window.rollouts, entropy=spread))
-        self._note(window, live, w)
-        if whole:
-            self._line["objective/value"] = float(objective(window, live))
+
+        def mine() -> Rows:
+            rows = Rows(window.sampled_by(live), window.credit, live, w, float(objective(window, live)), lens.blocks)
+            return rows.in_step(together.scale(model), found.split if found else ()) if many_ranks() else rows
+
+        self._note(window, together.agreed(mine), found)
+        if whole and self._reading is not None:
+            self._line["objective/value"] = self._reading.rows.value
         self._line["time/scope"] = time.perf_counter() - start
+
+    def _chosen(self) -> tuple[Window, list[Tensor], bool]:
+        """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""
+        size = int(self._trainer.args.per_device_train_batch_size)
+        # Ours is held against TRL's gradient once at each pass over a batch: at ratio 1 neither clip nor KL shows.
+        limit = None if self._gram and self._held < self._updates else self._groups
+        window = together.agreed(lambda: self._window(micro_batches(self._trainer)))
+        # A group of answers that are all masked has nothing to pass through the model, and w = 0.
+        ids = torch.unique(window.rollouts.group[window.rollouts.mask.any(dim=1)])
+        cut = limit is not None and len(ids) > limit
+        if cut:
+            window = window.rows(torch.isin(window.rollouts.group, ids[:limit]).nonzero().squeeze(1))
+        heard = torch.isin(window.rollouts.group, ids).nonzero().squeeze(1)
+        parts = min(-(-len(heard) // size), len(ids[:limit]))
+        chunks = [heard[chunk] for chunk in by_groups(window.rollouts.group[heard], parts)]
+        return window, chunks, not together.most(int(cut), heard.device)
 
     def _look_after(self, reading: Reading, step: int) -> None:
         """What the step did to the same rows; then everything is on disk."""
         start = time.perf_counter()
+        model, window, rows = self._policy.model, reading.window, reading.rows
         size = int(self._trainer.args.per_device_train_batch_size)
-        with untouched(self._policy.model), torch.no_grad():
-            rows = torch.arange(len(reading.live), device=reading.live.device)
-            parts = [reading.window.rows(part).inputs for part in torch.split(rows, size)]
-            after = torch.cat([chosen(self._logits(part), part) for part in parts])
-        reading.track.see(after.to(reading.live))
-        found = reading.track.metrics()
+        places = torch.arange(len(window.credit), device=window.credit.device)
+        seen: list[Tensor] = []
+
+        def see(place: Tensor) -> None:
+            part = take(window.inputs, place)
+            seen.append(chosen(self._logits(part), part).to(window.credit.device, torch.float64))
+
+        with untouched(model), torch.no_grad():
+            together.run(model, [partial(see, place) for place in torch.split(places, size)],
+                         lambda: self._idle(window))
+        found = together.to_first(torch.cat(seen))
+        if not self._first:
+            return
+        after = together.stacked(found).to(rows.live)
+        track = Overshoot(self.method, rows.rollouts, rows.credit)
+        track.see(rows.live)
+        track.see(after)
+        told = track.metrics()
         # What counts updates is left out: the batch may have been used before this step.
-        self._line |= {name: found[name] for name in ("optimizer/overshoot", "overshoot/past", "overshoot/distance",
-                                                      "overshoot/max", "overshoot/kl") if name in found}
+        self._line |= {name: told[name] for name in ("optimizer/overshoot", "overshoot/past", "overshoot/distance",
+                                                     "overshoot/max", "overshoot/kl") if name in told}
         if self._record is not None:
-            self._record.save_group(step, kept_arrays(self.method, reading.rollouts, reading.window.credit, reading.w,
-                                                      reading.live, after.to(reading.live)))
-            if self._gram and len(set(Groups(reading.rollouts.group).counts.tolist())) == 1:
+            self._record.save_group(step, kept_arrays(self.method, rows.rollouts, rows.credit, rows.w, rows.live,
+                                                      after))
+            if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
-                self._record.save_reading(step, self._fresh_lens(keep=True).arrays(reading.rollouts, reading.w))
+                self._record.save_reading(step, self._fresh_lens(keep=True).arrays(rows.rollouts, rows.w))
         self._line["time/scope"] = self._line.get("time/scope", 0.0) + time.perf_counter() - start
 
-    def _note(self, window: Window, live: Tensor, w: Tensor) -> None:
-        """All that is known before the step."""
-        rollouts = window.sampled_by(live)
-        self._line |= metrics.assigned(window.credit, rollouts) | metrics.credit(w, rollouts.mask)
-        if self._gram:
-            self._line |= self._fresh_lens(keep=True).metrics(rollouts, w, 1.0)
-        track = Overshoot(self.method, rollouts, window.credit)
-        track.see(live)
-        self._reading = Reading(window, rollouts, live, w, track)
+    def _note(self, window: Window, mine: Rows, found: ranks.Reading | None = None) -> None:
+        """All that is known before the step, on the first rank."""
+        gathered = together.to_first(mine)
+        rows = together.joined(gathered) if gathered else mine
+        self._reading = Reading(window, rows)
+        if not self._first:
+            return
+        lens = self._fresh_lens(keep=True)
+        lens.blocks = rows.blocks
+        self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.credit(rows.w, rows.rollouts.mask)
+        if rows.blocks:
+            self._line |= lens.metrics(rows.rollouts, rows.w, 1.0)
+        if found is not None:
+            self._line |= together.sketched(found, lens.eps)
 
     @property
     def made(self) -> Generation:
@@ -292,12 +366,18 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         return self._made
 
     def _window(self, parts: list[Inputs]) -> Window:
-        words = self._policy if self._record is not None else None
+        words = self._policy if self._out is not None else None
         return window_of(self._trainer, self.method, parts, self.made, words)
 
     def _logits(self, inputs: Inputs) -> Tensor:
         with self._trainer.accelerator.autocast():
             return logits(self._policy.model, inputs, self._trainer.temperature)
+
+    def _idle(self, window: Window) -> None:
+        """A pass that learns nothing, beside the ranks that have one more."""
+        z = self._logits(take(window.inputs, slice(1)))
+        if z.requires_grad:
+            torch.autograd.backward(0 * z.sum())
 
     def _fresh_lens(self, keep: bool = False) -> Opened:
         """The lens, which is made at the first reading: only then are all adapters and wrappers in place."""
@@ -309,10 +389,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
     def _agreement(self, theirs: dict[nn.Parameter, Tensor | None]) -> dict[str, float]:
         """The cosine of TRL's gradient and ours, and our norm, which no clipping has touched."""
-        pairs = [(p.grad.double().flatten(), g.double().flatten()) for p, g in theirs.items()
-                 if p.grad is not None and g is not None]
-        dot, ours, other = (float(sum((a @ b) for a, b in some)) for some in
-                            (pairs, [(a, a) for a, _ in pairs], [(b, b) for _, b in pairs]))
+        dot, ours, other = together.products([(p.grad, g) for p, g in theirs.items()
+                                              if p.grad is not None and g is not None])
         if not ours * other > 0:
             return {"grad/norm": ours**0.5}
         cosine = dot / (ours * other) ** 0.5
@@ -335,7 +413,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             self._warn(what, f"step {self._trainer.state.global_step} was not {what}: {why}")
 
     def _warn(self, cause: str, text: str) -> None:
-        if cause not in self._warned:
+        if self._first and cause not in self._warned:
             self._warned.add(cause)
             warnings.warn(f"creditscope: {text}", stacklevel=2)
 
@@ -363,8 +441,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             lens = self._fresh_lens(keep=True)
             lens.close(torch.arange(len(live), device=live.device))
             window = self._window([inputs])
-            self._line["objective/value"] = float(objective(window, live))
-            self._note(window, live.double(), effective_credit(lambda lp: objective(window, lp), live.double()))
+            live = live.double()
+            w = effective_credit(lambda lp: objective(window, lp), live)
+            value = self._line["objective/value"] = float(objective(window, live))
+            self._note(window, Rows(window.sampled_by(live), window.credit, live, w, value, lens.blocks))
         self._line["time/scope"] = time.perf_counter() - start
 
     def abort(self) -> None:

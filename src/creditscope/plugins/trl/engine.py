@@ -74,6 +74,9 @@ def train_by_trl(config: Config, out: Path, tell: Callable[[dict[str, Any]], Non
         if trainer.accelerator.num_processes != ranks():
             raise CreditscopeError(f"{ranks()} processes were started, but the trainer sees "
                                    f"{trainer.accelerator.num_processes}: each would train alone. Launch with torchrun")
+        if trainer.is_fsdp_enabled:
+            raise CreditscopeError("the launcher shards the weights, and --engine trl evaluates and saves whole ones "
+                                   "on one rank; launch with torchrun, or without FSDP")
         first = trainer.is_world_process_zero()
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(_Stopping(stop))

@@ -46,9 +46,20 @@ def check_trainer(trainer: Any) -> None:
                                f"optimiser step then takes rows of several generations, of which TRL keeps the last "
                                f"alone; set steps_per_generation to a multiple")
     kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
-    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
-        raise CreditscopeError(f"the trainer's weights are sharded ({kind}), and the callback reads whole ones; train "
-                               f"in one process or with DDP")
+    readable = "train in one process, with DDP or with FSDP 2"
+    if kind == "FSDP" and getattr(getattr(trainer.accelerator.state, "fsdp_plugin", None), "fsdp_version", 1) != 2:
+        raise CreditscopeError(f"the trainer's weights are sharded by FSDP 1, which cannot be read; set fsdp_version "
+                               f"to 2, or {readable}")
+    if kind == "DEEPSPEED":
+        raise CreditscopeError(f"the trainer runs under DeepSpeed, which accelerate steps inside its own backward: the "
+                               f"weights have moved before a callback can look; {readable}")
+    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP"):
+        raise CreditscopeError(f"the trainer runs under {kind}, which cannot be read; {readable}")
+    shape = getattr(trainer.accelerator, "parallelism_config", None)
+    cut = [name for name in ("tp", "cp", "sp") if getattr(shape, f"{name}_enabled", False)]
+    if cut:
+        raise CreditscopeError(f"{cut[0]}_size is above 1 in the trainer's parallelism_config, and the callback reads "
+                               f"ranks that have rows of their own; set it to 1")
 
 
 def version() -> str:

@@ -37,6 +37,10 @@ def stated(trainer: Any) -> Method:
         if broken:
             raise CreditscopeError(f"{name}={getattr(args, name)!r} with loss_type={kind!r}: no row of the table says "
                                    f"what it makes of the loss; {repair} to read this trainer")
+    if kind in CLIPPED and args.delta is not None and args.delta <= 1 + trainer.epsilon_high:
+        raise CreditscopeError(f"delta={args.delta} is not above 1 + epsilon_high = {1 + trainer.epsilon_high:g}: it "
+                               f"then binds before the clip does, which no row of the table says; raise delta, or set "
+                               f"it to None, to read this trainer")
     row = DIALECTS[ROWS[kind]]
     changes: dict[str, Any] = {"scale": SCALES[args.scale_rewards]}
     if args.importance_sampling_level == "sequence" and kind != "vespo":
