@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
+from creditscope.groups import Groups, binary_unit, std
 from creditscope.method import Method
 from creditscope.rollouts import Rollouts
 
@@ -31,7 +31,7 @@ def advantage(method: Method, reward: Tensor, group: Tensor, length: Tensor | No
         # A unanimous group is 0 exactly: rounding in the mean must not become a signal that a std then magnifies.
         centred = centred.masked_fill(groups.unanimous(reward) & ~raw, 0.0)
     scaled = SCALES[method.scale](centred, reward, groups, method)
-    return _whitened(method, scaled, length)
+    return _finite(_whitened(method, scaled, length), reward)
 
 
 def token_advantage(method: Method, rollouts: Rollouts) -> Tensor:
@@ -123,7 +123,7 @@ def _by_batch_std(centred: Tensor, reward: Tensor, groups: Groups, method: Metho
     """A_i = (r_i − b_i) / (std(r in batch) + ε)."""
     if len(reward) <= _ddof(method):
         return torch.zeros_like(centred)
-    return _divide(centred, reward.std(correction=_ddof(method)) + method.std_eps)
+    return _divide(centred, std(reward, _ddof(method)) + method.std_eps)
 
 
 def _by_group_mean(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
@@ -196,11 +196,16 @@ def standardised(value: Tensor, weight: Tensor, eps: float) -> Tensor:
     total = weight.sum()
     if total <= 1:
         raise CreditscopeError(f"cannot whiten over {int(total)} value(s); the batch needs at least 2")
-    mean = (value * weight).sum() / total
+    unit = binary_unit(value.abs().amax())
+    mean = (value / unit * weight).sum() / total * unit
     centred = value - mean
-    var = (centred * centred * weight).sum() / (total - 1)
-    rounding = (8 * torch.finfo(value.dtype).eps * mean) ** 2
-    return torch.where(var > rounding, centred / (var + eps).sqrt(), torch.zeros_like(centred))
+    unit = binary_unit((centred * (weight > 0)).abs().amax())
+    var = ((centred / unit) ** 2 * weight).sum() / (total - 1)
+    varies = var > (8 * torch.finfo(value.dtype).eps * mean / unit) ** 2
+    if eps:  # beside ε a small variance may vanish; in a small unit ε itself would overflow
+        unit = unit.clamp(min=1.0)
+        var = ((centred / unit) ** 2 * weight).sum() / (total - 1)
+    return torch.where(varies, centred / unit / (var + eps / unit / unit).sqrt(), torch.zeros_like(centred))
 
 
 # -- checks -----------------------------------------------------------------------------------------------------
@@ -236,6 +241,16 @@ def _kept_raw(method: Method, group: Tensor, groups: Groups) -> Tensor:
                                f"{group[lone][0].item()} has one rollout (of {int(lone.sum())} such groups); sample "
                                f"R ≥ 2, or choose lone='zero' or lone='keep' with .but(...)")
     return lone
+
+
+def _finite(value: Tensor, reward: Tensor) -> Tensor:
+    bad = ~torch.isfinite(value)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise CreditscopeError(f"the advantage of row {row} is {value[row].item()}: rewards of up to "
+                               f"{float(reward.abs().max()):.3g} are too large to be added up in {reward.dtype}; "
+                               f"divide them by a constant")
+    return value
 
 
 def _ddof(method: Method) -> int:

@@ -30,7 +30,7 @@ MEASURES = ("distance", "overshoot")
 """What a brake is to cut: nats past the bound, mean of the tokens past it, and mean of all bounded tokens."""
 HALF = -0.5
 """The relative change below which an interval must lie, for a brake to cut at least by half."""
-FREE = frozenset({"log", "checkpoint_every", "keep_every"})
+FREE = frozenset({"log", "checkpoint_every", "keep_every", "keep_most"})
 """Settings that change no result."""
 
 

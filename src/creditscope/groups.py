@@ -43,7 +43,13 @@ class Groups:
     def std(self, value: Tensor, ddof: int) -> Tensor:
         """(B,) √(Σ (value − mean)² / (n − ddof)) over the row's group; NaN where n = ddof."""
         centred = value - self.mean(value)
-        return (self.sum(centred * centred) / (self.size - ddof)).sqrt()
+        unit = binary_unit(self.largest(centred))
+        centred = centred / unit
+        return (self.sum(centred * centred) / (self.size - ddof)).sqrt() * unit
+
+    def largest(self, value: Tensor) -> Tensor:
+        """(B,) max |value| over the row's group."""
+        return value.new_zeros(len(self)).scatter_reduce_(0, self.index, value.abs(), "amax")[self.index]
 
     def unanimous(self, value: Tensor) -> Tensor:
         """(B,) True where all values of the row's group are equal up to rounding.
@@ -57,3 +63,23 @@ class Groups:
         low = value.new_full((len(self),), torch.inf).scatter_reduce_(0, self.index, value, "amin")
         rounding = 8 * torch.finfo(value.dtype).eps * torch.maximum(high.abs(), low.abs())
         return ((high - low) <= rounding)[self.index]
+
+
+def binary_unit(largest: Tensor) -> Tensor:
+    """2^k of the size of the largest value, 1 where it is 0: numbers in this unit can be squared.
+
+    Squares of float32 overflow above 2e19 and vanish below 1e-23, which would silence rewards of 1e30 and 1e-30. To
+    divide by a power of two and multiply by it again is exact, so ordinary numbers come out as without it, to the bit.
+
+    >>> binary_unit(torch.tensor([3e30, 5.0, 0.0])).tolist() == [2.0**101, 4.0, 1.0]
+    True
+    """
+    limits = torch.finfo(largest.dtype)
+    sound = largest.where((largest > 0) & largest.isfinite(), 1.0).clamp(min=limits.tiny)
+    return torch.ldexp(torch.ones_like(sound), torch.frexp(sound).exponent - 1)
+
+
+def std(value: Tensor, ddof: int) -> Tensor:
+    """The standard deviation of all values, whatever their size."""
+    unit = binary_unit(value.abs().amax())
+    return (value / unit).std(correction=ddof) * unit

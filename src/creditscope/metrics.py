@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditscope.groups import Groups
+from creditscope.groups import Groups, binary_unit, std
 from creditscope.rollouts import Rollouts
 
 
@@ -22,7 +22,7 @@ def signal(rollouts: Rollouts) -> dict[str, Any]:
         "length/max": int(lengths.max()), "length/empty": int((lengths == 0).sum()),
     }
     if len(rollouts) > 1:
-        out["reward/std"] = float(rollouts.reward.std())
+        out["reward/std"] = float(std(rollouts.reward, 1))
     if rollouts.entropy is not None:
         out["entropy/mean"] = float(rollouts.entropy[rollouts.mask].mean())
     if rollouts.step_reward is not None and rollouts.step is not None:
@@ -53,10 +53,12 @@ def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
 
 def credit(w: Tensor, mask: Tensor) -> dict[str, Any]:
     """How the credit is spread over the tokens: nothing to say where there is none."""
-    size = w[mask].abs()
+    w = w[mask]
+    w = w / binary_unit(w.abs().amax())
+    size = w.abs()
     total = float(size.sum())
     if total == 0:
         return {}
     top = size.sort(descending=True).values[: max(1, len(size) // 10)]
     return {"credit/top10_mass": float(top.sum()) / total, "credit/zero": float((size == 0).double().mean()),
-            "credit/positive_mass": float(w[mask].clamp(min=0).sum()) / total}
+            "credit/positive_mass": float(w.clamp(min=0).sum()) / total}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from creditscope.advantages import SCALES, log_drift, mean_entropy, standardised
-from creditscope.groups import Groups
+from creditscope.groups import Groups, binary_unit
 from creditscope.method import Method
 from creditscope.rollouts import Rollouts
 
@@ -57,9 +57,10 @@ def _by_group_rms(method: Method, credit: Tensor, rollouts: Rollouts, groups: Gr
     The std of the rewards themselves would be 0 in a unanimous group, where steps and prefixes still tell tokens apart.
     """
     lengths = rollouts.lengths.clamp(min=1).to(credit.dtype)
-    square = (credit * credit).sum(dim=1) / lengths
+    unit = binary_unit(groups.largest(credit.abs().amax(dim=1)))
+    square = ((credit / unit[:, None]) ** 2).sum(dim=1) / lengths
     ddof = 1 if method.std == "sample" else 0
-    sigma = (groups.sum(square) / (groups.size - ddof).clamp(min=1)).sqrt()
+    sigma = (groups.sum(square) / (groups.size - ddof).clamp(min=1)).sqrt() * unit
     # What rounding left of a credit of zero must not be magnified to one.
     live = sigma > 16 * torch.finfo(credit.dtype).eps * _largest(rollouts, groups).to(credit.dtype)
     return torch.where(live[:, None], credit / (sigma + method.std_eps).masked_fill(~live, 1.0)[:, None],
@@ -71,4 +72,4 @@ def _largest(rollouts: Rollouts, groups: Groups) -> Tensor:
     size = wide(rollouts.reward).abs()
     if rollouts.step_reward is not None and rollouts.step_reward.shape[1]:
         size = torch.maximum(size, wide(rollouts.step_reward).abs().amax(dim=1).to(size.dtype))
-    return size.new_zeros(len(groups)).scatter_reduce_(0, groups.index, size, "amax")[groups.index]
+    return groups.largest(size)

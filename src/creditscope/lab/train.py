@@ -11,7 +11,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import islice
@@ -37,6 +37,7 @@ from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, replace_dead, roll_out
 from creditscope.lab.tools import LabTools, check_first, task_gives
 from creditscope.method import Method
+from creditscope.microscope.gram import squared_norms
 from creditscope.objective import effective_credit, surrogate
 from creditscope.optimizer.brakes import Brake, clip_factor, find_brake
 from creditscope.optimizer.probe import Probe
@@ -47,6 +48,8 @@ from creditscope.tasks import Problem, Task, find_task
 from creditscope.weights import alpha, kept
 
 Metrics = dict[str, Any]
+VANISHING = 1e-15
+"""Norms below it are taken again with care: squares of a nearly certain policy's gradient are 0 in float32."""
 
 
 def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = False,
@@ -76,16 +79,18 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
         raise CreditscopeError(f"{out} has taken {taken} steps already; give --steps {taken} or more")
     record = Record.resume(out, settings, config.free) if resume else Record.create(out, settings, versions)
 
-    with record, undone(record, fresh=not resume):
+    with record, undone(record, fresh=not resume) as begun:
         done, used, spent, before = restore(record, policy, optimizer, critic, probe)
         problems = problem_stream(task, config.seed, skip=used)
-        lines = record.steps()
+        adapts = config.adapt != "none"
+        lines = record.steps() if adapts else []  # a long run must not hold what nobody will read
         for step in range(done, config.steps if not 0 < config.rollouts <= spent else done):
+            begun.append(step)
             clock = Clock()
             line: Metrics = {}
             now = decide(config.adapt, Setting(config.group, config.estimator), lines, config.rollouts)
             estimator = estimators[now.credit]
-            if config.adapt != "none":
+            if adapts:
                 line |= {"adapt/group": now.group, "adapt/switched": int(now.credit != config.estimator)}
             if config.eval_problems and evaluation_due(config, step, spent, before):
                 line |= evaluate(policy, task, config, max_tokens)
@@ -175,10 +180,13 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
                 look.reset()
                 clock.lap("scope")
             line |= clock.metrics()
-            record.append(step, line)
-            lines.append(line)
             if updates and config.keep_every and step % config.keep_every == 0:
                 record.save_group(step, kept_arrays(method, rollouts, credit, w, live, after, also))
+            record.append(step, line)  # at last: who sees the line finds everything that was kept of the step
+            if adapts:
+                lines.append(line)
+            record.thin(step, config.keep_most, {"scope": config.every, "groups": config.keep_every,
+                                                 "optimizer": config.probe_every})
             spent, before = spent + line["rollouts/spent"], spent
             ends = step + 1 == config.steps or 0 < config.rollouts <= spent or stop()
             if ends or (step + 1) % config.checkpoint_every == 0:
@@ -205,13 +213,20 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
 
 
 @contextmanager
-def undone(record: Record, fresh: bool) -> Iterator[None]:
-    """A run that is refused before its first step is over leaves no folder behind."""
+def undone(record: Record, fresh: bool) -> Iterator[list[int]]:
+    """A run that is refused before its first step is over leaves no folder behind; one that an error ends later says
+    why in its record. Steps are put into the list as they begin: a refused resumption begins none, and changes nothing.
+    """
+    begun: list[int] = []
     try:
-        yield
-    except CreditscopeError:
-        if fresh and not record.steps():
+        yield begun
+    except CreditscopeError as error:
+        lines = record.steps()
+        if fresh and not lines:
             shutil.rmtree(record.path, ignore_errors=True)
+        elif begun:
+            with suppress(CreditscopeError):  # the disk may be what stopped it
+                record.append(max([begun[-1], *(line["step"] + 1 for line in lines)]), {"run/stopped": str(error)})
         raise
 
 
@@ -271,7 +286,8 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
         return part.mask[chunk].to(live.dtype)
 
     if lens is not None:
-        lens.calibrate(partial(pull, chunks[0], partial(score, chunk=chunks[0])))
+        lens.calibrate(lambda weights: pull(chunks[0], lambda live: score(live, chunks[0]) * weights.to(live)[:, None]),
+                       len(chunks[0]))
         for chunk in chunks if config.scope == "full" else ():
             lens.read_scores(rows[chunk], partial(pull, chunk, partial(score, chunk=chunk)))
             lens.read_tokens(rows[chunk], partial(head_norms, policy, [prompts[i] for i in chunk.tolist()],
@@ -330,6 +346,8 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
     if not math.isfinite(norm):
         raise CreditscopeError(f"the gradient's norm is {norm}; the run's record is whole up to the step "
                                f"before. Lower --lr, set --clip-norm, or use --dtype float32")
+    if norm < VANISHING:
+        norm = float(squared_norms([p.grad for p in parameters if p.grad is not None]).sum().sqrt())
     clipped = 1.0 if config.clip_norm is None else clip_factor(norm, config.clip_norm)
     if probe is not None:
         if probe.clipping is not None:
@@ -338,6 +356,10 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
             probe.parts.update({p: rewards[p] * clipped for p in parameters} if splits else
                                {p: p.grad for p in parameters if p.grad is not None})
     brake.step(whole, clipped)
+    spoilt = next((name for name, p in policy.trainable().items() if not bool(torch.isfinite(p).all())), None)
+    if spoilt is not None:
+        raise CreditscopeError(f"the update has made {spoilt} infinite or NaN; the checkpoints are from before. Lower "
+                               f"--lr {config.lr:g}, or raise --eps {config.eps:g}")
     return [Update(rows, sight[0].w, sight[0].logp, value, norm)]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.spectrum import Spectrum, orthogonal_null, spectrum, square
+from creditscope.microscope.spectrum import Spectrum, orthogonal_null, spectrum, square, unitless
 
 Array = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -485,7 +485,10 @@ def _rows(ids: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
 
 def _number(x: Array) -> float | None:
     """(Σx)² / Σx²."""
-    return float(x.sum() ** 2 / (x * x).sum()) if x.any() else None
+    if not x.any():
+        return None
+    x = unitless(x)
+    return float(x.sum() ** 2 / (x * x).sum())
 
 
 def _few(items: NDArray[Any]) -> str:

@@ -12,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from creditscope.groups import binary_unit
+
 SCRATCH = {"cpu": 8 << 20, "cuda": 64 << 20}
 """Bytes of per-rollout gradients held at a time: on a CPU about what its caches hold, on a GPU its L2."""
 
@@ -74,12 +76,37 @@ SPAN = 1024
 """Columns that stay in a CPU's first cache."""
 
 
+SQUARABLE = (1e-20, 1e30)
+"""Squared norms of float32 rows between which no product that counts has overflowed or lost its digits."""
+
+
 def products(rows: Tensor) -> Tensor:
-    """(N, c) → (N, N) inner products, never rounded to half precision."""
-    n, columns = rows.shape
+    """(N, c) → (N, N) inner products, never rounded to half precision; on a CPU of rows of any size.
+
+    A policy that is nearly certain has gradients whose products float32 cannot hold: those are taken again, in a unit
+    of the rows' own size. On a GPU asking would cost a wait; there the self-check finds what is lost.
+    """
     if rows.is_cuda:
         half = rows.dtype in (torch.bfloat16, torch.float16)
         return torch.mm(rows, rows.t(), out_dtype=torch.float32) if half else torch.mm(rows, rows.t())
+    gram = _products(rows)
+    if rows.dtype == torch.float64 or SQUARABLE[0] <= float(gram.diagonal().max()) <= SQUARABLE[1]:
+        return gram
+    unit = binary_unit(rows.abs().max()) if rows.numel() else rows.new_ones(())
+    return _products(rows / unit).double() * unit.double().square()
+
+
+def across(rows: Tensor, others: Tensor) -> Tensor:
+    """(N, c), (M, c) → (N, M) inner products, of rows of any size as in `products`."""
+    gram = torch.mm(rows, others.t())
+    if rows.is_cuda or rows.dtype == torch.float64 or SQUARABLE[0] <= float(gram.abs().max()) <= SQUARABLE[1]:
+        return gram
+    unit, other = binary_unit(rows.abs().max()), binary_unit(others.abs().max())
+    return torch.mm(rows / unit, (others / other).t()).double() * unit.double() * other.double()
+
+
+def _products(rows: Tensor) -> Tensor:
+    n, columns = rows.shape
     if n <= 8 and columns % SPAN == 0:  # so few rows are not spread over the threads unless they are cut
         spans = rows.view(n, -1, SPAN).transpose(0, 1)
         return torch.bmm(spans, spans.transpose(1, 2)).sum(dim=0)
@@ -88,7 +115,7 @@ def products(rows: Tensor) -> Tensor:
 
 def _total(grams: list[Tensor]) -> Tensor:
     """The sum in float64."""
-    return grams[0].double() if len(grams) == 1 else torch.stack(grams).sum(dim=0, dtype=torch.float64)
+    return grams[0].double() if len(grams) == 1 else torch.stack([gram.double() for gram in grams]).sum(dim=0)
 
 
 class Lookup:
@@ -124,7 +151,7 @@ class Lookup:
             rows = self.slice(start, start + step).flatten(1)
             gram += products(rows)
             if head is not None:
-                cross = torch.mm(head[:, :, start:start + step].to(rows.dtype).flatten(1), rows.t())
+                cross = across(head[:, :, start:start + step].to(rows.dtype).flatten(1), rows)
                 gram += cross + cross.t()
         return gram
 
@@ -137,14 +164,8 @@ def squared_norms(grads: list[Tensor]) -> Tensor:
     if not grads:
         return torch.zeros(0, dtype=torch.float64)
     if grads[0].is_cuda:
-        norms = torch.zeros(len(grads), dtype=torch.float64, device=grads[0].device)
-        for half in (True, False):
-            which = [i for i, g in enumerate(grads) if (g.dtype in (torch.bfloat16, torch.float16)) == half]
-            if which:
-                some = [grads[i] for i in which]
-                found = torch._foreach_norm(some, 2, torch.float32) if half else torch._foreach_norm(some, 2)
-                norms[which] = torch.stack([norm.double() for norm in found])
-        return norms.square()
+        # In float64, for squares of float32 vanish and overflow; reading the gradients takes the time, not adding them.
+        return torch.stack(torch._foreach_norm(grads, 2, torch.float64)).square()
     rows: list[Tensor] = []
     for g in grads:
         flat = g.detach().reshape(-1)
@@ -156,7 +177,13 @@ def squared_norms(grads: list[Tensor]) -> Tensor:
         rows.append(torch.cat(parts) if len(parts) > 1 else parts[0] if parts else flat.new_zeros(1))
     owner = torch.repeat_interleave(torch.tensor([len(r) for r in rows]))
     squares = torch.cat([r.double() for r in rows]).square()
-    return torch.zeros(len(grads), dtype=torch.float64).index_add_(0, owner, squares)
+    totals = torch.zeros(len(grads), dtype=torch.float64).index_add_(0, owner, squares)
+    for i in ((totals < SQUARABLE[0]) | ~(totals < SQUARABLE[1])).nonzero().flatten().tolist():
+        if grads[i].dtype != torch.float64 and grads[i].numel():
+            wide = grads[i].detach().float()
+            unit = binary_unit(wide.abs().max())
+            totals[i] = torch.linalg.vector_norm(wide / unit, dtype=torch.float64).square() * unit.double().square()
+    return totals
 
 
 @cache

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.gram import squared_norms
+from creditscope.microscope.gram import SQUARABLE, squared_norms
 from creditscope.microscope.layers import rule_for
 from creditscope.microscope.recorder import Recorder, in_backward
 from creditscope.microscope.shards import add_norms, add_parts, local, many_ranks, on_shards, stand_ins, whole_shape
@@ -328,7 +328,7 @@ class Microscope:
                     f"self-check failed for {name!r}: Σ K = {check.from_gram:.6g}, but ‖∇‖² = {check.from_grad:.6g} "
                     f"(off by {check.error:.2g}, tolerance {check.tolerance:.0g}). The parameter is used in a way the "
                     f"microscope did not see (then name the module whose forward does so in slow=[...]), or an engine "
-                    f"scaled its gradient")
+                    f"scaled its gradient{_out_of_range(check, recorder.precision[name])}")
         return _Result(layers, checks, coverage, sketch, precisions, recorder.mesh)
 
     def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, Check]:
@@ -341,7 +341,7 @@ class Microscope:
         worst = max(recorder.precision.values(), key=self._tolerate)
         summed = rows.sum(dim=0)
         scale = float(rows.square().sum() + arrived.square().sum())
-        error = float((summed - arrived).square().sum()) / scale if scale > 0 else 0.0
+        error = float((summed - arrived).square().sum()) / scale if scale != 0 else 0.0
         check = Check(float(summed.square().sum()), float(arrived.square().sum()), error, self._tolerate(worst))
         if not error <= check.tolerance:
             raise CreditscopeError(f"self-check failed: the rows' sketches do not add up to the sketch of the gradient "
@@ -358,7 +358,7 @@ class Microscope:
     def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> Check:
         tolerance = self._tolerate(precision)
         scale = trace + norm
-        return Check(total, norm, abs(total - norm) / scale if scale > 0 else 0.0, tolerance)
+        return Check(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, tolerance)
 
 
 @dataclass(frozen=True)
@@ -369,6 +369,17 @@ class _Result:
     sketch: Sketch | None
     precisions: frozenset[torch.dtype]
     mesh: DeviceMesh | None
+
+
+def _out_of_range(check: Check, precision: torch.dtype) -> str:
+    """Whether numbers of this precision may be too short for such a gradient, and what to do then."""
+    low, high = SQUARABLE if precision != torch.float16 else (1e-9, 1e9)
+    if precision == torch.float64 or low <= check.from_grad <= high:
+        return ""
+    kind = str(precision).removeprefix("torch.")
+    size = "small" if check.from_grad < low else "large"
+    return (f"; or the gradient is too {size} for products of {kind}: multiply the loss by 2**k, which multiplies the "
+            f"Gram by 4**k and changes no rank")
 
 
 # -- before anything runs ----------------------------------------------------------------------------------------------

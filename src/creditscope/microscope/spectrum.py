@@ -26,7 +26,7 @@ class Spectrum:
     @property
     def effective_rank(self) -> float:
         """r_eff = (Σσ)² / Σσ², on singular values, as in arXiv:2606.29238."""
-        return float(self.values.sum() ** 2 / self._energy)
+        return float(self._unitless.sum() ** 2 / self._energy)
 
     @property
     def entropy_rank(self) -> float:
@@ -37,12 +37,12 @@ class Spectrum:
     @property
     def participation_ratio(self) -> float:
         """(Σσ²)² / Σσ⁴."""
-        return float(self._energy**2 / (self.values**4).sum())
+        return float(self._energy**2 / (self._unitless**4).sum())
 
     @property
     def stable_rank(self) -> float:
         """Σσ² / σ₁²."""
-        return float(self._energy / self.values[0] ** 2)
+        return float(self._energy / self._unitless[0] ** 2)
 
     @property
     def top1(self) -> float:
@@ -58,7 +58,7 @@ class Spectrum:
         """The fewest directions that hold the share q of the energy Σσ²."""
         if not 0 < q <= 1:
             raise CreditscopeError(f"energy_rank needs a share 0 < q ≤ 1, got {q}; for example 0.9")
-        share = np.cumsum(self.values**2) / self._energy
+        share = np.cumsum(self._unitless**2) / self._energy
         return int(np.searchsorted(share, q - 1e-12) + 1)
 
     def truncated(self, k: int) -> Spectrum:
@@ -69,7 +69,12 @@ class Spectrum:
 
     @property
     def _energy(self) -> float:
-        return float((self.values**2).sum())
+        return float((self._unitless**2).sum())
+
+    @property
+    def _unitless(self) -> NDArray[np.float64]:
+        """The values in a unit of about σ₁, a power of two, so that nothing is rounded and σ⁴ of any σ can be held."""
+        return unitless(self.values)
 
 
 def spectrum(gram: Any, eps: float = float(np.finfo(np.float64).eps)) -> Spectrum:
@@ -96,6 +101,15 @@ def spectrum(gram: Any, eps: float = float(np.finfo(np.float64).eps)) -> Spectru
                                f"largest of {eigenvalues[0]:.3g}. Exact and sketched blocks must not be mixed")
     values = np.sqrt(np.clip(eigenvalues, 0.0, None))
     return Spectrum(values, float(values[0] * np.sqrt(len(k) * eps)))
+
+
+def unitless(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values divided by the power of two below the largest: exact.
+
+    >>> unitless(np.array([3e200, 0.0])).max() < 2
+    True
+    """
+    return np.ldexp(values, 1 - int(np.frexp(np.abs(values).max())[1]))
 
 
 def square(gram: Any, reader: str) -> NDArray[np.float64]:

@@ -65,7 +65,13 @@ class Train:
             if not leads():
                 return 0 if finished else 130
         else:
-            last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
+            try:
+                last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
+            except KeyboardInterrupt:
+                if (out / "run.json").exists():
+                    Console(stderr=True).print(f"interrupted; what was recorded is whole. Next: {self._go_on(out)}",
+                                               markup=False, highlight=False, soft_wrap=True)
+                raise
         if self.output.json:
             self.output.emit({"out": str(out), "finished": finished, "last": last})
             return 0 if finished else 130
@@ -77,12 +83,16 @@ class Train:
         if finished or self.engine == "trl":
             console.print(f"Next: creditscope report {out}", markup=False)
             return 0 if finished else 130
+        console.print(f"Next: {self._go_on(out)}", markup=False)
+        return 130
+
+    def _go_on(self, out: Path) -> str:
+        """The command that continues the run."""
         # A function of the user's own must be named again: a record's word is not enough to run code.
         own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
         scope = f" --scope {self.config.scope}" if "also" in own else ""  # without it, --also alone is refused
         flags = scope + "".join(f" --{name} {' '.join(words)}" for name, words in own.items())
-        console.print(f"Next: creditscope train --out {out} --resume{flags}", markup=False)
-        return 130
+        return f"creditscope train --out {out} --resume{flags}"
 
     def as_recorded(self) -> Train:
         """The settings of the run that this command resumes, as defaults for reading the command once more."""
