@@ -75,10 +75,11 @@ def test_two_writers_never_share_a_folder(tmp_path: Path) -> None:
         with pytest.raises(CreditscopeError, match="another process is writing"):
             new(tmp_path / "run")
         record.append(0, {})
-        with pytest.raises(CreditscopeError, match="already holds a run; continue it with --resume"):
-            new(tmp_path / "run")
-        with pytest.raises(CreditscopeError, match="another process is writing"):
-            Record.resume(tmp_path / "run", CONFIG)
+        for again in (new, lambda path: Record.resume(path, CONFIG)):
+            with pytest.raises(CreditscopeError, match="another process is writing"):
+                again(tmp_path / "run")
+    with pytest.raises(CreditscopeError, match="already holds a run; continue it with --resume"):
+        new(tmp_path / "run")
     Record.resume(tmp_path / "run", CONFIG).close()
 
 
@@ -215,7 +216,7 @@ def test_run_json_holds_the_config_and_nothing_else(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("SOME_API_KEY", "s3cret")
     new(tmp_path / "run").close()
     text = (tmp_path / "run" / "run.json").read_text()
-    assert set(json.loads(text)) == {"format", "config", "versions"}
+    assert set(json.loads(text)) == {"format", "config", "versions", "crc32"}
     assert "s3cret" not in text
 
 

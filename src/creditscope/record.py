@@ -1,7 +1,8 @@
 """The run directory: plain files that survive a kill at any moment and can be read while they are written.
 
     run.json          what was run: config, versions, seed
-    steps.jsonl       one object a step, appended and synced; a torn last line is not a step
+    steps.jsonl       one object a step, appended and synced; a torn last line is not a step. A step is complete once
+                      its line is here: what else is kept of it was written before
     groups/*.npz      selected rollouts of a step: tokens, w, credit, clipped, entropy, text; where read, log π
                       afterwards and the credit by other estimators
     scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
@@ -9,20 +10,25 @@
     checkpoints/*     folders that appear whole or not at all
     run.lock          held by the one process that writes
 
+What is damaged later is noticed: run.json and each line of steps.jsonl end with a CRC-32 of themselves, zip files bring
+their own, and a folder has SHA256SUMS, as sha256sum -c reads it. What has no sum, because an older version wrote it or
+somebody edited it, is believed.
+
 Imports no torch, so that reading a run starts at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import io
 import json
 import math
 import os
 import re
 import shutil
-import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,10 +39,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from creditscope.errors import CreditscopeError
+from creditscope.jsonlines import parse_json, read_whole, whole_lines
+from creditscope.strangers import inside, masked, members
 
 FORMAT = 1
 SHELVES = ("groups", "scope", "optimizer")
+SUMS = "SHA256SUMS"
+MAX_STEP = 4 * 2**20
+"""Longest line of steps.jsonl, in bytes. A step has a few thousand."""
 _NAME = re.compile(r"\d{6}")
+_CRC = b', "crc32": "'
 
 
 class Record:
@@ -57,54 +69,80 @@ class Record:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CreditscopeError(f"cannot make the run folder {path}: {error.strerror}") from None
-        started = (path / "run.json").exists()
-        if started and cls.open(path)._lines():  # a run that never took a step is not worth keeping
-            raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out")
-        strangers = [entry.name for entry in path.iterdir() if entry.name != "run.lock"]
-        if strangers and not started:
+        strangers = sorted(entry.name for entry in path.iterdir() if not _scrap(entry))
+        if strangers and not (path / "run.json").exists():
             raise CreditscopeError(f"{path} is not empty (it holds {strangers[0]!r}); choose another --out")
-        record = cls(path, {"format": FORMAT, "config": dict(config), "versions": dict(versions)}, _locked(path))
-        with _disk(path):
-            (path / "groups").mkdir(exist_ok=True)
-            (path / "checkpoints").mkdir(exist_ok=True)
-            (path / "steps.jsonl").touch()
-            _write_atomically(path / "run.json", _run_json(record.run))
+        lock = _locked(path)
+        try:
+            # Asked under the lock: another process may have started and ended a run here just now.
+            if (path / "run.json").exists() and cls.open(path).steps():  # one that took no step is not worth keeping
+                raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out")
+            _refuse_links(path)
+            run = {"format": FORMAT, "config": masked(dict(config)), "versions": dict(versions)}
+            record = cls(path, run, lock)
+            with _disk(path):
+                (path / "groups").mkdir(exist_ok=True)
+                (path / "checkpoints").mkdir(exist_ok=True)
+                (path / "steps.jsonl").touch()
+                _write_atomically(path / "run.json", _run_json(record.run))  # at last: it says that there is a run
+                _sync(path.parent)
+        except BaseException:
+            lock.close()
+            raise
         return record
 
     @classmethod
     def resume(cls, path: str | Path, config: Mapping[str, Any], free: frozenset[str] = frozenset()) -> Record:
         """A writer on an old run whose config is the same, except for the keys in `free`."""
         path = Path(path)
-        record = cls.open(path)
-        record._lock = _locked(path)
-        old = record.config
-        # A setting that is younger than the run had its default then; `as_recorded` gives it that.
-        for key in sorted(set(old) - free):
-            if old.get(key) != config.get(key):
-                record.close()
-                raise CreditscopeError(f"cannot resume {path}: its {key} is {old.get(key)!r}, not {config.get(key)!r}; "
-                                       f"give the same settings, or start a new run with another --out")
-        for scrap in [*path.glob(".*.part"), *path.glob("*/.*.part")]:
-            shutil.rmtree(scrap) if scrap.is_dir() else scrap.unlink()
-        record.run["config"] = dict(config)
-        with _disk(path):
-            _write_atomically(path / "run.json", _run_json(record.run))
-            _write_atomically(path / "steps.jsonl", b"".join(record._lines()))  # without a line that a kill tore
+        config = masked(dict(config))
+        cls.open(path)  # what is no run is said before anything is written there
+        lock = _locked(path)
+        try:
+            record = cls.open(path)
+            old = record.config
+            # A setting that is younger than the run had its default then; `as_recorded` gives it that.
+            for key in sorted(set(old) - free):
+                if old.get(key) != config.get(key):
+                    raise CreditscopeError(f"cannot resume {path}: its {key} is {old.get(key)!r}, not "
+                                           f"{config.get(key)!r}; give the same settings, or start a new run with "
+                                           f"another --out")
+            whole = b"".join(line for line, _ in record._lines())  # without a line that a kill tore
+            record.run["config"] = dict(config)
+            with _disk(path):
+                # Of these folders alone: another one may be a link to a place that is not the run's.
+                places = [path, path / "checkpoints", *(path / shelf for shelf in SHELVES)]
+                for place in filter(Path.is_dir, places):  # before a step is forgotten that could not be made again
+                    if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                for scrap in (scrap for place in places for scrap in place.glob(".*.part")):
+                    shutil.rmtree(scrap) if scrap.is_dir() and not scrap.is_symlink() else scrap.unlink()
+                _write_atomically(path / "run.json", _run_json(record.run))
+                _write_atomically(path / "steps.jsonl", whole)
+        except BaseException:
+            lock.close()
+            raise
+        record._lock = lock
         return record
 
     @classmethod
     def open(cls, path: str | Path) -> Record:
         """A reader, also of a run that is being written."""
         path = Path(path)
+        _refuse_links(path)
         try:
-            run = json.loads((path / "run.json").read_text(encoding="utf-8"))
+            run = parse_json(read_whole(path / "run.json").decode("utf-8"))
         except FileNotFoundError:
             raise CreditscopeError(f"{path} holds no run (no run.json); give a folder written by creditscope train") \
                 from None
-        except (OSError, ValueError) as error:
-            raise CreditscopeError(f"cannot read {path / 'run.json'}: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CreditscopeError(f"cannot read {path / 'run.json'}: {error}; {_LOST}") from None
         if not isinstance(run, dict) or run.get("format") != FORMAT or not isinstance(run.get("config"), dict):
             raise CreditscopeError(f"{path / 'run.json'} is not a run of format {FORMAT}; another version wrote it")
+        told = run.pop("crc32", None)
+        if told is not None and told != _crc(json.dumps(run).encode()):
+            raise CreditscopeError(f"{path / 'run.json'} is not what was written: it does not match its crc32. "
+                                   f"{_EDITED}; otherwise {_LOST}")
         return cls(path, run, None)
 
     def close(self) -> None:
@@ -127,7 +165,8 @@ class Record:
         line: dict[str, Any] = {"step": step} | {k: v for k, v in metrics.items() if k not in absent}
         if absent:
             line["absent"] = absent
-        data = (json.dumps(line, allow_nan=False) + "\n").encode()
+        body = json.dumps(line, allow_nan=False)[:-1].encode()
+        data = body + _CRC + f'{_crc(body)}"}}\n'.encode()
         path = self.path / "steps.jsonl"
         with _disk(self.path), path.open("r+b") as out:
             whole = out.seek(0, os.SEEK_END)
@@ -144,16 +183,16 @@ class Record:
     def rewind(self, steps: int) -> None:
         """Keep the first `steps` steps and forget what came after them, groups included."""
         self._must_write()
-        kept = [line for line in self._lines() if json.loads(line)["step"] < steps]
+        kept = [line for line, found in self._lines() if found["step"] < steps]
         with _disk(self.path):
             _write_atomically(self.path / "steps.jsonl", b"".join(kept))
-        for shelf in SHELVES:
-            for step in self._kept(shelf):
-                if step >= steps:
-                    self._file(shelf, step).unlink()
-        for step in self.checkpoints():
-            if step > steps:
-                shutil.rmtree(self.path / "checkpoints" / f"{step:06d}")
+            for shelf in SHELVES:
+                for step in self._kept(shelf):
+                    if step >= steps:
+                        self._file(shelf, step).unlink()
+            for step in self.checkpoints():
+                if step > steps:
+                    _remove(self.checkpoint_path(step))
 
     def save_group(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep selected rollouts of a step."""
@@ -167,6 +206,18 @@ class Record:
         """Keep what the optimiser did at a step."""
         self._save("optimizer", step, arrays)
 
+    def thin(self, step: int, most: int, every: Mapping[str, int]) -> None:
+        """After a step: keep at most `most` files of each shelf, evenly spread; 0 keeps all. `every`: its schedule."""
+        self._must_write()
+        for shelf, often in every.items():
+            if not most or not often or step % often:
+                continue
+            apart = spacing(step, often, most)
+            with _disk(self.path):
+                for kept in self._kept(shelf):
+                    if kept % apart:
+                        self._file(shelf, kept).unlink()
+
     def _save(self, shelf: str, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Numbers and text only: nothing that would need pickle."""
         self._must_write()
@@ -176,7 +227,9 @@ class Record:
         packed = io.BytesIO()
         np.savez_compressed(packed, **dict(arrays))  # type: ignore[arg-type]
         with _disk(self.path):
-            (self.path / shelf).mkdir(exist_ok=True)
+            if not (self.path / shelf).exists():
+                (self.path / shelf).mkdir()
+                _sync(self.path)
             _write_atomically(self._file(shelf, step), packed.getvalue())
 
     @contextlib.contextmanager
@@ -184,8 +237,9 @@ class Record:
         """A folder to fill; it becomes checkpoints/<step> when the block ends well, and older ones than `keep` go."""
         with self.folder(f"checkpoints/{step:06d}") as part:
             yield part
-        for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(self.path / "checkpoints" / f"{old:06d}", ignore_errors=True)
+        with _disk(self.path):
+            for old in self.checkpoints()[:-keep]:
+                _remove(self.checkpoint_path(old))
 
     @contextlib.contextmanager
     def folder(self, name: str) -> Iterator[Path]:
@@ -195,14 +249,14 @@ class Record:
         part = final.with_name(f".{final.name}.part")
         with _disk(self.path):
             shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
+            part.mkdir(parents=True)
             try:
                 yield part
-                for file in part.iterdir():
-                    with file.open("rb") as written:
-                        os.fsync(written.fileno())
-                shutil.rmtree(final, ignore_errors=True)
+                _seal(part)
+                if final.exists():
+                    _remove(final)
                 part.replace(final)
+                _sync(final.parent)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
 
@@ -219,7 +273,7 @@ class Record:
 
     def steps(self) -> list[dict[str, Any]]:
         """Every completed step, in order."""
-        return [json.loads(line) for line in self._lines()]
+        return [found for _, found in self._lines()]
 
     def groups(self) -> list[int]:
         """The steps whose rollouts were kept."""
@@ -237,6 +291,14 @@ class Record:
         """What the microscope read at a step."""
         return self._load("scope", step, "readings")
 
+    def reading_version(self, step: int) -> tuple[Any, ...]:
+        """What changes when the reading of a step does."""
+        file = self._file("scope", step).absolute()
+        with contextlib.suppress(OSError):  # whoever reads it will say why it cannot be read
+            found = file.stat()
+            return file, found.st_ino, found.st_size, found.st_mtime_ns
+        return (file,)
+
     def optimizer_readings(self) -> list[int]:
         """The steps at which the optimiser was read."""
         return self._kept("optimizer")
@@ -252,64 +314,168 @@ class Record:
         return sorted(int(p.stem) for p in (self.path / shelf).glob("*.npz") if _NAME.fullmatch(p.stem))
 
     def _load(self, shelf: str, step: int, what: str) -> dict[str, NDArray[Any]]:
+        path = self._file(shelf, step)
         try:
-            with np.load(self._file(shelf, step), allow_pickle=False) as stored:
-                return dict(stored)
+            # Member by member, each read to its end: `np.load` stops where the header says, and so before the sum.
+            return {name.removesuffix(".npy"): np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+                    for name, data in members(inside(self.path, path))}
         except FileNotFoundError:
             raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
-        except (OSError, ValueError, EOFError, RuntimeError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile,
-                zlib.error) as error:
-            raise CreditscopeError(f"cannot read the {what} of step {step} in {self.path}: {error}") from None
+        except Exception as error:  # zip files, their packers and headers of arrays fail in more ways than are listed
+            raise CreditscopeError(f"cannot read the {what} of step {step} in {self.path}: {error}; the file was "
+                                   f"damaged. Delete {path} to go on without it") from None
 
     def checkpoints(self) -> list[int]:
         """The steps after which a checkpoint was kept, oldest first."""
         return sorted(int(p.name) for p in (self.path / "checkpoints").glob("*") if _NAME.fullmatch(p.name))
 
     def checkpoint_path(self, step: int) -> Path:
-        return self.path / "checkpoints" / f"{step:06d}"
+        return inside(self.path, self.path / "checkpoints" / f"{step:06d}")
 
-    def _lines(self) -> list[bytes]:
-        """The whole lines of steps.jsonl. A torn last line is not an error: the step had not ended."""
+    def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """The whole lines of steps.jsonl, and what they say. A torn last line is no error: the step had not ended."""
+        path = self.path / "steps.jsonl"
+        taken = max(self.checkpoints(), default=0)  # before the lines, which may grow meanwhile
         try:
-            lines = (self.path / "steps.jsonl").read_bytes().splitlines(keepends=True)
+            lines = list(whole_lines(path, MAX_STEP))
         except OSError as error:
-            raise CreditscopeError(f"cannot read {self.path / 'steps.jsonl'}: {error.strerror}") from None
-        whole = [line for line in lines if line.endswith(b"\n")]
-        for number, line in enumerate(whole, start=1):
+            raise CreditscopeError(f"cannot read {path}: {error.strerror}; {_LOST}") from None
+        out: list[tuple[bytes, dict[str, Any]]] = []
+        for number, line in enumerate(lines, start=1):
+            body, sealed, tail = line.rpartition(_CRC)
+            cut = f"Cut it after line {number - 1} to keep what is whole"
             try:
-                assert isinstance(json.loads(line)["step"], int)
-            except (ValueError, KeyError, TypeError, AssertionError):
-                raise CreditscopeError(f"{self.path / 'steps.jsonl'}, line {number}: not a step; the file was damaged. "
-                                       f"Cut it after line {number - 1} to keep what is whole") from None
-        return whole
+                found = parse_json(line)
+                assert type(found["step"]) is int
+                assert all(not isinstance(value, int) or abs(value) < 2**63 for value in found.values())
+            except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+                raise CreditscopeError(f"{path}, line {number}: not a step; the file was damaged. {cut}") from None
+            if sealed and tail != f'{_crc(body)}"}}'.encode():
+                raise CreditscopeError(f"{path}, line {number} is not what was written: it does not match its crc32. "
+                                       f"{_EDITED}; otherwise the file was damaged. {cut}")
+            found.pop("crc32", None)
+            out.append((line + b"\n", found))
+        # A line is on disk before the checkpoint of its step is.
+        if taken and (not out or out[-1][1]["step"] < taken - 1):
+            held = f"ends with step {out[-1][1]['step']}" if out else "holds no step"
+            raise CreditscopeError(f"{path} {held}, but there is a checkpoint after {taken} steps: the file was cut. "
+                                   f"Bring the whole file back; or delete the checkpoints that are newer than it in "
+                                   f"{self.path / 'checkpoints'}, and train the lost steps again with --resume")
+        return out
+
+
+_LOST = "bring the file back from a copy, or train again with another --out"
+_EDITED = "If you edited it, delete the crc32 there"
+
+
+def verify(folder: Path) -> None:
+    """Compare the files of a folder with its SHA256SUMS; without one there is nothing to compare."""
+    if not (folder / SUMS).exists():
+        return
+    told = {name: digest for digest, _, name in (
+        line.partition("  ") for line in (folder / SUMS).read_text(encoding="utf-8").splitlines())}
+    found = _sums(folder)
+    for name in sorted(told.keys() | found.keys()):
+        if name not in found:
+            raise CreditscopeError(f"{name} is missing, which {SUMS} names")
+        if told.get(name) != found[name]:
+            raise CreditscopeError(f"{name} is not what was written: it does not match {SUMS}")
+
+
+def _seal(folder: Path) -> None:
+    """Write SHA256SUMS, and see that all of the folder is on the disk."""
+    lines = [f"{digest}  {name}\n" for name, digest in _sums(folder).items()]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+    for entry in [*folder.rglob("*"), folder]:
+        _sync(entry)
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a folder, by name."""
+    out = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and file.name != SUMS:
+            with file.open("rb") as data:
+                out[file.relative_to(folder).as_posix()] = hashlib.file_digest(data, "sha256").hexdigest()
+    return out
+
+
+def _crc(data: bytes) -> str:
+    return f"{zlib.crc32(data):08x}"
+
+
+def _refuse_links(path: Path) -> None:
+    """What lies in a run's folder is the run's: a link out of it is not followed."""
+    for name in ("run.json", "steps.jsonl", "run.lock", "checkpoints", *SHELVES):
+        inside(path, path / name)
+
+
+def _scrap(entry: Path) -> bool:
+    """What a run leaves that was killed before it had a run.json."""
+    if entry.name in ("groups", "checkpoints"):
+        return entry.is_dir() and not any(entry.iterdir())
+    if entry.name == "steps.jsonl":
+        return entry.is_file() and not entry.stat().st_size
+    return entry.name in ("run.lock", ".run.json.part")
+
+
+def _remove(folder: Path) -> None:
+    """A folder goes whole, as it came: under its name there is never half of it."""
+    part = folder.with_name(f".{folder.name}.old.part")
+    shutil.rmtree(part, ignore_errors=True)
+    folder.replace(part)
+    shutil.rmtree(part)
+
+
+def _sync(path: Path) -> None:
+    """See that a file's bytes are on the disk, or a folder's names."""
+    found = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(found)
+    finally:
+        os.close(found)
+
+
+def spacing(step: int, every: int, most: int) -> int:
+    """every · 2^k with the least k that leaves at most `most` multiples in 0, …, step.
+
+    >>> [spacing(step, 10, 3) for step in (0, 20, 30, 50, 60)]
+    [10, 10, 20, 20, 40]
+    """
+    while step // every >= most:
+        every *= 2
+    return every
 
 
 def _locked(path: Path) -> IO[str]:
     """The writer's lock, or an error where another process holds it. It falls with the process, however that ends."""
     try:
-        lock = (path / "run.lock").open("w")
+        # Through a link that lies there another file would be emptied.
+        lock = os.fdopen(os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "w")
     except OSError as error:
         raise CreditscopeError(f"cannot write into {path}: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise CreditscopeError(f"another process is writing into {path}; wait, or choose another --out") from None
+        raise CreditscopeError(f"another process is writing into {path}; wait, or write into another folder") from None
     return lock
 
 
 def _run_json(run: dict[str, Any]) -> bytes:
-    return json.dumps(run, indent=2, allow_nan=False).encode() + b"\n"
+    return json.dumps(run | {"crc32": _crc(json.dumps(run).encode())}, indent=2, allow_nan=False).encode() + b"\n"
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("wb") as out:
+        part.unlink(missing_ok=True)  # a link that lies there would be written through
+        with part.open("xb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
         part.replace(path)
+        _sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
@@ -322,4 +488,4 @@ def _disk(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error
         raise CreditscopeError(f"cannot write into {path}: {why}; what was recorded so far is "
-                               f"whole. Make room and continue with --resume") from error
+                               f"whole. Make room there, or make it writable, and resume the run") from error

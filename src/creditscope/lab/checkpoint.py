@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from creditscope.errors import CreditscopeError
 from creditscope.lab.critic import Critic
 from creditscope.lab.policy import Policy
+from creditscope.record import verify
 
 # Names of the two files, weights first.
 POLICY = ("policy.safetensors", "optimizer.safetensors")
@@ -43,6 +44,7 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimiz
         raise CreditscopeError(f"the checkpoint {folder} has no critic, and this run needs one; resume it with the "
                                f"settings it was started with, or start anew in another folder")
     try:
+        verify(folder)
         mine = [(policy.trainable(), optimizer, *_read(folder, POLICY))]
         if critic is not None:
             mine.append((critic.trainable(), critic.optimizer, *_read(folder, CRITIC)))

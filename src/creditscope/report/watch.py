@@ -22,7 +22,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
+from creditscope.claims.evidence import Look, remembered
 from creditscope.errors import CreditscopeError
 from creditscope.record import SHELVES
 from creditscope.report.compare import places
@@ -40,6 +42,7 @@ class Watched:
         self._paths, self._make = paths, make
         self._lock = threading.Lock()
         self._seen: str | None = None
+        self._looks: dict[tuple[Any, ...], Look] = {}
         self.version, self.notice, self._page = "", "", b""
 
     def page(self) -> bytes:
@@ -57,6 +60,7 @@ class Watched:
         return None if newest is None else round(max(0.0, time.time() - newest), 1)
 
     def _refresh(self, now: str) -> None:
+        before = remembered.set(self._looks)  # a run of thousands of readings is not read anew for each of them
         try:
             text = self._make()
         except Exception as error:  # whatever it is: a server that follows a run does not end while the run goes on
@@ -70,6 +74,8 @@ class Watched:
             assert found, "the page does not start as this server expects"
             self.version, self.notice = now, ""
             self._page = f'{head}<html lang="en" data-version="{now}">{rest}'.encode()
+        finally:
+            remembered.reset(before)
 
 
 def version(paths: Sequence[Path]) -> str:
@@ -142,7 +148,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(200, json.dumps(found).encode(), "application/json")
             else:
                 self._answer(404, b"There is / and /version.\n")
-        except CreditscopeError as error:  # the run may not have begun: the browser asks again by itself
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:  # the run may not have begun, or be half gone: the browser asks again by itself
             text = f"{error}\n\nThis page asks again every {AGAIN} seconds.\n"
             self._answer(503, text.encode(errors="backslashreplace"), Refresh=str(AGAIN))
 
