@@ -26,6 +26,7 @@ def unknown(kind: str, given: object, choices: Iterable[str], see: str = "") -> 
     unknown method 'grop'; did you mean 'grpo'? Choices: dapo, grpo. See: creditscope methods
     """
     names = sorted(choices)
+    given = f"{given[:80]}…" if isinstance(given, str) and len(given) > 80 else given
     near = difflib.get_close_matches(str(given).lower(), names, n=1)
     guess = f"; did you mean {near[0]!r}?" if near else "."
     tail = f" See: {see}" if see else ""

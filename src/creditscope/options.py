@@ -11,6 +11,7 @@ from typing import Any
 from creditscope.errors import CreditscopeError, unknown
 
 WRITTEN = re.compile(r"([a-z_]+)=([-+.\w]+)")
+LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class Option:
         fits = fits and isinstance(value, bool) == (kind is bool)  # true is no number, though Python says so
         number = value if isinstance(value, int | float) else 0.0
         inside = (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
-        if not fits or not inside or not math.isfinite(number):
-            raise CreditscopeError(f"option {name} of {owner} must be {self.range(kind)}, got {value!r}")
+        huge = isinstance(number, int) and abs(number) > LARGEST  # no float may hold it, and nobody counts so far
+        if not fits or not inside or huge or not math.isfinite(number):
+            raise CreditscopeError(f"option {name} of {owner} must be {self.range(kind)}, got {value!r:.60}")
 
     def range(self, kind: type) -> str:
         if kind is bool:
@@ -49,7 +51,7 @@ class Option:
 def check_option(owner: str, options: Mapping[str, Option], name: str, value: object) -> None:
     """Refuse an option that the owner does not have, or a value that it cannot take."""
     if not options:
-        raise CreditscopeError(f"{owner} has no options, got {name!r}")
+        raise CreditscopeError(f"{owner} has no options, got {name!r:.80}")
     if name not in options:
         raise unknown(f"option of {owner}:", name, options)
     options[name].check(owner, name, value)
@@ -66,9 +68,9 @@ def read_options(flag: str, spec: str) -> tuple[str, dict[str, Any]]:
     for part in rest:
         found = WRITTEN.fullmatch(part.strip())
         if not found:
-            raise CreditscopeError(f"{flag} {spec}: {part!r} is no option; write {name},key=value")
+            raise CreditscopeError(f"{flag} {spec:.80}: {part!r:.80} is no option; write {name:.80},key=value")
         if found[1] in options:
-            raise CreditscopeError(f"{flag} {spec}: option {found[1]!r} is given twice")
+            raise CreditscopeError(f"{flag} {spec:.80}: option {found[1]!r:.80} is given twice")
         options[found[1]] = _value(found[2])
     return name, options
 

@@ -13,7 +13,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.jsonlines import MAX_LINE, numbered_lines
+from creditscope.jsonlines import MAX_LINE, numbered_lines, parse_json
 from creditscope.rollouts import Rollouts
 
 _INT64 = range(-(2**63), 2**63)
@@ -32,6 +32,9 @@ _PER_ROW = {"reward": float, "group": int}
 _PER_STEP = {"step_reward": float, "step_state": int}
 _FIELDS = ("prompt", "text", "group", "reward", "tokens", "mask", "logp", "ref_logp", "entropy", "collision", "step",
            "step_reward", "step_state", "pieces")
+
+CELLS = 2**27
+"""Rows × columns that a batch may have once every answer is padded to the longest."""
 
 Row = dict[str, Any]
 Bad = Callable[[str], CreditscopeError]
@@ -49,8 +52,11 @@ def read_jsonl(path: str | Path, max_line: int = MAX_LINE, dtype: torch.dtype = 
     return collate(read_rows(path, max_line), dtype)
 
 
-def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32) -> Rollouts:
-    """One right-padded batch from checked rows. A field is kept when all rows have it; some but not all is an error."""
+def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32, where: Sequence[str] = ()) -> Rollouts:
+    """One right-padded batch from checked rows. A field is kept when all rows have it; some but not all is an error.
+
+    `where` names each row in messages.
+    """
     rows = list(rows)
     if not rows:
         raise CreditscopeError("no rollouts to collate; the input had only blank lines")
@@ -60,6 +66,12 @@ def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32) -> Rollouts
             first = next(i for i, row in enumerate(rows) if name not in row)
             raise CreditscopeError(f"field {name!r} is in {count} of {len(rows)} rollouts (missing first in rollout "
                                    f"{first}); give it in all or in none")
+    for name in ("tokens", "step_reward"):
+        at = max(range(len(rows)), key=lambda i: len(rows[i].get(name, ())))
+        if (cells := len(rows) * (width := len(rows[at].get(name, ())))) > CELLS:
+            raise CreditscopeError(f"{where[at] if where else f'rollout {at}'}: an answer of {width:,} {name} in a "
+                                   f"batch of {len(rows):,} rows: padded to it they take {cells:,} cells, over "
+                                   f"{CELLS:,}; drop that row, or give a smaller --rows")
     width = max(len(row["tokens"]) for row in rows)
 
     def matrix(name: str, kind: torch.dtype, pad: float, fallback: Callable[[Row], list[Any]] | None = None) -> Any:
@@ -117,7 +129,6 @@ def write_jsonl(path: str | Path, batches: Iterable[Rollouts] | Rollouts) -> int
 
 def to_rows(rollouts: Rollouts) -> Iterator[Row]:
     """One plain dictionary a rollout, without padding. float32 values survive the trip through JSON exactly."""
-    steps = rollouts.step.amax(dim=1).add(1).tolist() if rollouts.step is not None and rollouts.step.numel() else None
     for i, extent in enumerate(rollouts.extents.tolist()):
         row: Row = {name: getattr(rollouts, name)[i] for name in ("prompt", "text") if getattr(rollouts, name)}
         row |= {"group": int(rollouts.group[i]), "reward": float(rollouts.reward[i])}
@@ -131,7 +142,9 @@ def to_rows(rollouts: Rollouts) -> Iterator[Row]:
         if rollouts.step_reward is not None:
             # Columns past a row's last step are padding unless something stands in them.
             values = rollouts.step_reward[i].tolist()
-            used = max([steps[i] if steps else 0, *(s + 1 for s, value in enumerate(values) if value)])
+            states = values if rollouts.step_state is None else rollouts.step_state[i].add(1).tolist()
+            used = max([max(row.get("step", []), default=-1) + 1,
+                        *(s + 1 for s, found in enumerate(zip(values, states, strict=True)) if any(found))])
             row["step_reward"] = values[:used]
             if rollouts.step_state is not None:
                 row["step_state"] = rollouts.step_state[i, :used].tolist()
@@ -157,9 +170,7 @@ def _parse(line: str, bad: Bad) -> Row:
 def read_object(line: str, bad: Bad) -> Row:
     """The JSON object of a line, whatever its fields are."""
     try:
-        row = json.loads(line, parse_constant=_no_constant)
-    except RecursionError:
-        raise bad("the JSON is nested too deeply") from None
+        row = parse_json(line, parse_constant=_no_constant)
     except ValueError as error:
         raise bad(f"not valid JSON: {error}") from None
     if not isinstance(row, dict):

@@ -132,7 +132,7 @@ def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     (lambda path: (path / "completions").mkdir(parents=True), "holds no rollouts: .*; try .*/x/completions$"),
     (lambda path: None, "cannot read .*: No such file"),
     (lambda path: path.touch(), "is empty; expected one JSON object a line"),
-    (lambda path: path.write_text("[" * 100_000), "line 1: the JSON is nested too deeply"),
+    (lambda path: path.write_text("[" * 100_000), "line 1: not valid JSON: nested too deeply"),
     (lambda path: path.write_text('{"prompt": 1\n'), "line 1: not valid JSON"),
     (lambda path: path.write_text("3\n"), "line 1: expected a JSON object, got int"),
     (lambda path: path.write_bytes(b'{"prompt": "\xff"}\n'), "line 1: not UTF-8 text: byte 0xff"),
@@ -194,7 +194,7 @@ def test_a_batch_that_would_not_fit_is_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CreditscopeError, match="step 1 takes more than 1,000 bytes; split it"):
         sizes(write(tmp_path / "f.jsonl", rows(20, step=1)))
     monkeypatch.undo()
-    monkeypatch.setattr("creditscope.offline.assemble.CELLS", 100)
+    monkeypatch.setattr("creditscope.rollouts_jsonl.CELLS", 100)
     long = [row | {"tokens": [1] * 60, "logp": [-1.0] * 60} for row in rows(1)]
     with pytest.raises(CreditscopeError, match="line 1: an answer of 60 tokens in a batch of 2 rows"):
         list(scope_file(write(tmp_path / "g.jsonl", long), Settings()))

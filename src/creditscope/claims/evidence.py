@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from creditscope.claims.turns import bias_by_turn
 from creditscope.compare import is_finished
 from creditscope.errors import CreditscopeError
 from creditscope.intervals import Interval, mean_interval
+from creditscope.jsonlines import parse_json, read_whole
 from creditscope.microscope.geometry import centred_rank, credit_null, norm_null, ranks
 from creditscope.microscope.spectrum import orthogonal_null, spectrum
 from creditscope.record import Record
@@ -111,8 +114,8 @@ class Evidence:
 
 # -- several runs ----------------------------------------------------------------------------------------------------
 
-APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "device", "accumulate", "probe", "probe_every",
-                   "scope", "every", "also", "eval_every", "eval_rollouts"})
+APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "keep_most", "device", "accumulate", "probe",
+                   "probe_every", "scope", "every", "also", "eval_every", "eval_rollouts"})
 """Settings that do not make another experiment of a run."""
 
 
@@ -196,26 +199,56 @@ def _readings(record: Record) -> tuple[Columns, Columns, dict[str, dict[str, flo
     layers: dict[str, dict[str, list[float]]] = {}
     count = 0
     for step in record.readings():
-        arrays = record.reading(step)
-        unanimous, largest = 0, 0.0
-        try:
-            for row, dead in _groups_of(arrays, layers):
-                if row is None:
-                    unanimous, largest = unanimous + 1, max(largest, dead)
-                    continue
-                for name in [name for name in row if name not in columns]:
-                    columns[name] = [None] * count
-                count += 1
-                for name, values in columns.items():
-                    values.append(float(step) if name == "step" else row.get(name))
-        except (KeyError, IndexError, ValueError, TypeError) as error:
-            raise CreditscopeError(f"the reading of step {step} in {record.path} is damaged "
-                                   f"({type(error).__name__}: {error}); delete the file to leave it out") from None
-        for name, value in zip(looks, (step, unanimous, largest), strict=True):
+        look = _look(record, step)
+        for row in look.rows:
+            for name in [name for name in row if name not in columns]:
+                columns[name] = [None] * count
+            count += 1
+            for name, values in columns.items():
+                values.append(float(step) if name == "step" else row.get(name))
+        for name, found in look.layers.items():
+            for key, some in found.items():
+                layers.setdefault(name, {}).setdefault(key, []).extend(some)
+        for name, value in zip(looks, (step, look.unanimous, look.largest), strict=True):
             looks[name].append(float(value))
     means = {name: {key: math.fsum(values) / len(values) for key, values in found.items()}
              for name, found in layers.items()}
     return columns, looks if looks["step"] else {}, means
+
+
+@dataclass(frozen=True)
+class Look:
+    """One reading: the numbers of its groups and of its layers, and what its unanimous groups had left."""
+
+    rows: Sequence[Mapping[str, float | None]]
+    unanimous: int
+    largest: float
+    layers: Mapping[str, Mapping[str, Sequence[float]]]
+
+
+LOOKS = 2048
+"""Readings whose numbers are remembered, some 50 KB each."""
+remembered: ContextVar[dict[tuple[Any, ...], Look] | None] = ContextVar("remembered", default=None)
+"""Where whoever reads a growing record again and again keeps the readings it has met; by default nothing is kept."""
+
+
+def _look(record: Record, step: int) -> Look:
+    """The numbers of a reading; of a file that has not changed since, those of the last time."""
+    known, seen = remembered.get(), record.reading_version(step)
+    if known is not None and seen in known:
+        return known[seen]
+    arrays = record.reading(step)
+    layers: dict[str, dict[str, list[float]]] = {}
+    try:
+        groups = list(_groups_of(arrays, layers))
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise CreditscopeError(f"the reading of step {step} in {record.path} is damaged "
+                               f"({type(error).__name__}: {error}); delete the file to leave it out") from None
+    dead = [largest for row, largest in groups if row is None]
+    look = Look([row for row, _ in groups if row is not None], len(dead), max(dead, default=0.0), layers)
+    if known is not None and len(known) < LOOKS:
+        known[seen] = look
+    return look
 
 
 def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, list[float]]]
@@ -285,7 +318,7 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(config)
     for name in ("model", "task"):
         kind, colon, place = str(out.get(name, "")).rpartition(":")
-        if place.count("/") > 1 or place.startswith((".", "~", "/")) or Path(place).exists():
+        if place.count("/") > 1 or place.startswith((".", "~", "/")) or os.path.exists(place):
             out[name] = f"{kind}{colon}{Path(place).name}"
     return out
 
@@ -327,7 +360,7 @@ def _short(value: Any) -> Any:
 def from_json(path: Path) -> Evidence:
     """A file that `to_json` wrote. It may come from anybody: what is not as it should be is refused."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(read_whole(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise CreditscopeError(f"cannot read {path}: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:

@@ -70,7 +70,7 @@ def _gaps(run: Evidence, column: str) -> list[tuple[float, float, float]]:
     last = column == "all/equal_norm_rank"
     found = rows_with(run.groups, "step", "credit_null", column, "all/effective_rank")
     return [(step, math.log(other / rank) if last else math.log(null / other), math.log(null / rank))
-            for step, null, other, rank in found if min(null, other, rank) > 0]
+            for step, null, other, rank in found if min(null, other, rank) > 0.5]  # no rank is below 1
 
 
 # -- C.2 -------------------------------------------------------------------------------------------------------------

@@ -43,8 +43,9 @@ class Series:
 
     @property
     def mean(self) -> float:
-        """Σ x / n"""
-        return math.fsum(self.values) / len(self.rows)
+        """Σ x / n; NaN where infinities of both signs meet."""
+        finite = all(map(math.isfinite, self.values))
+        return (math.fsum(self.values) if finite else sum(self.values)) / len(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)

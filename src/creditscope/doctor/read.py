@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shlex
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,21 @@ from typing import Any
 from creditscope.doctor.log import Log, Row, Settings
 from creditscope.doctor.trainers import KNOWN, OURS, SIGNS, TRAINERS, who_wrote
 from creditscope.errors import CreditscopeError
+from creditscope.jsonlines import parse_json
 from creditscope.record import Record
 
 MAX_LINE = 2**20
 """Longest line that is looked at, in bytes. A row of a thousand metrics has 40,000; what is longer is no row."""
 MAX_ROWS = 100_000
-"""Rows that are kept: some 20 numbers each, so at most a few hundred megabytes."""
+"""Rows that are kept, half from the start and half from the end: some 20 numbers each, at most a few hundred MB."""
 MAX_DOCUMENT = 64 * 2**20
 """Longest JSON document (trainer_state.json), in bytes: 20,000 logged steps. It must be held as a whole."""
 MAX_SETTINGS = 2**18
 """Longest file of settings, in bytes; verl's whole configuration has 30,000."""
 MAX_FOLDERS = 1000
 """Folders that are looked into for runs: a sweep has hundreds, a home directory has no end."""
+LARGEST = 1e60
+"""Beyond it a number counts as infinite: no metric is so large, and its square still has to be a number."""
 NAMED = 8
 """Runs or logs that are named where one must be chosen."""
 
@@ -57,13 +61,13 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = ())
         steps = Record.open(file.parent).steps() if (file.parent / "steps.jsonl").exists() else []
         if not steps:
             raise CreditscopeError(f"{path} has no step yet; wait for the run's first step, or look why it stopped")
-        rows = list(_rows(enumerate(map(_whole, steps), start=1), notes))
+        rows = _rows(enumerate(map(_whole, steps), start=1), notes)
         source = "steps.jsonl, line"
     elif file.suffix == ".json":
-        rows = list(_rows(enumerate(_history(file), start=1), notes))
+        rows = _rows(enumerate(_history(file), start=1), notes)
         source = f"{file.name}, log_history entry"
     else:
-        rows = list(_rows(_table(file, notes) if file.suffix == ".csv" else _lines(file, notes), notes))
+        rows = _rows(_table(file, notes) if file.suffix == ".csv" else _lines(file, notes), notes)
         source = f"{file.name}, line"
     names = frozenset(name for row in rows for name in row.values)
     found = [trainer for trainer in TRAINERS if trainer.marks & names]
@@ -128,20 +132,24 @@ def _number(file: Path) -> int:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(entries: Iterable[tuple[int, Mapping[str, Any]]], notes: list[str]) -> Iterator[Row]:
-    """The entries that hold a metric we know, with those metrics alone."""
-    kept = 0
+def _rows(entries: Iterable[tuple[int, Mapping[str, Any]]], notes: list[str]) -> list[Row]:
+    """The entries that hold a metric we know, with those metrics alone; of too many the first and the last half."""
+    first: list[Row] = []
+    last: deque[Row] = deque(maxlen=MAX_ROWS // 2)
+    left_out = 0
     for place, entry in entries:
         values = {name: number for key, value in entry.items()
                   if (name := _name(key)) in KNOWN and (number := _float(value)) is not None}
         if values.keys() - SIGNS:
-            if kept == MAX_ROWS:
-                notes.append(f"only the first {MAX_ROWS:,} rows were read")
-                return
-            kept += 1
             step = next((_float(entry[key]) for key in STEPS if key in entry), None)
             whole = step is not None and math.isfinite(step) and abs(step) < 1e15
-            yield Row(place, int(step) if step is not None and whole else None, values)
+            left_out += len(last) == last.maxlen
+            (first if len(first) < MAX_ROWS - MAX_ROWS // 2 else last).append(
+                Row(place, int(step) if step is not None and whole else None, values))
+    if left_out:
+        notes.append(f"{left_out:,} rows in the middle were left out: the first and the last {MAX_ROWS // 2:,} were "
+                     f"read")
+    return [*first, *last]
 
 
 def _name(key: object) -> str:
@@ -160,9 +168,10 @@ def _float(value: object) -> float | None:
     elif not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
-        return float(value)
+        number = float(value)
     except (ValueError, OverflowError):
         return None
+    return number if abs(number) <= LARGEST or math.isnan(number) else math.copysign(math.inf, number)
 
 
 def _whole(step: dict[str, Any]) -> dict[str, Any]:
@@ -186,10 +195,13 @@ def _table(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]
         for _, line in _bounded(file, notes):
             yield line.replace("\0", "")
 
-    reader = csv.DictReader(text(), restkey="", restval="")
+    reader = csv.reader(text())
     try:
+        # Only columns that somebody reads: a row must not cost what the longest header does.
+        at = {name: place for place, column in enumerate(next(reader, []))
+              if (name := column if column in STEPS else _name(column)) in KNOWN or name in STEPS}
         for row in reader:
-            yield reader.line_num, row
+            yield reader.line_num, {name: row[place] for name, place in at.items() if place < len(row)}
     except csv.Error as error:
         raise CreditscopeError(f"{file}, line {reader.line_num}: not a table: {error}; save it as plain csv") from None
 
@@ -209,8 +221,8 @@ def _json_line(line: str) -> dict[str, Any]:
     if not line.lstrip().startswith('{"'):
         return {}
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = parse_json(line)
+    except ValueError:
         return {}
     inner = entry.get("data")
     return {**inner, "step": entry.get("step")} if isinstance(inner, dict) else entry
@@ -299,7 +311,7 @@ def _settings_file(file: Path) -> Mapping[str, Any]:
 
 
 def _yaml(text: str, file: Path) -> Any:
-    """YAML without tags, which can run code, aliases, which can grow without end, or depth, which takes forever."""
+    """YAML without tags, which mean anything, aliases, which can grow without end, or depth, which takes forever."""
     import yaml  # type: ignore[import-untyped]
 
     opens = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockSequenceStartToken,
@@ -309,11 +321,15 @@ def _yaml(text: str, file: Path) -> Any:
     try:
         for token in yaml.scan(text):
             depth += isinstance(token, opens) - isinstance(token, closes)
-            if isinstance(token, yaml.AliasToken) or depth > 50:
-                fault = "uses aliases (*name) or is nested too deep"
+            if isinstance(token, yaml.AliasToken | yaml.TagToken) or depth > 50:
+                fault = "uses aliases (*name) or tags (!name), or is nested too deep"
+                break
+            if getattr(token, "plain", False) and token.value.count(":") > 20:  # to YAML 1.1 a number in base 60
+                fault = "holds a value of many parts between colons, without quotes"
                 break
         found = None if fault else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
+        json.dumps(found, default=str)  # a hexadecimal number may be longer than Python will write out
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         fault = f"is not YAML: {' '.join(str(error).split())[:200]}"
     if fault:
         raise CreditscopeError(f"{file} {fault}; write plain names and values")
@@ -322,8 +338,8 @@ def _yaml(text: str, file: Path) -> Any:
 
 def _json(text: str, file: Path) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise CreditscopeError(f"{file} is not JSON: {str(error)[:200]}; if the run was killed while writing it, take "
                                f"an older checkpoint") from None
 

@@ -16,6 +16,7 @@ from creditscope.method import Method
 from creditscope.optimizer.table import BRAKES, parse_brake
 
 MOST_DRAWS = 99
+LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +133,19 @@ class Config:
     """Steps between checkpoints."""
     keep_every: int = 10
     """Steps between kept rollouts (groups/*.npz); 0 keeps none."""
+    keep_most: int = 0
+    """Most files of each kind (groups, scope, optimizer) that are kept, spread evenly over the run: each time there
+    would be more, every second goes. 0 keeps all."""
     log: tuple[str, ...] = ()
     """Trackers by name (tensorboard, wandb, trackio, mlflow), through accelerate."""
 
     def __post_init__(self) -> None:
+        for f in fields(Config):
+            _check_kind(f.name, str(f.type), getattr(self, f.name))
         at_least = dict.fromkeys(("group", "prompts", "steps", "inner_steps", "minibatches", "accumulate",
                                   "checkpoint_every", "every", "probe_every"), 1)
         at_least |= dict.fromkeys(("resample", "warmup", "eval_every", "rollouts", "eval_rollouts", "eval_problems",
-                                   "keep_every", "lora", "critic_warmup"), 0)
+                                   "keep_every", "keep_most", "lora", "critic_warmup"), 0)
         for name, low in at_least.items():
             if getattr(self, name) < low:
                 raise CreditscopeError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
@@ -284,7 +290,7 @@ class Config:
             longer -= {"rollouts"}
         # What does not scale with reward must be followed from the first step on.
         looks: set[str] = {"probe_every"} if self.unscaled else {"probe", "probe_every"}
-        return frozenset({"log", "checkpoint_every", "keep_every", "also"} | longer | looks)
+        return frozenset({"log", "checkpoint_every", "keep_every", "keep_most", "also"} | longer | looks)
 
     def learning_rate(self, step: int) -> float:
         """lr of a step: linear warm-up, then the schedule's decay."""
@@ -293,6 +299,20 @@ class Config:
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
         factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[self.schedule]
         return self.lr * factor
+
+
+def _check_kind(name: str, kind: str, value: Any) -> None:
+    """Refuse a value that is not what the field says: a record is a file, and anybody may have written it."""
+    first, *rest = kind.split(" | ")
+    if first == "tuple[str, ...]":
+        right = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
+    else:
+        right = isinstance(value, {"str": str, "int": int, "float": int | float}[first]) and not isinstance(value, bool)
+    huge = isinstance(value, int) and abs(value) > LARGEST
+    if not (right or (rest and value is None)) or huge:
+        what = {"str": "a text", "int": "a whole number", "float": "a number"}.get(first, "a list of texts")
+        raise CreditscopeError(f"--{name.replace('_', '-')} must be {what}{' or None' if rest else ''}, got "
+                               f"{f'one of {value.bit_length():,} bits' if huge else f'{value!r:.60}'}")
 
 
 def flags(config: Mapping[str, Any]) -> list[str]:

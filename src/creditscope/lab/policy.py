@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.lab.untrusted import check_folder, check_gguf
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 
@@ -52,7 +52,11 @@ class Policy:
         """Token ids of a prompt, ready to be continued."""
         if self.chat:
             message = [{"role": "user", "content": prompt}]
-            prompt = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            try:
+                prompt = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            except Exception as error:  # a template is a small program, run in jinja's sandbox: it may fail in any way
+                raise CreditscopeError(f"the chat template of {self.name!r} failed: {type(error).__name__}: {error}; "
+                                       f"use --chat off") from error
         return list(self.tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -143,8 +147,10 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
             raise CreditscopeError(f"no such GGUF file: {name}")
         if importlib.util.find_spec("gguf") is None:
             raise CreditscopeError("reading a GGUF file needs the gguf package: pip install 'creditscope[gguf]'")
+        check_gguf(path)
         return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
     if path.is_dir():
+        check_folder(path)
         return str(path), {"local_files_only": True}
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CreditscopeError(f"no model {name!r}: no such folder, and not a hub name of the form owner/name; "
@@ -157,22 +163,26 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> t
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would write over our own display
+    # A model folder is data, not a program. If this were left out, transformers would ask whether to run its code.
+    extra = extra | {"trust_remote_code": False}
+    weights = {"dtype": dtype, "use_safetensors": None if "gguf_file" in extra else True, "output_loading_info": True}
 
-    def attempt(what: str, job: Any) -> Any:
+    def attempt(what: str, job: Any, options: dict[str, Any]) -> Any:
         try:
-            # trust_remote_code stays off: a model folder is data, not a program.
-            return job.from_pretrained(where, **extra) if what == "tokenizer" else \
-                job.from_pretrained(where, dtype=dtype, use_safetensors=None if "gguf_file" in extra else True, **extra)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise CreditscopeError(f"cannot load the {what} of {name!r}: {first}") from error
+            return job.from_pretrained(where, **extra, **options)
+        except Exception as error:  # a folder may come from anybody, and its faults are of every kind
+            said = " ".join(str(error).split())[:300] or type(error).__name__
+            raise CreditscopeError(f"cannot load the {what} of {name!r}: {said}") from error
 
-    model = attempt("model", AutoModelForCausalLM)
+    model, loaded = attempt("model", AutoModelForCausalLM, weights)
+    if missing := sorted(loaded["missing_keys"]):
+        raise CreditscopeError(f"the weights of {name!r} lack {len(missing)} of its parameters, {missing[0]} first, "
+                               f"which would be random numbers; is the folder whole, and a causal language model?")
     if "gguf_file" in extra:
         # The weights are plain numbers by now; transformers still calls them quantised and would refuse to save them.
         model.hf_quantizer = None
         model.config.__dict__.pop("quantization_config", None)
-    return model, attempt("tokenizer", AutoTokenizer)
+    return model, attempt("tokenizer", AutoTokenizer, {})
 
 
 def _with_adapters(model: Any, rank: int, seed: int) -> Any:

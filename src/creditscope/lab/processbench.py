@@ -8,7 +8,6 @@ baseline then is the file's mean reward, an outcome compared with other problems
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from creditscope.catalogue import find
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
+from creditscope.jsonlines import encodable, parse_json, read_whole
 from creditscope.lab.localise import Localiser, Outcome, yardsticks
 from creditscope.lab.policy import Policy
 from creditscope.lab.rollout import step_tensors
@@ -65,16 +65,13 @@ class Solution:
 def read_processbench(path: Path) -> list[Solution]:
     """All solutions of a file, or an error that names the entry that is not one."""
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise CreditscopeError(f"{path} has {size:,} bytes, over the {MOST_BYTES:,} that are read; cut it up")
-        found = json.loads(path.read_bytes())
+        found = parse_json(read_whole(path, MOST_BYTES))
+    except CreditscopeError:
+        raise
     except FileNotFoundError:
         raise CreditscopeError(f"no such file: {path}") from None
     except OSError as error:
         raise CreditscopeError(f"cannot read {path}: {error.strerror}") from None
-    except RecursionError:
-        raise CreditscopeError(f"{path} is nested too deeply; expected a list of objects") from None
     except ValueError as error:  # neither JSON nor UTF-8
         raise CreditscopeError(f"{path} is not JSON: {error}") from None
     if not isinstance(found, list) or not found:
@@ -174,6 +171,9 @@ def _solution(entry: Any, where: str) -> Solution:
         if not isinstance(step, str) or not step:
             raise CreditscopeError(f"{where}: steps[{i}] must be a text that is not empty, got {type(step).__name__} "
                                    f"{str(step)[:40]!r}")
+    if not all(map(encodable, (entry["id"], entry["problem"], *steps))):
+        raise CreditscopeError(f"{where} has half a character (a lone surrogate), which cannot be tokenised; write "
+                               f"whole characters")
     if not -1 <= label < len(steps):
         raise CreditscopeError(f"{where}: label must be a step from 0 to {len(steps) - 1}, or -1 for none, got {label}")
     return Solution(entry["id"], entry["problem"], tuple(steps), entry["final_answer_correct"], label)

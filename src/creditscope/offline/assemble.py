@@ -20,9 +20,6 @@ from creditscope.offline.dumps import Sample
 from creditscope.rollouts import Rollouts
 from creditscope.rollouts_jsonl import Row, collate
 
-CELLS = 2**27
-"""Rows × columns that a batch may have once every answer is padded to the longest."""
-
 
 @dataclass(frozen=True)
 class Assembled:
@@ -50,11 +47,11 @@ def number_groups(samples: Sequence[Sample]) -> list[int]:
 
 def assemble(samples: Sequence[Sample]) -> Assembled:
     """The batch without a model."""
-    rows = [_row(sample, group) for sample, group in zip(samples, number_groups(samples), strict=True)]
+    rows = _rows(samples)
     has_logp = any("logp" in row for row in rows)
     if not any("tokens" in row for row in rows):
         rows = [row | {"tokens": [0], "logp": [0.0]} for row in rows]
-        return Assembled(collate(rows), has_tokens=False, has_logp=False)
+        return Assembled(_collate(rows, samples), has_tokens=False, has_logp=False)
     if not has_logp:
         rows = [row | {"logp": [0.0] * len(row.get("tokens", ()))} for row in rows]
     return Assembled(_collate(rows, samples), has_logp=has_logp)
@@ -64,8 +61,7 @@ def assemble_for(policy: Policy, samples: Sequence[Sample], temperature: float) 
     """The batch in the model's tokens, with its log-probs, entropies and Σπ² where the file has none."""
     prompts = [_prompt(policy, sample) for sample in samples]
     rows, respelled = [], 0
-    for sample, prompt, group in zip(samples, prompts, number_groups(samples), strict=True):
-        row = _row(sample, group)
+    for sample, prompt, row in zip(samples, prompts, _rows(samples), strict=True):
         if "tokens" not in row or sample.spelled:
             row = _tokenised(policy, sample, row)
             respelled += policy.decode(row["tokens"]) != sample.text
@@ -89,12 +85,17 @@ def assemble_for(policy: Policy, samples: Sequence[Sample], temperature: float) 
     return Assembled(rollouts, prompts=prompts, live=live, gap=gap, respelled=respelled)
 
 
-def _row(sample: Sample, group: int) -> Row:
-    """A sample as `collate` takes it."""
-    row: Row = {"reward": sample.reward, "group": group} | sample.fields
-    if sample.prompt is not None:
-        row["prompt"] = sample.prompt if isinstance(sample.prompt, str) else _chat(sample.prompt)
-    return row | ({} if sample.text is None else {"text": sample.text})
+def _rows(samples: Sequence[Sample]) -> list[Row]:
+    """Samples as `collate` takes them. Those that share a chat share the text that is made of it."""
+    chats = {id(sample.prompt): sample.prompt for sample in samples if isinstance(sample.prompt, list)}
+    shown = {key: _chat(messages) for key, messages in chats.items()}
+    rows = []
+    for sample, group in zip(samples, number_groups(samples), strict=True):
+        row: Row = {"reward": sample.reward, "group": group} | sample.fields
+        if sample.prompt is not None:
+            row["prompt"] = sample.prompt if isinstance(sample.prompt, str) else shown[id(sample.prompt)]
+        rows.append(row | ({} if sample.text is None else {"text": sample.text}))
+    return rows
 
 
 def _chat(messages: Sequence[dict[str, object]]) -> str:
@@ -103,12 +104,7 @@ def _chat(messages: Sequence[dict[str, object]]) -> str:
 
 
 def _collate(rows: list[Row], samples: Sequence[Sample], dtype: torch.dtype = torch.float32) -> Rollouts:
-    widest = max(range(len(rows)), key=lambda i: len(rows[i].get("tokens", ())))
-    if (cells := len(rows) * len(rows[widest].get("tokens", ()))) > CELLS:
-        raise CreditscopeError(f"{samples[widest].where}: an answer of {len(rows[widest]['tokens']):,} tokens in a "
-                               f"batch of {len(rows):,} rows: padded to it they take {cells:,} cells, over {CELLS:,}; "
-                               f"drop that row, or give a smaller --rows")
-    return collate(rows, dtype)
+    return collate(rows, dtype, [sample.where for sample in samples])
 
 
 def _prompt(policy: Policy, sample: Sample) -> list[int]:

@@ -178,6 +178,7 @@ def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: B
     rewards = row.get(name)
     if isinstance(rewards, list) and len(rewards) != len(choices):
         raise bad(f"{name!r} has {len(rewards)} entries for {len(choices)} choices")
+    prompt = _prompt(messages["messages"], bad)  # once: a line may have a thousand choices to a long prompt
     samples = []
     for i, choice in enumerate(choices):
         reward = choice if name in choice else {name: rewards[i]} if isinstance(rewards, list) else row
@@ -187,7 +188,7 @@ def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: B
         said = message.get("content") if isinstance(message, dict) else choice.get("text")
         fields, spelled = _logprobs(choice, bad)
         samples.append(Sample(
-            where=where, reward=_reward(reward, name, bad), prompt=_prompt(messages["messages"], bad),
+            where=where, reward=_reward(reward, name, bad), prompt=prompt,
             text=_said("" if said is None else said, "content", bad), group=where if len(choices) > 1 else None,
             batch=_step(row.get("step"), bad), prompt_tokens=_ids(response or {}, "prompt_token_ids", bad),
             fields=fields, spelled=spelled))

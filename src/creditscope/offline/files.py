@@ -6,8 +6,11 @@ JSON lines are read line by line, parquet a few hundred rows at a time and repea
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +26,21 @@ ROWS = 256
 CHUNK = 2**20
 LARGEST = 2**30
 """Bytes that one batch may take, or one row group of a parquet file."""
+AT_ONCE = 1000
+"""Parquet files that one process looks at: a command line has an end."""
+SURVEY = """
+import sys
+import pyarrow.parquet
+for number, file in enumerate(sys.argv[1:]):
+    print(number, flush=True)
+    about = pyarrow.parquet.read_metadata(file)
+    for at in range(about.num_row_groups):
+        group = about.row_group(at)
+        values = sum(group.column(i).num_values for i in range(group.num_columns))
+        print(number, at, max(group.total_byte_size, 8 * values), flush=True)
+"""
+"""Prints the number of each file, then of each of its row groups, with the bytes it may take once it is unpacked: its
+own, or 8 for each of its values."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,7 @@ class Source:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.files = _files(self.path)
+        self._surveyed = False
         try:
             self.sizes = [file.stat().st_size for file in self.files]
         except OSError as error:
@@ -77,6 +96,10 @@ class Source:
 
     def objects(self, start: Place = START) -> Iterator[Object]:
         """Every object after a place."""
+        if not self._surveyed and (tables := [file for file in self.files if file.suffix == ".parquet"]):
+            for at in range(0, len(tables), AT_ONCE):
+                _survey(tables[at:at + AT_ONCE])
+            self._surveyed = True
         for number in range(start.file, len(self.files)):
             file, first = self.files[number], start if number == start.file else Place(number)
             if file.suffix == ".parquet":
@@ -160,16 +183,11 @@ def complain(where: str, what: str) -> CreditscopeError:
 
 
 def _parquet_rows(file: Path) -> Iterator[Row]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise CreditscopeError(f"reading {file.name} needs pyarrow: pip install 'creditscope[trl]'") from None
-    if not file.exists():
-        raise CreditscopeError(f"no such file: {file}")
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         about = pyarrow.parquet.read_metadata(file)
-        _check_room(file, about)
         columns = [about.schema.column(i) for i in range(about.num_columns)]
         # A few bits of a file can repeat a long text: it is held once, and rows are made one at a time.
         texts = [column.path for column in columns
@@ -184,14 +202,27 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
         raise CreditscopeError(f"{file}: not a parquet file that can be read: {first}") from None
 
 
-def _check_room(file: Path, about: Any) -> None:
-    """Refuse a row group that may not fit once it is unpacked: its bytes, or 8 for each of its values."""
-    for number in range(about.num_row_groups):
-        group = about.row_group(number)
-        values = sum(group.column(i).num_values for i in range(group.num_columns))
-        if (size := max(group.total_byte_size, 8 * values)) > LARGEST:
-            raise CreditscopeError(f"{file}: row group {number} takes {size:,} bytes, over {LARGEST:,}; write the file "
-                                   f"with a smaller row_group_size")
+def _survey(files: Sequence[Path]) -> None:
+    """Refuse files that are damaged, or have a row group that may not fit once it is unpacked.
+
+    In a process of its own: a few wrong bits in what a file says of its columns, and pyarrow ends the process.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise CreditscopeError(f"reading {files[0].name} needs pyarrow: pip install 'creditscope[trl]'")
+    for file in files:
+        if not file.exists():
+            raise CreditscopeError(f"no such file: {file}")
+    found = subprocess.run([sys.executable, "-P", "-c", SURVEY, *map(str, files)], capture_output=True, text=True,
+                           errors="replace", check=False)
+    lines = [[int(word) for word in line.split()] for line in found.stdout.splitlines()]
+    for line in lines:
+        if len(line) == 3 and line[2] > LARGEST:
+            raise CreditscopeError(f"{files[line[0]]}: row group {line[1]} takes {line[2]:,} bytes, over {LARGEST:,}; "
+                                   f"write the file with a smaller row_group_size")
+    if found.returncode:
+        said = (found.stderr.strip().splitlines() or [f"exit status {found.returncode}"])[-1]
+        raise CreditscopeError(f"{files[lines[-1][0]] if lines else files[0]}: not a parquet file that can be read: "
+                               f"{said.strip()[:200]}")
 
 
 def _extent(value: Any) -> int:

@@ -96,6 +96,7 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
                 if group and settings.keep_every and number % settings.keep_every == 0:
                     record.save_group(number, group)
                 record.append(number, line)
+                record.thin(number, settings.keep_most, {"scope": settings.every, "groups": settings.keep_every})
             yield Read(line, source.done(batch.place), source.size, reader)
     if record is not None:
         _finish(record.path, config)
@@ -112,7 +113,7 @@ def _placed(error: CreditscopeError, batch: Batch, source: Source) -> Creditscop
 
 # -- the record ------------------------------------------------------------------------------------------------------
 
-_FREE = frozenset({"keep_every", "device", "command", "steps", "group", "prompts"})
+_FREE = frozenset({"keep_every", "keep_most", "device", "command", "steps", "group", "prompts"})
 """What may differ when a reading goes on: no number hangs on it, or it is known at the end alone."""
 
 
@@ -133,7 +134,7 @@ def _position(batch: Batch, digest: str) -> dict[str, Any]:
 
 def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place, str | None]:
     """(batches done, the place after them, the digest of the last) of a record whose file is still the same."""
-    steps = record.steps()
+    steps = [line for line in record.steps() if "run/stopped" not in line]  # why it stopped is no batch
     record.rewind(len(steps))  # arrays of a batch whose line was not written
     if not steps:
         return 0, Place(), None

@@ -37,6 +37,9 @@ class Settings:
     """Batches between readings of the microscope."""
     keep_every: int = 10
     """Batches between kept rollouts (groups/*.npz), the first groups of a batch; 0 keeps none."""
+    keep_most: int = 0
+    """Most files of each kind (groups, scope) that are kept, spread evenly: each time there would be more, every second
+    goes. 0 keeps all."""
     temperature: float = 1.0
     """Sampling temperature at which the file's log-probs were taken."""
     chat: str = "auto"
@@ -56,7 +59,7 @@ class Settings:
                 raise unknown(f"--{name}", getattr(self, name), choices)
         if self.scope == "full" and self.model is None:
             raise CreditscopeError("--scope full reads the gradients of a model; name it with --model")
-        for name, least in {"rows": 1, "every": 1, "keep_every": 0, "max_tokens": 1}.items():
+        for name, least in {"rows": 1, "every": 1, "keep_every": 0, "keep_most": 0, "max_tokens": 1}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise CreditscopeError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")

@@ -146,14 +146,28 @@ def differences(row: Method) -> list[tuple[str, str, str]]:
 
 
 def _command(config: Mapping[str, Any]) -> Html:
-    """What to paste. A record that was not made by `creditscope train` says itself what made it."""
+    """What to paste. A record that was not made by `creditscope train` says itself what made it, and is believed where
+    a shell would run creditscope and nothing else."""
     if is_script(config):
         return tag("p", f"Run by your own script with TRL's {config['trainer']}; its settings are in run.json.",
                    class_="soft", id="command")
     told = config.get("command")
-    command = told if isinstance(told, str) else shlex.join(["creditscope", "train", *flags(config)])
+    command = told if isinstance(told, str) and _is_ours(told) else shlex.join(["creditscope", "train", *flags(config)])
     return tag("pre", tag("code", command, id="command"), tabindex="0", role="region",
                aria_label="The command of this run")
+
+
+def _is_ours(command: str) -> bool:
+    """Whether a shell would run creditscope with these words, and nothing else.
+
+    >>> _is_ours("creditscope scope 'a b.jsonl' --rows 64"), _is_ours("creditscope scope a; rm -rf b"), _is_ours("rm b")
+    (True, False, False)
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return False
+    return words[:1] == ["creditscope"] and shlex.join(words) == command
 
 
 def _faults(faults: Sequence[str]) -> Html | None:

@@ -99,8 +99,11 @@ def cache() -> Path:
 
 
 def kept(place: Path) -> str:
-    """A text that `keep` left, if it is whole; or nothing."""
+    """A text that `keep` left, if it is whole and nobody else could have written it; or nothing."""
     try:
+        if any(found.stat().st_uid != os.getuid() or found.stat().st_mode & 0o022
+               for found in (place, beside(place), place.parent)):
+            return ""
         found = place.read_bytes()
         whole = beside(place).read_text(encoding="ascii") == hashlib.sha256(found).hexdigest()
         return found.decode() if whole else ""
@@ -112,10 +115,11 @@ def keep(place: Path, text: str) -> None:
     """A text and its hash, each whole or not at all. A folder that cannot be written to costs time, nothing else."""
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.chmod(0o700)  # what is kept there becomes a script of the page
         for file, data in ((place, text.encode()), (beside(place), hashlib.sha256(text.encode()).hexdigest().encode())):
             part = file.with_name(f".{file.name}.{os.getpid()}")
             try:
-                with part.open("xb") as out:
+                with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
                     out.write(data)
                 part.replace(file)
             finally:

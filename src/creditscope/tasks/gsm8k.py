@@ -25,6 +25,7 @@ from creditscope.tasks.worker import Worker, WorkerError
 
 MARK = re.compile(r"<<[^<>\n]{0,200}>>")
 NUMBER = re.compile(r"[-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{1,12})?", re.IGNORECASE)
+MEMORY = 2**31  # bytes for math-verify: it has 10^(10^10) written out, if it is asked for
 LONGEST = 1000  # characters of an answer that are read; real ones have a handful
 INSTRUCTION = "{question}\nSolve it step by step, one step a line. End with a line '#### N', where N is the answer."
 
@@ -45,7 +46,7 @@ class Gsm8k:
             raise CreditscopeError(f"the template must hold {{question}}, got {template!r}")
         self.source, self.template, self.flexible, self.max_tokens = str(source), template, flexible, max_tokens
         known = importlib.util.find_spec("math_verify") is not None
-        self._worker = Worker("creditscope.tasks.gsm8k:math_equal", seconds) if known else None
+        self._worker = Worker("creditscope.tasks.gsm8k:math_equal", seconds, MEMORY) if known else None
         self._rows: dict[str, list[Problem]] = {}
 
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:

@@ -22,14 +22,14 @@ starts the run, never from the data.
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
-from creditscope.jsonlines import numbered_lines
+from creditscope.jsonlines import encodable, numbered_lines, parse_json
 from creditscope.tasks import Problem, Step, Verdict, check_split, in_order
 from creditscope.tasks.worker import Worker, WorkerError
 
@@ -87,9 +87,9 @@ def read_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, int]]:
     file = Path(path)
     for number, line in numbered_lines(file):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise CreditscopeError(f"{file}, line {number} is not JSON: {error}") from error
+            row = parse_json(line)
+        except ValueError as error:
+            raise CreditscopeError(f"{file}, line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise CreditscopeError(f"{file}, line {number} must be an object {{...}}, got {type(row).__name__}")
         yield row, file, number
@@ -98,11 +98,14 @@ def read_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, int]]:
 def text_of(row: dict[str, Any], key: str, where: Path, number: int) -> str:
     """The row's text under that key; a number is taken as its text."""
     value = row.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if type(value) is int or (isinstance(value, float) and math.isfinite(value)):
         value = str(value)
     if not isinstance(value, str) or not value.strip():
-        have = ", ".join(map(str, row)) or "nothing"
+        have = ", ".join(name[:40] for name in list(row)[:20]) or "nothing"
         raise CreditscopeError(f"{where}, line {number} needs a text {key!r}; it has {have}")
+    if not encodable(value):
+        raise CreditscopeError(f"{where}, line {number}: {key!r} has half a character (a lone surrogate), which cannot "
+                               f"be tokenised; write whole characters")
     return value
 
 

@@ -35,7 +35,7 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """`module:function` in a process of its own.
+    """`module:function` in a process of its own, which may take `memory` bytes of address space.
 
     >>> root = Worker("math:sqrt", seconds=5)
     >>> root(9.0)
@@ -45,8 +45,8 @@ class Worker:
     creditscope.tasks.worker.WorkerError: raised ValueError: ...
     """
 
-    def __init__(self, target: str, seconds: float) -> None:
-        self.target, self.seconds = target, seconds
+    def __init__(self, target: str, seconds: float, memory: int | None = None) -> None:
+        self.target, self.seconds, self.memory = target, seconds, memory
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str] = queue.Queue()
@@ -63,7 +63,7 @@ class Worker:
     def _call(self, args: tuple[Any, ...]) -> tuple[float, list[StepSpan] | None]:
         try:
             line = json.dumps(args)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise WorkerError(f"was given something that is not JSON: {error}") from error
         with self._lock:
             self._start()
@@ -90,7 +90,8 @@ class Worker:
         self._process, self._lines = process, queue.Queue()
         self._finalizer = weakref.finalize(self, _kill, process)
         threading.Thread(target=_read, args=(process, self._lines), daemon=True).start()
-        self._ask(json.dumps({"target": self.target, "path": [os.getcwd(), *sys.path]}), START_SECONDS)
+        start = {"target": self.target, "path": [os.getcwd(), *sys.path], "memory": self.memory}
+        self._ask(json.dumps(start), START_SECONDS)
 
     def _ask(self, line: str, seconds: float) -> tuple[float, list[StepSpan] | None]:
         process = self._process
@@ -208,6 +209,10 @@ def _serve() -> None:
         try:
             if function is None:
                 sys.path[:] = request["path"]
+                if request["memory"] is not None:
+                    import resource  # not on every system: only where a limit is asked for
+
+                    resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
                 function = _load(request["target"])
                 answer: dict[str, Any] = {"value": 0.0, "steps": None}
             else:

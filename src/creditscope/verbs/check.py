@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +25,8 @@ from creditscope.compare import SETTINGS
 from creditscope.errors import CreditscopeError, printable
 from creditscope.verbs.output import Output
 
+LARGEST = 1e60
+"""No reading is so large, and its square still has to be a number."""
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
 
 
@@ -134,12 +136,13 @@ def read_runs(paths: Iterable[Path]) -> list[Evidence]:
     """The evidence under these paths, each under a name of its own. A run and its own summary are one."""
     places = list(dict.fromkeys(place.resolve() for path in paths for place in _places(path)))
     found: list[Evidence] = []
-    seen: list[Any] = []
+    seen: set[bytes] = set()
     for place, name in zip(places, names(places), strict=True):
         run = _sound(place, *gather([place]))
-        whole = json.loads(to_json(replace(run, name="")))
-        if whole not in seen:
-            seen.append(whole)
+        whole = json.dumps(json.loads(to_json(replace(run, name=""))), sort_keys=True)
+        digest = hashlib.blake2b(whole.encode(), digest_size=16).digest()  # many runs must not be held twice
+        if digest not in seen:
+            seen.add(digest)
             found.append(replace(run, name=name))
     return found
 
@@ -173,12 +176,14 @@ def _sound(place: Path, run: Evidence) -> Evidence:
             raise CreditscopeError(f"{place}: {name} is {value!r:.60}, not a {kind.__name__}; is this a run of "
                                    f"creditscope train?")
     columns: list[Mapping[str, Any]] = [run.groups, run.readings, run.turns]
-    numbers = [(name, value) for step in run.steps for name, value in step.items()]
+    numbers = [(name, value) for some in (run.config, run.versions) for name, value in some.items()
+               if isinstance(value, int | float)]
+    numbers += [(name, value) for step in run.steps for name, value in step.items()]
     numbers += [(name, value) for some in columns for name, values in some.items() for value in values]
     for name, value in numbers:
-        if value is not None and not math.isfinite(value):
-            raise CreditscopeError(f"{place} is damaged: {name} is {value}, not a number; train the run again, or "
-                                   f"leave it out")
+        if value is not None and not abs(value) <= LARGEST:
+            raise CreditscopeError(f"{place} is damaged: {name} is {value!r:.60}, not a number; train the run again, "
+                                   f"or leave it out")
     return run
 
 

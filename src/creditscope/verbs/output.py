@@ -9,6 +9,16 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from rich.text import Text
+
+from creditscope.errors import printable
+
+
+class Screen(Console):
+    """A console that shows control characters and does not obey them: a path or a name may come from anybody."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +33,11 @@ class Output:
     def console(self) -> Console:
         """A console for people. Without a terminal it is wide enough that tables keep their columns."""
         terminal = sys.stdout.isatty() and not self.plain
-        return Console(force_terminal=terminal, no_color=not terminal, highlight=False,
-                       width=None if sys.stdout.isatty() else 200)
+        return Screen(force_terminal=terminal, no_color=not terminal, highlight=False,
+                      width=None if sys.stdout.isatty() else 200)
 
     def emit(self, value: Any) -> None:
-        """Print a value as JSON. Not-a-number is not JSON, so it is refused rather than written."""
-        print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        """Print a value as JSON. Not-a-number is not JSON, so it is refused rather than written. Control characters
+        above the ASCII ones, which JSON leaves as they are, are escaped: a terminal would obey them."""
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
