@@ -25,6 +25,7 @@ from creditscope.verbs.prefix import Prefix
 from creditscope.verbs.report import Report
 from creditscope.verbs.reproduce import Reproduce
 from creditscope.verbs.scope import Scope
+from creditscope.verbs.selftest import Selftest
 from creditscope.verbs.train import Train
 from creditscope.verbs.warmup import Warmup
 
@@ -33,7 +34,7 @@ DESCRIPTION = "See where the credit goes when a language model is trained by rei
 VERBS: dict[str, type[Any]] = {
     "demo": Demo, "warmup": Warmup, "train": Train, "report": Report, "doctor": Doctor, "check": Check,
     "reproduce": Reproduce, "compare": Compare, "localise": Localise, "scope": Scope, "prefix": Prefix,
-    "optimizer": Optimizer, "methods": Methods, "credit": Credit, "env": Env}
+    "optimizer": Optimizer, "methods": Methods, "credit": Credit, "selftest": Selftest, "env": Env}
 
 
 def verbs(asked: str) -> Any:

@@ -1,19 +1,13 @@
-"""TRL's own credit: w = −∂loss/∂log π out of TRL's unmodified trainers, to hold our TRL rows against.
+"""The settings of TRL that our TRL rows claim to equal, and the batches on which both give w.
 
-A real GRPOTrainer or RLOOTrainer is built for each setting. Only what depends on a language model is replaced: the
-completions are the batch's, and log-probs (live, old, reference) are looked up instead of computed. Rewards,
-advantages, masks, normalisers, ratios, bounds and KL are TRL's lines.
+TRL's side is computed by `creditscope.selftest.trl_live`, out of its own trainers: the self-test runs it too.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from batches import Batch, batches
@@ -23,11 +17,10 @@ from torch import Tensor
 from creditscope import effective_credit, surrogate
 from creditscope.dialects import DIALECTS
 from creditscope.method import Method
+from creditscope.selftest.trl_live import EOS, MAX_TOKENS, advantage_and_credit, trainer_of
 
 EVEN = ("on_policy", "off_policy", "graded", "near", "edges", "edges_product")  # TRL's groups have one size
-EOS = 5  # one of the ids that the batches use, so that some of their completions count as finished
 TOLERANCE = 1e-10  # of max|Δw| / max|w|, everything in float64
-MAX_TOKENS = 12  # wider than the batches, so that a denominator taken from the width would be seen
 
 
 @dataclass(frozen=True)
@@ -115,35 +108,12 @@ def trl_credit(case: Case, batch: Batch, dtype: torch.dtype = torch.float64) -> 
 
 def trl_advantage_and_credit(case: Case, batch: Batch, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """(B,) A and (B, T) w of TRL."""
-    from trl.trainer.utils import split_tensor_dict
-
-    trainer = _trainer(case.config, tuple(sorted(case.settings.items())))
-    steps = trainer.args.steps_per_generation
-    leaf = batch["logp"].detach().clone().requires_grad_()
-    live = iter(leaf.chunk(steps))  # one part for each accumulated micro-batch
-
-    def look_up(model: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
-        stored = batch["ref" if model is trainer.ref_model else "old"]
-        logp = next(live) if torch.is_grad_enabled() else stored  # scoring runs without gradients
-        return logp, torch.zeros_like(logp), None  # no entropy, no router loss
-
-    rows = [tokens[tokens != 0].tolist() for tokens in batch["tokens"]]
-    generated = rows if case.config == "RLOOConfig" else (rows, None)
-    questions = [{"prompt": f"t{group}", "score": score}
-                 for group, score in zip(batch["group"].tolist(), batch["reward"].tolist(), strict=True)]
-    with (patch.object(trainer, "_generate_single_turn", lambda *_: generated),
-          patch.object(trainer, "_get_per_token_logps_and_entropies", look_up),
-          _default(dtype)):
-        scored = trainer._generate_and_score_completions(questions)
-        assert torch.equal(scored["completion_mask"].bool(), batch["mask"])
-        parts = split_tensor_dict(scored, steps)
-        loss = sum(trainer._compute_loss(trainer.model, part) for part in parts)
-    return scored["advantages"], -torch.autograd.grad(loss, leaf)[0]
+    return advantage_and_credit(case.config, case.settings, batch, dtype)
 
 
 def trl_high_entropy(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     """(B, T) True for the tokens that TRL trains on with top_entropy_quantile=share."""
-    trainer = _trainer("GRPOConfig", (("loss_type", "grpo"),))
+    trainer = trainer_of("GRPOConfig", {"loss_type": "grpo"})
     return trainer.get_high_entropy_mask(entropy, mask.int(), 1 - share)
 
 
@@ -195,58 +165,3 @@ def table() -> list[dict[str, Any]]:
         lines.append({"row": case.dialect, "changes": dict(case.changes), "settings": case.text,
                       "difference": worst, "passes": worst <= TOLERANCE})
     return lines
-
-
-@contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
-    """TRL holds rewards in torch's default dtype; in float64 its arithmetic can be compared to the last digits."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-_FOLDER = tempfile.TemporaryDirectory(prefix="creditscope-trl-")
-
-
-@cache
-def _trainer(config: str, settings: tuple[tuple[str, Any], ...]) -> Any:
-    """A trainer in train mode over a batch of 16, groups of 4, just as its users make it."""
-    import trl
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
-    chosen = dict(settings)
-    folder = _model_folder()
-    arguments = getattr(trl, config)(
-        output_dir=_FOLDER.name, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[],
-        num_generations=4, per_device_train_batch_size=16 // chosen.get("gradient_accumulation_steps", 1),
-        num_iterations=2,  # several updates a batch: else TRL takes π for π_old
-        max_completion_length=MAX_TOKENS, **chosen)
-    trainer = getattr(trl, config.replace("Config", "Trainer"))(
-        model=folder, args=arguments, reward_funcs=lambda score, **_: score,
-        train_dataset=Dataset.from_list([{"prompt": "t0", "score": 0.0}]),
-        processing_class=AutoTokenizer.from_pretrained(folder))
-    trainer.model.train()
-    # The training loop sets this at the start of each step.
-    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
-    return trainer
-
-
-@cache
-def _model_folder() -> str:
-    """A tiny random Llama with six words, saved: with β > 0 TRL loads its reference from disk."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    words = {word: i for i, word in enumerate(["<pad>", "t0", "t1", "t2", "t3", "<eos>"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    folder = f"{_FOLDER.name}/model"
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
-    LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(words), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-        pad_token_id=0, eos_token_id=EOS, bos_token_id=None)).save_pretrained(folder)
-    return folder

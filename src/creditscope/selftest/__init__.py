@@ -1,0 +1,1 @@
+"""What `creditscope selftest` verifies on the user's own machine: one check a row of `table`, one subject a file."""

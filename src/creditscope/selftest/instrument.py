@@ -1,0 +1,96 @@
+"""The microscope's own check, Σ_ij K_ij = ‖∇‖², is green on a sound pass and red on a planted error.
+
+An instrument that cannot say "wrong" verifies nothing. So errors are planted from outside, as an engine, a fused head
+or a careless loss would make them, and each must be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from creditscope.errors import CreditscopeError
+from creditscope.microscope.scope import Microscope
+from creditscope.selftest.check import Found, worst_of
+from creditscope.selftest.gram import batch, objective, observe, random_model
+
+PARAMETERS = ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight",
+              "lm_head.weight", "model.embed_tokens.weight")
+
+
+def agrees(device: torch.device) -> Found:
+    """|Σ K − ‖∇‖²| / (Σ_i K_ii + ‖∇‖²) of every parameter."""
+    model = random_model("llama", device)
+    scope = observe(model, *batch(model))
+    return worst_of({name: check.error for name, check in scope.checks.items()}, "parameters")
+
+
+def goes_red(device: torch.device) -> Found:
+    """How many planted errors the microscope let pass."""
+    missed = []
+    for name, plant in PLANTED.items():
+        try:
+            plant(device)
+        except CreditscopeError:
+            continue
+        missed.append(name)
+    return Found(len(missed), f"let pass: {', '.join(missed)}" if missed else f"all {len(PLANTED)} were refused")
+
+
+def _scaled(name: str, factor: float) -> Callable[[torch.device], object]:
+    """An engine scales one parameter's gradient and says nothing."""
+
+    def plant(device: torch.device) -> None:
+        model = random_model("llama", device)
+        model.get_parameter(name).register_hook(lambda g: g * factor)
+        observe(model, *batch(model))
+
+    return plant
+
+
+def _unseen(device: torch.device) -> None:
+    """A fused head multiplies by the weight itself, outside the module's forward."""
+    model = random_model("llama", device)
+    ids, credit = batch(model)
+    with Microscope(model):
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        chosen = (hidden @ model.lm_head.weight.T)[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
+        (chosen * credit).sum().backward()
+
+
+def _mixed(device: torch.device) -> None:
+    """A loss of rollout 0 that reads rollout 1 too: `require_only` must say so."""
+    model = random_model("llama", device)
+    ids, credit = batch(model)
+    credit[1:] = 0
+    credit[1, 0] = 1.0
+    observe(model, ids, credit).require_only(0)
+
+
+def _wrong_owner(device: torch.device) -> None:
+    """Rows that are handed to the wrong rollout: of a loss of row 0 alone, rollout 0 must have the gradient."""
+    model = random_model("llama", device)
+    ids, credit = batch(model)
+    credit[1:] = 0
+    observe(model, ids, credit, rows=torch.tensor([1, 0, 2, 3], device=device)).require_only(0)
+
+
+def _infinite(device: torch.device) -> None:
+    """A loss that overflowed."""
+    model: Any = random_model("llama", device)
+    ids, credit = batch(model)
+    spoilt: Tensor = credit * float("inf")
+    with Microscope(model):
+        objective(model, ids, spoilt).backward()  # type: ignore[no-untyped-call]
+
+
+PLANTED: Mapping[str, Callable[[torch.device], object]] = {
+    **{f"{name} times {factor}": _scaled(name, factor) for name in PARAMETERS for factor in (2.0, 1.001, 0.0)},
+    "a head used outside its module": _unseen,
+    "a loss that mixes rows": _mixed,
+    "rows with the wrong owner": _wrong_owner,
+    "a loss that is not finite": _infinite,
+}

@@ -1,0 +1,230 @@
+"""Every Python block of the pages runs, every `creditscope` command on them is one that the real parser takes, every
+example has a test, and the version stands in one place."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tyro
+
+from creditscope import METHODS, CreditscopeError, Record, __version__, cli
+from creditscope.optimizer.probe import Probe
+from makers import make
+from small_models import batch, build, objective
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"),
+                *(ROOT / "recipes").glob("*.md"), *(ROOT / "results").glob("*.md"),
+                *(ROOT / "benchmarks").glob("*.md")])
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def shown(text: str) -> Iterator[str]:
+    """What stands after `creditscope` at the start of a line of a fenced block that is not Python."""
+    for language, block in FENCED.findall(text):
+        for line in block.replace("\\\n", " ").splitlines() if language != "python" else ():
+            if found := re.match(r"(?:\$ )?(?:\w+=\S+ )*(?:\S+/)?creditscope (?!\d)(.*)", line.strip()):
+                yield found[1]
+
+
+def mentioned(text: str) -> list[str]:
+    """What stands after `creditscope` between single backticks: a command, or the name of one."""
+    return re.findall(r"(?<!`)`creditscope ([^`\n]+)`", FENCED.sub("", text))
+
+
+def parse(command: str) -> Any:
+    """As `creditscope` does it, up to a pipe or a comment, without running the verb."""
+    given = shlex.split(command, comments=True)
+    ends = [given.index(sign) for sign in ("|", "&&", ";", ">", "&") if sign in given]
+    given = given[:min(ends, default=len(given))]
+    return tyro.cli(cli.verbs(given[0]), prog="creditscope", args=given, description=cli.DESCRIPTION)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_a_command_in_a_block_is_one_that_the_parser_takes(page: Path) -> None:
+    for command in shown(page.read_text()):
+        try:
+            assert type(parse(command)) in cli.VERBS.values()
+        except (SystemExit, CreditscopeError) as error:
+            pytest.fail(f"{page_name(page)}: creditscope {command}: {error!r}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_a_command_in_the_text_names_a_verb_and_flags_that_exist(page: Path,
+                                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    for command in mentioned(page.read_text()):
+        verb = command.split()[0]
+        assert verb in cli.VERBS or verb == "--version", f"{page_name(page)}: creditscope {command}"
+        flags = re.findall(r"--[a-z][\w-]*", command)
+        if flags and verb in cli.VERBS:
+            with pytest.raises(SystemExit):
+                parse(f"{verb} --help")
+            help_text = capsys.readouterr().out
+            missing = [flag for flag in flags if not re.search(rf"{flag}\b", help_text)]
+            assert not missing, f"{page_name(page)}: creditscope {verb} has no {missing}"
+
+
+def test_the_pages_have_commands_and_a_wrong_one_is_seen() -> None:
+    assert sum(len(list(shown(page.read_text()))) for page in PAGES) > 90
+    text = "```\n$ creditscope trian --steps 2\n```\nSee `creditscope check --strikt`.\n"
+    assert (list(shown(text)), mentioned(text)) == (["trian --steps 2"], ["check --strikt"])
+    for wrong in ("trian --steps 2", "train --step 2", "train --steps two", "train --group 1"):
+        with pytest.raises((SystemExit, CreditscopeError)):
+            parse(wrong)
+
+
+# -- Python ----------------------------------------------------------------------------------------------------------
+
+
+class Loss:
+    """A loss whose forward runs when its backward is asked for: pages show only the line inside the block."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def backward(self) -> None:
+        objective(self._model, *batch()).backward()
+
+
+def looked_at(folder: Path) -> dict[str, Any]:
+    model = build("llama")
+    return {"model": model, "loss": Loss(model), "objective": lambda: objective(model, *batch())}
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """Runs where the pages have theirs."""
+    for name in ("runs/demo/r8", "runs/mine"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with Record.create(folder / name, {"seed": 0}, {}) as record:
+            for step in range(3):
+                record.append(step, {"reward/mean": 0.5})
+                record.save_group(step, {"w": np.ones((2, 3))})
+                record.save_reading(step, {"path_update": np.eye(256, dtype=np.float32)[step]})
+    return {}
+
+
+def optimised(folder: Path) -> dict[str, Any]:
+    rollouts = make([1, 0, 1], [0, 0, 0], [2, 3, 2])
+    theta = torch.nn.Parameter(rollouts.logp.clone())
+    model = torch.nn.ParameterDict({"theta": theta})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return {"model": model, "method": METHODS["grpo"], "rollouts": rollouts, "forward": lambda: theta * 1.0,
+            "optimizer": optimizer, "logp": theta * 1.0, "probe": Probe(optimizer, model.named_parameters())}
+
+
+def trained(folder: Path) -> dict[str, Any]:
+    trl = pytest.importorskip("trl")
+    from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer
+    from plugins.trl_makers import trainer
+
+    return {"trainer": trainer(), "ScopeCallback": ScopeCallback, "GRPOTrainer": lambda _: trainer(max_steps=1),
+            "GRPOConfig": trl.GRPOConfig,
+            "scoped": lambda **settings: trainer(ScopedGRPOTrainer, extra=settings)}
+
+
+def plain(folder: Path) -> dict[str, Any]:
+    return {"rollouts": make([1, 0, 1], [0, 0, 0], [2, 3, 2]), "Path": Path, "args": Arguments(folder)}
+
+
+class Arguments:
+    """Of a trainer, as far as the page reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.output_dir = str(folder)
+
+    def to_json_string(self) -> str:
+        return "{}"
+
+
+Setup = Callable[[Path], dict[str, Any]]
+BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
+    ("README.md", 0): (plain, {}),
+    ("README.md", 1): (looked_at, {}),
+    ("README.md", 2): (plain, {}),
+    ("README.md", 3): (trained, {}),
+    ("CONTRIBUTING.md", 0): (plain, {}),
+    ("docs/doctor.md", 0): (plain, {}),
+    ("docs/lab.md", 0): (plain, {}),
+    ("docs/lab.md", 1): (plain, {}),
+    ("docs/lab.md", 2): (recorded, {}),
+    ("docs/microscope.md", 0): (looked_at, {"loss = ...": "loss = objective()"}),
+    ("docs/microscope.md", 1): (recorded, {}),
+    ("docs/optimizer.md", 0): (optimised, {}),
+    ("docs/optimizer.md", 1): (optimised, {}),
+    ("docs/prefix_bias.md", 0): (plain, {}),
+    ("docs/trl.md", 0): (trained, {}),
+    ("docs/trl.md", 1): (trained, {"model=..., args=GRPOConfig(...), reward_funcs=..., train_dataset=...,": "",
+                                   "ScopedGRPOTrainer(": "scoped("}),
+}
+"""(page, number) -> what the page takes as given, and what a reader fills in."""
+ELSEWHERE = {("docs/scale.md", 0)}  # two ranks: tests/ranks runs `across`
+
+
+def blocks() -> dict[tuple[str, int], str]:
+    return {(page_name(page), number): block for page in PAGES for number, block in enumerate(
+        block for language, block in FENCED.findall(page.read_text()) if language == "python")}
+
+
+def test_every_python_block_is_run_by_this_file_or_named_as_run_elsewhere() -> None:
+    assert blocks().keys() == BLOCKS.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("where", BLOCKS, ids=str)
+def test_a_python_block_runs_as_it_stands(where: tuple[str, int], tmp_path: Path,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, filled = BLOCKS[where]
+    names = setup(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code = blocks()[where]
+    for blank, value in filled.items():
+        assert blank in code
+        code = code.replace(blank, value)
+    exec(compile(code, f"{where[0]} block {where[1]}", "exec"), names)
+    if where == ("docs/trl.md", 0):
+        assert (tmp_path / "runs" / "mine" / "steps.jsonl").exists()
+
+
+# -- examples --------------------------------------------------------------------------------------------------------
+
+
+def test_every_example_is_loaded_by_a_test() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f'"examples" / "{example.name}"' in tests, f"no test runs examples/{example.name}"
+
+
+# -- the version -------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_stands_in_one_place_and_everything_else_reads_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/creditscope/__init__.py"
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == __version__
+    literal = re.compile(rf"[\"']{re.escape(__version__)}[\"']")
+    found = [path for path in (ROOT / "src").rglob("*.py") if literal.search(path.read_text())]
+    assert found == [ROOT / "src" / "creditscope" / "__init__.py"]
+    try:
+        assert importlib.metadata.version("creditscope") == __version__, "install again: the metadata are of old"
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("creditscope is not installed here")
