@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test fast browser chromium contracts lint docs mutants constraints clean
+.PHONY: help demo test fast browser chromium contracts faults fuzz audit dist lint docs mutants constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -39,8 +39,25 @@ contracts:  ## the TRL plugin on each version it was tested with
 	  install="$$env/bin/python -m pip --disable-pip-version-check install --quiet --constraint .contracts/constraints.txt"; \
 	  $$install torch; \
 	  $$install --editable '.[lora,test]' datasets trl==$$version; \
-	  $$env/bin/python -m pytest tests/plugins/test_trl_contract.py; \
+	  $$env/bin/python -m pytest tests/plugins/test_trl_contract.py tests/plugins/test_trl_ranks.py; \
 	done
+
+faults: $(VENV)/test.ready  ## a hundred kills, and the planted faults that they must notice (half an hour on two cores)
+	$(PY) tests/faults/kills.py --kills 100 --controls no_rename no_whole_folders no_sync late_lines line_first
+
+fuzz: $(VENV)/test.ready  ## a coverage-guided fuzzer on every reader, three minutes each
+	$(PIP) --editable '.[fuzz]'
+	for target in rollouts offline parquet record arrays evidence doctor task_files verifiers specs config; do \
+	  $(PY) tests/fuzz/coverage_guided.py $$target --seconds 180; done
+
+dist:  ## build wheel and sdist, install the wheel elsewhere and use it
+	PYTHON=$(PYTHON) bash .ci/dist
+
+audit: $(VENV)/test.ready  ## known holes of the pinned versions (asks the advisory service)
+	$(PYTHON) -m venv .audit
+	.audit/bin/python -m pip install --quiet pip-audit
+	.audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+	$(PY) -m pip check
 
 lint: $(VENV)/test.ready
 	$(PY) -m ruff check .
