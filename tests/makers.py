@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -22,6 +24,14 @@ def load_script(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def edit_config(run: Path, **settings: Any) -> None:
+    """Other settings in a record, as somebody would write them who edits it: without the sum."""
+    whole = json.loads((run / "run.json").read_text())
+    del whole["crc32"]
+    whole["config"] |= settings
+    (run / "run.json").write_text(json.dumps(whole))
 
 
 def make(reward: Sequence[float], group: Sequence[int], lengths: Sequence[int], seed: int = 0,

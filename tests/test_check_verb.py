@@ -18,6 +18,7 @@ from creditscope.cli import main
 from creditscope.errors import CreditscopeError
 from creditscope.record import Record
 from creditscope.verbs.check import names, read_runs
+from makers import edit_config
 
 SIZES = (4, 8)
 
@@ -313,9 +314,7 @@ def test_an_empty_folder_a_missing_one_and_a_file_of_something_else_are_errors(
 def test_a_setting_of_another_kind_is_one_error(name: str, value: Any, tmp_path: Path,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     path = write_run(tmp_path / "run", 4, 0, 2)
-    whole = json.loads((path / "run.json").read_text())
-    whole["config"][name] = value
-    (path / "run.json").write_text(json.dumps(whole))
+    edit_config(path, **{name: value})
     assert f"{name} is {value!r}" in one_sentence(capsys, path)
 
 

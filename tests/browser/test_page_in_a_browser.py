@@ -12,6 +12,7 @@ import pytest
 
 from browser.opened import READY, opened
 from creditscope.report.build import build
+from makers import edit_config
 from report import records
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -34,9 +35,7 @@ def compared(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     base = tmp_path_factory.mktemp("compared")
     for seed in range(3):
         path = records.bare(base / f"seed-{seed}")
-        run = json.loads((path / "run.json").read_text())
-        run["config"]["seed"] = seed
-        (path / "run.json").write_text(json.dumps(run))
+        edit_config(path, seed=seed)
     return write(base / "compared.html", [rich_run, base])
 
 

@@ -330,7 +330,8 @@ def test_a_checkpoint_cut_in_half_says_how_to_go_on(tmp_path: Path) -> None:
     ({"top_p": float("nan")}, "--top-p must be above 0"),
     ({"top_p": 2.0}, "--top-p must be above 0 and at most 1, got 2.0"),
     ({"max_tokens": 0}, "--max-tokens must be at least 1, got 0"),
-    ({"seed": 10**20}, "--seed must be in 0"),
+    ({"seed": 2**31}, "--seed must be in 0"),
+    ({"seed": 10**20}, "--seed must be a whole number"),
 ])
 def test_settings_that_cannot_work_are_refused_before_anything_starts(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):

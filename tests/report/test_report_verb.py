@@ -19,6 +19,7 @@ from creditscope.report import answers as rules
 from creditscope.report import page
 from creditscope.report.answers import answers
 from creditscope.report.run import read_run
+from makers import edit_config
 from report import records
 
 
@@ -91,9 +92,7 @@ def test_several_runs_are_one_page_in_the_present_folder(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(2):
         path = records.bare(tmp_path / "all" / f"seed-{seed}")
-        run_json = json.loads((path / "run.json").read_text())
-        run_json["config"]["seed"] = seed
-        (path / "run.json").write_text(json.dumps(run_json))
+        edit_config(path, seed=seed)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert run(tmp_path / "all") == 0

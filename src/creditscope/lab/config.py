@@ -310,7 +310,7 @@ def _check_kind(name: str, kind: str, value: Any) -> None:
         right = isinstance(value, {"str": str, "int": int, "float": int | float}[first]) and not isinstance(value, bool)
     huge = isinstance(value, int) and abs(value) > LARGEST
     if not (right or (rest and value is None)) or huge:
-        what = {"str": "a text", "int": "a whole number", "float": "a number"}.get(first, "a list of texts")
+        what = {"str": "a text", "int": "a whole number below 2^63", "float": "a number"}.get(first, "a list of texts")
         raise CreditscopeError(f"--{name.replace('_', '-')} must be {what}{' or None' if rest else ''}, got "
                                f"{f'one of {value.bit_length():,} bits' if huge else f'{value!r:.60}'}")
 
