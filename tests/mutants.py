@@ -36,6 +36,7 @@ OURS, ADAPT = ("tests/claims/test_ours.py",), ("tests/lab/test_adapt.py",)
 NODES, ANSWERS = ("tests/report/test_prefixes.py",), ("tests/report/test_answers.py",)
 MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), ("tests/doctor/test_rules.py",)
 VERL = ("tests/plugins/test_verl_loss.py",)
+PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
 ENOUGH = 3
 
 
@@ -79,13 +80,13 @@ MUTANTS = [
     Mutant("padding of unequal rollouts kept", "microscope/rows.py",
            "if blank and self.real is not None:", "if False:", MICROSCOPE),
     Mutant("r_eff on squared values", "microscope/spectrum.py",
-           "return float(self.values.sum() ** 2 / self._energy)",
-           "return float(self._energy ** 2 / (self.values**4).sum())", READINGS),
+           "return float(self._unitless.sum() ** 2 / self._energy)",
+           "return float(self._energy ** 2 / (self._unitless**4).sum())", READINGS),
     Mutant("conflict counts every pair", "microscope/geometry.py",
            "< -max(eps, 1e-12)).mean()", "< 2).mean()", READINGS),
     Mutant("one side of the sketch not scaled", "microscope/sketch.py", "alpha=1 / self.k", "alpha=1.0", READINGS),
     Mutant("the std of a group not averaged over tokens", "credit/units.py",
-           "(credit * credit).sum(dim=1) / lengths", "(credit * credit).sum(dim=1)", UNITS),
+           "((credit / unit[:, None]) ** 2).sum(dim=1) / lengths", "((credit / unit[:, None]) ** 2).sum(dim=1)", UNITS),
     Mutant("KL paid for what came before", "credit/units.py",
            "log_drift(method, rollouts).flip(1).cumsum(1).flip(1)", "log_drift(method, rollouts).cumsum(1)", UNITS),
     Mutant("norms of the scores not squared", "credit/optimal_scalar.py",
@@ -159,6 +160,10 @@ MUTANTS = [
     Mutant("dead groups from half of the gradient", "doctor/rules.py",
            "return norm is not None and max(norm.values) == 0", "return norm is not None and min(norm.values) == 0",
            DOCTOR),
+    Mutant("one half of the rollouts proves all", "microscope/proof.py",
+           "for bit in range((rollouts - 1).bit_length())]", "for bit in range(1)]", PLANTED),
+    Mutant("links out of a record are followed", "strangers.py",
+           "if path.is_symlink() and", "if False and", HOSTILE),
 ]
 
 

@@ -45,10 +45,13 @@ from creditscope.strangers import inside, masked, members
 FORMAT = 1
 SHELVES = ("groups", "scope", "optimizer")
 SUMS = "SHA256SUMS"
+KEEP = 2
+"""Checkpoints that stay: the newest, and the one before for the day the newest is damaged."""
 MAX_STEP = 4 * 2**20
 """Longest line of steps.jsonl, in bytes. A step has a few thousand."""
 _NAME = re.compile(r"\d{6}")
 _CRC = b', "crc32": "'
+_SUM = re.compile(rb': "[0-9a-f]{8}"}$')
 
 
 class Record:
@@ -193,6 +196,8 @@ class Record:
             for step in self.checkpoints():
                 if step > steps:
                     _remove(self.checkpoint_path(step))
+            for old in self.checkpoints()[:-KEEP]:  # a kill may have come before these went
+                _remove(self.checkpoint_path(old))
 
     def save_group(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep selected rollouts of a step."""
@@ -233,7 +238,7 @@ class Record:
             _write_atomically(self._file(shelf, step), packed.getvalue())
 
     @contextlib.contextmanager
-    def checkpoint(self, step: int, keep: int = 2) -> Iterator[Path]:
+    def checkpoint(self, step: int, keep: int = KEEP) -> Iterator[Path]:
         """A folder to fill; it becomes checkpoints/<step> when the block ends well, and older ones than `keep` go."""
         with self.folder(f"checkpoints/{step:06d}") as part:
             yield part
@@ -350,7 +355,7 @@ class Record:
                 assert all(not isinstance(value, int) or abs(value) < 2**63 for value in found.values())
             except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
                 raise CreditscopeError(f"{path}, line {number}: not a step; the file was damaged. {cut}") from None
-            if sealed and tail != f'{_crc(body)}"}}'.encode():
+            if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a sum under a flipped name
                 raise CreditscopeError(f"{path}, line {number} is not what was written: it does not match its crc32. "
                                        f"{_EDITED}; otherwise the file was damaged. {cut}")
             found.pop("crc32", None)

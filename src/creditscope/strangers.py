@@ -44,6 +44,8 @@ def members(path: Path) -> Iterator[tuple[str, bytes]]:
             if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise CreditscopeError(f"{path}: {part.filename!r} is compressed by method {part.compress_type}; a run "
                                        f"writes 0 (stored) or 8 (deflated)")
+            if part.comment:  # a flipped length makes one of the entries that come after it
+                raise CreditscopeError(f"{path}: {part.filename!r} has a comment, and no run writes one")
             with stored.open(part) as data:
                 yield part.filename, data.read(part.file_size)
 

@@ -46,10 +46,11 @@ from creditscope.record import SHELVES, Record, verify
 from faults.controls import CONTROLS
 
 STEPS = 5
-BASE = ["--steps", str(STEPS), "--group", "4", "--prompts", "2", "--max-tokens", "40", "--eval-problems", "2",
+BASE = ["--steps", str(STEPS), "--group", "4", "--prompts", "2", "--max-tokens", "40", "--eval-problems", "0",
         "--checkpoint-every", "2", "--keep-every", "1", "--lr", "1e-4", "--seed", "1", "--device", "cpu"]
 SETTINGS = {"plain": BASE,
-            "full": [*BASE, "--scope", "full", "--every", "2", "--probe", "full", "--probe-every", "3"],
+            "full": [*BASE, "--eval-problems", "2", "--scope", "full", "--every", "2", "--probe", "full",
+                     "--probe-every", "3"],
             "critic": [*BASE, "--credit", "gae", "--inner-steps", "2"]}
 MOMENTS = ("start", "clock", "line", "part", "bytes", "operation")
 TIMED = ("time/", "scope/ratio", "scope/share")
@@ -228,7 +229,7 @@ class Observer:
             if path.stat().st_size != len(self.seen):
                 now = path.read_bytes()
                 now = now[:now.rfind(b"\n") + 1]
-                self.grew |= len(now) > len(self.seen) and bool(self.seen or now)
+                self.grew |= len(now) > len(self.seen)
                 self.seen = now
         self.bytes = 0
         for folder in (self.out, self.out / "checkpoints", *(self.out / shelf for shelf in SHELVES)):
@@ -250,9 +251,8 @@ def due(moment: str, rng: random.Random, times: dict[str, float], observer: Obse
         when = rng.uniform(0, times[moment])
         return lambda now: now >= when
     if moment == "line":
-        first = observer.lines
-        wanted = rng.randint(1, STEPS + 1)
-        return lambda _: observer.grew and observer.lines >= min(max(first, wanted), STEPS + 1)
+        wanted = max(observer.lines, rng.randint(1, STEPS))
+        return lambda _: observer.grew and observer.lines >= wanted
     if moment == "part":
         wanted = rng.randint(1, 4 * STEPS)
         return lambda _: len(observer.parts) >= wanted
