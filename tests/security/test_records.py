@@ -228,7 +228,7 @@ VERBS: dict[str, Callable[[str], list[str]]] = {
     "report": lambda run: ["report", run], "check": lambda run: ["check", run], "doctor": lambda run: ["doctor", run],
     "optimizer": lambda run: ["optimizer", run], "prefix": lambda run: ["prefix", run],
     "compare": lambda run: ["compare", "credit", "--no-run", "--out", str(Path(run).parents[1])],
-    "reproduce": lambda run: ["reproduce", "p2", "--out", str(Path(run).parents[1]), "--seeds", "1"],
+    "reproduce": lambda run: ["reproduce", "p2", "--out", str(Path(run).parents[2]), "--seeds", "1"],
     "resume": lambda run: ["train", "--out", run, "--resume"],
     "scope": lambda run: ["scope", f"{run}/steps.jsonl", "--out", run, "--resume"]}
 
