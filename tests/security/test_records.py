@@ -278,7 +278,7 @@ def test_the_hook_of_these_tests_would_run(hooked: Path) -> None:
 
 
 @pytest.mark.parametrize("json_too", [False, True], ids=["words", "json"])
-@pytest.mark.parametrize("verb", ["report", "check", "doctor", "optimizer", "prefix", "compare", "reproduce", "resume"])
+@pytest.mark.parametrize("verb", ["report", "check", "doctor", "optimizer", "prefix", "compare", "resume"])
 def test_no_command_prints_a_control_character_of_a_hostile_record(verb: str, json_too: bool, hooked: Path) -> None:
     run = records.hostile(hooked / "mu4 \x1b[31m" / "none \x07\x9b" / "seed-0")
     code, said = said_by(*VERBS[verb](str(run)), *["--json"] * json_too)
