@@ -26,11 +26,11 @@ def load_script(path: Path) -> ModuleType:
     return module
 
 
-def edit_config(run: Path, **settings: Any) -> None:
+def edit_config(run: Path, without: Sequence[str] = (), **settings: Any) -> None:
     """Other settings in a record, as somebody would write them who edits it: without the sum."""
     whole = json.loads((run / "run.json").read_text())
     del whole["crc32"]
-    whole["config"] |= settings
+    whole["config"] = {key: value for key, value in whole["config"].items() if key not in without} | settings
     (run / "run.json").write_text(json.dumps(whole))
 
 

@@ -28,6 +28,7 @@ from creditscope.intervals import T975, Interval, mean_interval, overlap, paired
 from creditscope.record import Record
 from creditscope.verbs.compare import Compare, arguments, folder
 from creditscope.verbs.processes import Job, run_jobs
+from makers import edit_config
 
 BUDGET = 128
 
@@ -408,10 +409,7 @@ def test_the_record_of_a_brake_becomes_its_numbers(tmp_path: Path) -> None:
 
 def test_a_run_that_is_older_than_brakes_had_none(tmp_path: Path) -> None:
     write_brake(tmp_path, "none", 0, 0.5, [STILL])
-    file = next(tmp_path.glob("*/seed-0/run.json"))
-    stored = json.loads(file.read_text())
-    del stored["config"]["brake"]
-    file.write_text(json.dumps(stored))
+    edit_config(next(tmp_path.glob("*/seed-0")), without=["brake"])
     assert [line.name for line in compared(tmp_path, "brake").lines] == ["none"]
 
 
@@ -839,9 +837,6 @@ def test_ctrl_c_keeps_what_was_done_and_the_same_command_goes_on(tmp_path: Path)
 def test_settings_that_train_would_not_write_are_refused_not_shown(
         tmp_path: Path, name: str, value: object, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, "outcome", 0, [0.5, 0.5, 0.5])
-    file = next(tmp_path.glob("*/seed-0/run.json"))
-    stored = json.loads(file.read_text())
-    stored["config"][name] = value
-    file.write_text(json.dumps(stored))
+    edit_config(next(tmp_path.glob("*/seed-0")), **{name: value})
     assert run("compare", "credit", "--no-run", "--out", str(tmp_path)) == 2
     assert message in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -25,9 +25,11 @@ def model_folder(dtype: str = "float64") -> str:
     folder = f"{FOLDER.name}/{dtype}"
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, pad_token_id=0, eos_token_id=1, bos_token_id=None, initializer_range=0.3))
+    # The draws hang on the default dtype: whoever asks first must not decide what the model is.
+    with in_dtype(torch.float32):
+        model = LlamaForCausalLM(LlamaConfig(
+            vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, pad_token_id=0, eos_token_id=1, bos_token_id=None, initializer_range=0.3))
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 
@@ -61,14 +63,19 @@ def trainer(kind: Any = None, *, dtype: str = "float64", peft: Any = None, funcs
 
 
 @contextmanager
-def in_double() -> Iterator[None]:
-    """TRL holds rewards in torch's default dtype; in float64 its arithmetic can be compared to the last digits."""
+def in_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Another default dtype for a while."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def in_double() -> AbstractContextManager[None]:
+    """TRL holds rewards in torch's default dtype; in float64 its arithmetic can be compared to the last digits."""
+    return in_dtype(torch.float64)
 
 
 def weights(trained: Any) -> torch.Tensor:
