@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import torch
+
+from creditscope.selftest.trl_live import in_dtype
 
 WORDS = ["<pad>", "<eos>", "a", "b", "c", "d", "e", "f"]
 FOLDER = tempfile.TemporaryDirectory(prefix="creditscope-trl-")
@@ -60,17 +61,6 @@ def trainer(kind: Any = None, *, dtype: str = "float64", peft: Any = None, funcs
     return kind(model=folder, args=config(**(usual | settings)), reward_funcs=funcs or reward,
                 train_dataset=Dataset.from_list([{"prompt": p} for p in prompts]),
                 processing_class=AutoTokenizer.from_pretrained(folder), peft_config=peft, **(extra or {}))
-
-
-@contextmanager
-def in_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Another default dtype for a while."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def in_double() -> AbstractContextManager[None]:

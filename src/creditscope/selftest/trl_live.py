@@ -46,7 +46,7 @@ def advantage_and_credit(config: str, settings: Mapping[str, Any], batch: Mappin
                  for group, score in zip(batch["group"].tolist(), batch["reward"].tolist(), strict=True)]
     with (patch.object(trainer, "_generate_single_turn", lambda *_: generated),
           patch.object(trainer, "_get_per_token_logps_and_entropies", look_up),
-          _default(dtype)):
+          in_dtype(dtype)):
         scored = trainer._generate_and_score_completions(questions)
         assert torch.equal(scored["completion_mask"].bool(), batch["mask"]), "TRL masks other tokens than the batch"
         parts = split_tensor_dict(scored, steps)
@@ -105,7 +105,7 @@ def small_run(callback: Callable[[Any], Any] | None = None, steps: int = 2) -> d
 
 
 @contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
+def in_dtype(dtype: torch.dtype) -> Iterator[None]:
     """TRL holds rewards in torch's default dtype; in float64 its arithmetic can be compared to the last digits."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
