@@ -7,9 +7,10 @@ files, threads, and on a GPU the memory that nvidia-smi sees in use. At the limi
 the same command goes on where it stopped. Whenever it ends, what there is so far is judged:
 
     memory      Theil-Sen slope over the second half of the steps that one process took, with Sen's interval
-    step time   t = a + b·(mean length) + c·(longest) + d·step by least squares over blocks of steps: d is the drift at
-                equal length, and an answer that gets longer is not called one
-    record      bytes that each kind of file had grown to by each step, against a straight line
+    step time   t = a + b·(mean length) + c·(longest) + e·(live groups) + d·step by least squares over blocks of steps:
+                d is the drift at equal work; answers that get longer and groups that die are not called one
+    record      bytes that each kind of file had grown to by each step, against a straight line. A group that dies has
+                no Gram worth its bytes, so a run that learns writes less and less: no faster than linear is asked
 
 Writes benchmarks/soak.md and soak.json.
 """
@@ -43,7 +44,7 @@ FLAT = 0.01
 STEADY = 0.05
 """Drift of the step time over the whole run, as a share of itself, up to which it is flat."""
 LINEAR = 0.05
-"""Largest distance of a growing file kind from its straight line, as a share of its end."""
+"""How much more a kind of file may grow in the second half of the steps than in the first, as a share of that."""
 POINTS = 60
 """Points that a slope is taken over, each the median of a block: neighbours in time are not independent."""
 SHELVES = {"steps.jsonl": "one line a step", "scope": "--every", "groups": "--keep-every", "optimizer": "--probe-every"}
@@ -189,14 +190,14 @@ def growth(samples: Sequence[Sample], values: Sequence[float]) -> Slope:
 
 
 def drift(steps: Sequence[Mapping[str, Any]]) -> Slope:
-    """d of t = a + b·(mean length) + c·(longest) + d·step, times the steps, as a share of the mean time."""
+    """d of t = a + b·(mean length) + c·(longest) + e·(live groups) + d·step, times the steps, as a share of mean t."""
     parts = [steps[block] for block in blocks(len(steps), POINTS)]
-    names = ("time/step", "length/mean", "length/max", "step")
+    names = ("time/step", "length/mean", "length/max", "signal/live_groups", "step")
     # Means, under which the equation stays true; the median of the lengths belongs to another step than that of t.
-    time_, mean, longest, step = (np.array([statistics.fmean(line[name] for line in part) for part in parts])
+    time_, *work, step = (np.array([statistics.fmean(line[name] for line in part) for part in parts])
                                   for name in names)
     # In units of their spread, so that the equations are well conditioned; a column that never varies is none.
-    columns = [(x - x.mean()) / x.std() for x in (mean, longest) if x.std() > 0]
+    columns = [(x - x.mean()) / x.std() for x in work if x.std() > 0]
     span = steps[-1]["step"] - steps[0]["step"]
     design = np.stack([np.ones(len(parts)), *columns, (step - step.mean()) / span], axis=1)
     found, *_ = np.linalg.lstsq(design, time_, rcond=None)
@@ -222,6 +223,8 @@ class Shelf:
     bytes_a_step: float
     off_line: float
     """Largest distance from the straight line between no step and the last, as a share of the end."""
+    halves: float
+    """Bytes of the second half of the steps over those of the first."""
 
 
 def shelf(written: Sequence[tuple[int, int]], steps: int) -> Shelf:
@@ -229,7 +232,8 @@ def shelf(written: Sequence[tuple[int, int]], steps: int) -> Shelf:
     at = np.array([step + 1 for step, _ in written], dtype=float)
     size = np.cumsum([length for _, length in written], dtype=float)
     off = np.abs(size / size[-1] - at / at[-1]).max()
-    return Shelf(int(size[-1]), len(written), float(size[-1]) / steps, float(off))
+    first = sum(length for step, length in written if step < steps / 2)
+    return Shelf(int(size[-1]), len(written), float(size[-1]) / steps, float(off), float(size[-1]) / max(1, first) - 1)
 
 
 def shelves(out: Path, steps: int) -> dict[str, Shelf]:
@@ -290,20 +294,21 @@ def told(found: Mapping[str, Any], words: Sequence[str], device: str) -> str:
         *([memory("gpu", "GPU memory in use")] if "gpu" in found else []),
         f"| open files; threads | {found['files'][0]} to {found['files'][1]}; {found['threads'][0]} to "
         f"{found['threads'][1]} | | |",
-        f"| step time, drift over the run at equal length | {Slope(**clock['drift'])} of {clock['median']:.3f} s | "
-        f"at most {STEADY:.0%} | {clock['verdict']} |",
+        f"| step time, drift over the run at equal length and live groups | {Slope(**clock['drift'])} of "
+        f"{clock['median']:.3f} s | at most {STEADY:.0%} | {clock['verdict']} |",
         f"| medians of the last fifth over the first: time; mean length; longest | ×{clock['fifths']:.3f}; "
         f"×{clock['length']:.3f}; ×{clock['longest']:.3f} | | |", "",
         "## The record", "",
-        "| | MB | files | KB a step | off its line | linear | grows by |",
-        "| --- | ---: | ---: | ---: | ---: | --- | --- |"]
+        "| | MB | files | KB a step | off its line | second half over first | no faster than linear | grows by |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- | --- |"]
     for name, part in found["record"].items():
-        straight = part["off_line"] <= LINEAR + (1 / part["files"])  # a file more or less is no bend
+        bounded = part["halves"] <= 1 + LINEAR + 2 / part["files"]  # a file more or less is no bend
         pages.append(f"| {name} | {part['bytes'] / 1e6:.1f} | {part['files']:,} | {part['bytes_a_step'] / 1e3:.2f} | "
-                     f"{part['off_line']:.2%} | {'yes' if straight else 'NO'} | {SHELVES[name]} |")
+                     f"{part['off_line']:.2%} | ×{part['halves']:.3f} | {'yes' if bounded else 'NO'} | "
+                     f"{SHELVES[name]} |")
     return "\n".join([
         *pages,
-        f"| checkpoints | {found['checkpoints'] / 1e6:.1f} at most | | | | | nothing: two are kept |", "",
+        f"| checkpoints | {found['checkpoints'] / 1e6:.1f} at most | | | | | | nothing: two are kept |", "",
         "Off its line: the largest distance between the bytes by a step and the straight line to the end, as a share "
         "of the end. `--keep-most N` keeps at most N files of each of the three kinds, spread evenly over the run: "
         "then only steps.jsonl grows.", ""])

@@ -810,7 +810,7 @@ def test_two_brakes_are_trained_compared_and_used_again(tmp_path: Path, capsys: 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_done_and_the_same_command_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "creditscope", "compare", "credit", "outcome", "--seeds", "1", "--out",
-               str(tmp_path), *TINY, "--rollouts", "320"]
+               str(tmp_path), *TINY, "--rollouts", "160"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     steps = tmp_path / "outcome" / "seed-0" / "steps.jsonl"
     while process.poll() is None and not (steps.exists() and steps.read_bytes().count(b"\n") >= 2):

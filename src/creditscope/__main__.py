@@ -1,6 +1,17 @@
-"""`python -m creditscope` is the command line."""
+"""`creditscope`, and `python -m creditscope`. Loading the verbs takes a second: Ctrl-C is as polite then as later."""
 
-from creditscope.cli import main
+import sys
+
+
+def main() -> None:
+    """The command line."""
+    try:
+        from creditscope import cli
+    except KeyboardInterrupt:
+        print("creditscope: interrupted", file=sys.stderr)
+        sys.exit(130)
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

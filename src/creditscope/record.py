@@ -2,7 +2,7 @@
 
     run.json          what was run: config, versions, seed
     steps.jsonl       one object a step, appended and synced; a torn last line is not a step. A step is complete once
-                      its line is here: what else is kept of it was written before
+                      its line is here: what else is kept of it was written before, and is named in it (`kept`)
     groups/*.npz      selected rollouts of a step: tokens, w, credit, clipped, entropy, text; where read, log π
                       afterwards and the credit by other estimators
     scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
@@ -30,7 +30,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -161,13 +161,17 @@ class Record:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def append(self, step: int, metrics: Mapping[str, float | int | str]) -> None:
-        """Add one step. A value that is not finite is left out and named under `absent`, with what it was."""
+    def append(self, step: int, metrics: Mapping[str, float | int | str], apart: Mapping[str, int] | None = None
+               ) -> None:
+        """Add one step. A value that is not finite is left out and named under `absent`, with what it was.
+
+        `apart`, by shelf: of its files only those of every so many steps stay. The line says so before they go.
+        """
         self._must_write()
         absent = {k: str(v) for k, v in metrics.items() if isinstance(v, float) and not math.isfinite(v)}
         line: dict[str, Any] = {"step": step} | {k: v for k, v in metrics.items() if k not in absent}
-        if absent:
-            line["absent"] = absent
+        kept = [shelf for shelf in SHELVES if self._file(shelf, step).exists()]
+        line |= {name: found for name, found in {"absent": absent, "kept": kept, "apart": apart}.items() if found}
         body = json.dumps(line, allow_nan=False)[:-1].encode()
         data = body + _CRC + f'{_crc(body)}"}}\n'.encode()
         path = self.path / "steps.jsonl"
@@ -182,6 +186,11 @@ class Record:
                 with contextlib.suppress(OSError):
                     os.ftruncate(out.fileno(), whole)
                 raise
+        with _disk(self.path):
+            for shelf, steps in (apart or {}).items():
+                for old in self._kept(shelf):
+                    if old % steps:
+                        self._file(shelf, old).unlink()
 
     def rewind(self, steps: int) -> None:
         """Keep the first `steps` steps and forget what came after them, groups included."""
@@ -210,18 +219,6 @@ class Record:
     def save_optimizer(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep what the optimiser did at a step."""
         self._save("optimizer", step, arrays)
-
-    def thin(self, step: int, most: int, every: Mapping[str, int]) -> None:
-        """After a step: keep at most `most` files of each shelf, evenly spread; 0 keeps all. `every`: its schedule."""
-        self._must_write()
-        for shelf, often in every.items():
-            if not most or not often or step % often:
-                continue
-            apart = spacing(step, often, most)
-            with _disk(self.path):
-                for kept in self._kept(shelf):
-                    if kept % apart:
-                        self._file(shelf, kept).unlink()
 
     def _save(self, shelf: str, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Numbers and text only: nothing that would need pickle."""
@@ -312,6 +309,30 @@ class Record:
         """What the optimiser did at a step."""
         return self._load("optimizer", step, "optimiser readings")
 
+    def missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
+        """Files that the steps say were kept, and that are gone."""
+        gone = self._gone(self.steps() if steps is None else steps)
+        return self._gone(self.steps()) if gone else []  # a writer may have thinned them since the lines were read
+
+    def told_missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
+        """The same in a sentence, or none."""
+        gone = self.missing(steps)
+        more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+        return [f"{self.path} lacks what it had kept: {', '.join(gone[:3])}{more}; what is said here is said without"] \
+            if gone else []
+
+    def _gone(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
+        told: dict[str, list[int]] = {shelf: [] for shelf in SHELVES}
+        for line in steps:
+            kept, apart = line.get("kept", []), line.get("apart", {})
+            for shelf, known in told.items():
+                known += [line["step"]] if isinstance(kept, list) and shelf in kept else []
+                often = apart.get(shelf) if isinstance(apart, dict) else None
+                if type(often) is int and often > 0:
+                    told[shelf] = [step for step in known if step % often == 0]
+        return [f"{shelf}/{step:06d}.npz" for shelf, known in told.items()
+                for step in sorted(set(known) - set(self._kept(shelf)))]
+
     def _file(self, shelf: str, step: int) -> Path:
         return self.path / shelf / f"{step:06d}.npz"
 
@@ -373,14 +394,15 @@ _LOST = "bring the file back from a copy, or train again with another --out"
 _EDITED = "If you edited it, delete the crc32 there"
 
 
-def verify(folder: Path) -> None:
-    """Compare the files of a folder with its SHA256SUMS; without one there is nothing to compare."""
+def verify(folder: Path, whole: bool = True) -> None:
+    """Compare the files of a folder with its SHA256SUMS; without one there is nothing to compare. `whole`: all that it
+    names is there, and nothing else."""
     if not (folder / SUMS).exists():
         return
     told = {name: digest for digest, _, name in (
         line.partition("  ") for line in (folder / SUMS).read_text(encoding="utf-8").splitlines())}
     found = _sums(folder)
-    for name in sorted(told.keys() | found.keys()):
+    for name in sorted(told.keys() | found.keys() if whole else told.keys() & found.keys()):
         if name not in found:
             raise CreditscopeError(f"{name} is missing, which {SUMS} names")
         if told.get(name) != found[name]:
@@ -439,6 +461,17 @@ def _sync(path: Path) -> None:
         os.fsync(found)
     finally:
         os.close(found)
+
+
+def thinned(step: int, every: Mapping[str, int], most: int) -> dict[str, int]:
+    """By shelf, how many steps apart its files shall be after a step, so that at most `most` of each are left, evenly
+    spread; 0 keeps all. `every`: the schedule of each. A shelf where nothing has to go is not named.
+
+    >>> thinned(60, {"groups": 10, "scope": 30, "optimizer": 0}, most=3), thinned(60, {"groups": 10}, most=0)
+    ({'groups': 40}, {})
+    """
+    apart = {shelf: spacing(step, often, most) for shelf, often in every.items() if most and often and not step % often}
+    return {shelf: steps for shelf, steps in apart.items() if steps > every[shelf]}
 
 
 def spacing(step: int, every: int, most: int) -> int:

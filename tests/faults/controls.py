@@ -56,13 +56,13 @@ def no_sync() -> None:
 
 def late_lines() -> None:
     """A step is said to be written when the one after it is."""
-    held: list[tuple[int, Mapping[str, Any]]] = []
+    held: list[tuple[Any, ...]] = []
     append = Record.append
 
-    def later(self: Record, step: int, metrics: Mapping[str, float | int | str]) -> None:
+    def later(self: Record, *args: Any) -> None:
         for before in held:
             append(self, *before)
-        held[:] = [(step, metrics)]
+        held[:] = [args]
 
     Record.append = later  # type: ignore[method-assign]
 
@@ -75,8 +75,8 @@ def line_first() -> None:
     def save_later(self: Record, step: int, arrays: Mapping[str, Any]) -> None:
         late.append(lambda: save(self, step, arrays))
 
-    def append_first(self: Record, step: int, metrics: Mapping[str, float | int | str]) -> None:
-        append(self, step, metrics)
+    def append_first(self: Record, *args: Any) -> None:
+        append(self, *args)
         while late:
             late.pop()()
 

@@ -10,6 +10,9 @@ n-th operation on the file system. In some trials the power fails too: what was 
     lost          complete steps that are not on disk, or whose kept files are not, or whose numbers are others
     identical     after --resume: every line but its times, every array, the weights, the optimiser and the model
 
+Beside each run a `creditscope report --watch` goes on from before its first kill to its end, and is asked for its page
+after each.
+
 Afterwards each fault of `--controls` is planted (controls.py), and runs are killed until something is lost: a harness
 that loses nothing then could not have noticed. Exit code 1 if anything was lost, or nothing where it had to be.
 """
@@ -30,6 +33,8 @@ import sys
 import tempfile
 import time
 import traceback
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
@@ -80,6 +85,8 @@ class Kill:
     """What was lost, one sentence each."""
     identical: bool | None = None
     """Of the last kill of a trial: whether the resumed run is the undisturbed one."""
+    page: int = 0
+    """What the page that follows the run answered after the kill: 200, or 503 where there is no step yet."""
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -134,6 +141,39 @@ def finished(args: list[str], log: Path, before: Callable[[], None] = lambda: No
     return code, log.read_text(errors="replace")
 
 
+class Follower:
+    """A `creditscope report --watch` of a run."""
+
+    def __init__(self, out: Path, log: Path) -> None:
+        self.out, start = out, time.monotonic()
+        self.pid = started(["report", str(out), "--watch", "--json"], log)
+        while not log.exists() or not (told := log.read_text()).endswith("}\n"):
+            assert ended(self.pid) is None, log.read_text()
+            assert time.monotonic() - start < LONGEST, "the page is not served"
+            time.sleep(0.01)
+        self.url = json.loads(told)["url"]
+
+    def answer(self) -> int:
+        """The status of an answer, 0 where there was none, or not a whole page."""
+        try:
+            with urllib.request.urlopen(self.url, timeout=LONGEST) as answer:
+                return int(answer.status) if answer.read().endswith(b"</html>\n") else 0
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def see(self, kill: Kill) -> None:
+        """Ask after a kill, or after the end."""
+        kill.page = self.answer()
+        if kill.page not in ((200,) if kill.on_disk else (200, 503)):
+            kill.lost.append(f"the page that follows the run answered {kill.page} where {kill.on_disk} steps are there")
+
+    def close(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
 class Tap:
     """What a run tells about itself from inside: each step that `append` has returned from, each operation on the file
     system under `out`, each sync. It kills the run before operation number `fatal` of those whose path has `focus`."""
@@ -147,8 +187,8 @@ class Tap:
                               for path in (self.acks, self.syncs, self.total))
         append, fsync = Record.append, os.fsync
 
-        def telling(record: Record, step: int, metrics: Any) -> None:
-            append(record, step, metrics)
+        def telling(record: Record, step: int, *rest: Any) -> None:
+            append(record, step, *rest)
             os.write(acks, f"{os.getpid()} {step}\n".encode())
 
         def syncing(descriptor: int) -> None:
@@ -267,8 +307,8 @@ def due(moment: str, rng: random.Random, times: dict[str, float], observer: Obse
 
 
 def facts(line: dict[str, Any]) -> dict[str, Any]:
-    """A step without the times."""
-    return {name: value for name, value in line.items() if not name.startswith(TIMED)}
+    """A step without the times, and without the names of its files: these are looked for themselves."""
+    return {name: value for name, value in line.items() if not name.startswith(TIMED) and name != "kept"}
 
 
 def shelves(record: Record) -> dict[str, tuple[list[int], Callable[[int], dict[str, Any]]]]:
@@ -292,6 +332,7 @@ def differences(out: Path, whole: Path) -> list[str]:
     if [line["step"] for line in steps] != list(range(len(steps))):
         said.append(f"steps.jsonl has the steps {[line['step'] for line in steps]}")
     said += [f"step {line['step']} has other numbers" for line in steps if facts(line) != truth.get(line["step"])]
+    said += [f"{name} is named and not there" for name in record.missing(steps)]
     theirs = shelves(other)
     for shelf, (kept, load) in shelves(record).items():
         should = [step for step in theirs[shelf][0] if step < len(steps)]
@@ -382,21 +423,30 @@ def trial(number: int, seed: int, setting: str, place: Path, times: dict[str, fl
     folder.mkdir()
     out, whole, kills = folder / "run", place.parent / setting / "whole", []
     cuts = rng.random() < power
-    for _ in range(rng.choice((1, 2, 3, 3))):
-        moment = rng.choice([name for name in moments if not (cuts and name == "start")])
-        kills.append(one_kill(out, whole, folder, setting, moment, rng, times, control, cuts, focus))
-        if kills[-1].lost or not kills[-1].killed:
-            break
-    said = []
-    if any(kill.lost for kill in kills):
-        return kills
-    if kills[-1].killed:
-        code, told = finished(command(out, setting), folder / "log", planted(control))
-        said += [f"--resume ends with {code}: {told[-600:]}"] if code else []
+    page = None if control else Follower(out, folder / "page.log")
     try:
-        said += unlike(out, whole)
-    except CreditscopeError as error:
-        said.append(str(error))
+        for _ in range(rng.choice((1, 2, 3, 3))):
+            moment = rng.choice([name for name in moments if not (cuts and name == "start")])
+            kills.append(one_kill(out, whole, folder, setting, moment, rng, times, control, cuts, focus))
+            if page is not None:
+                page.see(kills[-1])
+            if kills[-1].lost or not kills[-1].killed:
+                break
+        said = []
+        if any(kill.lost for kill in kills):
+            return kills
+        if kills[-1].killed:
+            code, told = finished(command(out, setting), folder / "log", planted(control))
+            said += [f"--resume ends with {code}: {told[-600:]}"] if code else []
+        try:
+            said += unlike(out, whole)
+        except CreditscopeError as error:
+            said.append(str(error))
+        if page is not None and (last := page.answer()) != 200:
+            said.append(f"the page that follows the run answered {last} at its end")
+    finally:
+        if page is not None:
+            page.close()
     kills[-1].identical = not said
     kills[-1].lost += said
     if not any(kill.lost for kill in kills):
@@ -544,6 +594,7 @@ def main() -> int:
     blind = [name for name, some in controls.items() if not any(kill.lost for kill in some)]
     summary = {"kills": len(kills), "by_moment": {name: sum(kill.moment == name for kill in kills) for name in MOMENTS},
                "with_power_cut": sum(kill.power for kill in kills), "trials": len(trials), "identical": sum(trials),
+               "pages": {str(code): sum(kill.page == code for kill in kills) for code in (200, 503)},
                "with_loss": len(lost), "seed": args.seed, "seconds": round(time.monotonic() - start),
                "controls": {name: next((kill.lost[0] for kill in some if kill.lost), "") for name, some in
                             controls.items()}}

@@ -22,6 +22,7 @@ import pytest
 from creditscope import cli, record
 from creditscope.errors import CreditscopeError
 from creditscope.lab.config import Config
+from creditscope.lab.policy import load_policy
 from creditscope.lab.train import train
 from creditscope.record import Record
 from creditscope.report.build import build
@@ -150,11 +151,15 @@ def test_a_damaged_file_is_named_by_whoever_reads_it_and_no_number_is_another(
             assert Path(name).name in said or Path(name).stem.lstrip("0") in said, damage
         else:
             assert found.items() <= truth.items(), damage
-            assert damage is remove or found.keys() == truth.keys(), damage
+            gone = [name] if damage is remove and name.endswith(".npz") else []
+            assert Record.open(out).missing() == gone
+            assert gone or found.keys() == truth.keys(), damage
         for verb in ("check", "report") if not name.startswith("checkpoints/") else ():
             code, told = said_by(verb, str(out), "--json")
             assert code in (0, 2), told
             assert "Traceback" not in told
+            if damage is remove and name.endswith(".npz"):
+                assert f"lacks what it had kept: {name};" in json.loads(told)["faults"][0]
 
 
 @pytest.mark.slow
@@ -189,6 +194,19 @@ def test_a_page_that_follows_a_run_outlives_every_damage(shown: Path, read: Path
             shutil.copy(read / name, shown / name)
             assert watched.page().endswith(b"</html>\n")
             assert watched.notice == ""
+
+
+def test_a_model_that_was_damaged_after_the_run_is_not_trained_on(whole: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(whole / "model", tmp_path / "model"))
+    assert load_policy(str(model)).trainable()
+    data = bytearray((model / "model.safetensors").read_bytes())
+    data[-1] ^= 1  # the last bit of a weight: nothing else would tell
+    (model / "model.safetensors").write_bytes(data)
+    with pytest.raises(CreditscopeError, match=r"model.safetensors is not what was written: it does not match "
+                                               r"SHA256SUMS. If you changed the file, delete SHA256SUMS there"):
+        load_policy(str(model))
+    (model / "SHA256SUMS").unlink()
+    assert load_policy(str(model)).trainable()
 
 
 def changed(out: Path, name: str, change: Callable[[bytearray], None], truth: dict[str, Any]) -> bool:

@@ -88,12 +88,18 @@ def twin(model: Any, prompts: list[list[int]], tokens: Tensor, row: Tensor, cut:
     return Samples(mask=mask[:, :width], finished=done, **kept)
 
 
-def same(ours: Samples, other: Samples, atol: float = 2e-5) -> None:
-    assert torch.equal(ours.tokens, other.tokens)
-    assert torch.equal(ours.mask, other.mask)
-    assert torch.equal(ours.finished, other.finished)
+def same(ours: Samples, other: Samples, atol: float = 2e-5, ties: int = 0) -> None:
+    """Equal, but for so many rows in which u fell between the two sums that rounding makes of one: F⁻¹ is then one
+    token or its neighbour, by the processor. Float32 has met one, with u 2.4e-8 from the bound."""
+    parted = (ours.tokens != other.tokens).any(dim=1)
+    assert int(parted.sum()) <= ties
+    for mine, theirs in zip(ours.tokens[parted], other.tokens[parted], strict=True):
+        t = int((mine != theirs).nonzero()[0])
+        assert abs(int(mine[t]) - int(theirs[t])) == 1
+    for name in ("tokens", "mask", "finished"):
+        assert torch.equal(getattr(ours, name)[~parted], getattr(other, name)[~parted])
     for name in ("logp", "entropy", "collision"):
-        torch.testing.assert_close(getattr(ours, name), getattr(other, name), atol=atol, rtol=1e-5)
+        torch.testing.assert_close(getattr(ours, name)[~parted], getattr(other, name)[~parted], atol=atol, rtol=1e-5)
 
 
 # -- the same as from a prompt -------------------------------------------------------------------------------
@@ -107,7 +113,7 @@ def test_a_prefix_cut_from_the_cache_is_continued_as_if_it_were_a_prompt(name: s
     assert len(samples.mask.sum(1).unique()) > 3, "too few lengths to test anything"
     ours = run(model, prompts, samples.tokens, row, cut)
     assert 0.05 < ours.finished.float().mean() < 0.95
-    same(ours, twin(model, prompts, samples.tokens, row, cut))
+    same(ours, twin(model, prompts, samples.tokens, row, cut), ties=int(model.dtype == torch.float32))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -32,6 +32,7 @@ from transformers import (
 from creditscope.errors import CreditscopeError
 from creditscope.lab import decoding
 from creditscope.lab.sampling import Samples, draw, sample
+from creditscope.selftest.trl_live import in_dtype
 
 V, END = 23, [1, 2]
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [3, 3, 4]]
@@ -177,6 +178,17 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     for field in ("tokens", "mask", "logp", "entropy", "finished"):
         assert torch.equal(getattr(one, field), getattr(two, field))
     assert one.tokens.shape != other.tokens.shape or not torch.equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral, window 5"])
+def test_torchs_default_dtype_changes_nothing(name: str) -> None:
+    model = make(name)
+    usual = run(model)
+    with in_dtype(torch.float64):
+        wide = run(model)
+    for field in ("tokens", "mask", "logp", "entropy", "collision", "finished"):
+        assert torch.equal(getattr(usual, field), getattr(wide, field))
+        assert getattr(usual, field).dtype == getattr(wide, field).dtype
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "mistral, window 5"])

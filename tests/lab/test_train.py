@@ -324,8 +324,9 @@ def test_a_checkpoint_cut_in_half_says_how_to_go_on(tmp_path: Path) -> None:
     ({"schedule": "cosin"}, "unknown --schedule 'cosin'; did you mean 'cosine'"),
     ({"steps": 0}, "--steps must be at least 1, got 0"),
     ({"temperature": 0.0}, "--temperature must be above 0"),
-    ({"lr": float("inf")}, "--lr must be a finite number of at least 0, got inf"),
-    ({"weight_decay": -1.0}, "--weight-decay must be a finite number of at least 0, got -1.0"),
+    ({"lr": float("inf")}, r"--lr must be a number from 0 to 1e\+12, got inf"),
+    ({"lr": 1e38}, r"--lr must be a number from 0 to 1e\+12, got 1e\+38"),
+    ({"weight_decay": -1.0}, "--weight-decay must be a number from 0 to .*, got -1.0"),
     ({"momentum": 1.0}, "--momentum must be below 1"),
     ({"top_p": float("nan")}, "--top-p must be above 0"),
     ({"top_p": 2.0}, "--top-p must be above 0 and at most 1, got 2.0"),
@@ -376,24 +377,6 @@ def wait_for_steps(out: Path, count: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("the run did not get under way")
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_bit_identically(tmp_path: Path) -> None:
-    whole = cli(*FLAGS, "--steps", "9", "--out", str(tmp_path / "whole"))
-    assert whole.wait(timeout=300) == 0
-    for kill_at in (1, 4):
-        out = tmp_path / f"killed{kill_at}"
-        child = cli(*FLAGS, "--steps", "9", "--out", str(out))
-        wait_for_steps(out, kill_at)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert len(Record.open(out).steps()) >= kill_at
-        again = cli(*FLAGS, "--steps", "9", "--out", str(out), "--resume")
-        assert again.wait(timeout=300) == 0, again.stderr.read() if again.stderr else ""
-        assert facts(out) == facts(tmp_path / "whole")
-        one, two = weights(out), weights(tmp_path / "whole")
-        assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.slow

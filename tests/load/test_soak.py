@@ -20,7 +20,7 @@ import pytest
 
 from creditscope.lab.config import Config
 from creditscope.lab.train import train
-from creditscope.record import Record, spacing
+from creditscope.record import Record, spacing, thinned
 
 SMALL = Config(group=2, prompts=1, steps=20, max_tokens=6, eval_problems=0, lr=1e-4, scope="full", probe="full",
                probe_every=2, inner_steps=2, keep_every=2, checkpoint_every=3, also=("prefix_tree",), device="cpu")
@@ -76,14 +76,16 @@ def test_a_record_with_keep_most_is_bounded_and_evenly_spread(tmp_path: Path) ->
     from 0 for k = 0, 5 for k = 1 (0, 20, …, 80) and 3 for k = 2 (0, 40, 80)."""
     with Record.create(tmp_path / "run", {}, {}) as record:
         for step in range(0, 91, 10):
-            record.append(step, {})
             record.save_group(step, {"x": np.zeros(1)})
             record.save_reading(step, {"x": np.zeros(1)})
-            record.thin(step, 4, {"groups": 10, "scope": 10, "optimizer": 0})
+            record.append(step, {}, thinned(step, {"groups": 10, "scope": 10, "optimizer": 0}, most=4))
             assert len(record.groups()) <= 4
+            assert record.missing() == []  # what was thinned is not missed
         assert record.groups() == record.readings() == [0, 40, 80]
-        record.thin(90, 0, {"groups": 10})
+        record.append(91, {}, thinned(90, {"groups": 10}, most=0))
         assert record.groups() == [0, 40, 80]  # 0 is no bound
+        (record.path / "scope" / "000040.npz").unlink()
+        assert record.missing() == ["scope/000040.npz"]
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])
@@ -143,22 +145,28 @@ def test_a_leak_of_thirty_kilobytes_a_step_is_noticed_and_noise_is_not(soak: Mod
 
 
 @pytest.mark.parametrize(("drift", "verdict"), [(0.0, "flat"), (0.2, "grows")])
-def test_longer_answers_are_no_drift_and_slower_steps_of_one_length_are(soak: ModuleType, drift: float,
-                                                                        verdict: str) -> None:
-    """t = 0.1 + 0.01·longest + drift·0.6·step/2000: answers grow from 40 to 60 tokens on the way, by half."""
+def test_more_work_is_no_drift_and_slower_steps_of_equal_work_are(soak: ModuleType, drift: float, verdict: str) -> None:
+    """t = 0.1 + 0.01·longest + 0.05·live + drift·0.8·step/2000: answers grow from 40 to 60 tokens on the way, by half,
+    and of eight groups more are dead, step by step."""
     draw = random.Random(0)
     steps = []
     for step in range(2000):
         longest = 40 + 20 * step / 2000 + draw.gauss(0, 5)
-        steps.append({"step": step, "length/mean": longest - 10, "length/max": longest, "time/step":
-                      0.1 + 0.01 * longest + drift * 0.6 * step / 2000 + draw.gauss(0, 0.01)})
-    assert soak.fifths(steps, "time/step") > 1.2
+        live = sum(draw.random() > 0.5 * step / 2000 for _ in range(8))
+        steps.append({"step": step, "length/mean": longest - 10, "length/max": longest, "signal/live_groups": live,
+                      "time/step": 0.1 + 0.01 * longest + 0.05 * live + drift * 0.8 * step / 2000
+                      + draw.gauss(0, 0.01)})
+    assert soak.fifths(steps, "length/max") > 1.2
+    assert soak.fifths(steps, "signal/live_groups") < 0.8
     found = soak.drift(steps)
     assert found.verdict(soak.STEADY) == verdict
-    assert found.value == pytest.approx(drift, abs=0.03)
+    assert found.value == pytest.approx(drift * 0.8 / statistics.fmean(line["time/step"] for line in steps), abs=0.03)
 
 
-def test_a_shelf_whose_files_grow_is_off_its_line(soak: ModuleType) -> None:
-    """Files of one size are on the line. Files of size 1, …, n make n²/2 of x²/2: farthest at the middle, by 1/4."""
-    assert soak.shelf([(step, 100) for step in range(100)], 100).off_line == pytest.approx(0.0, abs=1e-12)
-    assert soak.shelf([(step, step) for step in range(1000)], 1000).off_line == pytest.approx(0.25, abs=1e-3)
+def test_a_shelf_whose_files_grow_is_off_its_line_and_its_second_half_is_larger(soak: ModuleType) -> None:
+    """Files of one size are on the line. Files of size 1, …, n make x²/2 of n²/2 by the x-th: farthest from the line at
+    the middle, by 1/4; the second half has 3/4 of the bytes."""
+    even = soak.shelf([(step, 100) for step in range(100)], 100)
+    assert (even.off_line, even.halves) == (pytest.approx(0.0, abs=1e-12), 1.0)
+    grown = soak.shelf([(step, step) for step in range(1000)], 1000)
+    assert (grown.off_line, grown.halves) == (pytest.approx(0.25, abs=1e-3), pytest.approx(3, rel=1e-2))

@@ -20,7 +20,8 @@ from transformers import TrainerCallback  # noqa: E402
 from creditscope.claims.evidence import read_evidence  # noqa: E402
 from creditscope.dialects import DIALECTS  # noqa: E402
 from creditscope.errors import CreditscopeError  # noqa: E402
-from creditscope.plugins.trl import ScopeCallback  # noqa: E402
+from creditscope.microscope.recorder import Recorder  # noqa: E402
+from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer  # noqa: E402
 from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, rollouts_of  # noqa: E402
 from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
 from creditscope.plugins.trl.stated import stated  # noqa: E402
@@ -352,6 +353,32 @@ def test_a_step_without_a_token_is_absent_with_the_reason_and_training_goes_on(t
     lines = Record.open(tmp_path / "run").steps()
     assert [line["scope/absent"].startswith("no token") for line in lines] == [True, True]
     assert live.state.global_step == 2
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_rows_under_wrong_names_are_found_out_at_the_first_reading_and_none_is_believed(
+        inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of one layer change places: the sum of the Gram, which every pass checks, stays what it was."""
+    real = Recorder.matrix
+
+    def planted(self: Recorder, name: str, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        order = torch.arange(len(a))
+        if name == "model.layers.0.mlp.up_proj.weight":
+            order[[0, 1]] = order[[1, 0]]
+        return real(self, name, delta[order], a[order])
+
+    monkeypatch.setattr(Recorder, "matrix", planted)
+    if inside:  # the trainer's own backward
+        live = trainer(ScopedGRPOTrainer, max_steps=2, extra={"every": 1, "out": tmp_path / "run"})
+    else:
+        live = trainer(max_steps=2)
+        live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run"))
+    with pytest.warns(UserWarning, match="step 0 was not read: the rows of .*up_proj.* are not those of their"):
+        live.train()
+    record = Record.open(tmp_path / "run")
+    assert ["are not those of their rollouts" in line["scope/absent"] for line in record.steps()] == [True, True]
+    assert not any(name.startswith("gram/") for line in record.steps() for name in line)
+    assert record.readings() == []
 
 
 def test_a_subclass_with_a_loss_of_its_own_is_told_that_the_row_is_not_its_loss() -> None:

@@ -17,6 +17,8 @@ from creditscope.optimizer.table import BRAKES, parse_brake
 
 MOST_DRAWS = 99
 LARGEST = 2**63 - 1
+MOST = 1e12
+"""Largest rate, norm or factor: the product of two is still a number in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +165,8 @@ class Config:
         for name in ("lr", "weight_decay", "momentum", "beta1", "beta2", "eps", "temperature", "clip_norm", "beta",
                      "critic_lr"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise CreditscopeError(f"--{name.replace('_', '-')} must be a finite number of at least 0, got {value}")
+            if value is not None and not 0 <= value <= MOST:
+                raise CreditscopeError(f"--{name.replace('_', '-')} must be a number from 0 to {MOST:g}, got {value}")
         for name in ("momentum", "beta1", "beta2"):
             if getattr(self, name) >= 1:
                 raise CreditscopeError(f"--{name} must be below 1, got {getattr(self, name)}")

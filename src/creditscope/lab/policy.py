@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.lab.untrusted import check_folder, check_gguf
+from creditscope.record import SUMS, verify
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 
@@ -151,6 +152,11 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
         return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
     if path.is_dir():
         check_folder(path)
+        try:
+            verify(path, whole=False)
+        except CreditscopeError as error:
+            raise CreditscopeError(f"{path}: {error}. If you changed the file, delete {SUMS} there; otherwise bring "
+                                   f"the file back from a copy, or train again") from None
         return str(path), {"local_files_only": True}
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CreditscopeError(f"no model {name!r}: no such folder, and not a hub name of the form owner/name; "

@@ -211,7 +211,7 @@ def _gather(steps: list[_Step], finished: Tensor, ends: Tensor, pad: int) -> Sam
         return torch.cat([getattr(step, name) for step in steps])[alive]
 
     if not steps:
-        none = torch.zeros(len(finished), 0, device=finished.device)
+        none = torch.zeros(len(finished), 0, device=finished.device, dtype=torch.float32)
         return Samples(none.long(), none.bool(), none, none, none, finished)
     alive = torch.cat([step.alive for step in steps])
     device = alive.device
@@ -221,7 +221,7 @@ def _gather(steps: list[_Step], finished: Tensor, ends: Tensor, pad: int) -> Sam
         raise CreditscopeError("the model's logits are not finite; the policy has diverged: go back to a checkpoint "
                                "and lower the learning rate")
     shape = len(finished), int(at.max()) + 1
-    floats = {name: torch.zeros(shape, device=device).index_put_((row, at), column(name).float())
+    floats = {name: torch.zeros(shape, device=device, dtype=torch.float32).index_put_((row, at), column(name).float())
               for name in ("logp", "entropy", "collision")}
     return Samples(tokens=token.new_full(shape, pad).index_put_((row, at), token),
                    mask=torch.zeros(shape, dtype=torch.bool, device=device).index_put_((row, at), alive.new_ones(1)),

@@ -18,10 +18,11 @@ SECTIONS: tuple[Callable[[Run], Section], ...] = (
 """The page from top to bottom, below the first screen."""
 
 
-def read(paths: Sequence[Path]) -> Run | Several:
-    """One run's folder, or all that is to be compared: several, or a file of evidence, which is no whole run."""
+def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, total: None) -> Run | Several:
+    """One run's folder, or all that is to be compared: several, or a file of evidence, which is no whole run. `told`
+    hears how many of several are read."""
     found = places(paths)
-    return read_run(found[0]) if len(found) == 1 and not found[0].is_file() else compare.read(paths)
+    return read_run(found[0]) if len(found) == 1 and not found[0].is_file() else compare.read(paths, told)
 
 
 def build(paths: Sequence[Path], live: bool = False) -> str:

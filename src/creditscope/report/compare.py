@@ -108,16 +108,18 @@ def places(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def read(paths: Sequence[Path]) -> Several:
-    """The runs under some paths. One that is damaged is a fault; none at all is an error."""
+def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, total: None) -> Several:
+    """The runs under some paths. One that is damaged is a fault; none at all is an error. `told`: how many are read."""
     inside = places(paths)
     above = Path(os.path.commonpath([place.resolve().parent for place in inside]))
     entries, faults = [], []
     whole = not any(place.is_file() for place in inside)
-    for place in inside:
+    for number, place in enumerate(inside):
+        told(number, len(inside))
         try:
             name = str(place.resolve().relative_to(above)).removesuffix(".evidence.json")
             entries.append(_entry(place, name, whole))
+            faults += entries[-1].run.faults if entries[-1].run else []
         except (CreditscopeError, *claims.ODD) as error:
             faults.append(f"{place} was left out: {error}")
     if not entries:

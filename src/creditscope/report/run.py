@@ -90,4 +90,5 @@ def read_run(path: Path) -> Run:
     whole = path.resolve()
     # A seed alone says little: r8/seed-0.
     name = f"{whole.parent.name}/{whole.name}" if whole.name.startswith("seed-") else whole.name
-    return Run(name or str(path), record, record.steps())
+    steps = record.steps()
+    return Run(name or str(path), record, steps, record.told_missing(steps))

@@ -23,6 +23,7 @@ from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
 from creditscope.claims.verdict import Verdict
 from creditscope.compare import SETTINGS
 from creditscope.errors import CreditscopeError, printable
+from creditscope.record import Record
 from creditscope.verbs.output import Output
 
 LARGEST = 1e60
@@ -77,6 +78,7 @@ class Check:
             return self._list()
         console = self.output.console()
         evidence = read_runs(self.runs) if self.runs else []
+        missing = told_missing(self.runs)
         verdicts: list[Verdict] = []
         if self.exact:
             with console.status("closed forms and enumeration: some seconds"):
@@ -91,10 +93,12 @@ class Check:
         refuted = any(verdict.outcome == "refuted" for verdict in verdicts)
         if self.output.json:
             self.output.emit({"runs": [run.name for run in evidence], "summary": summary(verdicts),
-                              "verdicts": [verdict.as_dict() for verdict in verdicts],
+                              "verdicts": [verdict.as_dict() for verdict in verdicts], "faults": missing,
                               "files": [str(path) for path in files]})
         else:
             show(console, verdicts, every=self.every, why=self.why)
+            for fault in missing:
+                console.print(printable(fault), markup=False)
             if not verdicts:
                 how = "name runs" if self.exact and not self.runs else "give --exact"
                 console.print(f"{', '.join(claim.id for claim in claims)} cannot be tested this way: {how}.")
@@ -145,6 +149,12 @@ def read_runs(paths: Iterable[Path]) -> list[Evidence]:
             seen.add(digest)
             found.append(replace(run, name=name))
     return found
+
+
+def told_missing(paths: Iterable[Path]) -> list[str]:
+    """A sentence for each run of which files are gone."""
+    places = dict.fromkeys(place for path in paths for place in _places(path) if place.is_dir())
+    return [fault for place in places for fault in Record.open(place).told_missing()]
 
 
 def _places(path: Path) -> Iterator[Path]:

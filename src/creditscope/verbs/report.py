@@ -21,6 +21,7 @@ from creditscope.report.compare import Several, has_no_step, places, standing
 from creditscope.report.page import vega
 from creditscope.report.run import Run
 from creditscope.report.watch import Server, Watched, serve
+from creditscope.verbs.bar import Bar
 from creditscope.verbs.check import write_file
 from creditscope.verbs.output import Output
 
@@ -73,7 +74,8 @@ class Report:
         inside = places(self.runs)
         for path in self.runs:
             refuse_source(path)
-        found = None if all(map(has_no_step, inside)) else read(self.runs)
+        with Bar("reading runs", self.output) as bar:
+            found = None if all(map(has_no_step, inside)) else read(self.runs, bar.show)
         if found is None or (isinstance(found, Run) and not found.trained):
             raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
         out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"

@@ -34,6 +34,7 @@ from creditscope.lab.train import kept_arrays
 from creditscope.lab.train import micro_batches as by_groups
 from creditscope.method import Method
 from creditscope.microscope import ranks
+from creditscope.microscope.proof import prove
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.shards import many_ranks
 from creditscope.objective import effective_credit
@@ -61,6 +62,9 @@ class Opened(Lens):
     Among many ranks every pass has a microscope of its own, with a sketch: the ranks compare all of them.
     """
 
+    _proof: str | None = None
+    """What the proof found: nothing wrong, or what; None before it."""
+
     def reset(self) -> None:
         super().reset()
         self._scopes: list[Microscope] = []
@@ -70,6 +74,17 @@ class Opened(Lens):
             self._scope = Microscope(self._policy.model, sketch=self._sketcher)
             self._scopes.append(self._scope)
         super().watch(rows, pull)
+
+    def prove(self, pull: Callable[[Tensor], None], rollouts: int) -> None:
+        """Once: the proof that rows are their rollouts' own. Where it fails, no later reading is believed either."""
+        if self._proof is None:
+            try:
+                prove(self._scope, pull, rollouts)
+                self._proof = ""
+            except CreditscopeError as error:
+                self._proof = str(error)
+        if self._proof:
+            raise CreditscopeError(self._proof)
 
     def across(self, group: Tensor, scale: float) -> ranks.Reading:
         """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
@@ -276,6 +291,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
         found: ranks.Reading | None = None
         with untouched(model) as theirs, torch.set_grad_enabled(self._gram):
+            if chunks:
+                self._prove(window.rows(chunks[0]).inputs)
             together.run(model, [partial(look, chunk) for chunk in chunks], lambda: self._idle(window))
             if self._gram and many_ranks():
                 together.reduce(model)
@@ -293,6 +310,19 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if whole and self._reading is not None:
             self._line["objective/value"] = self._reading.rows.value
         self._line["time/scope"] = time.perf_counter() - start
+
+    def _prove(self, inputs: Inputs) -> None:
+        """Once: `microscope.proof` on some rows. Among many ranks a rank that failed would leave the others waiting in
+        theirs; there the ranks' sums are proven against the reduced gradient."""
+        if not self._gram or many_ranks():
+            return
+        mask = inputs["completion_mask"]
+
+        def pull(weights: Tensor) -> None:
+            logp = chosen(self._logits(inputs), inputs)
+            torch.autograd.backward(logp, mask.to(logp) * weights.to(logp)[:, None])
+
+        self._fresh_lens(keep=True).prove(pull, len(mask))
 
     def _chosen(self) -> tuple[Window, list[Tensor], bool]:
         """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""
@@ -440,6 +470,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         with self._reason("read"):
             lens = self._fresh_lens(keep=True)
             lens.close(torch.arange(len(live), device=live.device))
+            with untouched(self._policy.model):
+                self._prove(inputs)
             window = self._window([inputs])
             live = live.double()
             w = effective_credit(lambda lp: objective(window, lp), live)
