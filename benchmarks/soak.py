@@ -1,14 +1,19 @@
 """A long run under the whole microscope, watched from outside: does it stay as large and as fast as it was?
 
-    python benchmarks/soak.py [--steps 2000] [--device cuda] [--limit-seconds 550] [--out runs/soak] [-- TRAIN WORDS]
+    python benchmarks/soak.py [--steps 2000] [--beside 100] [--device cuda] [--limit-seconds 550] [--out runs/soak]
+                              [-- TRAIN WORDS]
 
 Runs `creditscope train --scope full` in a process of its own and looks at it once a second: resident memory, open
 files, threads, and on a GPU the memory that nvidia-smi sees in use. At the limit the run is asked to stop as by Ctrl-C;
 the same command goes on where it stopped. Whenever it ends, what there is so far is judged:
 
     memory      Theil-Sen slope over the second half of the steps that one process took, with Sen's interval
-    step time   t = a + b·(mean length) + c·(longest) + e·(live groups) + d·step by least squares over blocks of steps:
-                d is the drift at equal work; answers that get longer and groups that die are not called one
+    step time   the last steps are taken twice, by the process that has come so far and by a fresh one that resumes a
+                copy of its record: the same work, bit by bit, one step of the one and one of the other in turn (the
+                other is stopped meanwhile), so that whatever else the machine does slows both. Median of the ratios
+    its drift   t = a + b·(mean length) + c·(longest) + e·(live groups) + d·step by least squares over blocks of steps:
+                d is the drift at equal work; answers that get longer and groups that die are not called one. A machine
+                that gets slower is: this needs a quiet one
     record      bytes that each kind of file had grown to by each step, against a straight line. A group that dies has
                 no Gram worth its bytes, so a run that learns writes less and less: no faster than linear is asked
 
@@ -42,7 +47,9 @@ ROOT = Path(__file__).parents[1]
 FLAT = 0.01
 """Growth of memory in 1,000 steps, as a share of itself, up to which it is flat."""
 STEADY = 0.05
-"""Drift of the step time over the whole run, as a share of itself, up to which it is flat."""
+"""How much longer a step may take at the end of the run, as a share of itself, and be flat."""
+WARM = 5
+"""Steps that a fresh process takes before it is compared: its first looks at the microscope's own cost."""
 LINEAR = 0.05
 """How much more a kind of file may grow in the second half of the steps than in the first, as a share of that."""
 POINTS = 60
@@ -71,8 +78,12 @@ class Sample:
 # -- watching --------------------------------------------------------------------------------------------------------
 
 
-def watch(command: Sequence[str], out: Path, limit: float, samples: Path) -> bool:
-    """Run the command to its end or to the limit, a line of `samples` a second; whether it ended by itself."""
+def watch(command: Sequence[str], out: Path, limit: float, samples: Path, again: Sequence[str] = (), steps: int = 0,
+          beside: int = 0) -> bool:
+    """Run the command to its end or to the limit, a line of `samples` a second; whether it ended by itself.
+
+    The last `beside` of its `steps` are taken twice, the second time by `again`, which resumes the copy `fresh(out)`.
+    """
     before = read_samples(samples)
     number = before[-1].process + 1 if before else 0
     start = time.monotonic()
@@ -84,6 +95,10 @@ def watch(command: Sequence[str], out: Path, limit: float, samples: Path) -> boo
             if (found := look(child.pid, number, now, out)) is not None:
                 log.write(json.dumps(asdict(found)) + "\n")
                 log.flush()
+                if beside and found.step >= steps - beside:
+                    pairs = side_by_side(child, out, again, steps)
+                    paired(out).write_text(json.dumps(pairs))
+                    beside = 0
             if limit and now > limit and not asked:
                 asked = now
                 child.send_signal(signal.SIGINT)
@@ -93,6 +108,64 @@ def watch(command: Sequence[str], out: Path, limit: float, samples: Path) -> boo
     if child.returncode not in (0, 130, -signal.SIGKILL):
         raise SystemExit(f"the run ended with {child.returncode}")
     return child.returncode == 0
+
+
+def side_by_side(aged: subprocess.Popen[bytes], out: Path, again: Sequence[str], steps: int
+                 ) -> list[tuple[int, float, float]]:
+    """(step, seconds of the process that came so far, seconds of a fresh one), up to the last step but one."""
+    aged.send_signal(signal.SIGSTOP)
+    shutil.rmtree(fresh(out), ignore_errors=True)
+    shutil.copytree(out, fresh(out))
+    at = lines(out)
+    young = subprocess.Popen(again)
+    try:
+        # It forgets what came after its checkpoint, and takes those steps again.
+        while lines(fresh(out)) < at + WARM:
+            if young.poll() is not None:
+                raise SystemExit(f"the fresh process ended with {young.returncode}")
+            time.sleep(0.05)
+        young.send_signal(signal.SIGSTOP)
+        meet = lines(fresh(out))
+        while at < meet:
+            step_of(aged, out)
+            at += 1
+        pairs = []
+        for step in range(meet, steps - 1):
+            both = [(aged, out), (young, fresh(out))]
+            took = {process.pid: step_of(process, place) for process, place in both[::1 if step % 2 else -1]}
+            pairs.append((step, took[aged.pid], took[young.pid]))
+        return pairs
+    finally:
+        aged.send_signal(signal.SIGCONT)
+        young.kill()
+        young.wait()
+
+
+def step_of(process: subprocess.Popen[bytes], out: Path) -> float:
+    """Let a stopped process go until its next line is there, and stop it again: the seconds it took."""
+    file = out / "steps.jsonl"
+    before = file.stat().st_size
+    start = time.perf_counter()
+    process.send_signal(signal.SIGCONT)
+    while file.stat().st_size == before:
+        if process.poll() is not None:
+            raise SystemExit(f"the run in {out} ended with {process.returncode} between two steps")
+        time.sleep(0.0005)
+    took = time.perf_counter() - start
+    process.send_signal(signal.SIGSTOP)
+    return took
+
+
+def fresh(out: Path) -> Path:
+    return out.with_name(f"{out.name}.fresh")
+
+
+def paired(out: Path) -> Path:
+    return out.with_name(f"{out.name}.pairs.json")
+
+
+def lines(out: Path) -> int:
+    return (out / "steps.jsonl").read_bytes().count(b"\n")
 
 
 def look(pid: int, process: int, seconds: float, out: Path) -> Sample | None:
@@ -207,6 +280,29 @@ def drift(steps: Sequence[Mapping[str, Any]]) -> Slope:
     return Slope(*(float(end) for end in (found[-1], found[-1] - reach, found[-1] + reach))).times(1 / time_.mean())
 
 
+def ratio(pairs: Sequence[tuple[int, float, float]]) -> Slope:
+    """The median of aged / fresh − 1, between the order statistics of rank (n ∓ z √n)/2.
+
+    >>> ratio([(step, 1.0 + 0.01 * step, 1.0) for step in range(101)])
+    Slope(value=0.5, low=0.4, high=0.6)
+    """
+    found = sorted(aged / young - 1 for _, aged, young in pairs)
+    n, reach = len(found), Z975 * math.sqrt(len(found)) / 2
+    low, high = (found[min(n - 1, max(0, round((n - 1) / 2 + side * reach)))] for side in (-1, 1))
+    return Slope(*(round(value, 6) for value in (statistics.median(found), low, high)))
+
+
+def same_work(out: Path, first: int) -> bool:
+    """Whether both processes did the same from a step on: every number but times is the same."""
+    def facts(folder: Path) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()[first:]]
+        return [{name: value for name, value in line.items()
+                 if not name.startswith(("time/", "scope/ratio", "scope/share", "crc32"))} for line in found]
+
+    aged, young = facts(out), facts(fresh(out))
+    return bool(young) and aged[:len(young)] == young
+
+
 def fifths(steps: Sequence[Mapping[str, Any]], name: str) -> float:
     """The median of the last fifth of the steps over that of the first."""
     many = max(1, len(steps) // 5)
@@ -267,6 +363,10 @@ def judge(out: Path, samples: Sequence[Sample]) -> dict[str, Any]:
                  "verdict": slow.verdict(STEADY)},
         "record": {name: asdict(found) for name, found in shelves(out, len(steps)).items()},
         "checkpoints": max(s.checkpoints for s in samples)}
+    if paired(out).exists():
+        pairs = json.loads(paired(out).read_text())
+        found["pairs"] = {"count": len(pairs), "age": pairs[0][0], "ratio": asdict(apart := ratio(pairs)),
+                          "same_work": same_work(out, pairs[0][0]), "verdict": apart.verdict(STEADY)}
     if all(s.gpu is not None for s in mine):
         used = [float(s.gpu or 0) for s in mine]
         found["gpu"] = {"median": statistics.median(used), "most": max(used),
@@ -294,6 +394,7 @@ def told(found: Mapping[str, Any], words: Sequence[str], device: str) -> str:
         *([memory("gpu", "GPU memory in use")] if "gpu" in found else []),
         f"| open files; threads | {found['files'][0]} to {found['files'][1]}; {found['threads'][0]} to "
         f"{found['threads'][1]} | | |",
+        *told_pairs(found),
         f"| step time, drift over the run at equal length and live groups | {Slope(**clock['drift'])} of "
         f"{clock['median']:.3f} s | at most {STEADY:.0%} | {clock['verdict']} |",
         f"| medians of the last fifth over the first: time; mean length; longest | ×{clock['fifths']:.3f}; "
@@ -314,9 +415,21 @@ def told(found: Mapping[str, Any], words: Sequence[str], device: str) -> str:
         "then only steps.jsonl grows.", ""])
 
 
+def told_pairs(found: Mapping[str, Any]) -> list[str]:
+    if "pairs" not in found:
+        return []
+    part = found["pairs"]
+    work = "the same bit by bit" if part["same_work"] else "NOT the same"
+    return [f"| step time of this process, {part['age']:,} steps old, over that of a fresh one on the same steps, "
+            f"median of {part['count']} pairs (their numbers are {work}) | {Slope(**part['ratio'])} | "
+            f"at most {STEADY:.0%} | {part['verdict']} |"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--beside", type=int, default=100,
+                        help="steps at the end that a fresh process takes too; 0: none")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--limit-seconds", type=float, default=0.0, help="stop the run after so long; 0 for no limit")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="the run's folder; one with a run goes on")
@@ -330,8 +443,9 @@ def main() -> None:
     samples.parent.mkdir(parents=True, exist_ok=True)
     if not again:
         samples.unlink(missing_ok=True)
-    whole = watch([sys.executable, "-m", "creditscope", "train", *words, "--out", str(options.out), *again],
-                  options.out, options.limit_seconds, samples)
+    train = [sys.executable, "-m", "creditscope", "train"]
+    whole = watch([*train, *words, "--out", str(options.out), *again], options.out, options.limit_seconds, samples,
+                  [*train, "--out", str(fresh(options.out)), "--resume"], options.steps, options.beside)
     found = judge(options.out, read_samples(samples))
     device = json.loads((options.out / "run.json").read_text())["versions"]
     where = ", ".join(device.get("devices") or []) or f"a CPU of {os.cpu_count()} cores"

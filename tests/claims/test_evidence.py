@@ -137,7 +137,8 @@ def test_the_file_says_what_the_record_says(run: Path, tmp_path: Path) -> None:
     for name, column in found.groups.items():
         assert again.groups[name] == pytest.approx(column, rel=5e-5)  # five digits
     assert gather([tmp_path])[0].subject == "tiny · arithmetic · p1_grpo"
-    assert len(gather([tmp_path])) == 2, "the run and the file"
+    assert len(gather([tmp_path])) == 1, "where the run is, its file says nothing new"
+    assert len(gather([tmp_path, tmp_path / "x.evidence.json"])) == 2, "unless it is asked for"
 
 
 def test_where_a_file_lay_is_not_published(tmp_path: Path) -> None:

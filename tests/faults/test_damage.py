@@ -205,7 +205,7 @@ def test_a_model_that_was_damaged_after_the_run_is_not_trained_on(whole: Path, t
     with pytest.raises(CreditscopeError, match=r"model.safetensors is not what was written: it does not match "
                                                r"SHA256SUMS. If you changed the file, delete SHA256SUMS there"):
         load_policy(str(model))
-    (model / "SHA256SUMS").unlink()
+    (model / "SHA256SUMS").write_bytes(b"\xff\x00  ../../etc/passwd\n\xfe")  # somebody else's, which names nothing here
     assert load_policy(str(model)).trainable()
 
 

@@ -6,7 +6,9 @@ import gc
 import importlib.util
 import random
 import statistics
+import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -170,3 +172,52 @@ def test_a_shelf_whose_files_grow_is_off_its_line_and_its_second_half_is_larger(
     assert (even.off_line, even.halves) == (pytest.approx(0.0, abs=1e-12), 1.0)
     grown = soak.shelf([(step, step) for step in range(1000)], 1000)
     assert (grown.off_line, grown.halves) == (pytest.approx(0.25, abs=1e-3), pytest.approx(3, rel=1e-2))
+
+
+RUN = """
+import sys, time
+from pathlib import Path
+out, drag, steps = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+file = out / "steps.jsonl"
+done = file.read_bytes().count(b"\\n") if file.exists() else 0
+for age, step in enumerate(range(done, steps)):
+    start = time.process_time()
+    while time.process_time() - start < 0.02 * (1 + drag * age / steps):
+        pass
+    with file.open("a") as lines:
+        lines.write(f'{{"step": {step}, "time/step": {age}}}\\n')
+"""
+
+
+def test_of_pairs_of_steps_the_median_ratio_decides_and_a_few_disturbed_ones_do_not(soak: ModuleType) -> None:
+    """101 pairs: the ranks (100 ∓ 1.96·√101)/2 are 40 and 60 of 0, …, 100. Ten that were disturbed stand at the end."""
+    pairs = [(step, 1.0 + 0.0001 * step, 1.0) for step in range(91)] + [(step, 9.0, 1.0) for step in range(10)]
+    found = soak.ratio(pairs)
+    assert (found.value, found.low, found.high) == (0.005, 0.004, 0.006)
+    assert found.verdict(soak.STEADY) == "flat"
+    assert soak.ratio([(step, aged + 0.1, young) for step, aged, young in pairs]).verdict(soak.STEADY) == "grows"
+
+
+@pytest.mark.parametrize("drag", [0.0, 1.0])
+def test_a_process_that_gets_slower_with_its_age_is_told_from_a_fresh_one_on_the_same_steps(
+        soak: ModuleType, drag: float, tmp_path: Path) -> None:
+    """Its steps have taken 1 + drag·150/200 of a fresh one's 1 at the 150th of 200, whatever the machine does."""
+    out, steps = tmp_path / "run", 200
+    out.mkdir()
+
+    def command(place: Path) -> list[str]:
+        return [sys.executable, "-c", RUN, str(place), str(drag), str(steps)]
+
+    aged = subprocess.Popen(command(out))
+    try:
+        while not (out / "steps.jsonl").exists() or soak.lines(out) < 150:
+            time.sleep(0.01)
+        pairs = soak.side_by_side(aged, out, command(soak.fresh(out)), steps)
+    finally:
+        aged.kill()
+        aged.wait()
+    assert soak.ratio(pairs).value == pytest.approx(0.75 * drag, abs=0.3)  # other tests run beside it
+    assert soak.same_work(out, pairs[0][0])
+    line = (soak.fresh(out) / "steps.jsonl").read_text().splitlines()
+    (soak.fresh(out) / "steps.jsonl").write_text("\n".join([*line[:-1], line[-1].replace('"step"', '"stop"')]) + "\n")
+    assert not soak.same_work(out, pairs[0][0])

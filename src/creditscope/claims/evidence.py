@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -394,19 +394,28 @@ def _numbers(columns: Any) -> dict[str, list[float | None]]:
     return {str(name): [None if x is None else float(x) for x in values] for name, values in columns.items()}
 
 
-def gather(paths: Sequence[Path]) -> list[Evidence]:
-    """The evidence under some paths: runs' folders, files of evidence, and folders that hold either at any depth."""
-    out: list[Evidence] = []
+def places(paths: Iterable[Path]) -> list[Path]:
+    """Runs' folders and files of evidence, each once. Where a folder holds runs, their summaries say nothing new."""
+    found: list[Path] = []
     for path in paths:
-        if (path / "run.json").exists():
-            out.append(read_evidence(Record.open(path)))
-        elif path.is_file():
-            out.append(from_json(path))
-        else:
-            inner = sorted({found.parent for found in path.glob("**/run.json")})
-            files = sorted(found for found in path.glob("**/*.evidence.json"))
-            if not inner and not files:
-                raise CreditscopeError(f"{path} holds no run (no run.json) and no *.evidence.json; give a folder "
-                                       f"written by creditscope train, or a file of creditscope check --save")
-            out += [read_evidence(Record.open(run)) for run in inner] + [from_json(file) for file in files]
-    return out
+        try:
+            runs = sorted({place.parent for place in path.glob("**/run.json")}) if path.is_dir() else []
+            found += runs or sorted(path.glob("**/*.evidence.json")) or [path]
+        except OSError as error:
+            raise CreditscopeError(f"cannot look into {path}: {error.strerror}") from None
+    return list(dict.fromkeys(found))
+
+
+def gather(paths: Iterable[Path]) -> list[Evidence]:
+    """The evidence under some paths: runs' folders, files of evidence, and folders that hold either at any depth."""
+    return [read_place(place) for place in places(paths)]
+
+
+def read_place(place: Path) -> Evidence:
+    """The evidence of a run's folder, or of a file."""
+    if place.is_file():
+        return from_json(place)
+    if not (place / "run.json").exists():
+        raise CreditscopeError(f"{place} holds no run (no run.json) and no *.evidence.json; give a folder written by "
+                               f"creditscope train, or a file of creditscope check --save")
+    return read_evidence(Record.open(place))

@@ -154,7 +154,7 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
         check_folder(path)
         try:
             verify(path, whole=False)
-        except CreditscopeError as error:
+        except (OSError, CreditscopeError) as error:
             raise CreditscopeError(f"{path}: {error}. If you changed the file, delete {SUMS} there; otherwise bring "
                                    f"the file back from a copy, or train again") from None
         return str(path), {"local_files_only": True}

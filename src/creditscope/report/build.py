@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from creditscope.claims.evidence import places
 from creditscope.errors import CreditscopeError
 from creditscope.report import claims, compare, directions, glossary, header, layers, methods, optimizer, steps, tokens
-from creditscope.report.compare import Several, places
+from creditscope.report.compare import Several
 from creditscope.report.page import page
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section, missing

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from creditscope.claims.evidence import APART, ENOUGH, Evidence, from_json, mean_of, over_runs, read_evidence
+from creditscope.claims.evidence import APART, ENOUGH, Evidence, from_json, mean_of, over_runs, places, read_evidence
 from creditscope.claims.page import FIGURES, curves
 from creditscope.claims.reading import credit_of, from_three, sweeps
 from creditscope.compare import at
@@ -94,18 +94,6 @@ class Several:
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
-
-
-def places(paths: Sequence[Path]) -> list[Path]:
-    """Runs' folders and files of evidence, each once. Where a folder holds runs, their summaries say nothing new."""
-    found: list[Path] = []
-    for path in paths:
-        try:
-            runs = sorted({place.parent for place in path.glob("**/run.json")}) if path.is_dir() else []
-            found += runs or sorted(path.glob("**/*.evidence.json")) or [path]
-        except OSError as error:
-            raise CreditscopeError(f"cannot look into {path}: {error.strerror}") from None
-    return list(dict.fromkeys(found))
 
 
 def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, total: None) -> Several:

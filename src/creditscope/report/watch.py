@@ -24,10 +24,9 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from creditscope.claims.evidence import Look, remembered
+from creditscope.claims.evidence import Look, places, remembered
 from creditscope.errors import CreditscopeError
 from creditscope.record import SHELVES
-from creditscope.report.compare import places
 
 HOST = "127.0.0.1"
 AGAIN = 3

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from creditscope.claims.evidence import Evidence, gather, to_json
+from creditscope.claims.evidence import Evidence, places, read_place, to_json
 from creditscope.claims.page import NOTHING, SHAPES, by_place, claims_page, observed, sample, summary, told
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
 from creditscope.claims.verdict import Verdict
@@ -138,11 +138,11 @@ class Check:
 
 def read_runs(paths: Iterable[Path]) -> list[Evidence]:
     """The evidence under these paths, each under a name of its own. A run and its own summary are one."""
-    places = list(dict.fromkeys(place.resolve() for path in paths for place in _places(path)))
+    inside = list(dict.fromkeys(place.resolve() for place in places(paths)))
     found: list[Evidence] = []
     seen: set[bytes] = set()
-    for place, name in zip(places, names(places), strict=True):
-        run = _sound(place, *gather([place]))
+    for place, name in zip(inside, names(inside), strict=True):
+        run = _sound(place, read_place(place))
         whole = json.dumps(json.loads(to_json(replace(run, name=""))), sort_keys=True)
         digest = hashlib.blake2b(whole.encode(), digest_size=16).digest()  # many runs must not be held twice
         if digest not in seen:
@@ -153,14 +153,7 @@ def read_runs(paths: Iterable[Path]) -> list[Evidence]:
 
 def told_missing(paths: Iterable[Path]) -> list[str]:
     """A sentence for each run of which files are gone."""
-    places = dict.fromkeys(place for path in paths for place in _places(path) if place.is_dir())
-    return [fault for place in places for fault in Record.open(place).told_missing()]
-
-
-def _places(path: Path) -> Iterator[Path]:
-    """Runs' folders and files of evidence under a path. Where the runs are there, their summaries say nothing new."""
-    runs = sorted({found.parent for found in path.glob("**/run.json")}) if path.is_dir() else []
-    yield from runs or sorted(path.glob("**/*.evidence.json")) or [path]
+    return [fault for place in places(paths) if place.is_dir() for fault in Record.open(place).told_missing()]
 
 
 def names(places: Sequence[Path]) -> list[str]:

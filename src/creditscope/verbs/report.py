@@ -14,10 +14,11 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from creditscope.claims.evidence import places
 from creditscope.errors import CreditscopeError, printable
 from creditscope.report.answers import SHAPES, answers
 from creditscope.report.build import build, page_of, read
-from creditscope.report.compare import Several, has_no_step, places, standing
+from creditscope.report.compare import Several, has_no_step, standing
 from creditscope.report.page import vega
 from creditscope.report.run import Run
 from creditscope.report.watch import Server, Watched, serve
