@@ -88,16 +88,17 @@ def watch(command: Sequence[str], out: Path, limit: float, samples: Path, again:
     number = before[-1].process + 1 if before else 0
     start = time.monotonic()
     child = subprocess.Popen(command)
-    asked = 0.0
+    asked, first = 0.0, None  # the steps that were there when the process began
     with samples.open("a") as log:
         while child.poll() is None:
             now = time.monotonic() - start
             if (found := look(child.pid, number, now, out)) is not None:
                 log.write(json.dumps(asdict(found)) + "\n")
                 log.flush()
-                if beside and found.step >= steps - beside:
-                    pairs = side_by_side(child, out, again, steps)
-                    paired(out).write_text(json.dumps(pairs))
+                first = found.step if first is None else first
+                if beside and found.step >= steps - beside and found.step > first + WARM and not paired(out).exists():
+                    if pairs := side_by_side(child, out, again, steps):
+                        paired(out).write_text(json.dumps({"age": pairs[0][0] - first, "pairs": pairs}))
                     beside = 0
             if limit and now > limit and not asked:
                 asked = now
@@ -114,11 +115,13 @@ def side_by_side(aged: subprocess.Popen[bytes], out: Path, again: Sequence[str],
                  ) -> list[tuple[int, float, float]]:
     """(step, seconds of the process that came so far, seconds of a fresh one), up to the last step but one."""
     aged.send_signal(signal.SIGSTOP)
-    shutil.rmtree(fresh(out), ignore_errors=True)
-    shutil.copytree(out, fresh(out))
-    at = lines(out)
-    young = subprocess.Popen(again)
+    young: subprocess.Popen[bytes] | None = None
     try:
+        shutil.rmtree(fresh(out), ignore_errors=True)
+        shutil.copytree(out, fresh(out))
+        if (at := lines(out)) + WARM >= steps - 1:
+            return []
+        young = subprocess.Popen(again)
         # It forgets what came after its checkpoint, and takes those steps again.
         while lines(fresh(out)) < at + WARM:
             if young.poll() is not None:
@@ -137,8 +140,9 @@ def side_by_side(aged: subprocess.Popen[bytes], out: Path, again: Sequence[str],
         return pairs
     finally:
         aged.send_signal(signal.SIGCONT)
-        young.kill()
-        young.wait()
+        if young is not None:
+            young.kill()
+            young.wait()
 
 
 def step_of(process: subprocess.Popen[bytes], out: Path) -> float:
@@ -364,8 +368,9 @@ def judge(out: Path, samples: Sequence[Sample]) -> dict[str, Any]:
         "record": {name: asdict(found) for name, found in shelves(out, len(steps)).items()},
         "checkpoints": max(s.checkpoints for s in samples)}
     if paired(out).exists():
-        pairs = json.loads(paired(out).read_text())
-        found["pairs"] = {"count": len(pairs), "age": pairs[0][0], "ratio": asdict(apart := ratio(pairs)),
+        told = json.loads(paired(out).read_text())
+        pairs = told["pairs"]
+        found["pairs"] = {"count": len(pairs), "age": told["age"], "ratio": asdict(apart := ratio(pairs)),
                           "same_work": same_work(out, pairs[0][0]), "verdict": apart.verdict(STEADY)}
     if all(s.gpu is not None for s in mine):
         used = [float(s.gpu or 0) for s in mine]
@@ -443,6 +448,7 @@ def main() -> None:
     samples.parent.mkdir(parents=True, exist_ok=True)
     if not again:
         samples.unlink(missing_ok=True)
+        paired(options.out).unlink(missing_ok=True)
     train = [sys.executable, "-m", "creditscope", "train"]
     whole = watch([*train, *words, "--out", str(options.out), *again], options.out, options.limit_seconds, samples,
                   [*train, "--out", str(fresh(options.out)), "--resume"], options.steps, options.beside)

@@ -49,7 +49,7 @@ KEEP = 2
 """Checkpoints that stay: the newest, and the one before for the day the newest is damaged."""
 MAX_STEP = 4 * 2**20
 """Longest line of steps.jsonl, in bytes. A step has a few thousand."""
-_NAME = re.compile(r"\d{6}")
+_NAME = re.compile(r"\d{6}|[1-9]\d{6,11}")
 _CRC = b', "crc32": "'
 _SUM = re.compile(rb': "[0-9a-f]{8}"}$')
 
@@ -161,17 +161,14 @@ class Record:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def append(self, step: int, metrics: Mapping[str, float | int | str], apart: Mapping[str, int] | None = None
-               ) -> None:
-        """Add one step. A value that is not finite is left out and named under `absent`, with what it was.
-
-        `apart`, by shelf: of its files only those of every so many steps stay. The line says so before they go.
-        """
+    def append(self, step: int, metrics: Mapping[str, float | int | str]) -> None:
+        """Add one step. A value that is not finite is left out and named under `absent`, with what it was; the shelves
+        that have a file of the step are named under `kept`."""
         self._must_write()
         absent = {k: str(v) for k, v in metrics.items() if isinstance(v, float) and not math.isfinite(v)}
         line: dict[str, Any] = {"step": step} | {k: v for k, v in metrics.items() if k not in absent}
         kept = [shelf for shelf in SHELVES if self._file(shelf, step).exists()]
-        line |= {name: found for name, found in {"absent": absent, "kept": kept, "apart": apart}.items() if found}
+        line |= {name: found for name, found in {"absent": absent, "kept": kept}.items() if found}
         body = json.dumps(line, allow_nan=False)[:-1].encode()
         data = body + _CRC + f'{_crc(body)}"}}\n'.encode()
         path = self.path / "steps.jsonl"
@@ -186,11 +183,6 @@ class Record:
                 with contextlib.suppress(OSError):
                     os.ftruncate(out.fileno(), whole)
                 raise
-        with _disk(self.path):
-            for shelf, steps in (apart or {}).items():
-                for old in self._kept(shelf):
-                    if old % steps:
-                        self._file(shelf, old).unlink()
 
     def rewind(self, steps: int) -> None:
         """Keep the first `steps` steps and forget what came after them, groups included."""
@@ -219,6 +211,25 @@ class Record:
     def save_optimizer(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep what the optimiser did at a step."""
         self._save("optimizer", step, arrays)
+
+    def thin(self, step: int, most: int, every: Mapping[str, int]) -> None:
+        """After a step: keep at most `most` files of each shelf, evenly spread; 0 keeps all. `every`: its schedule.
+
+        run.json says how many steps apart they are before the others go, so that they are not missed.
+        """
+        self._must_write()
+        for shelf, often in every.items():
+            if not most or not often or step % often:
+                continue
+            apart = spacing(step, often, most)
+            with _disk(self.path):
+                known = self._apart()
+                if (wider := math.lcm(apart, known.get(shelf, 1))) != known.get(shelf):
+                    self.run["apart"] = known | {shelf: wider}
+                    _write_atomically(self.path / "run.json", _run_json(self.run))
+                for kept in self._kept(shelf):
+                    if kept % apart:
+                        self._file(shelf, kept).unlink()
 
     def _save(self, shelf: str, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Numbers and text only: nothing that would need pickle."""
@@ -311,8 +322,12 @@ class Record:
 
     def missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
         """Files that the steps say were kept, and that are gone."""
-        gone = self._gone(self.steps() if steps is None else steps)
-        return self._gone(self.steps()) if gone else []  # a writer may have thinned them since the lines were read
+        lines, apart = self.steps() if steps is None else steps, self._apart()
+        told = {shelf: {line["step"] for line in lines if isinstance(line.get("kept"), list) and shelf in line["kept"]
+                        and line["step"] % apart.get(shelf, 1) == 0} for shelf in SHELVES}
+        gone = [f"{shelf}/{step:06d}.npz" for shelf in SHELVES for step in sorted(told[shelf] - set(self._kept(shelf)))]
+        now = Record.open(self.path) if gone else self  # a writer may have thinned them since run.json was read
+        return gone if now.run == self.run else now.missing()
 
     def told_missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
         """The same in a sentence, or none."""
@@ -321,17 +336,11 @@ class Record:
         return [f"{self.path} lacks what it had kept: {', '.join(gone[:3])}{more}; what is said here is said without"] \
             if gone else []
 
-    def _gone(self, steps: Sequence[Mapping[str, Any]]) -> list[str]:
-        told: dict[str, list[int]] = {shelf: [] for shelf in SHELVES}
-        for line in steps:
-            kept, apart = line.get("kept", []), line.get("apart", {})
-            for shelf, known in told.items():
-                known += [line["step"]] if isinstance(kept, list) and shelf in kept else []
-                often = apart.get(shelf) if isinstance(apart, dict) else None
-                if type(often) is int and often > 0:
-                    told[shelf] = [step for step in known if step % often == 0]
-        return [f"{shelf}/{step:06d}.npz" for shelf, known in told.items()
-                for step in sorted(set(known) - set(self._kept(shelf)))]
+    def _apart(self) -> dict[str, int]:
+        """By shelf that was thinned, how many steps apart its files are."""
+        found = self.run.get("apart")
+        return {shelf: apart for shelf, apart in (found if isinstance(found, dict) else {}).items()
+                if shelf in SHELVES and type(apart) is int and apart > 0}
 
     def _file(self, shelf: str, step: int) -> Path:
         return self.path / shelf / f"{step:06d}.npz"
@@ -465,17 +474,6 @@ def _sync(path: Path) -> None:
         os.fsync(found)
     finally:
         os.close(found)
-
-
-def thinned(step: int, every: Mapping[str, int], most: int) -> dict[str, int]:
-    """By shelf, how many steps apart its files shall be after a step, so that at most `most` of each are left, evenly
-    spread; 0 keeps all. `every`: the schedule of each. A shelf where nothing has to go is not named.
-
-    >>> thinned(60, {"groups": 10, "scope": 30, "optimizer": 0}, most=3), thinned(60, {"groups": 10}, most=0)
-    ({'groups': 40}, {})
-    """
-    apart = {shelf: spacing(step, often, most) for shelf, often in every.items() if most and often and not step % often}
-    return {shelf: steps for shelf, steps in apart.items() if steps > every[shelf]}
 
 
 def spacing(step: int, every: int, most: int) -> int:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import itertools
 import json
 import multiprocessing
@@ -56,7 +57,7 @@ BASE = ["--steps", str(STEPS), "--group", "4", "--prompts", "2", "--max-tokens",
 SETTINGS = {"plain": BASE,
             "full": [*BASE, "--eval-problems", "2", "--scope", "full", "--every", "2", "--probe", "full",
                      "--probe-every", "3"],
-            "critic": [*BASE, "--credit", "gae", "--inner-steps", "2"]}
+            "critic": [*BASE, "--credit", "gae", "--inner-steps", "2", "--keep-most", "2"]}
 MOMENTS = ("start", "clock", "line", "part", "bytes", "operation")
 TIMED = ("time/", "scope/ratio", "scope/share")
 """Metrics that no seed can fix."""
@@ -154,13 +155,16 @@ class Follower:
         self.url = json.loads(told)["url"]
 
     def answer(self) -> int:
-        """The status of an answer, 0 where there was none, or not a whole page."""
+        """The status of an answer, 0 where there was none, or not a whole page of what is on disk."""
         try:
             with urllib.request.urlopen(self.url, timeout=LONGEST) as answer:
-                return int(answer.status) if answer.read().endswith(b"</html>\n") else 0
+                whole = answer.read().endswith(b"</html>\n")
+            with urllib.request.urlopen(f"{self.url}version", timeout=LONGEST) as answer:
+                newest = json.loads(answer.read())["notice"] == ""
+            return int(answer.status) if whole and newest else 0
         except urllib.error.HTTPError as error:
             return error.code
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return 0
 
     def see(self, kill: Kill) -> None:
@@ -338,8 +342,8 @@ def differences(out: Path, whole: Path) -> list[str]:
         should = [step for step in theirs[shelf][0] if step < len(steps)]
         said += [f"step {step} is complete, but {shelf}/{step:06d}.npz is not there" for step in should
                  if step not in kept]
-        said += [f"{shelf}/{step:06d}.npz has other numbers" for step in kept
-                 if not alike(load(step), theirs[shelf][1](step))]
+        said += [f"{shelf}/{step:06d}.npz has other numbers" for step in kept  # others are thinned at the end
+                 if step in theirs[shelf][0] and not alike(load(step), theirs[shelf][1](step))]
     for step in record.checkpoints():
         try:
             verify(record.checkpoint_path(step))

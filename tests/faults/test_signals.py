@@ -36,7 +36,12 @@ class Page:
         self.child = subprocess.Popen([sys.executable, "-m", "creditscope", "report", str(out), "--watch", "--json"],
                                       text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.child.stdout is not None
-        self.url = json.loads("".join(iter(self.child.stdout.readline, "}\n")) + "}")["url"]
+        told = ""
+        while line := self.child.stdout.readline():
+            told += line
+            if line == "}\n":
+                break
+        self.url = json.loads(told)["url"]
 
     def stands(self) -> bool:
         """Whether a whole page is answered, and nothing keeps it from being the newest."""
@@ -56,6 +61,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
     found = Page(tmp_path / "run")
     yield found
     found.child.kill()
+    found.child.wait()
 
 
 def wait_until(child: subprocess.Popen[str], out: Path, page: Page, before: bytes, more: int) -> None:

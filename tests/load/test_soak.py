@@ -22,7 +22,7 @@ import pytest
 
 from creditscope.lab.config import Config
 from creditscope.lab.train import train
-from creditscope.record import Record, spacing, thinned
+from creditscope.record import Record, spacing
 
 SMALL = Config(group=2, prompts=1, steps=20, max_tokens=6, eval_problems=0, lr=1e-4, scope="full", probe="full",
                probe_every=2, inner_steps=2, keep_every=2, checkpoint_every=3, also=("prefix_tree",), device="cpu")
@@ -80,14 +80,17 @@ def test_a_record_with_keep_most_is_bounded_and_evenly_spread(tmp_path: Path) ->
         for step in range(0, 91, 10):
             record.save_group(step, {"x": np.zeros(1)})
             record.save_reading(step, {"x": np.zeros(1)})
-            record.append(step, {}, thinned(step, {"groups": 10, "scope": 10, "optimizer": 0}, most=4))
+            record.append(step, {})
+            record.thin(step, 4, {"groups": 10, "scope": 10, "optimizer": 0})
             assert len(record.groups()) <= 4
-            assert record.missing() == []  # what was thinned is not missed
+            assert Record.open(record.path).missing() == []  # what was thinned is not missed
         assert record.groups() == record.readings() == [0, 40, 80]
-        record.append(91, {}, thinned(90, {"groups": 10}, most=0))
+        record.thin(90, 0, {"groups": 10})
         assert record.groups() == [0, 40, 80]  # 0 is no bound
+        record.rewind(60)  # the steps that thinned are forgotten, and what they thinned is gone all the same
+        assert Record.open(record.path).missing() == []
         (record.path / "scope" / "000040.npz").unlink()
-        assert record.missing() == ["scope/000040.npz"]
+        assert Record.open(record.path).missing() == record.missing() == ["scope/000040.npz"]
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])
@@ -182,7 +185,7 @@ file = out / "steps.jsonl"
 done = file.read_bytes().count(b"\\n") if file.exists() else 0
 for age, step in enumerate(range(done, steps)):
     start = time.process_time()
-    while time.process_time() - start < 0.02 * (1 + drag * age / steps):
+    while time.process_time() - start < 0.08 * (1 + drag * age / steps):
         pass
     with file.open("a") as lines:
         lines.write(f'{{"step": {step}, "time/step": {age}}}\\n')
@@ -201,8 +204,8 @@ def test_of_pairs_of_steps_the_median_ratio_decides_and_a_few_disturbed_ones_do_
 @pytest.mark.parametrize("drag", [0.0, 1.0])
 def test_a_process_that_gets_slower_with_its_age_is_told_from_a_fresh_one_on_the_same_steps(
         soak: ModuleType, drag: float, tmp_path: Path) -> None:
-    """Its steps have taken 1 + drag·150/200 of a fresh one's 1 at the 150th of 200, whatever the machine does."""
-    out, steps = tmp_path / "run", 200
+    """Pairs from ages 45 and 5 on, of 80 steps: (1 + 60/80·drag)/(1 + 20/80·drag) = 1.4 in the middle for drag = 1."""
+    out, steps = tmp_path / "run", 80
     out.mkdir()
 
     def command(place: Path) -> list[str]:
@@ -210,13 +213,14 @@ def test_a_process_that_gets_slower_with_its_age_is_told_from_a_fresh_one_on_the
 
     aged = subprocess.Popen(command(out))
     try:
-        while not (out / "steps.jsonl").exists() or soak.lines(out) < 150:
+        while not (out / "steps.jsonl").exists() or soak.lines(out) < 40:
+            assert aged.poll() is None
             time.sleep(0.01)
         pairs = soak.side_by_side(aged, out, command(soak.fresh(out)), steps)
     finally:
         aged.kill()
         aged.wait()
-    assert soak.ratio(pairs).value == pytest.approx(0.75 * drag, abs=0.3)  # other tests run beside it
+    assert soak.ratio(pairs).value == pytest.approx(0.4 * drag, abs=0.18)  # other tests run beside it
     assert soak.same_work(out, pairs[0][0])
     line = (soak.fresh(out) / "steps.jsonl").read_text().splitlines()
     (soak.fresh(out) / "steps.jsonl").write_text("\n".join([*line[:-1], line[-1].replace('"step"', '"stop"')]) + "\n")

@@ -42,7 +42,7 @@ from creditscope.objective import effective_credit, surrogate
 from creditscope.optimizer.brakes import Brake, clip_factor, find_brake
 from creditscope.optimizer.probe import Probe
 from creditscope.optimizer.scale import Clipping, RewardParts
-from creditscope.record import Record, thinned
+from creditscope.record import Record
 from creditscope.rollouts import Rollouts
 from creditscope.tasks import Problem, Task, find_task
 from creditscope.weights import alpha, kept
@@ -182,11 +182,11 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             line |= clock.metrics()
             if updates and config.keep_every and step % config.keep_every == 0:
                 record.save_group(step, kept_arrays(method, rollouts, credit, w, live, after, also))
-            schedule = {"scope": config.every, "groups": config.keep_every, "optimizer": config.probe_every}
-            # At last: who sees the line finds everything that was kept of the step.
-            record.append(step, line, thinned(step, schedule, config.keep_most))
+            record.append(step, line)  # at last: who sees the line finds everything that was kept of the step
             if adapts:
                 lines.append(line)
+            record.thin(step, config.keep_most, {"scope": config.every, "groups": config.keep_every,
+                                                 "optimizer": config.probe_every})
             spent, before = spent + line["rollouts/spent"], spent
             ends = step + 1 == config.steps or 0 < config.rollouts <= spent or stop()
             if ends or (step + 1) % config.checkpoint_every == 0:

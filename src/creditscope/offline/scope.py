@@ -39,7 +39,7 @@ from creditscope.offline.assemble import Assembled, assemble, assemble_for
 from creditscope.offline.batches import Batch, Reader
 from creditscope.offline.files import Place, Source, Trail
 from creditscope.offline.settings import Settings
-from creditscope.record import Record, thinned
+from creditscope.record import Record
 from creditscope.rollouts import Rollouts
 
 KEPT_ROWS = 64
@@ -95,8 +95,8 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
                     record.save_reading(number, reading)
                 if group and settings.keep_every and number % settings.keep_every == 0:
                     record.save_group(number, group)
-                schedule = {"scope": settings.every, "groups": settings.keep_every}
-                record.append(number, line, thinned(number, schedule, settings.keep_most))
+                record.append(number, line)
+                record.thin(number, settings.keep_most, {"scope": settings.every, "groups": settings.keep_every})
             yield Read(line, source.done(batch.place), source.size, reader)
     if record is not None:
         _finish(record.path, config)

@@ -153,7 +153,8 @@ def read_runs(paths: Iterable[Path]) -> list[Evidence]:
 
 def told_missing(paths: Iterable[Path]) -> list[str]:
     """A sentence for each run of which files are gone."""
-    return [fault for place in places(paths) if place.is_dir() for fault in Record.open(place).told_missing()]
+    inside = dict.fromkeys(place.resolve() for place in places(paths) if place.is_dir())
+    return [fault for place in inside for fault in Record.open(place).told_missing()]
 
 
 def names(places: Sequence[Path]) -> list[str]:

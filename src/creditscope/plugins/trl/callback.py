@@ -3,9 +3,9 @@
     trainer.add_callback(ScopeCallback(trainer, every=10, out="runs/mine"))
 
 A reading takes the rows that the coming optimiser step learns from, at the weights it was computed at: one forward and
-backward of our own, and after the step one forward more. Every rank reads its own rows. The numbers that people watch
-go into TRL's logs as `creditscope/…`, and all of them into a record that `creditscope check` and `creditscope report`
-read.
+backward of our own, and after the step one forward more; the first reading takes some passes more, which prove that
+rows are their rollouts' own. Every rank reads its own rows. The numbers that people watch go into TRL's logs as
+`creditscope/…`, and all of them into a record that `creditscope check` and `creditscope report` read.
 """
 
 from __future__ import annotations
@@ -85,6 +85,10 @@ class Opened(Lens):
                 self._proof = str(error)
         if self._proof:
             raise CreditscopeError(self._proof)
+
+    def unproven(self) -> None:
+        """Do without."""
+        self._proof = ""
 
     def across(self, group: Tensor, scale: float) -> ranks.Reading:
         """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
@@ -312,8 +316,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._line["time/scope"] = time.perf_counter() - start
 
     def _prove(self, inputs: Inputs) -> None:
-        """Once: `microscope.proof` on some rows. Among many ranks a rank that failed would leave the others waiting in
-        theirs; there the ranks' sums are proven against the reduced gradient."""
+        """Once: `microscope.proof` on some rows, 2 + ⌈log₂ N⌉ passes. Among many ranks one that failed would leave
+        the others waiting in theirs; there the ranks' sums are proven against the reduced gradient."""
         if not self._gram or many_ranks():
             return
         mask = inputs["completion_mask"]
@@ -322,7 +326,13 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             logp = chosen(self._logits(inputs), inputs)
             torch.autograd.backward(logp, mask.to(logp) * weights.to(logp)[:, None])
 
-        self._fresh_lens(keep=True).prove(pull, len(mask))
+        lens = self._fresh_lens(keep=True)
+        try:
+            lens.prove(pull, len(mask))
+        except torch.OutOfMemoryError:  # a second set of gradients, where the trainer's own pass is read
+            lens.unproven()
+            self._warn("proof", "there is no room for the proof that rows are their rollouts' own: readings are taken "
+                                "without it")
 
     def _chosen(self) -> tuple[Window, list[Tensor], bool]:
         """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""
@@ -470,9 +480,9 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         with self._reason("read"):
             lens = self._fresh_lens(keep=True)
             lens.close(torch.arange(len(live), device=live.device))
+            window = self._window([inputs])
             with untouched(self._policy.model):
                 self._prove(inputs)
-            window = self._window([inputs])
             live = live.double()
             w = effective_credit(lambda lp: objective(window, lp), live)
             value = self._line["objective/value"] = float(objective(window, live))
