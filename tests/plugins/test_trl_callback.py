@@ -21,7 +21,7 @@ from creditscope.claims.evidence import read_evidence  # noqa: E402
 from creditscope.dialects import DIALECTS  # noqa: E402
 from creditscope.errors import CreditscopeError  # noqa: E402
 from creditscope.microscope.recorder import Recorder  # noqa: E402
-from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer  # noqa: E402
+from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback  # noqa: E402
 from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, rollouts_of  # noqa: E402
 from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
 from creditscope.plugins.trl.stated import stated  # noqa: E402
@@ -379,6 +379,23 @@ def test_rows_under_wrong_names_are_found_out_at_the_first_reading_and_none_is_b
     assert ["are not those of their rollouts" in line["scope/absent"] for line in record.steps()] == [True, True]
     assert not any(name.startswith("gram/") for line in record.steps() for name in line)
     assert record.readings() == []
+
+
+def test_where_there_is_no_room_for_the_proof_readings_go_on_and_it_is_said_once(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def no_room(*_: Any) -> float:
+        asked.append(1)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(callback, "prove", no_room)
+    live = trainer(max_steps=2)
+    live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run"))
+    with pytest.warns(UserWarning, match="there is no room for the proof"):
+        live.train()
+    assert len(asked) == 1
+    assert all("gram/group/effective_rank" in line for line in Record.open(tmp_path / "run").steps())
 
 
 def test_a_subclass_with_a_loss_of_its_own_is_told_that_the_row_is_not_its_loss() -> None:
