@@ -7,7 +7,8 @@ Runs `creditscope train --scope full` in a process of its own and looks at it on
 files, threads, and on a GPU the memory that nvidia-smi sees in use. At the limit the run is asked to stop as by Ctrl-C;
 the same command goes on where it stopped. Whenever it ends, what there is so far is judged:
 
-    memory      Theil-Sen slope over the second half of the steps that one process took, with Sen's interval
+    memory      the floor, the least of each block of samples: what a step needs for a moment comes and goes, a leak
+                stays. Theil-Sen slope over the second half of the steps that one process took, with Sen's interval
     step time   the last steps are taken twice, by the process that has come so far and by a fresh one that resumes a
                 copy of its record: the same work, bit by bit, one step of the one and one of the other in turn (the
                 other is stopped meanwhile), so that whatever else the machine does slows both. Median of the ratios
@@ -54,6 +55,8 @@ LINEAR = 0.05
 """How much more a kind of file may grow in the second half of the steps than in the first, as a share of that."""
 POINTS = 60
 """Points that a slope is taken over, each the median of a block: neighbours in time are not independent."""
+FLOORS = 20
+"""Blocks of samples whose least is a point of memory's slope."""
 SHELVES = {"steps.jsonl": "one line a step", "scope": "--every", "groups": "--keep-every", "optimizer": "--probe-every"}
 """What grows with the steps, and the setting that says how fast."""
 
@@ -73,6 +76,10 @@ class Sample:
     gpu: int | None
     checkpoints: int
     """Bytes."""
+
+
+Pair = tuple[int, float, float, float, float]
+"""A step; seconds, and of them on a processor, of the process that came so far; the same of a fresh one."""
 
 
 # -- watching --------------------------------------------------------------------------------------------------------
@@ -111,10 +118,9 @@ def watch(command: Sequence[str], out: Path, limit: float, samples: Path, again:
     return child.returncode == 0
 
 
-def side_by_side(aged: subprocess.Popen[bytes], out: Path, again: Sequence[str], steps: int
-                 ) -> list[tuple[int, float, float]]:
-    """(step, seconds of the process that came so far, seconds of a fresh one), up to the last step but one."""
-    aged.send_signal(signal.SIGSTOP)
+def side_by_side(aged: subprocess.Popen[bytes], out: Path, again: Sequence[str], steps: int) -> list[Pair]:
+    """The steps from here to the last but one, each taken by the process that came so far and by a fresh one."""
+    halt(aged)
     young: subprocess.Popen[bytes] | None = None
     try:
         shutil.rmtree(fresh(out), ignore_errors=True)
@@ -127,16 +133,16 @@ def side_by_side(aged: subprocess.Popen[bytes], out: Path, again: Sequence[str],
             if young.poll() is not None:
                 raise SystemExit(f"the fresh process ended with {young.returncode}")
             time.sleep(0.05)
-        young.send_signal(signal.SIGSTOP)
-        meet = lines(fresh(out))
-        while at < meet:
+        halt(young)
+        while lines(out) < lines(fresh(out)):
             step_of(aged, out)
-            at += 1
         pairs = []
-        for step in range(meet, steps - 1):
+        for step in range(lines(out), steps - 1):
             both = [(aged, out), (young, fresh(out))]
             took = {process.pid: step_of(process, place) for process, place in both[::1 if step % 2 else -1]}
-            pairs.append((step, took[aged.pid], took[young.pid]))
+            if not lines(out) == lines(fresh(out)) == step + 1:
+                raise SystemExit(f"the two are not at one step: {lines(out)} and {lines(fresh(out))}")
+            pairs.append((step, *took[aged.pid], *took[young.pid]))
         return pairs
     finally:
         aged.send_signal(signal.SIGCONT)
@@ -145,19 +151,30 @@ def side_by_side(aged: subprocess.Popen[bytes], out: Path, again: Sequence[str],
             young.wait()
 
 
-def step_of(process: subprocess.Popen[bytes], out: Path) -> float:
-    """Let a stopped process go until its next line is there, and stop it again: the seconds it took."""
+def step_of(process: subprocess.Popen[bytes], out: Path) -> tuple[float, float]:
+    """Let a stopped process go until its next line is there, and stop it again: (seconds, of them on a processor)."""
     file = out / "steps.jsonl"
-    before = file.stat().st_size
-    start = time.perf_counter()
+    before, busy, start = file.stat().st_size, processor(process.pid), time.perf_counter()
     process.send_signal(signal.SIGCONT)
     while file.stat().st_size == before:
         if process.poll() is not None:
             raise SystemExit(f"the run in {out} ended with {process.returncode} between two steps")
         time.sleep(0.0005)
     took = time.perf_counter() - start
+    halt(process)  # only then is the line known to be whole: a file grows page by page
+    return took, processor(process.pid) - busy
+
+
+def halt(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, and wait until it stands."""
     process.send_signal(signal.SIGSTOP)
-    return took
+    while process.poll() is None and Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.0002)
+
+
+def processor(pid: int) -> float:
+    """Seconds that the threads of a process have been on a processor."""
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
 
 
 def fresh(out: Path) -> Path:
@@ -258,12 +275,12 @@ def blocks(count: int, most: int) -> list[slice]:
 
 
 def growth(samples: Sequence[Sample], values: Sequence[float]) -> Slope:
-    """Growth in 1,000 steps as a share of the median, over the second half of the steps."""
+    """Growth of the floor in 1,000 steps as a share of itself, over the second half of the steps."""
     half = (samples[0].step + samples[-1].step) / 2
     late = [(sample.step, value) for sample, value in zip(samples, values, strict=True) if sample.step >= half]
-    points = [tuple(map(statistics.median, zip(*late[block], strict=True))) for block in blocks(len(late), POINTS)]
-    slope = theil_sen([step for step, _ in points], [value for _, value in points])
-    return slope.times(1000 / statistics.median(value for _, value in late))
+    floors = [min(late[block], key=lambda sample: sample[1]) for block in blocks(len(late), FLOORS)]
+    slope = theil_sen([step for step, _ in floors], [value for _, value in floors])
+    return slope.times(1000 / statistics.median(value for _, value in floors))
 
 
 def drift(steps: Sequence[Mapping[str, Any]]) -> Slope:
@@ -284,13 +301,13 @@ def drift(steps: Sequence[Mapping[str, Any]]) -> Slope:
     return Slope(*(float(end) for end in (found[-1], found[-1] - reach, found[-1] + reach))).times(1 / time_.mean())
 
 
-def ratio(pairs: Sequence[tuple[int, float, float]]) -> Slope:
-    """The median of aged / fresh − 1, between the order statistics of rank (n ∓ z √n)/2.
+def ratio(aged: Sequence[float], young: Sequence[float]) -> Slope:
+    """The median of aged / young − 1, between the order statistics of rank (n ∓ z √n)/2.
 
-    >>> ratio([(step, 1.0 + 0.01 * step, 1.0) for step in range(101)])
+    >>> ratio([1.0 + 0.01 * step for step in range(101)], [1.0] * 101)
     Slope(value=0.5, low=0.4, high=0.6)
     """
-    found = sorted(aged / young - 1 for _, aged, young in pairs)
+    found = sorted(mine / theirs - 1 for mine, theirs in zip(aged, young, strict=True))
     n, reach = len(found), Z975 * math.sqrt(len(found)) / 2
     low, high = (found[min(n - 1, max(0, round((n - 1) / 2 + side * reach)))] for side in (-1, 1))
     return Slope(*(round(value, 6) for value in (statistics.median(found), low, high)))
@@ -369,9 +386,10 @@ def judge(out: Path, samples: Sequence[Sample]) -> dict[str, Any]:
         "checkpoints": max(s.checkpoints for s in samples)}
     if paired(out).exists():
         told = json.loads(paired(out).read_text())
-        pairs = told["pairs"]
-        found["pairs"] = {"count": len(pairs), "age": told["age"], "ratio": asdict(apart := ratio(pairs)),
-                          "same_work": same_work(out, pairs[0][0]), "verdict": apart.verdict(STEADY)}
+        steps_, old, busy_old, new, busy_new = zip(*told["pairs"], strict=True)
+        found["pairs"] = {"count": len(steps_), "age": told["age"], "same_work": same_work(out, steps_[0]),
+                          "ratio": asdict(slower := ratio(old, new)), "verdict": slower.verdict(STEADY),
+                          "busy": asdict(busier := ratio(busy_old, busy_new)), "busy_verdict": busier.verdict(STEADY)}
     if all(s.gpu is not None for s in mine):
         used = [float(s.gpu or 0) for s in mine]
         found["gpu"] = {"median": statistics.median(used), "most": max(used),
@@ -386,8 +404,9 @@ def told(found: Mapping[str, Any], words: Sequence[str], device: str) -> str:
     """The page."""
     def memory(name: str, what: str) -> str:
         part = found[name]
-        return (f"| {what}, growth in 1,000 steps | {Slope(**part['growth'])} of {part['median'] / 1e6:,.0f} MB (most "
-                f"{part['most'] / 1e6:,.0f}) | at most {FLAT:.0%} | {part['verdict']} |")
+        return (f"| {what}, growth of its floor in 1,000 steps | {Slope(**part['growth'])} (median "
+                f"{part['median'] / 1e6:,.0f} MB, most {part['most'] / 1e6:,.0f}) | at most {FLAT:.0%} | "
+                f"{part['verdict']} |")
 
     clock, (first, last) = found["time"], found["watched"]
     pages = [
@@ -425,9 +444,10 @@ def told_pairs(found: Mapping[str, Any]) -> list[str]:
         return []
     part = found["pairs"]
     work = "the same bit by bit" if part["same_work"] else "NOT the same"
-    return [f"| step time of this process, {part['age']:,} steps old, over that of a fresh one on the same steps, "
+    return [f"| time of a step in this process, {part['age']:,} steps old, over that of the same step in a fresh one, "
             f"median of {part['count']} pairs (their numbers are {work}) | {Slope(**part['ratio'])} | "
-            f"at most {STEADY:.0%} | {part['verdict']} |"]
+            f"at most {STEADY:.0%} | {part['verdict']} |",
+            f"| the same in processor time | {Slope(**part['busy'])} | at most {STEADY:.0%} | {part['busy_verdict']} |"]
 
 
 def main() -> None:

@@ -194,11 +194,11 @@ for age, step in enumerate(range(done, steps)):
 
 def test_of_pairs_of_steps_the_median_ratio_decides_and_a_few_disturbed_ones_do_not(soak: ModuleType) -> None:
     """101 pairs: the ranks (100 ∓ 1.96·√101)/2 are 40 and 60 of 0, …, 100. Ten that were disturbed stand at the end."""
-    pairs = [(step, 1.0 + 0.0001 * step, 1.0) for step in range(91)] + [(step, 9.0, 1.0) for step in range(10)]
-    found = soak.ratio(pairs)
+    aged = [1.0 + 0.0001 * step for step in range(91)] + [9.0] * 10
+    found = soak.ratio(aged, [1.0] * 101)
     assert (found.value, found.low, found.high) == (0.005, 0.004, 0.006)
     assert found.verdict(soak.STEADY) == "flat"
-    assert soak.ratio([(step, aged + 0.1, young) for step, aged, young in pairs]).verdict(soak.STEADY) == "grows"
+    assert soak.ratio([seconds + 0.1 for seconds in aged], [1.0] * 101).verdict(soak.STEADY) == "grows"
 
 
 @pytest.mark.parametrize("drag", [0.0, 1.0])
@@ -220,7 +220,9 @@ def test_a_process_that_gets_slower_with_its_age_is_told_from_a_fresh_one_on_the
     finally:
         aged.kill()
         aged.wait()
-    assert soak.ratio(pairs).value == pytest.approx(0.4 * drag, abs=0.18)  # other tests run beside it
+    _, seconds, busy, fresh_seconds, fresh_busy = zip(*pairs, strict=True)
+    assert soak.ratio(busy, fresh_busy).value == pytest.approx(0.4 * drag, abs=0.1)
+    assert soak.ratio(seconds, fresh_seconds).value == pytest.approx(0.4 * drag, abs=0.3)  # other tests run beside it
     assert soak.same_work(out, pairs[0][0])
     line = (soak.fresh(out) / "steps.jsonl").read_text().splitlines()
     (soak.fresh(out) / "steps.jsonl").write_text("\n".join([*line[:-1], line[-1].replace('"step"', '"stop"')]) + "\n")
