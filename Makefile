@@ -42,7 +42,7 @@ contracts:  ## the TRL plugin on each version it was tested with
 	  $$env/bin/python -m pytest tests/plugins/test_trl_contract.py tests/plugins/test_trl_ranks.py; \
 	done
 
-faults: $(VENV)/test.ready  ## a hundred kills, and the planted faults that they must notice (half an hour on two cores)
+faults: $(VENV)/test.ready  ## a hundred kills, and the planted faults that they must notice (a quarter of an hour)
 	$(PY) tests/faults/kills.py --kills 100 --controls no_rename no_whole_folders no_sync late_lines line_first
 
 fuzz: $(VENV)/test.ready  ## a coverage-guided fuzzer on every reader, three minutes each
