@@ -23,7 +23,7 @@ def run(config: Config, out: Path) -> Record:
 
 
 def facts(record: Record) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in record.steps()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/") and k != "kept"} for line in record.steps()]
 
 
 def test_clipped_is_where_w_is_0_though_a_is_not(tmp_path: Path) -> None:
