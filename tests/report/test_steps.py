@@ -54,13 +54,13 @@ def test_a_number_that_was_not_finite_is_none_and_one_that_was_not_read_is_not_t
 
 def test_the_running_mean_has_the_interval_of_the_last_ten_steps() -> None:
     # 1, …, 10 after a 99 that no longer counts: mean 5.5, s² = 82.5/9, t₉ = 2.2622, half = 2.2622·√(82.5/9/10) = 2.166
-    assert running([99.0, *map(float, range(1, 11))]) == {
+    assert running([99.0, *map(float, range(1, 11))], False) == {
         "mean of up to 10 steps": 5.5, "mean low": 3.334, "mean high": 7.666}
 
 
 def test_two_steps_have_no_running_mean() -> None:
-    assert running([0.1, 0.2]) == {}
-    assert running([0.1, 0.2, 0.3])["mean of up to 10 steps"] == 0.2
+    assert running([0.1, 0.2], True) == {}
+    assert running([0.1, 0.2, 0.3], True)["mean of up to 10 steps"] == 0.2
 
 
 def test_a_table_by_columns_is_the_same_table() -> None:
