@@ -7,7 +7,7 @@ mappings that it was made of, or by column: the rows that have a name, and its v
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeGuard, overload
 
@@ -134,9 +134,9 @@ class Steps(Sequence[Mapping[str, Any]]):
     # -- by column -----------------------------------------------------------------------------------------------
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Collection[str]:
         """The columns, in the order in which they were first met; those of all steps that these were taken from."""
-        return list(self._columns)
+        return self._columns.keys()
 
     def column(self, name: str) -> Column:
         """The values under a name, by their places in this sequence; of a name that no step has, none."""

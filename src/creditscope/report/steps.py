@@ -58,7 +58,8 @@ def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
     finite is None; one that was not read is not there."""
     found = Steps.of(steps)
     columns = {name: with_gaps(found, metric) for metric, name in COLUMNS.items()} | {"live groups": live_share(found)}
-    columns |= {_after(k): found.numbers(f"overshoot/{k}/past") for k in range(1, MOST_UPDATES + 1)}
+    columns |= {_after(k): found.numbers(metric) for k in range(1, MOST_UPDATES + 1)
+                if (metric := f"overshoot/{k}/past") in found.names}
     kept = np.arange(len(found)) if len(found) <= MOST else thinned(list(columns.values()), MOST)
     rows: dict[int, Row] = {row: {"step": found[row]["step"]} for row in kept.tolist()}
     for name, column in columns.items():
