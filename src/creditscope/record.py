@@ -30,7 +30,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -325,16 +325,16 @@ class Record:
         """What the optimiser did at a step."""
         return self._load("optimizer", step, "optimiser readings")
 
-    def missing(self, steps: Steps | None = None) -> list[str]:
+    def missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
         """Files that the steps say were kept, and that are gone."""
-        lines, apart = (self.columns() if steps is None else steps).together("step", "kept"), self._apart()
+        lines, apart = Steps.of(self.columns() if steps is None else steps).together("step", "kept"), self._apart()
         told = {shelf: {step for step, kept in lines if isinstance(kept, list) and shelf in kept
                         and step % apart.get(shelf, 1) == 0} for shelf in SHELVES}
         gone = [f"{shelf}/{step:06d}.npz" for shelf in SHELVES for step in sorted(told[shelf] - set(self._kept(shelf)))]
         now = Record.open(self.path) if gone else self  # a writer may have thinned them since run.json was read
         return gone if now.run == self.run else now.missing()
 
-    def told_missing(self, steps: Steps | None = None) -> list[str]:
+    def told_missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
         """The same in a sentence, or none."""
         gone = self.missing(steps)
         more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
