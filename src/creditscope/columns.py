@@ -141,8 +141,10 @@ class Steps(Sequence[Mapping[str, Any]]):
     def column(self, name: str) -> Column:
         """The values under a name, by their places in this sequence; of a name that no step has, none."""
         found = self._columns.get(name, NONE)
-        if self._whole or not len(self._rows):
-            return found if self._whole else NONE
+        if self._whole:
+            return found
+        if not len(self._rows):
+            return NONE
         place = np.minimum(np.searchsorted(self._rows, found.at), len(self._rows) - 1)
         return Column(place, found.values).only(self._rows[place] == found.at)
 

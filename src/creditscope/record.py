@@ -290,7 +290,7 @@ class Record:
         return [found for _, found in self._lines()]
 
     def columns(self) -> Steps:
-        """The same by column, in a tenth of the memory: what reads a long run."""
+        """The same by column, in about a tenth of the memory: for long runs."""
         return Steps.of(found for _, found in self._lines())
 
     def groups(self) -> list[int]:
