@@ -17,7 +17,7 @@ SRC = Path(creditscope.__file__).parent
 LAYERS = [
     {"errors"},
     {"options", "strangers"},
-    {"method", "rollouts", "groups", "jsonlines", "intervals"},
+    {"method", "rollouts", "groups", "jsonlines", "intervals", "columns"},
     {"methods", "rollouts_jsonl", "record", "microscope"},
     {"dialects"},
     {"catalogue"},
@@ -42,9 +42,9 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-NO_TORCH = {"errors", "options", "strangers", "method", "methods", "dialects", "describe", "record", "intervals",
-            "progress", "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns", "claims.table",
-            "claims.page", "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps", "verbs.check",
+NO_TORCH = {"errors", "options", "strangers", "method", "methods", "dialects", "describe", "columns", "record",
+            "intervals", "progress", "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns",
+            "claims.table", "claims.page", "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps", "verbs.check",
             "verbs.reproduce", "microscope.spectrum", "microscope.geometry", "optimizer", "optimizer.table",
             "optimizer.findings", "optimizer.verdicts",
             "credit", "credit.table", "credit.choice", "tasks", "lab.config", "verbs.optimizer", "report.build",

@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from creditscope.columns import Steps
 from creditscope.errors import CreditscopeError
 from creditscope.jsonlines import parse_json, read_whole, whole_lines
 from creditscope.strangers import inside, masked, members
@@ -288,6 +289,10 @@ class Record:
         """Every completed step, in order."""
         return [found for _, found in self._lines()]
 
+    def columns(self) -> Steps:
+        """The same by column, in about a tenth of the memory: for long runs."""
+        return Steps.of(found for _, found in self._lines())
+
     def groups(self) -> list[int]:
         """The steps whose rollouts were kept."""
         return self._kept("groups")
@@ -322,9 +327,9 @@ class Record:
 
     def missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
         """Files that the steps say were kept, and that are gone."""
-        lines, apart = self.steps() if steps is None else steps, self._apart()
-        told = {shelf: {line["step"] for line in lines if isinstance(line.get("kept"), list) and shelf in line["kept"]
-                        and line["step"] % apart.get(shelf, 1) == 0} for shelf in SHELVES}
+        lines, apart = Steps.of(self.columns() if steps is None else steps).together("step", "kept"), self._apart()
+        told = {shelf: {step for step, kept in lines if isinstance(kept, list) and shelf in kept
+                        and step % apart.get(shelf, 1) == 0} for shelf in SHELVES}
         gone = [f"{shelf}/{step:06d}.npz" for shelf in SHELVES for step in sorted(told[shelf] - set(self._kept(shelf)))]
         now = Record.open(self.path) if gone else self  # a writer may have thinned them since run.json was read
         return gone if now.run == self.run else now.missing()
@@ -367,36 +372,40 @@ class Record:
     def checkpoint_path(self, step: int) -> Path:
         return inside(self.path, self.path / "checkpoints" / f"{step:06d}")
 
-    def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """The whole lines of steps.jsonl, and what they say. A torn last line is no error: the step had not ended."""
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """The whole lines of steps.jsonl, and what they say, one in memory at a time. A torn last line is no error: the
+        step had not ended."""
         path = self.path / "steps.jsonl"
         taken = max(self.checkpoints(), default=0)  # before the lines, which may grow meanwhile
-        try:
-            lines = list(whole_lines(path, MAX_STEP))
-        except OSError as error:
-            raise CreditscopeError(f"cannot read {path}: {error.strerror}; {_LOST}") from None
-        out: list[tuple[bytes, dict[str, Any]]] = []
-        for number, line in enumerate(lines, start=1):
+        last: int | None = None
+        for number, line in enumerate(_whole_lines(path), start=1):
             body, sealed, tail = line.rpartition(_CRC)
             cut = f"Cut it after line {number - 1} to keep what is whole"
             try:
                 found = parse_json(line)
                 assert type(found["step"]) is int
-                assert all(not isinstance(value, int) or abs(value) < 2**63 for value in found.values())
+                assert not [value for value in found.values() if type(value) is int and abs(value) >= 2**63]
             except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
                 raise CreditscopeError(f"{path}, line {number}: not a step; the file was damaged. {cut}") from None
             if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a sum under a flipped name
                 raise CreditscopeError(f"{path}, line {number} is not what was written: it does not match its crc32. "
                                        f"{_EDITED}; otherwise the file was damaged. {cut}")
             found.pop("crc32", None)
-            out.append((line + b"\n", found))
+            last = found["step"]
+            yield line + b"\n", found
         # A line is on disk before the checkpoint of its step is.
-        if taken and (not out or out[-1][1]["step"] < taken - 1):
-            held = f"ends with step {out[-1][1]['step']}" if out else "holds no step"
+        if taken and (last is None or last < taken - 1):
+            held = "holds no step" if last is None else f"ends with step {last}"
             raise CreditscopeError(f"{path} {held}, but there is a checkpoint after {taken} steps: the file was cut. "
                                    f"Bring the whole file back; or delete the checkpoints that are newer than it in "
                                    f"{self.path / 'checkpoints'}, and train the lost steps again with --resume")
-        return out
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    try:
+        yield from whole_lines(path, MAX_STEP)
+    except OSError as error:
+        raise CreditscopeError(f"cannot read {path}: {error.strerror}; {_LOST}") from None
 
 
 _LOST = "bring the file back from a copy, or train again with another --out"

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from creditscope.claims import evidence
+from creditscope.errors import CreditscopeError
 from creditscope.offline.batches import Reader
 from creditscope.offline.files import Source
 from creditscope.offline.scope import scope_file
 from creditscope.offline.settings import Settings
 from creditscope.record import Record
+from creditscope.report import optimizer, steps
 from creditscope.report.build import build
 from creditscope.report.watch import Watched
 from creditscope.verbs.check import read_runs
@@ -64,6 +66,53 @@ def test_a_reading_with_keep_most_keeps_so_many_files(tmp_path: Path) -> None:
     for _ in scope_file(file, Settings(rows=32, keep_every=1, keep_most=5), tmp_path / "run"):
         pass
     assert Record.open(tmp_path / "run").groups() == [0, 16, 32]
+
+
+# -- many steps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def thousands(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs of 3,000 and of 24,000 steps."""
+    folder = tmp_path_factory.mktemp("thousands")
+    source = records.bare(folder / "source")
+    return {count: records.lengthened(folder / str(count), source, count) for count in (3_000, 24_000)}
+
+
+def test_a_page_of_eight_times_as_many_steps_is_no_larger(thousands: dict[int, Path]) -> None:
+    """Both show at most 2,000 steps. What may grow are the digits of step numbers."""
+    short, long = (len(build([thousands[count]]).encode()) for count in (3_000, 24_000))
+    assert long < 1.05 * short
+
+
+def test_steps_are_read_in_a_fifth_of_the_memory_of_their_dicts(thousands: dict[int, Path]) -> None:
+    record = Record.open(thousands[24_000])
+    assert peak(record.columns) < peak(record.steps) / 5
+
+
+def test_answers_and_tables_do_not_depend_on_how_many_steps_are_drawn(thousands: dict[int, Path],
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    thin = build([thousands[3_000]])
+    monkeypatch.setattr(steps, "MOST", 3_000)
+    monkeypatch.setattr(optimizer, "POINTS", 3_000)
+    whole = build([thousands[3_000]])
+    assert first_screen(whole) == first_screen(thin)
+    assert " of 3,000 steps" in thin
+    assert " of 3,000 steps" not in whole
+    assert len(whole) > len(thin)
+
+
+def first_screen(page: str) -> str:
+    return page.partition("<header>")[2].partition("</header>")[0]
+
+
+def test_a_damaged_line_far_down_is_named(thousands: dict[int, Path], tmp_path: Path) -> None:
+    shutil.copytree(thousands[3_000], tmp_path / "run")
+    lines = (tmp_path / "run" / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    lines[2_500] = lines[2_500].replace(b'"length/max": 40', b'"length/max": 41')
+    (tmp_path / "run" / "steps.jsonl").write_bytes(b"".join(lines))
+    with pytest.raises(CreditscopeError, match="line 2501 is not what was written"):
+        build([tmp_path / "run"])
 
 
 # -- many runs -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.record import Record
+from creditscope.record import SHELVES, Record, spacing
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -50,6 +52,19 @@ def rich(path: Path, steps: int = 5) -> Path:
     return path
 
 
+def light(path: Path, steps: int = 5) -> Path:
+    """What a long run has on: the light scope at every step, the light probe, μ = 2. The packaged model."""
+    from creditscope.lab.config import Config
+    from creditscope.lab.train import train
+    from creditscope.verbs.env import environment
+
+    config = Config(group=8, prompts=8, steps=steps, inner_steps=2, lr=1e-4, scope="light", probe="light",
+                    eval_problems=20)
+    for _ in train(config, path, environment()):
+        pass
+    return path
+
+
 def long(path: Path, source: Path, steps: int = 500, every: int = 10) -> Path:
     """The record `source` repeated under new step numbers: kept and read at every tenth step.
 
@@ -76,6 +91,33 @@ def long(path: Path, source: Path, steps: int = 500, every: int = 10) -> Path:
                 if kept:
                     save(step, shrunk(load(kept[step // every % len(kept)]), draw))
     return path
+
+
+def lengthened(path: Path, source: Path, steps: int, most: int = 40) -> Path:
+    """The lines of `source` repeated under new step numbers, each with its sum and its numbers shrunk as above, and at
+    most so many files of each shelf, as with --keep-most."""
+    draw, old = np.random.default_rng(0), Record.open(source)
+    lines = [line for line in old.steps() if "rollouts/spent" in line]
+    with Record.create(path, old.config | {"steps": steps, "keep_most": most}, old.run["versions"]) as new:
+        with (path / "steps.jsonl").open("wb") as out:
+            for step in range(steps):
+                line = lines[step % len(lines)]
+                shares = (1 - 0.1 * draw.random(len(line))).tolist()
+                out.write(sealed({key: value * share if isinstance(value, float) else value
+                                  for (key, value), share in zip(line.items(), shares, strict=True)} | {"step": step}))
+        for shelf in SHELVES:
+            for number, step in enumerate(range(0, steps, spacing(steps - 1, 1, most))):
+                if found := sorted((source / shelf).glob("*.npz")):
+                    (path / shelf).mkdir(exist_ok=True)
+                    shutil.copy(found[number % len(found)], path / shelf / f"{step:06d}.npz")
+        new.thin(steps - 1, most, dict.fromkeys(SHELVES, 1))
+    return path
+
+
+def sealed(line: Mapping[str, Any]) -> bytes:
+    """A line as `Record.append` writes it."""
+    body = json.dumps(line)[:-1].encode()
+    return body + f', "crc32": "{zlib.crc32(body):08x}"}}\n'.encode()
 
 
 def shrunk(arrays: Mapping[str, NDArray[Any]], draw: np.random.Generator) -> Arrays:

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from creditscope.columns import Column
 from creditscope.record import Record
 from creditscope.report.chart import curves, over_steps
 from creditscope.report.run import Run, read_run
-from creditscope.report.section import Section
-from creditscope.report.steps import CHARTS, packed, running, section, table
+from creditscope.report.section import Section, thinned
+from creditscope.report.steps import CHARTS, MOST, packed, running, section, table
+from report.records import sealed
 
 LINE: dict[str, Any] = {
     "rollouts/spent": 64, "reward/mean": 0.5, "signal/groups": 8, "signal/live_groups": 5, "length/truncated": 0.25,
@@ -26,6 +29,13 @@ def made(path: Path, lines: list[dict[str, Any]]) -> Run:
     with Record.create(path, {"steps": len(lines)}, {}) as record:
         for step, line in enumerate(lines):
             record.append(step, line)
+    return read_run(path)
+
+
+def written(path: Path, lines: list[dict[str, Any]]) -> Run:
+    """The same without a sync for each step."""
+    with Record.create(path, {"steps": len(lines)}, {}):
+        (path / "steps.jsonl").write_bytes(b"".join(map(sealed, lines)))
     return read_run(path)
 
 
@@ -54,13 +64,13 @@ def test_a_number_that_was_not_finite_is_none_and_one_that_was_not_read_is_not_t
 
 def test_the_running_mean_has_the_interval_of_the_last_ten_steps() -> None:
     # 1, …, 10 after a 99 that no longer counts: mean 5.5, s² = 82.5/9, t₉ = 2.2622, half = 2.2622·√(82.5/9/10) = 2.166
-    assert running([99.0, *map(float, range(1, 11))]) == {
+    assert running([99.0, *map(float, range(1, 11))], False) == {
         "mean of up to 10 steps": 5.5, "mean low": 3.334, "mean high": 7.666}
 
 
 def test_two_steps_have_no_running_mean() -> None:
-    assert running([0.1, 0.2]) == {}
-    assert running([0.1, 0.2, 0.3])["mean of up to 10 steps"] == 0.2
+    assert running([0.1, 0.2], True) == {}
+    assert running([0.1, 0.2, 0.3], True)["mean of up to 10 steps"] == 0.2
 
 
 def test_a_table_by_columns_is_the_same_table() -> None:
@@ -74,6 +84,55 @@ def test_a_table_by_columns_is_the_same_table() -> None:
         for at, value in zip(column.get("at", range(len(again))), column["values"], strict=True):
             again[at][name] = value
     assert again == rows
+
+
+# -- long runs --------------------------------------------------------------------------------------------------------
+
+
+def test_of_more_steps_the_first_the_last_and_the_extremes_of_each_part_are_kept() -> None:
+    # Two lines of 12 rows, 10 rows to keep: (10 − 2) / (2 · 2) = 2 parts a line. Of a the parts are rows 0 … 5 and
+    # 6 … 11: least at 3, largest at 1; least at 7, largest at 9. Of b, which has six rows, they are 0, 2, 4 and 6, 8,
+    # 10: least at 2, largest at 4; least at 8, largest at 6. With the first and the last row: 0 1 2 3 4 6 7 8 9 11.
+    a = Column(np.arange(12), np.array([5.0, 9, 6, 1, 5, 5, 4, 2, 4, 8, 4, 3]))
+    b = Column(np.arange(0, 12, 2), np.array([2.0, 1, 3, 6, 4, 5]))
+    assert thinned([a, b], 10).tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 11]
+    assert thinned([a, b], 12).tolist() == list(range(12))
+    assert thinned([], 12).tolist() == []
+
+
+def test_a_gap_is_kept_and_hides_no_extreme() -> None:
+    # Ten rows with gaps at 4 and 5, six to keep: numbers and gaps are two lines, (6 − 2) / (2 · 2) = 1 part each. The
+    # least is at 2, the largest at 7, the first gap at 4; the first row and the last.
+    values = np.array([3.0, 4, 1, 5, np.nan, np.nan, 6, 9, 2, 3])
+    assert thinned([Column(np.arange(10), values)], 6).tolist() == [0, 2, 4, 7, 9]
+
+
+def test_of_many_columns_no_more_rows_are_kept_than_asked() -> None:
+    columns = [Column(np.arange(5000), np.random.default_rng(seed).random(5000)) for seed in range(30)]
+    assert 1000 < len(thinned(columns, MOST)) <= MOST
+
+
+def test_a_long_run_shows_its_peaks_and_says_how_many_steps_it_shows(tmp_path: Path) -> None:
+    lines = [LINE | {"step": step, "entropy/mean": 1 / (step + 3)} for step in range(5000)]
+    lines[1234]["grad/norm"], lines[4321]["grad/norm"] = 99.0, 0.01
+    lines[777] |= {"absent": {"entropy/mean": "nan"}}
+    del lines[777]["entropy/mean"]
+    run = written(tmp_path / "run", lines)
+    found, rows = section(run), table(run.steps)
+    assert found.data is not None
+    assert found.data["steps"] == found.data["table"]["step"] == [row["step"] for row in rows]
+    assert {0, 777, 1234, 4321, 4999} <= {row["step"] for row in rows}
+    assert next(row for row in rows if row["step"] == 777)["entropy"] is None
+    assert f"show {len(rows)} of 5,000 steps" in found.html()
+    # The mean is that of ten steps of the record, not of ten rows.
+    assert rows[-1]["mean of up to 10 steps"] == 0.5
+    assert len(rows) < MOST
+
+
+def test_a_run_that_is_shown_whole_says_nothing_of_it(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", [LINE | {"step": step} for step in range(MOST)])
+    assert len(table(run.steps)) == MOST
+    assert " of 2,000 steps" not in section(run).html()
 
 
 # -- the section ------------------------------------------------------------------------------------------------------

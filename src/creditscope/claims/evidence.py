@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.claims.turns import bias_by_turn
+from creditscope.columns import Steps
 from creditscope.compare import is_finished
 from creditscope.errors import CreditscopeError
 from creditscope.intervals import Interval, mean_interval
@@ -57,7 +59,7 @@ class Evidence:
     config: Mapping[str, Any]
     versions: Mapping[str, Any] = field(default_factory=dict)
     finished: bool = False
-    steps: tuple[Mapping[str, Any], ...] = ()
+    steps: Sequence[Mapping[str, Any]] = ()
     """A mapping a step; a metric that a step does not have is absent."""
     groups: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     readings: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
@@ -73,14 +75,19 @@ class Evidence:
         """Model, task and method: what a verdict is about."""
         return " · ".join(str(self.config.get(name, "?")) for name in ("model", "task", "method"))
 
-    @property
-    def trained(self) -> list[Mapping[str, Any]]:
+    @cached_property
+    def columns(self) -> Steps:
+        """The steps by column."""
+        return Steps.of(self.steps)
+
+    @cached_property
+    def trained(self) -> Steps:
         """The steps that sampled, without a last line that is an evaluation alone."""
-        return [step for step in self.steps if "rollouts/spent" in step]
+        return self.columns.having("rollouts/spent")
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) where the metric was recorded."""
-        return [(int(step["step"]), float(step[metric])) for step in self.steps if metric in step]
+        return [(int(step), float(value)) for step, value in self.columns.together("step", metric)]
 
     def mean(self, metric: str) -> float | None:
         """Over the steps that have it."""
@@ -89,13 +96,11 @@ class Evidence:
 
     def points(self, by: str = "spent") -> list[tuple[int, float]]:
         """(rollouts spent, or with by="step" steps taken, until then; accuracy) at each evaluation, in order."""
-        out, spent, taken = [], 0, 0
-        for step in self.steps:
-            if "eval/accuracy" in step:
-                out.append((spent if by == "spent" else taken, float(step["eval/accuracy"])))
-            spent += int(step.get("rollouts/spent", 0))
-            taken += "rollouts/spent" in step
-        return out
+        at, accuracy = self.columns.column("eval/accuracy")
+        trained, spent = self.columns.column("rollouts/spent")
+        taken = np.searchsorted(trained, at)
+        until = np.append(0, np.cumsum(spent.astype(np.int64)))[taken] if by == "spent" else taken
+        return list(zip(until.tolist(), accuracy.astype(np.float64).tolist(), strict=True))
 
     def column(self, name: str) -> list[float]:
         """A column of `groups`, without the groups that do not have it."""
@@ -174,19 +179,19 @@ def some(unit: str, runs: int) -> str:
 # -- from a record ---------------------------------------------------------------------------------------------------
 
 
-def read_evidence(record: Record) -> Evidence:
-    """The evidence of a run, finished or not. What was not recorded is absent; what is damaged is an error."""
+def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
+    """The evidence of a run, finished or not. What was not recorded is absent; what is damaged is an error. `steps` are
+    those of the record, where they were read before."""
     groups, readings, layers = _readings(record)
     turns: dict[str, list[float | None]] = {}
     for step in record.groups():
         for found in bias_by_turn(record.group(step)):
             for name, value in ({"step": float(step)} | found).items():
                 turns.setdefault(name, []).append(value)
-    steps = tuple({name: value for name, value in line.items() if name == "step" or (
-        isinstance(value, int | float) and name.startswith(KEPT))} for line in record.steps())
+    steps = record.columns() if steps is None else steps
     return Evidence(name=record.path.name, config=_without_paths(record.config), versions=_plain(record.run),
-                    finished=is_finished(record.steps()), steps=steps, groups=groups, readings=readings, layers=layers,
-                    turns=turns)
+                    finished=is_finished(steps), groups=groups, readings=readings, layers=layers, turns=turns,
+                    steps=steps.numeric(lambda name: name == "step" or name.startswith(KEPT)))
 
 
 Columns = dict[str, list[float | None]]
@@ -334,8 +339,10 @@ def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_json(run: Evidence) -> str:
     """One line a column, numbers to five digits: a file to commit and to read again."""
-    names = sorted({name for step in run.steps for name in step})
-    steps = {name: [_short(step.get(name)) for step in run.steps] for name in names}
+    steps = {name: [None] * len(run.steps) for name in sorted(run.columns.names)}
+    for name, column in steps.items():
+        for row, value in zip(*(part.tolist() for part in run.columns.column(name)), strict=True):
+            column[row] = _short(value)
     body: dict[str, Any] = {"format": FORMAT, "name": run.name, "finished": run.finished, "config": dict(run.config),
                             "versions": dict(run.versions)}
     lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in body.items()]

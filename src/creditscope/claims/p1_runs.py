@@ -152,7 +152,7 @@ def _law(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     names = ("signal/dead_groups", "signal/groups", "reward/mean", "reward/std")
 
     def excess(run: Evidence) -> list[float]:
-        known = [step for step in run.steps if all(name in step for name in names)]
+        known = [dict(zip(names, step, strict=True)) for step in run.columns.together(*names)]
         if not all(is_binary(step, run["group"]) for step in known):
             return []
         counts = [round(step["signal/groups"] * run["group"]) for step in known]
@@ -451,8 +451,7 @@ def baseline(runs: Sequence[Evidence]) -> list[Verdict]:
     verdicts = []
     lost, chance = "baseline/variance_lost", "baseline/variance_lost_by_chance"
     for family in sweeps(with_outcome(runs), lambda run: len(run.series(chance))):
-        excess = over_runs([[step[lost] - step[chance] for step in run.steps if lost in step and chance in step]
-                            for run in family])
+        excess = over_runs([[a - b for a, b in run.columns.together(lost, chance)] for run in family])
         if excess is not None:
             means = [math.fsum(x) / len(x) for name in (lost, chance)
                      if (x := [value for run in family for _, value in run.series(name)])]
@@ -461,8 +460,8 @@ def baseline(runs: Sequence[Evidence]) -> list[Verdict]:
                 family[0].subject, below(excess[0], LOST), excess,
                 f"the mean's variance is {means[0]:.0%} above the optimum's, where chance alone gives {means[1]:.0%}",
                 expected="0", threshold=f"interval below {LOST}", bounds=(LOST,)))
-        shift = over_runs([[step["baseline/optimal"] - step["baseline/mean"] for step in run.steps
-                            if "baseline/optimal" in step and "baseline/mean" in step] for run in family])
+        both = ("baseline/optimal", "baseline/mean")
+        shift = over_runs([[optimal - mean for optimal, mean in run.columns.together(*both)] for run in family])
         if shift is not None:
             verdicts.append(verdict_of(
                 "P1.11", "b* less the group mean", family[0].subject, inside(shift[0], -APART, APART), shift,

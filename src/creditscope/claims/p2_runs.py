@@ -192,8 +192,7 @@ def overshoot(runs: Sequence[Evidence]) -> list[Verdict]:
 
 def _carry_gap(run: Evidence) -> float | None:
     """Mean of carry − C over the steps that have both."""
-    both = [step["overshoot/carry"] - step["overshoot/carry_predicted"] for step in run.steps
-            if "overshoot/carry" in step and "overshoot/carry_predicted" in step]
+    both = [carry - told for carry, told in run.columns.together("overshoot/carry", "overshoot/carry_predicted")]
     return sum(both) / len(both) if both else None
 
 
@@ -243,8 +242,7 @@ def _largest(run: Evidence) -> float | None:
 
 def _signal(run: Evidence) -> float | None:
     """r of J and reward; a J of rounding has none, for noise correlates with anything."""
-    pairs = [(step["objective/value"], step["reward/mean"]) for step in run.steps
-             if "objective/value" in step and "reward/mean" in step]
+    pairs = run.columns.together("objective/value", "reward/mean")
     if not pairs or max(abs(value) for value, _ in pairs) <= ROUNDING:
         return None
     found = correlation(*zip(*pairs, strict=True))

@@ -9,16 +9,17 @@ all runs.
 
 from __future__ import annotations
 
+import functools
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, TypeGuard
+from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 
 from creditscope.catalogue import find
+from creditscope.columns import Steps, is_number
 from creditscope.describe import law
 from creditscope.doctor.rules import ENTROPY_LEFT, ENTROPY_LOW
 from creditscope.intervals import Interval, overlap, quantile
@@ -103,7 +104,7 @@ def signal(run: Run) -> Answer:
 
 def progress(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> Clause | None:
     """What was learnt: the last evaluation against the first; where these do not tell, the reward over training."""
-    evaluated = [step for step in steps if is_number(step.get("eval/accuracy"))]
+    evaluated = _having(steps, "eval/accuracy")
     trend = reward_trend(trained)
     rewards = f"mean reward {'fell' if trend[1] < trend[0] else 'rose'} from {_number(trend[0])} to " \
               f"{_number(trend[1])}" if trend else ""
@@ -128,7 +129,7 @@ def reward_trend(trained: Sequence[Mapping[str, Any]]) -> tuple[float, float] | 
 
         |m₂ − m₁| > t·√((s₁² + s₂²)/n),   t of n − 1 degrees, which is less than two samples have
     """
-    rewards = [float(step["reward/mean"]) for step in trained if is_number(step.get("reward/mean"))]
+    rewards = _numbers(trained, "reward/mean")
     n = len(rewards) // 3
     if n < FEWEST:
         return None
@@ -181,7 +182,7 @@ def _unjudged(steps: Sequence[Mapping[str, Any]]) -> Clause | None:
 
 def _entropy(trained: Sequence[Mapping[str, Any]]) -> Clause | None:
     """Entropy that is low and was not: the answers to a prompt become one answer."""
-    values = [float(step["entropy/mean"]) for step in trained if is_number(step.get("entropy/mean"))]
+    values = _numbers(trained, "entropy/mean")
     n = min(LAST, len(values) // 2)
     if n < FEWEST:
         return None
@@ -231,7 +232,8 @@ def credit(run: Run) -> Answer:
     """Σ of the tenth of tokens with most |w| over Σ|w|, against the same if tokens with credit shared it evenly."""
     rule = (f"Watch from {_share(TOP_WATCH)} of the credit on a tenth of the tokens, or {_share(ONE_SIDED)} of one "
             f"sign; broken when over {_share(SILENT_BROKEN)} of the steps have none. ")
-    told = [step for step in run.trained if is_number(step.get(TOP)) or has_no_credit(step)][-LAST:]
+    known = (step for step in reversed(run.trained) if is_number(step.get(TOP)) or has_no_credit(step))
+    told = list(islice(known, LAST))[::-1]
     if is_stale(run.trained, told):
         return Answer("Credit", "unknown", f"Not known since step {told[-1]['step']}.", rule + _over(told), "tokens")
     if len(told) < FEWEST:
@@ -359,7 +361,7 @@ def past_steps(trained: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, 
     that was read often enough, otherwise after as many updates as were seen at every step."""
     found = {AT_END: _last(trained, AT_END)}
     if len(found[AT_END]) < FEWEST:
-        updates = {int(k) for step in trained for name in step if (k := _between(name))}
+        updates = {int(k) for name in Steps.of(trained).names if (k := _between(name))}
         found |= {f"overshoot/{k}/past": _last(trained, f"overshoot/{k}/past") for k in sorted(updates, reverse=True)}
     where = max(found, key=lambda name: len(found[name]))  # of equals the first: the end, then the most updates
     return found[where], where
@@ -412,7 +414,20 @@ def _cosine(run: Run) -> str:
 
 def _last(steps: Sequence[Mapping[str, Any]], *metrics: str) -> list[Mapping[str, Any]]:
     """The last steps that have all these numbers."""
-    return [step for step in steps if all(is_number(step.get(name)) for name in metrics)][-LAST:]
+    return _having(steps, *metrics, most=LAST)
+
+
+def _having(steps: Sequence[Mapping[str, Any]], *metrics: str, most: int | None = None) -> list[Mapping[str, Any]]:
+    """The steps that have all these numbers, or the last of them."""
+    found = Steps.of(steps)
+    rows = functools.reduce(np.intersect1d, (found.numbers(name).at for name in metrics))
+    return [found[row] for row in rows[-most if most else 0:].tolist()]
+
+
+def _numbers(steps: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
+    """The numbers under a name."""
+    found: list[float] = Steps.of(steps).numbers(metric).values.tolist()
+    return found
 
 
 def is_stale(trained: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -425,15 +440,6 @@ def is_stale(trained: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, 
 def _mean(steps: Sequence[Mapping[str, Any]], metric: str) -> float | None:
     values = [float(step[metric]) for step in steps if is_number(step.get(metric))]
     return math.fsum(values) / len(values) if values else None
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a metric can be reckoned with; a file may hold anything, also a whole number that no float can be.
-
-    >>> is_number(1), is_number("1"), is_number(True), is_number(10**400)
-    (True, False, False, False)
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def absent(step: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ ODD = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticEr
 def section(run: Run) -> Section:
     """The claims on one run."""
     try:
-        evidence = [read_evidence(run.record)]
+        evidence = [read_evidence(run.record, run.steps)]
     except (CreditscopeError, *ODD) as error:
         return _section(missing(f"The claims could not be tested: {error}."), {})
     return of(evidence, [str(run.record.path)])

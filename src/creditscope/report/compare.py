@@ -131,7 +131,7 @@ def _entry(place: Path, name: str, whole: bool) -> Entry:
     if has_no_step(place):
         raise CreditscopeError("it has no step yet")
     run = None if place.is_file() else read_run(place)
-    evidence = from_json(place) if run is None else read_evidence(run.record)
+    evidence = from_json(place) if run is None else read_evidence(run.record, run.steps)
     if run is not None and whole:
         evidence = replace(evidence, config=dict(run.config))
     for key in ("group", "seed"):
@@ -150,8 +150,7 @@ def has_no_step(place: Path) -> bool:
 
 def _finite(run: Evidence) -> Evidence:
     """The evidence without values that are not finite: a metric that does not exist is absent."""
-    return replace(run, steps=tuple({name: value for name, value in step.items() if math.isfinite(value)}
-                                    for step in run.steps),
+    return replace(run, steps=run.columns.finite(),
                    groups={name: [value if value is not None and math.isfinite(value) else None for value in values]
                            for name, values in run.groups.items()})
 

@@ -75,7 +75,7 @@ def standing(run: Run, now: float) -> str:
         silent = now − last write > max(SILENCE · longest step, PATIENCE)
     """
     done, planned = len(run.trained), run.config.get("steps")
-    spent = sum(step["rollouts/spent"] for step in run.trained if isinstance(step["rollouts/spent"], int | float))
+    spent = run.trained.numbers("rollouts/spent").values.sum()
     budget = run.config.get("rollouts")
     of = f"{done} of {planned} steps" if isinstance(planned, int) else f"{done} steps"
     over = (isinstance(planned, int) and done >= planned) or (isinstance(budget, int) and 0 < budget <= spent)

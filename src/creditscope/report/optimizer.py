@@ -21,7 +21,7 @@ from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_
 from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
 from creditscope.report.run import Arrays, Run
-from creditscope.report.section import Section, lacking, rounded, spaced
+from creditscope.report.section import Section, lacking, rounded, some_steps, spaced, thinned
 
 POINTS = 200
 """Steps in a chart."""
@@ -64,7 +64,9 @@ FACTS = (
            percent=True),
     Metric("optimizer/scale_change_now", "change at credit × 0.1, from now", "the same from this step on",
            percent=True))
-CHARTS: tuple[tuple[str, str, dict[str, str], bool], ...] = (
+Plan = tuple[str, str, dict[str, str], bool]
+"""The name of a chart, its title, its lines (metric -> name in the legend), and whether they are shares."""
+CHARTS: tuple[Plan, ...] = (
     ("carry", "Carry by momentum", {"overshoot/carry": "measured", "overshoot/carry_predicted": "predicted"}, False),
     ("scale", "Change of the update at credit × 0.1", {
         "optimizer/scale_change": "since the start", "optimizer/scale_change_now": "from this step on"}, True),
@@ -83,10 +85,14 @@ def section(run: Run) -> Section:
         return Section(id="optimizer", title=title, body=join(brake, lacking(
             f"{why}, so nothing is known of what the optimiser did to the credit.", run.config, "overshoot")))
     no_sweep = None if sweeps else lacking("The update under other reward scales was not read.", run.config, "sweep")
-    data = {"charts": charts_of(run, list(past)), "sweeps": sweeps, "sweep": sweep_chart(sweeps) if sweeps else None}
+    plans = plans_of(list(past))
+    charts = [chart for plan in plans if (chart := chart_of(run, *plan)) is not None]
+    most = max(len(run.steps.numbers(metric).at) for _, _, lines, _ in plans for metric in lines)
+    data = {"charts": charts, "sweeps": sweeps, "sweep": sweep_chart(sweeps) if sweeps else None}
     return Section(
         id="optimizer", title=title, data=data,
-        body=join(scale_sentence(run, means, sweeps), brake, past_table(past), facts_table(means), no_sweep),
+        body=join(scale_sentence(run, means, sweeps), brake, past_table(past), facts_table(means),
+                  some_steps(f"at most {POINTS}", most) if most > POINTS else None, no_sweep),
         lead="The objective says what each token deserves, the optimiser decides what happens to it. "
              "Means over the steps that were read, with 95 % intervals over these steps.")
 
@@ -96,13 +102,13 @@ def section(run: Run) -> Section:
 
 def mean_over(run: Run, metric: str) -> Interval | None:
     """The mean of a metric over the steps that have it."""
-    values = [value for _, value in run.series(metric)]
+    values = run.steps.numbers(metric).values.tolist()
     return mean_interval(values) if values else None
 
 
 def by_update(run: Run) -> dict[int | None, dict[str, Interval]]:
     """k -> what was read after k updates on a batch. A run without these has `overshoot/…`, the last sight: None."""
-    found = {int(m[1]) for line in run.steps for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
+    found = {int(m[1]) for key in run.steps.names if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
     places: list[int | None] = [*sorted(found)] if found else [None]
     table = {k: {metric.key: value for metric in BY_UPDATE if (value := mean_over(run, past_key(k, metric.key)))}
              for k in places}
@@ -235,25 +241,27 @@ def text_of(value: float, percent: bool, unit: str = " %") -> str:
 # -- what is drawn ---------------------------------------------------------------------------------------------------
 
 
-def charts_of(run: Run, updates: Sequence[int | None]) -> list[Part]:
-    """Charts over steps, those that have a number to show."""
+def plans_of(updates: Sequence[int | None]) -> tuple[Plan, ...]:
+    """The charts over steps of a run that was seen after so many updates on a batch."""
     ks = spaced([k for k in updates if k is not None], LINES)
     words = {None: "at the last sight"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
     past, distance = ({past_key(k, name): word for k, word in words.items()} for name in ("past", "distance"))
-    plans = (("past", "Tokens past the bound", past, True),
-             ("distance", "Distance past the bound (nats)", distance, False), *CHARTS)
-    return [chart for plan in plans if (chart := chart_of(run, *plan)) is not None]
+    return (("past", "Tokens past the bound", past, True),
+            ("distance", "Distance past the bound (nats)", distance, False), *CHARTS)
 
 
 def chart_of(run: Run, name: str, title: str, lines: Mapping[str, str], percent: bool) -> Part | None:
     """One chart: a line a metric, `metric -> its name in the legend`; long runs are thinned."""
+    columns = {word: run.steps.numbers(metric) for metric, word in lines.items()}
+    kept, steps = thinned(list(columns.values()), POINTS), run.steps.column("step").values
     by_step: dict[int, dict[str, Any]] = {}
-    for metric, word in lines.items():
-        for step, value in run.series(metric):
+    for word, column in columns.items():
+        at, values = column.of(kept)
+        for step, value in zip(steps[at].tolist(), values.tolist(), strict=True):
             by_step.setdefault(step, {"step": step})[word] = rounded(value)
     if not by_step:
         return None
-    rows = [by_step[step] for step in spaced(sorted(by_step), POINTS)]
+    rows = [by_step[step] for step in sorted(by_step)]
     seen = [word for word in lines.values() if any(word in row for row in rows)]
     return {"name": name, "rows": rows, "spec": over_steps(rows, title, seen, percent=percent, zero=True)}
 

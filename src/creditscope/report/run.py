@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from creditscope.columns import Steps
 from creditscope.errors import CreditscopeError
 from creditscope.record import Record
 
@@ -23,7 +25,7 @@ class Run:
 
     name: str
     record: Record
-    steps: list[dict[str, Any]]
+    steps: Steps
     faults: list[str] = field(default_factory=list)
     """What could not be read, one sentence each: filled while sections are made."""
 
@@ -36,15 +38,15 @@ class Run:
         found = self.record.run.get("versions")
         return found if isinstance(found, dict) else {}
 
-    @property
-    def trained(self) -> list[dict[str, Any]]:
+    @cached_property
+    def trained(self) -> Steps:
         """The steps that sampled, without a last line that is an evaluation alone."""
-        return [step for step in self.steps if "rollouts/spent" in step]
+        return self.steps.having("rollouts/spent")
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) where the metric was recorded as a number."""
-        return [(int(step["step"]), float(step[metric])) for step in self.steps
-                if isinstance(step.get(metric), int | float)]
+        at, values = self.steps.numbers(metric)
+        return list(zip(self.steps.column("step").values[at].tolist(), values.tolist(), strict=True))
 
     def kept(self) -> list[int]:
         """Steps whose rollouts were kept."""
@@ -90,5 +92,5 @@ def read_run(path: Path) -> Run:
     whole = path.resolve()
     # A seed alone says little: r8/seed-0.
     name = f"{whole.parent.name}/{whole.name}" if whole.name.startswith("seed-") else whole.name
-    steps = record.steps()
+    steps = record.columns()
     return Run(name or str(path), record, steps, record.told_missing(steps))

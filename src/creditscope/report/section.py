@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy as np
+
+from creditscope.columns import Column, Rows
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.remedies import CANNOT, command
 
@@ -61,3 +65,32 @@ def spaced(items: Sequence[T], count: int) -> list[T]:
     if count >= len(items):
         return list(items)
     return [items[round(k * (len(items) - 1) / (count - 1))] for k in range(count)] if count > 1 else [items[-1]]
+
+
+def thinned(columns: Sequence[Column], most: int) -> Rows:
+    """At most so many of the rows that these columns of numbers have: all where they fit, otherwise the first, the
+    last, and of each column the least and the largest value and a NaN, if any, in each of some equal parts.
+
+    >>> thinned([Column(np.arange(8), np.array([5.0, 9, 4, 6, 7, 1, 2, 3]))], 6).tolist()
+    [0, 1, 2, 4, 5, 7]
+    """
+    rows = np.unique(np.concatenate([np.empty(0, np.int64), *(column.at for column in columns)]))
+    if len(rows) <= most:
+        return rows
+    split = [column.only(np.isnan(column.values) == gap) for column in columns for gap in (False, True)]
+    lines = [line for line in split if len(line.at)]
+    parts = max(1, (most - 2) // (2 * len(lines)))
+    kept = [rows[0], rows[-1]]
+    for at, values in lines:
+        ends = np.unique(np.linspace(0, len(at), parts + 1).astype(int)).tolist()
+        for start, stop in pairwise(ends):
+            part = values[start:stop]
+            kept += [at[start + part.argmin()], at[start + part.argmax()]]
+    return np.unique(kept)
+
+
+def some_steps(kept: str, of: int) -> Html:
+    """What a reader must know of charts that do not show every step."""
+    return tag("p", f"The charts, their tables and their CSV files show {kept} of {of:,} steps: the first, the last, "
+                    "and the lowest and the highest value of each line in equal parts of the run. Answers and means "
+                    "are computed from all steps.", class_="soft")

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from creditscope.columns import Column, Steps
 from creditscope.intervals import Interval, mean_interval
-from creditscope.report.answers import absent, is_number
+from creditscope.report.answers import absent
 from creditscope.report.chart import over_steps
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
-from creditscope.report.section import Section, lacking, missing, rounded
+from creditscope.report.section import Section, lacking, missing, rounded, some_steps, thinned
 
 Row = dict[str, Any]
 """`step`, and by the name it is shown by each number of the step; None where it was recorded as not a number."""
@@ -31,15 +34,19 @@ COLUMNS = {
 }
 """metric -> the name that it is shown by."""
 RUNNING = f"mean of up to {WINDOW} steps"
+MOST = 2000
+"""Steps in the charts: two for each pixel across them, and 0.3 MB of the page."""
 
 
 def section(run: Run) -> Section:
     """Charts that share one cursor, over one table of rows."""
     rows = table(run.steps)
-    steps = [int(step["step"]) for step in run.trained]
+    drawn, trained = {row["step"] for row in rows}, run.trained.column("step").values.tolist()
+    steps = [step for step in trained if step in drawn]
     charts = [chart for make in CHARTS if (chart := make(rows)) is not None] if steps else []
     none = "No step has a number for these charts." if steps else "No step is recorded yet."
-    notes = [*_lacks(run, rows), *_left_out(run.steps)] if charts else [missing(none)]
+    thin = [some_steps(f"{len(rows):,}", len(run.steps))] if len(rows) < len(run.steps) else []
+    notes = [*thin, *_lacks(run, rows), *_left_out(run.steps)] if charts else [missing(none)]
     return Section(id="steps", title="Over training",
                    lead="Move over a chart to read one step in all of them; click to choose it for everything below.",
                    body=join(tag("div", id="steps-charts"), *notes),
@@ -47,40 +54,54 @@ def section(run: Run) -> Section:
 
 
 def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row a step, a column a number. A number that was not finite is None; one that was not read is not there."""
-    rows: list[Row] = []
-    rewards: list[float] = []
-    for step in steps:
-        row: Row = {"step": int(step["step"])}
-        for metric, name in COLUMNS.items():
-            if (value := _number(step, metric)) is not None or metric in absent(step):
-                row[name] = rounded(value)
-        groups, live = _number(step, "signal/groups"), _number(step, "signal/live_groups")
-        if groups and live is not None:
-            row["live groups"] = rounded(live / groups)
-        for updates in range(1, MOST_UPDATES + 1):
-            if (past := _number(step, f"overshoot/{updates}/past")) is not None:
-                row[_after(updates)] = rounded(past)
-        if (reward := _number(step, "reward/mean")) is not None:
-            rewards.append(reward)
-            row |= running(rewards)
-        rows.append(row)
-    return rows
+    """A row a step, a column a number; of more than `MOST` steps those that `thinned` keeps. A number that was not
+    finite is None; one that was not read is not there."""
+    found = Steps.of(steps)
+    columns = {name: with_gaps(found, metric) for metric, name in COLUMNS.items()} | {"live groups": live_share(found)}
+    columns |= {_after(k): found.numbers(metric) for k in range(1, MOST_UPDATES + 1)
+                if (metric := f"overshoot/{k}/past") in found.names}
+    kept = np.arange(len(found)) if len(found) <= MOST else thinned(list(columns.values()), MOST)
+    rows: dict[int, Row] = {row: {"step": found[row]["step"]} for row in kept.tolist()}
+    for name, column in columns.items():
+        for row, value in zip(*(part.tolist() for part in column.of(kept)), strict=True):
+            rows[row][name] = rounded(value)
+    at, rewards = found.numbers("reward/mean")
+    share = (np.minimum.accumulate(rewards) >= 0) & (np.maximum.accumulate(rewards) <= 1)
+    for place in np.flatnonzero(np.isin(at, kept)).tolist():
+        rows[int(at[place])] |= running(rewards[max(0, place + 1 - WINDOW):place + 1].tolist(), bool(share[place]))
+    return list(rows.values())
 
 
-def running(rewards: Sequence[float]) -> Row:
+def with_gaps(steps: Steps, metric: str) -> Column:
+    """The numbers of a metric, and NaN where it was recorded as not finite."""
+    (at, values), absences = steps.numbers(metric), steps.column("absent")
+    told = [isinstance(names, dict) and metric in names for names in absences.values]
+    gaps = np.setdiff1d(absences.at[np.array(told, dtype=bool)], at)
+    order = np.argsort(rows := np.append(at, gaps))
+    return Column(rows[order], np.append(values, np.full(len(gaps), np.nan))[order])
+
+
+def live_share(steps: Steps) -> Column:
+    """live groups / groups, of the steps that have both and any group."""
+    groups, live = steps.numbers("signal/groups"), steps.numbers("signal/live_groups")
+    at, some, same = np.intersect1d(groups.at, live.at, assume_unique=True, return_indices=True)
+    total = groups.values[some]
+    return Column(at[total != 0], live.values[same][total != 0] / total[total != 0])
+
+
+def running(rewards: Sequence[float], share: bool) -> Row:
     """The mean over the last steps with its 95 % interval, mean ± t·s/√n over their n means; from three steps on.
 
-    The interval keeps within 0 and 1 where all rewards do: it is not drawn where no mean can lie.
+    The interval keeps within 0 and 1 where all rewards until then do (`share`): it is not drawn where no mean can lie.
 
-    >>> running([0.0, 1.0]), running([0.0, 0.5, 1.0]), running([0.0, 1.0, 2.0])["mean low"]
+    >>> running([0.0, 1.0], True), running([0.0, 0.5, 1.0], True), running([0.0, 1.0, 2.0], False)["mean low"]
     ({}, {'mean of up to 10 steps': 0.5, 'mean low': 0.0, 'mean high': 1.0}, -1.484)
     """
     last = rewards[-WINDOW:]
     if len(last) < 3:
         return {}
     mean = mean_interval(last)
-    if min(rewards) >= 0 and max(rewards) <= 1:
+    if share:
         mean = within(mean, 0.0, 1.0)
     return {RUNNING: rounded(mean.mean), "mean low": rounded(mean.low), "mean high": rounded(mean.high)}
 
@@ -189,8 +210,8 @@ def _lacks(run: Run, rows: Sequence[Row]) -> list[Html]:
     return out
 
 
-def _left_out(steps: Sequence[Mapping[str, Any]]) -> list[Html]:
-    names = sorted({name for step in steps for name in absent(step)})
+def _left_out(steps: Steps) -> list[Html]:
+    names = sorted({name for step in steps.having("absent") for name in absent(step)})
     return [missing(f"Not a finite number at some step, a gap in its chart: {', '.join(names)}.")] if names else []
 
 
@@ -206,7 +227,3 @@ def _there(rows: Sequence[Row], *names: str) -> list[str]:
 def _after(updates: int) -> str:
     return f"after {updates} update{'s' if updates > 1 else ''}"
 
-
-def _number(step: Mapping[str, Any], metric: str) -> float | None:
-    value = step.get(metric)
-    return float(value) if is_number(value) else None

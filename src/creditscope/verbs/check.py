@@ -182,7 +182,7 @@ def _sound(place: Path, run: Evidence) -> Evidence:
     columns: list[Mapping[str, Any]] = [run.groups, run.readings, run.turns]
     numbers = [(name, value) for some in (run.config, run.versions) for name, value in some.items()
                if isinstance(value, int | float)]
-    numbers += [(name, value) for step in run.steps for name, value in step.items()]
+    numbers += [(name, value) for name in run.columns.names for value in run.columns.column(name).values.tolist()]
     numbers += [(name, value) for some in columns for name, values in some.items() for value in values]
     for name, value in numbers:
         if value is not None and not abs(value) <= LARGEST:
