@@ -16,7 +16,7 @@ SRC = Path(creditscope.__file__).parent
 # Lowest first. A module may import creditscope modules from its own layer or from lower ones.
 LAYERS = [
     {"errors"},
-    {"options", "strangers"},
+    {"options", "strangers", "streams"},
     {"method", "rollouts", "groups", "jsonlines", "intervals"},
     {"methods", "rollouts_jsonl", "record", "microscope"},
     {"dialects"},
@@ -42,8 +42,8 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-NO_TORCH = {"errors", "options", "strangers", "method", "methods", "dialects", "describe", "record", "intervals",
-            "progress", "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns", "claims.table",
+NO_TORCH = {"errors", "options", "strangers", "streams", "method", "methods", "dialects", "describe", "record",
+            "intervals", "progress", "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns", "claims.table",
             "claims.page", "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps", "verbs.check",
             "verbs.reproduce", "microscope.spectrum", "microscope.geometry", "optimizer", "optimizer.table",
             "optimizer.findings", "optimizer.verdicts",

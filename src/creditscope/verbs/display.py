@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from types import FrameType, TracebackType
@@ -132,5 +133,6 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        # os.write, because a signal may arrive in the middle of a print.
-        os.write(2, b"stopping after this step; everything is kept (again to stop at once)\n")
+        with contextlib.suppress(OSError):  # a full disk, or nobody who reads
+            # os.write, because a signal may arrive in the middle of a print.
+            os.write(2, b"stopping after this step; everything is kept (again to stop at once)\n")

@@ -38,6 +38,8 @@ class Output:
 
     def emit(self, value: Any) -> None:
         """Print a value as JSON. Not-a-number is not JSON, so it is refused rather than written. Control characters
-        above the ASCII ones, which JSON leaves as they are, are escaped: a terminal would obey them."""
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        above the ASCII ones, which JSON leaves as they are, are escaped: a terminal would obey them. So is every
+        character outside ASCII where the output is not UTF-8: a question mark would be another value."""
+        ascii_only = (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8"
+        text = json.dumps(value, indent=2, ensure_ascii=ascii_only, allow_nan=False)
         print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
