@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import creditscope.verbs
 from creditscope import METHODS
 from creditscope.cli import main
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.verbs.credit import example
+from creditscope.verbs.train import Settings, Train
+
+VERBS = Path(creditscope.verbs.__file__).parent
 
 
 def run(*args: str) -> int:
@@ -197,6 +202,40 @@ def test_a_line_of_ten_gigabytes_is_exit_code_2_in_bounded_memory(tmp_path: Path
                           text=True, check=False)
     assert done.returncode == 2
     assert "line 1: the line is longer than 67,108,864 bytes" in done.stderr
+
+
+HOSTILE = "my run $(touch x); 'y' [bold] " + "and a long name " * 11
+"""A folder's name that a shell would run, and longer than a line of output."""
+
+
+def test_the_next_line_of_every_verb_is_one_command_whatever_the_path(tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch,
+                                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [ROW | {"prompt": "a", "text": "b", "reward": float(i % 2)} for i in range(4)]
+    file, mine = rollouts_file(tmp_path / f"{HOSTILE}.jsonl", *rows), f"{HOSTILE}2"
+
+    def following(*args: str) -> list[str]:
+        assert run(*args) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert line.startswith("Next: ")
+        return shlex.split(line.removeprefix("Next: ").removeprefix("the same with --open, or "))
+
+    small = ("--steps", "1", "--prompts", "1", "--group", "2", "--max-tokens", "2", "--eval-problems", "0")
+    assert following("scope", file, "--out", HOSTILE) == ["creditscope", "report", HOSTILE]
+    assert following("prefix", file) == ["creditscope", "prefix", file, "--method", "grpo"]
+    assert following("report", HOSTILE, "--out", "page.html") == ["creditscope", "check", HOSTILE]
+    assert following("train", *small, "--inner-steps", "2", "--probe", "light", "--out", mine) == [
+        "creditscope", "report", mine]
+    assert following("train", *small, "--seed", "1", "--inner-steps", "2", "--probe", "light", "--out", "other") == [
+        "creditscope", "report", "other"]
+    assert following("optimizer", mine, "other") == ["creditscope", "optimizer", mine]
+    go_on = Train(config=Settings(credit="mine:f"))._go_on(Path(mine))
+    assert shlex.split(go_on) == ["creditscope", "train", "--out", mine, "--resume", "--credit", "mine:f"]
+
+
+def test_verbs_print_the_next_line_in_one_place() -> None:
+    assert [path.name for path in VERBS.glob("*.py") if '"Next: ' in path.read_text()] == ["output.py"]
 
 
 def test_env_names_versions_and_no_path(capsys: pytest.CaptureFixture[str]) -> None:

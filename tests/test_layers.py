@@ -43,8 +43,8 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NO_TORCH = {"errors", "options", "strangers", "streams", "method", "methods", "dialects", "describe", "record",
-            "intervals", "progress", "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns", "claims.table",
-            "claims.page", "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps", "verbs.check",
+            "intervals", "progress", "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns",
+            "claims.table", "claims.page", "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps", "verbs.check",
             "verbs.reproduce", "microscope.spectrum", "microscope.geometry", "optimizer", "optimizer.table",
             "optimizer.findings", "optimizer.verdicts",
             "credit", "credit.table", "credit.choice", "tasks", "lab.config", "verbs.optimizer", "report.build",

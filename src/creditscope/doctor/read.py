@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import shlex
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 from creditscope.doctor.log import Log, Row, Settings
 from creditscope.doctor.trainers import KNOWN, OURS, SIGNS, TRAINERS, who_wrote
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, command_line
 from creditscope.jsonlines import parse_json
 from creditscope.record import Record
 
@@ -106,8 +105,8 @@ def _file_of(path: Path) -> Path:
         names = ", ".join(f"{each.relative_to(path)}" for each in found[:NAMED])
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
         what = ("run" if runs else "log") + ("s" if len(found) > 1 else "")
-        raise CreditscopeError(f"{path} holds {len(found)} {what}: {names}{more}; name one, as in creditscope doctor "
-                               f"{shlex.quote(f'{found[0]}')}")
+        raise CreditscopeError(f"{path} holds {len(found)} {what}: {names}{more}; name one, as in "
+                               f"{command_line('doctor', found[0])}")
     raise CreditscopeError(f"{path} holds neither a run nor a log; {SHAPES}")
 
 

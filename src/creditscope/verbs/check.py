@@ -105,7 +105,7 @@ class Check:
             if files:
                 console.print(f"wrote {', '.join(str(path) for path in files[:3])}"
                               + (f" and {len(files) - 3} more" if len(files) > 3 else ""), markup=False)
-            console.print(f"Next: {self._next()}", markup=False)
+            console.next(self._next())
         return 1 if self.strict and refuted else 0
 
     def _next(self) -> str:
@@ -129,7 +129,7 @@ class Check:
                                       claim.ask if claim.runs else "")))
         console.print(table)
         console.print("Nothing was checked: name runs, or give --exact for what needs none.", markup=False)
-        console.print("Next: creditscope check --exact", markup=False)
+        console.next("creditscope check --exact")
         return 0
 
 

@@ -20,6 +20,10 @@ class Screen(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
+    def next(self, *commands: str) -> None:
+        """The line that every verb ends with. A terminal may wrap it, but no newline is put into a command."""
+        self.print(f"Next: {'   '.join(commands)}", markup=False, soft_wrap=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
@@ -30,7 +34,7 @@ class Output:
     plain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """No colour and no live display; the default where the output is not a terminal."""
 
-    def console(self) -> Console:
+    def console(self) -> Screen:
         """A console for people. Without a terminal it is wide enough that tables keep their columns."""
         terminal = sys.stdout.isatty() and not self.plain
         return Screen(force_terminal=terminal, no_color=not terminal, highlight=False,

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from creditscope.catalogue import find
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.methods import METHODS, even
 from creditscope.record import Record
 from creditscope.verbs.output import Output
@@ -114,7 +114,7 @@ class Prefix:
         for name, why in left_out.items():
             console.print(f"left out: {printable(why)}" if name in why else f"left out: {name}: {printable(why)}",
                           markup=False)
-        console.print(f"Next: creditscope prefix {self.source} --method grpo", markup=False)
+        console.next(command_line("prefix", self.source, "--method", "grpo"))
 
     def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
         from creditscope.prefix_bias import prefix_bias, summary
@@ -139,7 +139,7 @@ class Prefix:
                 table.add_row(str(node["group"]), f"{node['rows']} of {node['of']}", f"{node['W']:+.2e}",
                               number(node["even"], "+.2e"), escape(printable(node["prefix"].replace("\n", "⏎"))))
             console.print(table)
-        console.print(f"Next: {self._next(method, reading)}", markup=False)
+        console.next(self._next(method, reading))
 
     def _headline(self, facts: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
         where = printable(facts["source"]) + (f", step {facts['step']}" if "step" in facts else "")
@@ -149,7 +149,7 @@ class Prefix:
 
     def _next(self, method: Method, reading: Mapping[str, Any]) -> str:
         if reading.get("prefix/bias", 0.0) > ROUNDING and even(method).diff(method):
-            return f"creditscope prefix {self.source} --method {method.name}_even"
+            return command_line("prefix", self.source, "--method", f"{method.name}_even")
         return f"creditscope train --method {method.name}" if method.name in METHODS else \
             f"creditscope methods {method.parent}"
 

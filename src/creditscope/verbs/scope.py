@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.offline.settings import Settings
 from creditscope.verbs.bar import Bar
 from creditscope.verbs.display import Interrupt
@@ -102,14 +101,13 @@ class Scope:
         if self.out is not None:
             console.print(f"wrote {self.out}: run.json, steps.jsonl, groups/" + (
                 ", scope/" if self.settings.model and self.settings.scope != "off" else ""), markup=False)
-        console.print(f"Next: {self._next(finished)}", markup=False, soft_wrap=True)
+        console.next(self._next(finished))
 
     def _next(self, finished: bool) -> str:
         if finished:
-            return f"creditscope methods {self.settings.method}" if self.out is None else \
-                f"creditscope report {shlex.quote(str(self.out))}"
-        keep = [] if self.out is None else ["--out", str(self.out), "--resume"]
-        return shlex.join(["creditscope", "scope", str(self.file), *self.settings.flags(), *keep])
+            return command_line(*(("methods", self.settings.method) if self.out is None else ("report", self.out)))
+        keep = [] if self.out is None else ["--out", self.out, "--resume"]
+        return command_line("scope", self.file, *self.settings.flags(), *keep)
 
 
 def about(reader: Reader) -> dict[str, Any]:
