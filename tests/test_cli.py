@@ -184,6 +184,10 @@ def test_credit_that_a_file_cannot_give_is_exit_code_2_in_words(credit: str, mes
     ([ROW | {"mask": [False, False]}] * 2, "mask is False everywhere"),
     ([ROW, ROW | {"reward": float("nan")}], "line 2: not valid JSON: NaN is not allowed"),
     ([ROW, ROW | {"logp": [-0.5]}], "line 2: 'logp' has 1 entries for 2 tokens"),
+    ([ROW, ROW | {"logp": [-0.5, 0.25]}], "r.jsonl, line 2: logp[1] is 0.25, and a log-probability is at most 0"),
+    ([ROW | {"ref_logp": [0.5, -0.5]}] * 2, "r.jsonl, line 1: ref_logp[0] is 0.5, and a log-probability is at most 0"),
+    ([ROW | {"entropy": [1.0, -0.25]}] * 2, "line 1: entropy[1] is -0.25, and an entropy is at least 0"),
+    ([ROW | {"collision": [0.5, 1.5]}] * 2, "line 1: collision[1] is 1.5, and Σ π² lies between 0 and 1"),
 ])
 def test_a_bad_file_is_exit_code_2_in_words(rows: list[dict[str, object]], message: str, tmp_path: Path,
                                             capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +195,24 @@ def test_a_bad_file_is_exit_code_2_in_words(rows: list[dict[str, object]], messa
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
+
+
+def test_scope_takes_a_log_prob_just_above_0_for_rounding_and_any_number_on_text_of_others(tmp_path: Path) -> None:
+    # float32: logit − logsumexp at logits near 100 is off by 1e-5. Servers write 0, or what they have, on prompts.
+    rows = [ROW | {"logp": [1e-5, -0.5]}, ROW | {"logp": [3.0, -0.5], "mask": [False, True], "reward": 0.0}]
+    assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows)) == 0
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ('"reward": 0, "reward": 1', "r.jsonl, line 2: not valid JSON: 'reward' stands twice in one object; keep one"),
+    ('"reward": 0, "note": [{"a": 1, "a": 2}]', "line 2: not valid JSON: 'a' stands twice in one object"),
+])
+def test_a_name_that_stands_twice_is_refused_with_its_line(text: str, message: str, tmp_path: Path,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text(f'{json.dumps(ROW)}\n{{"tokens": [1], "logp": [-0.5], "group": 0, {text}}}\n')
+    assert run("scope", str(file)) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_line_of_ten_gigabytes_is_exit_code_2_in_bounded_memory(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from creditscope.errors import CreditscopeError
-from creditscope.jsonlines import parse_json, read_whole, whole_lines
+from creditscope.jsonlines import Repeated, parse_json, read_whole, whole_lines
 from creditscope.strangers import inside, masked, members
 
 FORMAT = 1
@@ -383,8 +383,9 @@ class Record:
                 found = parse_json(line)
                 assert type(found["step"]) is int
                 assert all(not isinstance(value, int) or abs(value) < 2**63 for value in found.values())
-            except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
-                raise CreditscopeError(f"{path}, line {number}: not a step; the file was damaged. {cut}") from None
+            except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+                why = f" ({error})" if isinstance(error, Repeated) else ""
+                raise CreditscopeError(f"{path}, line {number}: not a step{why}; the file was damaged. {cut}") from None
             if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a sum under a flipped name
                 raise CreditscopeError(f"{path}, line {number} is not what was written: it does not match its crc32. "
                                        f"{_EDITED}; otherwise the file was damaged. {cut}")

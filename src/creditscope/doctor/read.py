@@ -23,7 +23,7 @@ from typing import Any
 from creditscope.doctor.log import Log, Row, Settings
 from creditscope.doctor.trainers import KNOWN, OURS, SIGNS, TRAINERS, who_wrote
 from creditscope.errors import CreditscopeError, command_line
-from creditscope.jsonlines import parse_json
+from creditscope.jsonlines import Repeated, parse_json
 from creditscope.record import Record
 
 MAX_LINE = 2**20
@@ -209,7 +209,10 @@ def _lines(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]
     """The lines of a log that are rows, whichever trainer printed them; all other lines are somebody's talk."""
     for number, line in _bounded(file, notes):
         for shape in (_json_line, _verl_line, _trl_line):
-            entry = shape(line)
+            try:
+                entry = shape(line)
+            except Repeated as error:
+                raise CreditscopeError(f"{file}, line {number}: {error}") from None
             if entry:
                 yield number, entry
                 break
@@ -221,6 +224,8 @@ def _json_line(line: str) -> dict[str, Any]:
         return {}
     try:
         entry = parse_json(line)
+    except Repeated:
+        raise
     except ValueError:
         return {}
     inner = entry.get("data")
