@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -112,11 +114,20 @@ def rank(m: dict[str, Any]) -> str:
     return f"{m['gram/group/effective_rank']:.1f}" + (f" (null {null:.1f})" if null is not None else "")
 
 
-class Interrupt:
-    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same."""
+def holds_a_run(out: Path | None) -> bool:
+    """Whether a stop has something to keep."""
+    return out is not None and (out / "run.json").exists()
 
-    def __init__(self) -> None:
+
+class Interrupt:
+    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same.
+
+    While nothing is kept, once is enough: what is waited for may never come, such as the other end of a pipe.
+    """
+
+    def __init__(self, keeps: Callable[[], bool] = lambda: True) -> None:
         self.asked = False
+        self._keeps = keeps
 
     def __enter__(self) -> Interrupt:
         self._before = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -130,7 +141,7 @@ class Interrupt:
         return self.asked
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked or not self._keeps():
             raise KeyboardInterrupt
         self.asked = True
         with contextlib.suppress(OSError):  # a full disk, or nobody who reads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import tyro
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.offline.settings import Settings
 from creditscope.verbs.bar import Bar
-from creditscope.verbs.display import Interrupt
+from creditscope.verbs.display import Interrupt, holds_a_run
 from creditscope.verbs.env import environment
 from creditscope.verbs.output import Output
 
@@ -60,7 +61,7 @@ class Scope:
         from creditscope.offline.scope import Summary, scope_file
 
         summary, reader = Summary(), None
-        with Interrupt() as stop, Bar("scope", self.output) as bar:
+        with Interrupt(partial(holds_a_run, self.out)) as stop, Bar("scope", self.output) as bar:
             reading = scope_file(self.file, self.settings, self.out, environment(), self.resume, stop)
             try:
                 while True:
@@ -70,6 +71,10 @@ class Scope:
                     bar.show(read.done, read.size)
             except StopIteration as end:
                 finished = bool(end.value)
+            except KeyboardInterrupt:
+                if self.out is not None or reader is None:
+                    raise
+                finished = False  # what was read so far is told
             finally:
                 reading.close()
         facts: dict[str, Any] = {"file": self.file.name, "method": self.settings.method}

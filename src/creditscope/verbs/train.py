@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.lab.config import Config
 from creditscope.record import Record
-from creditscope.verbs.display import Display, Interrupt
+from creditscope.verbs.display import Display, Interrupt, holds_a_run
 from creditscope.verbs.env import environment
 from creditscope.verbs.output import Output, Screen
 
@@ -126,7 +127,8 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
         Console(stderr=True).print("warning: bfloat16 weights round small updates away; add --lora, or use float32")
     trackers = Trackers(config.log, out, asdict(config))
     last: dict[str, Any] = {}
-    with Interrupt() as stop, Display(console, label or name_of(config), config.steps, quiet=quiet) as display:
+    with Interrupt(partial(holds_a_run, out)) as stop, \
+            Display(console, label or name_of(config), config.steps, quiet=quiet) as display:
         display.begin(config.eval_problems)
         steps = train(config, out, environment(), resume, stop)
         try:
