@@ -131,6 +131,8 @@ class Record:
     @classmethod
     def open(cls, path: str | Path) -> Record:
         """A reader, also of a run that is being written."""
+        if not isinstance(path, str | Path):
+            raise CreditscopeError(f"Record.open needs the path of a run's folder, got {type(path).__name__}")
         path = Path(path)
         _refuse_links(path)
         try:
