@@ -16,8 +16,8 @@ SRC = Path(creditscope.__file__).parent
 # Lowest first. A module may import creditscope modules from its own layer or from lower ones.
 LAYERS = [
     {"errors"},
-    {"options", "strangers", "streams"},
-    {"method", "rollouts", "groups", "jsonlines", "intervals"},
+    {"options", "strangers", "streams", "memory"},
+    {"method", "rollouts", "groups", "jsonlines", "intervals", "arrays"},
     {"methods", "rollouts_jsonl", "record", "microscope"},
     {"dialects"},
     {"catalogue"},
@@ -42,14 +42,13 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-NO_TORCH = {"errors", "options", "strangers", "streams", "method", "methods", "dialects", "describe", "record",
-            "intervals", "progress", "compare", "figures", "claims.verdict", "claims.evidence", "claims.turns",
-            "claims.table", "claims.page", "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps", "verbs.check",
-            "verbs.reproduce", "microscope.spectrum", "microscope.geometry", "optimizer", "optimizer.table",
-            "optimizer.findings", "optimizer.verdicts",
-            "credit", "credit.table", "credit.choice", "tasks", "lab.config", "verbs.optimizer", "report.build",
-            "report.watch", "verbs.report", "doctor.rules", "doctor.read", "verbs.doctor", "verbs.selftest",
-            "offline.settings", "verbs.scope", "cli"}
+NO_TORCH = {"errors", "arrays", "options", "strangers", "streams", "memory", "method", "methods", "dialects",
+            "describe", "record", "intervals", "progress", "compare", "figures", "claims.verdict", "claims.evidence",
+            "claims.turns", "claims.table", "claims.page", "claims.p1_runs", "claims.p2_runs", "claims.ours", "sweeps",
+            "verbs.check", "verbs.reproduce", "microscope.spectrum", "microscope.geometry", "optimizer",
+            "optimizer.table", "optimizer.findings", "optimizer.verdicts", "credit", "credit.table", "credit.choice",
+            "tasks", "lab.config", "verbs.optimizer", "report.build", "report.watch", "verbs.report", "doctor.rules",
+            "doctor.read", "verbs.doctor", "verbs.selftest", "offline.settings", "verbs.scope", "cli"}
 
 
 def modules() -> list[Path]:

@@ -354,8 +354,7 @@ class Record:
         path = self._file(shelf, step)
         try:
             # Member by member, each read to its end: `np.load` stops where the header says, and so before the sum.
-            return {name.removesuffix(".npy"): np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-                    for name, data in members(inside(self.path, path))}
+            return {name.removesuffix(".npy"): _array(data) for name, data in members(inside(self.path, path))}
         except FileNotFoundError:
             raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
         except Exception as error:  # zip files, their packers and headers of arrays fail in more ways than are listed
@@ -445,6 +444,14 @@ def _sum(file: Path) -> str:
 
 def _crc(data: bytes) -> str:
     return f"{zlib.crc32(data):08x}"
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    """An array from its bytes. Texts of no letters take no room: there may be any number of them."""
+    found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    if found.size > len(data):
+        raise ValueError(f"{found.size:,} entries in {len(data):,} bytes")
+    return found
 
 
 def _refuse_links(path: Path) -> None:

@@ -12,6 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from creditscope.arrays import ROLLOUTS, fitting
 from creditscope.catalogue import find
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.methods import METHODS, even
@@ -76,7 +77,12 @@ class Prefix:
             if not kept:
                 raise CreditscopeError(f"{self.source} kept no rollouts; train with --keep-every 10, or give a file")
             facts["step"] = kept[-1] if self.step is None else self.step
-            rollouts = rollouts_of(record.group(facts["step"]))
+            arrays = record.group(facts["step"])
+            try:
+                rollouts = rollouts_of(arrays)
+            except CreditscopeError as error:
+                raise CreditscopeError(f"the rollouts of step {facts['step']} in {self.source} are damaged: {error}; "
+                                       f"choose another --step") from None
         elif self.step is not None:
             raise CreditscopeError(f"--step {self.step} chooses a step of a run, but {self.source} is no folder; "
                                    f"leave it out")
@@ -166,13 +172,11 @@ def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
 
     from creditscope.rollouts import Rollouts
 
-    def tensor(name: str) -> Any:
-        value = torch.as_tensor(arrays[name])
-        return value.double() if value.is_floating_point() else value
-
-    names = ("tokens", "mask", "logp", "reward", "group", "entropy", "ref_logp")
-    texts = {name: arrays[name].tolist() for name in ("prompt", "text", "pieces") if name in arrays}
-    return Rollouts(**{name: tensor(name) for name in names if name in arrays}, **texts)
+    needed = ("tokens", "mask", "logp", "reward", "group")
+    found = fitting(arrays, ROLLOUTS, needed)
+    texts = {name: found[name].tolist() for name in ("prompt", "text", "pieces") if name in found}
+    tensors = {name: torch.as_tensor(found[name]) for name in (*needed, "entropy", "ref_logp") if name in found}
+    return Rollouts(**tensors, **texts)
 
 
 def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:
