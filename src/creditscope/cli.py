@@ -13,6 +13,7 @@ import tyro
 
 from creditscope import __version__
 from creditscope.errors import CreditscopeError, printable
+from creditscope.memory import is_short, sentence
 from creditscope.streams import ReaderLeft
 from creditscope.verbs.check import Check
 from creditscope.verbs.compare import Compare
@@ -63,6 +64,11 @@ def main(args: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("creditscope: interrupted", file=sys.stderr)
         code = 130
+    except (RuntimeError, MemoryError) as error:
+        if not is_short(error):
+            raise
+        print(f"creditscope: {printable(sentence(error))}", file=sys.stderr)
+        code = 2
     sys.exit(code)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.lab.untrusted import check_folder, check_gguf
+from creditscope.memory import enough_memory
 from creditscope.record import SUMS, verify
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
@@ -113,6 +114,7 @@ class _Base(Policy):
             yield
 
 
+@enough_memory("loading the model", "choose a smaller one, or --dtype bfloat16 with --lora 16")
 def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora: int = 0, chat: str = "auto",
                 seed: int = 0) -> Policy:
     """The policy behind a name: `tiny`, a folder, a .gguf file, or a model on the hub.

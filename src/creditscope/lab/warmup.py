@@ -33,6 +33,7 @@ from creditscope.lab.evaluate import evaluate
 from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.scoring import encode_exactly
 from creditscope.lab.train import make_optimizer
+from creditscope.memory import enough_memory
 from creditscope.tasks import Problem, Task, find_task
 
 RISE = 0.05
@@ -181,6 +182,7 @@ def deal_out(examples: Sequence[Example], size: int, steps: int, seed: int) -> I
         yield from batches
 
 
+@enough_memory("passing the examples through the model", "lower --batch or --max-tokens")
 def descend(policy: Policy, optimizer: torch.optim.Optimizer, batch: Sequence[Example], config: Config) -> float:
     """One step of the optimiser on a batch; the loss before it."""
     optimizer.zero_grad(set_to_none=True)
