@@ -16,6 +16,8 @@ Table = Mapping[str, tuple[str, str]]
 
 KINDS = {"whole numbers": "iu", "truth values": "b", "numbers": "biuf", "finite numbers": "biuf", "texts": "U"}
 """What an array holds, and how numpy calls it."""
+LARGEST = 1e100
+"""The square of a larger number might not be one."""
 WIDE = {"whole numbers": np.int64, "numbers": np.float64, "finite numbers": np.float64}
 ROLLOUTS: Table = {
     **dict.fromkeys(("tokens", "step"), ("whole numbers", "BT")), "mask": ("truth values", "BT"),
@@ -53,8 +55,8 @@ def fitting(arrays: Arrays, table: Table, needed: Iterable[str] = ()) -> dict[st
         if array.shape != shape or array.dtype.kind not in KINDS[kind] or wide:
             expected = f"({', '.join(map(str, shape))})"
             raise CreditscopeError(f"{name!r} is {array.shape} of {array.dtype}, and should be {kind} {expected}")
-        if kind == "finite numbers" and not np.isfinite(array).all():
-            raise CreditscopeError(f"{name!r} holds a number that is not finite")
+        if kind == "finite numbers" and not (np.abs(array.astype(np.float64)) <= LARGEST).all():
+            raise CreditscopeError(f"{name!r} holds a number that is not finite, or larger than {LARGEST:g}")
         found[name] = array.astype(WIDE.get(kind, array.dtype))
     for name in needed:
         if name not in found:

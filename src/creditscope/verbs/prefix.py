@@ -175,7 +175,8 @@ def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
     needed = ("tokens", "mask", "logp", "reward", "group")
     found = fitting(arrays, ROLLOUTS, needed)
     texts = {name: found[name].tolist() for name in ("prompt", "text", "pieces") if name in found}
-    tensors = {name: torch.as_tensor(found[name]) for name in (*needed, "entropy", "ref_logp") if name in found}
+    tensors: dict[str, Any] = {name: torch.as_tensor(found[name]) for name in (*needed, "entropy", "ref_logp")
+                               if name in found}
     return Rollouts(**tensors, **texts)
 
 
