@@ -24,6 +24,7 @@ from creditscope.claims.verdict import Verdict
 from creditscope.compare import SETTINGS
 from creditscope.errors import CreditscopeError, printable
 from creditscope.record import Record
+from creditscope.strangers import resolved
 from creditscope.verbs.output import Output
 
 LARGEST = 1e60
@@ -138,7 +139,7 @@ class Check:
 
 def read_runs(paths: Iterable[Path]) -> list[Evidence]:
     """The evidence under these paths, each under a name of its own. A run and its own summary are one."""
-    inside = list(dict.fromkeys(place.resolve() for place in places(paths)))
+    inside = list(dict.fromkeys(resolved(place) for place in places(paths)))
     found: list[Evidence] = []
     seen: set[bytes] = set()
     for place, name in zip(inside, names(inside), strict=True):
@@ -153,7 +154,7 @@ def read_runs(paths: Iterable[Path]) -> list[Evidence]:
 
 def told_missing(paths: Iterable[Path]) -> list[str]:
     """A sentence for each run of which files are gone."""
-    inside = dict.fromkeys(place.resolve() for place in places(paths) if place.is_dir())
+    inside = dict.fromkeys(resolved(place) for place in places(paths) if place.is_dir())
     return [fault for place in inside for fault in Record.open(place).told_missing()]
 
 
