@@ -81,8 +81,8 @@ def tokenizing(name: str) -> Iterator[None]:
     """Say whose tokenizer failed. The library is written in Rust, and its panics are no Exception."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-        raise
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TypeError):
+        raise  # a TypeError is the text's fault: half a character
     except BaseException as error:
         said = " ".join(str(error).split())[:300]
         raise CreditscopeError(f"the tokenizer of {name!r} failed ({type(error).__name__}: {said}); take the "
