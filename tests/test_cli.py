@@ -198,7 +198,7 @@ def test_a_bad_file_is_exit_code_2_in_words(rows: list[dict[str, object]], messa
 
 
 def test_scope_takes_a_log_prob_just_above_0_for_rounding_and_any_number_on_text_of_others(tmp_path: Path) -> None:
-    # float32: logit − logsumexp at logits near 100 is off by 1e-5. Servers write 0, or what they have, on prompts.
+    # float32 numbers near 100, as logits may be, are 8e-6 apart.
     rows = [ROW | {"logp": [1e-5, -0.5]}, ROW | {"logp": [3.0, -0.5], "mask": [False, True], "reward": 0.0}]
     assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows)) == 0
 
