@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import creditscope.verbs
 from creditscope import METHODS
 from creditscope.cli import main
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.verbs.credit import example
+from creditscope.verbs.train import Settings, Train
+
+VERBS = Path(creditscope.verbs.__file__).parent
 
 
 def run(*args: str) -> int:
@@ -179,6 +184,10 @@ def test_credit_that_a_file_cannot_give_is_exit_code_2_in_words(credit: str, mes
     ([ROW | {"mask": [False, False]}] * 2, "mask is False everywhere"),
     ([ROW, ROW | {"reward": float("nan")}], "line 2: not valid JSON: NaN is not allowed"),
     ([ROW, ROW | {"logp": [-0.5]}], "line 2: 'logp' has 1 entries for 2 tokens"),
+    ([ROW, ROW | {"logp": [-0.5, 0.25]}], "r.jsonl, line 2: logp[1] is 0.25, and a log-probability is at most 0"),
+    ([ROW | {"ref_logp": [0.5, -0.5]}] * 2, "r.jsonl, line 1: ref_logp[0] is 0.5, and a log-probability is at most 0"),
+    ([ROW | {"entropy": [1.0, -0.25]}] * 2, "line 1: entropy[1] is -0.25, and an entropy is at least 0"),
+    ([ROW | {"collision": [0.5, 1.5]}] * 2, "line 1: collision[1] is 1.5, and Σ π² lies between 0 and 1"),
 ])
 def test_a_bad_file_is_exit_code_2_in_words(rows: list[dict[str, object]], message: str, tmp_path: Path,
                                             capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +195,24 @@ def test_a_bad_file_is_exit_code_2_in_words(rows: list[dict[str, object]], messa
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
+
+
+def test_scope_takes_a_log_prob_just_above_0_for_rounding_and_any_number_on_text_of_others(tmp_path: Path) -> None:
+    # float32 numbers near 100, as logits may be, are 8e-6 apart.
+    rows = [ROW | {"logp": [1e-5, -0.5]}, ROW | {"logp": [3.0, -0.5], "mask": [False, True], "reward": 0.0}]
+    assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows)) == 0
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ('"reward": 0, "reward": 1', "r.jsonl, line 2: not valid JSON: 'reward' stands twice in one object; keep one"),
+    ('"reward": 0, "note": [{"a": 1, "a": 2}]', "line 2: not valid JSON: 'a' stands twice in one object"),
+])
+def test_a_name_that_stands_twice_is_refused_with_its_line(text: str, message: str, tmp_path: Path,
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text(f'{json.dumps(ROW)}\n{{"tokens": [1], "logp": [-0.5], "group": 0, {text}}}\n')
+    assert run("scope", str(file)) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_line_of_ten_gigabytes_is_exit_code_2_in_bounded_memory(tmp_path: Path) -> None:
@@ -197,6 +224,40 @@ def test_a_line_of_ten_gigabytes_is_exit_code_2_in_bounded_memory(tmp_path: Path
                           text=True, check=False)
     assert done.returncode == 2
     assert "line 1: the line is longer than 67,108,864 bytes" in done.stderr
+
+
+HOSTILE = "my run $(touch x); 'y' [bold] " + "and a long name " * 11
+"""A folder's name that a shell would run, and longer than a line of output."""
+
+
+def test_the_next_line_of_every_verb_is_one_command_whatever_the_path(tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch,
+                                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [ROW | {"prompt": "a", "text": "b", "reward": float(i % 2)} for i in range(4)]
+    file, mine = rollouts_file(tmp_path / f"{HOSTILE}.jsonl", *rows), f"{HOSTILE}2"
+
+    def following(*args: str) -> list[str]:
+        assert run(*args) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert line.startswith("Next: ")
+        return shlex.split(line.removeprefix("Next: ").removeprefix("the same with --open, or "))
+
+    small = ("--steps", "1", "--prompts", "1", "--group", "2", "--max-tokens", "2", "--eval-problems", "0")
+    assert following("scope", file, "--out", HOSTILE) == ["creditscope", "report", HOSTILE]
+    assert following("prefix", file) == ["creditscope", "prefix", file, "--method", "grpo"]
+    assert following("report", HOSTILE, "--out", "page.html") == ["creditscope", "check", HOSTILE]
+    assert following("train", *small, "--inner-steps", "2", "--probe", "light", "--out", mine) == [
+        "creditscope", "report", mine]
+    assert following("train", *small, "--seed", "1", "--inner-steps", "2", "--probe", "light", "--out", "other") == [
+        "creditscope", "report", "other"]
+    assert following("optimizer", mine, "other") == ["creditscope", "optimizer", mine]
+    go_on = Train(config=Settings(credit="mine:f"))._go_on(Path(mine))
+    assert shlex.split(go_on) == ["creditscope", "train", "--out", mine, "--resume", "--credit", "mine:f"]
+
+
+def test_verbs_print_the_next_line_in_one_place() -> None:
+    assert [path.name for path in VERBS.glob("*.py") if '"Next: ' in path.read_text()] == ["output.py"]
 
 
 def test_env_names_versions_and_no_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from creditscope import METHODS, CreditscopeError, Method, Rollouts, effective_credit, surrogate
+from creditscope import METHODS, CreditscopeError, Method, Record, Rollouts, advantage, effective_credit, surrogate
 from creditscope.methods import GRPO
 from creditscope.weights import conflict_weight
 from makers import make, moved, random_batches
@@ -432,3 +433,24 @@ def test_the_id_of_the_padding_changes_nothing() -> None:
     other = replace(plain, tokens=torch.where(plain.mask, plain.tokens, 2))
     for name in ALL:
         assert torch.equal(w_of(METHODS[name], other), w_of(METHODS[name], plain)), name
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda b: advantage("grpo", b.reward, b.group), r"method must be Method, got str; take its row: METHODS"),
+    (lambda b: advantage(GRPO, [1.0, 0.0], b.group), r"reward must be Tensor, got list; convert it with torch\."),
+    (lambda b: advantage(GRPO, b.reward.to(torch.complex64), b.group), "reward must be real, got torch.complex64"),
+    (lambda b: advantage(GRPO, b.reward, None), "group must be Tensor, got NoneType"),
+    (lambda b: surrogate("grpo", b.logp, b), "method must be Method, got str"),
+    (lambda b: surrogate(GRPO, b.logp, {}), r"rollouts must be Rollouts, got dict; build it with Rollouts\("),
+    (lambda b: surrogate(GRPO, [[0.0]], b), "logp must be Tensor, got list"),
+    (lambda b: surrogate(GRPO, b.logp, b, "outcome"), "credit must be Tensor, got str"),
+    (lambda b: surrogate(GRPO, b.logp, b, b.logp.to(torch.complex64)), "credit must be real"),
+    (lambda b: effective_credit(3, b.logp), "needs a function from log-probs to one number, got int"),
+    (lambda b: effective_credit(lambda logp: logp.sum(), [0.0]), "logp must be Tensor, got list"),
+    (lambda b: GRPO.but(name=3), "a name is lower-case letters"),
+    (lambda b: Record.open(None), "needs the path of a run's folder, got NoneType"),
+])
+def test_an_argument_of_another_class_is_refused_with_the_repair(call: Callable[[Rollouts], object],
+                                                                message: str) -> None:
+    with pytest.raises(CreditscopeError, match=message):
+        call(make([1, 0], group=[0, 0], lengths=[2, 3]))

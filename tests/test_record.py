@@ -89,6 +89,16 @@ def test_a_run_that_took_no_step_may_be_started_anew(tmp_path: Path) -> None:
         assert Record.open(tmp_path / "run").config["seed"] == 7
 
 
+@pytest.mark.parametrize("name", ["run.json", "steps.jsonl"])
+def test_a_name_that_stands_twice_in_a_record_is_refused(name: str, tmp_path: Path) -> None:
+    with new(tmp_path / "run") as record:
+        record.append(0, {"a": 1})
+    file = tmp_path / "run" / name
+    file.write_text(file.read_text().replace("{", '{"step": 7, "step": 7, ', 1))
+    with pytest.raises(CreditscopeError, match=r"'step' stands twice in one object"):
+        Record.open(tmp_path / "run").steps()
+
+
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(CreditscopeError, match=r"is not empty \(it holds 'thesis.tex'\)"):

@@ -32,6 +32,27 @@ def test_a_log_prob_that_is_not_finite_is_refused_with_its_row_and_column(name: 
         replace(batch, **{name: spoilt})
 
 
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("logp", 0.5, r"row 1, column 2 is 0\.5"), ("ref_logp", 0.5, "a log-probability is at most 0"),
+    ("entropy", -0.5, "an entropy is at least 0"), ("collision", 1.5, "Σ π² lies between 0 and 1"),
+    ("tokens", -1, "ids, counted from 0"),
+])
+def test_a_number_that_no_policy_has_is_refused_with_its_row_and_column(name: str, value: float, message: str) -> None:
+    batch = make([1, 0], group=[0, 0], lengths=[2, 3])
+    given = batch.entropy if name == "collision" else getattr(batch, name)
+    spoilt = given.clone().clamp(max=1.0) if name == "collision" else given.clone()
+    spoilt[1, 2] = value
+    with pytest.raises(CreditscopeError, match=rf"Rollouts\.{name} must be .*{message}"):
+        replace(batch, **{name: spoilt})
+    spoilt[1, 2] = 0
+    assert replace(batch, **{name: spoilt})
+
+
+def test_a_log_prob_above_0_by_rounding_is_kept() -> None:
+    batch = make([1, 0], group=[0, 0], lengths=[2, 3])
+    assert replace(batch, logp=torch.full_like(batch.logp, 1e-5)).logp[0, 0] == pytest.approx(1e-5)
+
+
 def test_what_stands_on_padding_is_blanked_not_refused() -> None:
     batch = make([1, 0], group=[0, 0], lengths=[1, 3])
     logp = batch.logp.clone()

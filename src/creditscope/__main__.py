@@ -2,9 +2,12 @@
 
 import sys
 
+from creditscope.streams import guard
+
 
 def main() -> None:
     """The command line."""
+    guard()
     try:
         from creditscope import cli
     except KeyboardInterrupt:

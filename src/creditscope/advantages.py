@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups, binary_unit, std
+from creditscope.errors import CreditscopeError, require
+from creditscope.groups import Groups, binary_unit, check_real, std
 from creditscope.method import Method
 from creditscope.rollouts import Rollouts
 
@@ -22,6 +22,7 @@ def advantage(method: Method, reward: Tensor, group: Tensor, length: Tensor | No
     >>> advantage(METHODS["rloo"], torch.tensor([1., 0., 0.]), torch.tensor([0, 0, 0])).tolist()
     [1.0, -0.5, -0.5]
     """
+    check_method(method)
     reward, group, length = _checked(reward, group, length)
     _need_own_credit(method)
     groups = Groups(group)
@@ -211,7 +212,16 @@ def standardised(value: Tensor, weight: Tensor, eps: float) -> Tensor:
 # -- checks -----------------------------------------------------------------------------------------------------
 
 
+def check_method(method: Method) -> None:
+    """Refuse a name in the place of its row."""
+    require(method, Method, "method", 'take its row: METHODS["grpo"], or creditscope.catalogue.find(name)')
+
+
 def _checked(reward: Tensor, group: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    check_real(reward, "reward")
+    check_real(group, "group")
+    if length is not None:
+        check_real(length, "length")
     if reward.dim() != 1 or reward.shape != group.shape:
         raise CreditscopeError(f"advantage needs reward (B,) and group (B,), got {tuple(reward.shape)} and "
                                f"{tuple(group.shape)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -12,6 +13,8 @@ import tyro
 
 from creditscope import __version__
 from creditscope.errors import CreditscopeError, printable
+from creditscope.memory import is_short, sentence
+from creditscope.streams import ReaderLeft
 from creditscope.verbs.check import Check
 from creditscope.verbs.compare import Compare
 from creditscope.verbs.credit import Credit
@@ -50,24 +53,35 @@ def verbs(asked: str) -> Any:
 def main(args: Sequence[str] | None = None) -> None:
     """Parse, run, and turn what users can cause into an exit code."""
     args = list(sys.argv[1:] if args is None else args)
+    try:
+        code = run(args)
+        sys.stdout.flush()
+    except CreditscopeError as error:
+        print(f"creditscope: {printable(str(error))}", file=sys.stderr)
+        code = 2
+    except (ReaderLeft, BrokenPipeError):
+        code = 128 + signal.SIGPIPE if "--strict" in args else 0  # 0 would be a verdict, and there is none
+    except KeyboardInterrupt:
+        print("creditscope: interrupted", file=sys.stderr)
+        code = 130
+    except (RuntimeError, MemoryError) as error:
+        if not is_short(error):
+            raise
+        print(f"creditscope: {printable(sentence(error))}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+def run(args: Sequence[str]) -> Any:
+    """The exit code of one command."""
     if args == ["--version"]:
         print(f"creditscope {__version__}")
-        sys.exit(0)
+        return 0
     try:
         verb = tyro.cli(verbs(args[0] if args else ""), prog="creditscope", args=args, description=DESCRIPTION)
         if isinstance(verb, Train) and verb.resume:
             # Flags that are not given keep the run's own values: they become the defaults of a second reading.
             verb = tyro.cli(Train, prog="creditscope train", args=args[1:], default=verb.as_recorded())
-        code = verb.run()
-        sys.stdout.flush()
-    except CreditscopeError as error:
-        print(f"creditscope: {printable(str(error))}", file=sys.stderr)
-        code = 2
-    except BrokenPipeError:
-        # The reader left, as in `creditscope methods | head`: not our error, and nothing more to say.
-        sys.stderr.close()
-        code = 0
-    except KeyboardInterrupt:
-        print("creditscope: interrupted", file=sys.stderr)
-        code = 130
-    sys.exit(code)
+    except SystemExit as end:  # --help, or a flag that does not exist
+        return end.code
+    return verb.run()

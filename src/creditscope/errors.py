@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -17,6 +18,26 @@ def printable(text: str) -> str:
     'red \\x1b[31m alert'
     """
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def require(value: object, kind: type, what: str, repair: str) -> None:
+    """Refuse an argument of another class, with the way to make the right one.
+
+    >>> require("grpo", int, "method", "give a number")
+    Traceback (most recent call last):
+    creditscope.errors.CreditscopeError: method must be int, got str; give a number
+    """
+    if not isinstance(value, kind):
+        raise CreditscopeError(f"{what} must be {kind.__name__}, got {type(value).__name__}; {repair}")
+
+
+def command_line(*words: object) -> str:
+    """A command to copy: each word is quoted, so that a shell takes a path for a path and runs nothing in it.
+
+    >>> print(command_line("report", "my run $(date)", "--open"))
+    creditscope report 'my run $(date)' --open
+    """
+    return shlex.join(["creditscope", *map(str, words)])
 
 
 def unknown(kind: str, given: object, choices: Iterable[str], see: str = "") -> CreditscopeError:

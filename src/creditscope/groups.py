@@ -5,6 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from creditscope.errors import CreditscopeError, require
+
+
+def check_real(value: Tensor, what: str) -> None:
+    """Refuse what is no tensor of real numbers."""
+    require(value, Tensor, what, "convert it with torch.as_tensor(...)")
+    if value.is_complex():
+        raise CreditscopeError(f"{what} must be real, got {value.dtype}; take its real part")
+
 
 class Groups:
     """The partition of B rows into groups; every statistic comes back as one value a row.

@@ -77,6 +77,20 @@ def read_whole(path: Path, most: int = MAX_LINE) -> bytes:
     return held
 
 
+class Repeated(ValueError):
+    """A name that stands twice in one object: Python keeps the last, other readers the first."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, whose names differ."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Repeated(f"{twice[:60]!r} stands twice in one object; keep one of the two")
+    return found
+
+
 def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
     """A JSON value that can be walked, compared and shown without fear of its depth. Raises ValueError.
 
@@ -85,9 +99,12 @@ def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = 
     >>> parse_json("[" * 101 + "]" * 101)
     Traceback (most recent call last):
     ValueError: nested too deeply: more than 100 levels
+    >>> parse_json('{"reward": 0, "reward": 1}')
+    Traceback (most recent call last):
+    creditscope.jsonlines.Repeated: 'reward' stands twice in one object; keep one of the two
     """
     try:
-        value = json.loads(text, parse_constant=parse_constant)
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=_distinct)
     except RecursionError:
         raise ValueError(f"nested too deeply: more than {MAX_DEPTH} levels") from None
     opens = ("[", "{") if isinstance(text, str) else (b"[", b"{")

@@ -246,7 +246,7 @@ def _clips(m: Method) -> bool:
 
 # (what is impossible, the sentence that says so and how to repair it). `m` is the row.
 _RULES: tuple[tuple[Callable[[Method], bool], str], ...] = (
-    (lambda m: not m.name or not m.name.replace("_", "").isalnum() or m.name != m.name.lower(),
+    (lambda m: not isinstance(m.name, str) or not m.name.replace("_", "").isalnum() or m.name != m.name.lower(),
      "a name is lower-case letters, digits and underscores"),
     (lambda m: m.ratio == "none" and m.bound != "none",
      "bound={m.bound!r} needs a ratio to bound, but ratio='none'; set ratio='token' or bound='none'"),

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from creditscope.advantages import token_advantage
-from creditscope.errors import CreditscopeError
+from creditscope.advantages import check_method, token_advantage
+from creditscope.errors import CreditscopeError, require
+from creditscope.groups import check_real
 from creditscope.method import Method
 from creditscope.penalties import penalty
 from creditscope.ratios import bounded, trusted
@@ -25,6 +26,8 @@ def surrogate(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tensor |
     `logp` (B, T) is log π_θ of the chosen tokens and carries the gradient. `credit` (B,) or (B, T) replaces the
     method's own advantage and is used as it comes. Half precision is computed in float32.
     """
+    check_method(method)
+    require(rollouts, Rollouts, "rollouts", "build it with Rollouts(tokens=..., mask=..., ...)")
     _check_logp(logp, rollouts)
     logp = logp.to(torch.promote_types(logp.dtype, torch.float32)).masked_fill(~rollouts.mask, 0.0)
     old = rollouts.logp.to(logp.dtype).masked_fill(~rollouts.mask, 0.0)
@@ -50,6 +53,10 @@ def effective_credit(objective: Callable[[Tensor], Tensor], logp: Tensor) -> Ten
     >>> effective_credit(lambda logp: (logp * torch.tensor([[2., 0.]])).sum(), torch.tensor([[-1., -1.]]))
     tensor([[2., 0.]])
     """
+    check_real(logp, "logp")
+    if not callable(objective):
+        raise CreditscopeError(f"effective_credit needs a function from log-probs to one number, got "
+                               f"{type(objective).__name__}; write lambda logp: surrogate(method, logp, rollouts)")
     leaf = logp.detach().to(torch.promote_types(logp.dtype, torch.float32)).clone().requires_grad_()
     with torch.enable_grad():
         value = objective(leaf)
@@ -64,6 +71,7 @@ def effective_credit(objective: Callable[[Tensor], Tensor], logp: Tensor) -> Ten
 
 
 def _check_logp(logp: Tensor, rollouts: Rollouts) -> None:
+    require(logp, Tensor, "logp", "convert it with torch.as_tensor(...)")
     if logp.shape != rollouts.mask.shape:
         raise CreditscopeError(f"logp must have the rollouts' shape {tuple(rollouts.mask.shape)}, "
                                f"got {tuple(logp.shape)}")
@@ -74,6 +82,7 @@ def _check_logp(logp: Tensor, rollouts: Rollouts) -> None:
 def check_credit(credit: Tensor, rollouts: Rollouts) -> Tensor:
     """(B, 1) or (B, T), finite wherever a token counts."""
     rows = len(rollouts)
+    check_real(credit, "credit")
     if tuple(credit.shape) not in ((rows,), (rows, 1), tuple(rollouts.mask.shape)):
         raise CreditscopeError(f"credit must be (B,) = ({rows},) or (B, T) = {tuple(rollouts.mask.shape)}, "
                                f"got {tuple(credit.shape)}")

@@ -40,7 +40,7 @@ from safetensors import SafetensorError
 
 from creditscope.columns import Steps
 from creditscope.errors import CreditscopeError
-from creditscope.jsonlines import parse_json, read_whole, whole_lines
+from creditscope.jsonlines import Repeated, parse_json, read_whole, whole_lines
 from creditscope.strangers import inside, masked, members
 
 FORMAT = 1
@@ -132,6 +132,8 @@ class Record:
     @classmethod
     def open(cls, path: str | Path) -> Record:
         """A reader, also of a run that is being written."""
+        if not isinstance(path, str | Path):
+            raise CreditscopeError(f"Record.open needs the path of a run's folder, got {type(path).__name__}")
         path = Path(path)
         _refuse_links(path)
         try:
@@ -357,8 +359,7 @@ class Record:
         path = self._file(shelf, step)
         try:
             # Member by member, each read to its end: `np.load` stops where the header says, and so before the sum.
-            return {name.removesuffix(".npy"): np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-                    for name, data in members(inside(self.path, path))}
+            return {name.removesuffix(".npy"): _array(data) for name, data in members(inside(self.path, path))}
         except FileNotFoundError:
             raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
         except Exception as error:  # zip files, their packers and headers of arrays fail in more ways than are listed
@@ -385,8 +386,9 @@ class Record:
                 found = parse_json(line)
                 assert type(found["step"]) is int
                 assert not [value for value in found.values() if type(value) is int and abs(value) >= 2**63]
-            except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
-                raise CreditscopeError(f"{path}, line {number}: not a step; the file was damaged. {cut}") from None
+            except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+                why = f" ({error})" if isinstance(error, Repeated) else ""
+                raise CreditscopeError(f"{path}, line {number}: not a step{why}; the file was damaged. {cut}") from None
             if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a sum under a flipped name
                 raise CreditscopeError(f"{path}, line {number} is not what was written: it does not match its crc32. "
                                        f"{_EDITED}; otherwise the file was damaged. {cut}")
@@ -451,6 +453,14 @@ def _sum(file: Path) -> str:
 
 def _crc(data: bytes) -> str:
     return f"{zlib.crc32(data):08x}"
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    """An array from its bytes. Texts of no letters take no room: there may be any number of them."""
+    found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    if found.size > len(data):
+        raise ValueError(f"{found.size:,} entries in {len(data):,} bytes")
+    return found
 
 
 def _refuse_links(path: Path) -> None:

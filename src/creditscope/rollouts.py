@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,26 @@ from creditscope.errors import CreditscopeError
 TOKEN_FIELDS = ("tokens", "mask", "logp", "ref_logp", "entropy", "collision", "step")  # (B, T)
 STEP_FIELDS = ("step_reward", "step_state")  # (B, S)
 TEXT_FIELDS = ("prompt", "text", "pieces")  # lists of length B, or empty when unknown
+ROUNDING = 1e-3
+"""How far a log-prob may be above 0: a margin for rounding. float32 numbers near 100 are 8e-6 apart."""
+
+
+class Range(NamedTuple):
+    """low < x < high, and what to do with a number that is outside."""
+
+    low: float
+    high: float
+    says: str
+
+
+_LOG_PROB = Range(-math.inf, ROUNDING, f"a log-probability is at most 0 (up to {ROUNDING:g} is taken for rounding); "
+                                       f"give log π, with its minus sign, not π and not −log π")
+RANGES = {
+    "logp": _LOG_PROB,
+    "ref_logp": _LOG_PROB,
+    "entropy": Range(-ROUNDING, math.inf, "an entropy is at least 0; give −Σ π log π, in nats"),
+    "collision": Range(-ROUNDING, 1 + ROUNDING, "Σ π² lies between 0 and 1; give the sum of squared probabilities"),
+}
 _PAD = {"step": -1, "step_state": -1}  # everything else pads with 0
 
 
@@ -123,15 +144,17 @@ class Rollouts:
         tail = column >= self.extents[:, None]
         if bool((self.tokens[tail] != 0).any()):
             object.__setattr__(self, "tokens", self.tokens.masked_fill(tail, 0))
+        _refuse_rows("tokens", (self.tokens < 0) & self.mask, self.tokens, rule="ids, counted from 0")
         _refuse_rows("reward", ~torch.isfinite(self.reward), self.reward)
-        for name in ("logp", "ref_logp", "entropy", "collision"):
+        for name, (low, high, says) in RANGES.items():
             value = getattr(self, name)
             if value is None:
                 continue
-            finite = torch.isfinite(value)
-            if bool(finite.all()):
+            right = (value > low) & (value < high)  # False for NaN
+            if bool(right.all()):
                 continue
-            _refuse_rows(name, ~finite & self.mask, value)
+            _refuse_rows(name, ~torch.isfinite(value) & self.mask, value)
+            _refuse_rows(name, ~right & self.mask, value, rule=f"possible ({says})")
             # What stands on padding means nothing, but 0 · NaN would still reach every sum: blank it.
             object.__setattr__(self, name, value.masked_fill(~self.mask, 0.0))
         if self.step_reward is not None:

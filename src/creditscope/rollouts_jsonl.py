@@ -22,7 +22,7 @@ import torch
 
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.jsonlines import MAX_LINE, numbered_lines, parse_json
-from creditscope.rollouts import Rollouts
+from creditscope.rollouts import RANGES, Range, Rollouts
 
 _INT64 = range(-(2**63), 2**63)
 _PER_TOKEN = {"logp": float, "mask": bool, "ref_logp": float, "entropy": float, "collision": float, "step": int,
@@ -195,6 +195,9 @@ def check_fields(row: Row, bad: Bad) -> Row:
                 raise bad(f"{name!r} has one entry a token, but there are no 'tokens'")
             if len(row[name]) != len(row["tokens"]):
                 raise bad(f"{name!r} has {len(row[name])} entries for {len(row['tokens'])} tokens")
+    for name, bounds in RANGES.items():
+        if name in row:
+            _check_range(name, row[name], bounds, row.get("mask"), bad)
     for name, kind in _PER_STEP.items():
         if name in row:
             row[name] = check_list(name, row[name], kind, bad)
@@ -222,6 +225,15 @@ def _all_plain(value: list[Any], kind: type) -> bool:
     if kind is int:
         return min(value) in _INT64 and max(value) in _INT64
     return kind is not float or all(map(math.isfinite, value))
+
+
+def _check_range(name: str, values: list[float], bounds: Range, mask: list[bool] | None, bad: Bad) -> None:
+    """Refuse what cannot be, on a token that the policy chose; what others wrote may have any number."""
+    if not values or (min(values) > bounds.low and max(values) < bounds.high):
+        return
+    for i, value in enumerate(values):
+        if not bounds.low < value < bounds.high and (mask is None or mask[i]):
+            raise bad(f"{name}[{i}] is {value}, and {bounds.says}")
 
 
 def check_scalar(name: str, value: Any, kind: type, bad: Bad) -> Any:

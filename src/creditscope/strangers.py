@@ -23,10 +23,19 @@ SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)"
 """User and password in an address, a key in its query, and keys that can be told by how they begin."""
 
 
+def resolved(path: Path) -> Path:
+    """Where a path leads, links followed; a link may lead to itself."""
+    try:
+        return path.resolve()
+    except (RuntimeError, OSError):
+        raise CreditscopeError(f"{path} is a link that leads to itself; put the file or the folder itself there") \
+            from None
+
+
 def inside(root: Path, path: Path) -> Path:
     """The path, unless a link takes it out of the folder `root`: who reads, writes or deletes there would do it
     elsewhere."""
-    if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+    if path.is_symlink() and not resolved(path).is_relative_to(resolved(root)):
         raise CreditscopeError(f"{path} is a link out of {root}, and is not followed; put the file itself there")
     return path
 

@@ -118,3 +118,51 @@ main()
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "creditscope: interrupted\n")
+
+
+@pytest.mark.parametrize(("verb", "number"), [("scope", signal.SIGTERM), ("scope", signal.SIGINT),
+                                              ("train", signal.SIGTERM)])
+def test_the_first_signal_ends_a_verb_that_waits_for_a_pipe(verb: str, number: signal.Signals, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    args = {"scope": ["scope", str(pipe)],
+            "train": ["train", "--task", f"gsm8k:{pipe}", "--out", str(tmp_path / "run")]}[verb]
+    child = subprocess.Popen([sys.executable, "-m", "creditscope", *args], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
+    end = connect(child, pipe)
+    child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    os.close(end)
+    assert (child.returncode, said) == (130, "creditscope: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_the_first_signal_ends_a_verb_between_two_lines_of_a_pipe_with_what_it_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    child = subprocess.Popen([sys.executable, "-m", "creditscope", "scope", str(pipe), "--rows", "2"], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with pipe.open("w") as out:
+        for reward in (1, 0) * 3:
+            out.write(json.dumps({"prompt": "p", "response": "r", "reward": reward, "step": 1}) + "\n")
+        out.write('{"prompt": "p", "response": "r", "reward": 1, "step": 2}\n')  # the first step is whole
+        out.flush()
+        time.sleep(2)
+        child.send_signal(signal.SIGTERM)
+        told, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (130, "")
+    assert "rollouts                   6\n" in told
+
+
+def connect(child: subprocess.Popen[str], pipe: Path) -> int:
+    """The writing end, once the child has opened the other: it gets nothing, and waits."""
+    start = time.monotonic()
+    while time.monotonic() - start < 60 and child.poll() is None:
+        try:
+            end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads yet
+            time.sleep(0.1)
+            continue
+        time.sleep(0.5)
+        return end
+    raise AssertionError(child.communicate())

@@ -477,7 +477,7 @@ def test_tensors_are_accepted() -> None:
     (lambda: summary(np.eye(2), right=[0.5, 1.0]), "binary rewards.*values 0.5, 1.0.*leave it out"),
     (lambda: concentration([1.0, -2.0]), "item 1 is -2.0"),
     (lambda: optimal_baseline([1.0, -2.0], [0.0, 1.0]), "row 1 has -2.0"),
-    (lambda: permutation_null(np.eye(2), [1.0, 1.0], draws=0), "one draw or more, got 0"),
+    (lambda: permutation_null(np.eye(2), [1.0, 1.0], draws=0), "draws must be a whole number of at least 1, got 0"),
     (lambda: permutation_null(np.eye(2), [1.0, 1.0], draws=3)["top1"].interval(95), "0 < level < 1, got 95"),
 ])
 def test_what_cannot_be_read_is_refused_in_words(call: Any, message: str) -> None:

@@ -200,7 +200,7 @@ def test_a_layer_with_no_gradient_is_absent_from_a_pattern_and_an_error_by_name(
     (lambda: layer_spectrum(torch.ones(3)), r"one gradient matrix \(d_out, d_in\), got shape \(3,\)"),
     (lambda: layer_spectrum(torch.zeros(3, 4)), r"gradient \(3, 4\) is 0"),
     (lambda: layer_spectrum(torch.full((2, 2), float("nan"))), "must be finite: 4 of 4"),
-    (lambda: layer_spectrum(torch.ones(2, 2), k=0), "k ≥ 1 values, got 0"),
+    (lambda: layer_spectrum(torch.ones(2, 2), k=0), "k must be a whole number of at least 1, got 0"),
     (lambda: model_spectra(small_model(), "q_proj"), "nothing to read for 'q_proj': no parameter matches"),
     (lambda: model_spectra(small_model(), ["q_proj"]), "no parameter 'q_proj'"),
 ])

@@ -510,7 +510,7 @@ def test_wrong_input_is_refused_with_what_was_given() -> None:
     sketcher = Sketcher(k=4)
     sketcher.vector("w", torch.ones(2, 5))
     calls: list[tuple[Callable[[], object], str]] = [
-        (lambda: Sketcher(k=1), "k ≥ 2, got 1"),
+        (lambda: Sketcher(k=1), "at least 2, got 1"),
         (lambda: sketcher.vector("w", torch.ones(2, 6)), "'w' had size 5 on its out side and now has 6"),
         (lambda: sketcher.vector("x", torch.ones(2, 3, 4)), r"needs \(N, d\), got \(2, 3, 4\)"),
         (lambda: sketcher.matrix("x", torch.ones(2, 3, 4), torch.ones(2, 4, 4)), r"got \(2, 3, 4\) and \(2, 4, 4\)"),

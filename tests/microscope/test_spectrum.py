@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditscope import CreditscopeError, spectrum
+from creditscope.microscope.geometry import centred_rank, conflict
 from creditscope.microscope.spectrum import orthogonal_null
 
 
@@ -88,14 +89,32 @@ def test_a_coarser_gram_has_a_higher_floor() -> None:
     ([[1.0, float("nan")], [0.0, 1.0]], r"entry \(0, 1\) is nan"),
     ([[1.0, 0.5], [0.0, 1.0]], "differs from its transpose"),
     ([[1.0, 2.0], [2.0, 1.0]], "no negative eigenvalue; this one has -1"),
+    (torch.eye(2, dtype=torch.complex64), "must hold real numbers, got complex64 from Tensor"),
+    (torch.eye(2, dtype=torch.bfloat16), r"got Tensor: .*BFloat16; convert it with \.detach\(\)\.cpu\(\)\.double"),
+    ([["a", "b"]], "must hold real numbers, got <U1 from list"),
+    ([[1.0], [1.0, 2.0]], "array of real numbers or a CPU tensor"),
+    (None, "must hold real numbers, got object from NoneType"),
 ])
 def test_what_is_no_gram_matrix_is_refused(gram: object, message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):
         spectrum(gram)
 
 
+@pytest.mark.parametrize("eps", [float("nan"), float("inf"), -1.0, "x", None, 1j, True])
+def test_a_precision_that_is_no_finite_number_of_at_least_0_is_refused(eps: object) -> None:
+    for read in (lambda: spectrum(np.eye(3), eps), lambda: conflict(np.eye(3), eps),
+                 lambda: centred_rank(np.eye(3), [1.0, 2.0, 3.0], eps)):
+        with pytest.raises(CreditscopeError, match="eps is the relative precision of the Gram's entries, a finite"):
+            read()
+
+
+def test_a_gram_that_carries_a_gradient_is_read_as_its_values() -> None:
+    assert spectrum(torch.eye(3, requires_grad=True)).effective_rank == pytest.approx(3.0)
+
+
 def test_shares_and_cuts_outside_their_range_are_refused() -> None:
     s = spectrum(np.eye(3))
-    for call in (lambda: s.energy_rank(0.0), lambda: s.truncated(4), lambda: orthogonal_null(0, 8)):
+    for call in (lambda: s.energy_rank(0.0), lambda: s.truncated(4), lambda: s.truncated(1.5),
+                 lambda: s.energy_rank("x"), lambda: orthogonal_null(0, 8)):
         with pytest.raises(CreditscopeError):
             call()

@@ -10,6 +10,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from creditscope.cli import main
 from creditscope.errors import CreditscopeError
 from creditscope.lab.policy import TINY, load_policy
+from creditscope.lab.scoring import encode_exactly
 from creditscope.lab.untrusted import check_gguf
 
 ATTENTION = "model.layers.0.self_attn.q_proj.weight"
@@ -219,3 +222,47 @@ def test_a_gguf_file_with_bytes_changed_is_refused_in_words_or_read_without_grow
         with contextlib.suppress(Exception):  # whatever it says, it says it soon: load_policy puts it in words
             assert sum(len(field.parts) for field in gguf.GGUFReader(spoilt).fields.values()) < len(whole)
     assert 0 < passed < TRIES
+
+
+def words(folder: Path, **settings: Any) -> None:
+    """The tokenizer with other parts."""
+    change(folder / "tokenizer.json", **settings)
+
+
+SPLIT = {"type": "Split", "pattern": {"Regex": "^(([0-9 +=?a-zA-Z.,])+.)+[A-Z]([0-9a-z])+$x"}, "behavior": "Isolated",
+         "invert": False}
+LONG = "x" * 40 + " 46"
+"""A text on which that pattern tries more ways than its library allows."""
+BROKEN_WORDS: dict[str, tuple[dict[str, Any], str]] = {
+    "no word": ({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "[UNK]"}, "added_tokens": []},
+                r"Exception: WordLevel error: Missing \[UNK\]"),
+    "a pattern that never ends": ({"pre_tokenizer": SPLIT}, "PanicException: Onig: Regex search error"),
+    "a part that is missing": ({"post_processor": {
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "NONE", "type_id": 0}}], "pair": [],
+        "special_tokens": {}}}, "PanicException"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_WORDS)
+def test_a_tokenizer_that_fails_or_panics_is_told_with_its_model(name: str, folder: Path) -> None:
+    settings, said = BROKEN_WORDS[name]
+    words(folder, **settings)
+    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    policy = load_policy(str(folder), device="cpu")
+    for read in (policy.encode, policy.tokenize, partial(encode_exactly, policy, what="it")):
+        with pytest.raises(CreditscopeError, match=f"the tokenizer of .* failed .*{said}") as found:
+            read(LONG)
+        assert "take the tokenizer.json that belongs to the model" in str(found.value)
+        if name == "a part that is missing":
+            break  # texts without special tokens pass
+
+
+def test_a_tokenizer_that_panics_ends_a_verb_with_exit_code_2(folder: Path, tmp_path: Path,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    words(folder, **BROKEN_WORDS["a pattern that never ends"][0])
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text((json.dumps({"prompt": LONG, "response": "r", "reward": 1}) + "\n") * 2)
+    with pytest.raises(SystemExit) as stop:
+        main(["scope", str(rows), "--model", str(folder)])
+    assert stop.value.code == 2
+    assert "failed (PanicException: Onig: Regex search error" in capsys.readouterr().err

@@ -317,3 +317,23 @@ def test_files_of_a_record_can_be_read_by_others_as_the_umask_says_and_written_b
     finally:
         os.umask(before)
     assert all(not file.stat().st_mode & 0o022 for file in (tmp_path / "run").rglob("*"))
+
+
+@pytest.mark.parametrize("verb", [["report"], ["check"], ["prefix"], ["optimizer"], ["doctor"], ["scope"],
+                                  ["train", "--resume", "--out"], ["scope", "ROWS", "--out"]])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_link_that_leads_to_itself_is_refused_in_words(verb: list[str], whole: bool, tmp_path: Path,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "loop"
+    if whole:
+        path.symlink_to(path)
+    else:
+        path.mkdir()
+        for name in ("run.json", "steps.jsonl", "groups"):
+            (path / name).symlink_to(path / name)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "p", "response": "r", "reward": 1}\n' * 2)
+    with pytest.raises(SystemExit) as stop:
+        main([str(rows) if word == "ROWS" else word for word in verb] + [str(path)])
+    said = capsys.readouterr().err
+    assert (stop.value.code, said.count("\n"), said[:13]) == (2, 1, "creditscope: ")

@@ -223,6 +223,7 @@ def test_bad_options_are_refused_before_the_run(file: Path, options: dict[str, o
 
 @pytest.mark.parametrize(("line", "says"), [
     ("{", "line 2 is not JSON"), ("[]", "line 2 must be an object"),
+    ('{"prompt": "p", "answer": "1", "answer": "2"}', "line 2 is not JSON: 'answer' stands twice"),
     ('{"answer": "1"}', "line 2 needs a text 'prompt'"),
     ('{"prompt": ""}', "'prompt'"), ('{"prompt": "p", "answer": []}', "'answer'")])
 def test_a_bad_row_is_named_by_file_and_line(file: Path, line: str, says: str) -> None:

@@ -18,6 +18,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from creditscope.arrays import READING, ROLLOUTS, fitting
 from creditscope.claims.turns import bias_by_turn
 from creditscope.columns import Steps
 from creditscope.compare import is_finished
@@ -185,13 +187,31 @@ def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
     groups, readings, layers = _readings(record)
     turns: dict[str, list[float | None]] = {}
     for step in record.groups():
-        for found in bias_by_turn(record.group(step)):
+        for found in _turns(record, step):
             for name, value in ({"step": float(step)} | found).items():
                 turns.setdefault(name, []).append(value)
     steps = record.columns() if steps is None else steps
     return Evidence(name=record.path.name, config=_without_paths(record.config), versions=_plain(record.run),
                     finished=is_finished(steps), groups=groups, readings=readings, layers=layers, turns=turns,
                     steps=steps.numeric(lambda name: name == "step" or name.startswith(KEPT)))
+
+
+def _turns(record: Record, step: int) -> list[dict[str, float | None]]:
+    """The bias of each turn of the rollouts that were kept of a step."""
+    arrays = record.group(step)
+    with damaged(record, "groups", step):
+        return bias_by_turn(fitting(arrays, {name: ROLLOUTS[name] for name in ("step_state", "step_reward", "group")}))
+
+
+@contextmanager
+def damaged(record: Record, shelf: str, step: int) -> Iterator[None]:
+    """Say of which file it is that nothing can be made."""
+    try:
+        yield
+    except (KeyError, IndexError, ValueError, TypeError, ArithmeticError) as error:
+        what = f"{error}" if isinstance(error, CreditscopeError) else f"{type(error).__name__}: {error}"
+        raise CreditscopeError(f"{record.path / shelf / f'{step:06d}.npz'} is damaged ({what}); delete the file to "
+                               f"leave it out") from None
 
 
 Columns = dict[str, list[float | None]]
@@ -244,11 +264,8 @@ def _look(record: Record, step: int) -> Look:
         return known[seen]
     arrays = record.reading(step)
     layers: dict[str, dict[str, list[float]]] = {}
-    try:
-        groups = list(_groups_of(arrays, layers))
-    except (KeyError, IndexError, ValueError, TypeError) as error:
-        raise CreditscopeError(f"the reading of step {step} in {record.path} is damaged "
-                               f"({type(error).__name__}: {error}); delete the file to leave it out") from None
+    with damaged(record, "scope", step):
+        groups = list(_groups_of(fitting(arrays, READING, ("group", "reward", "gram", "eps")), layers))
     dead = [largest for row, largest in groups if row is None]
     look = Look([row for row, _ in groups if row is not None], len(dead), max(dead, default=0.0), layers)
     if known is not None and len(known) < LOOKS:

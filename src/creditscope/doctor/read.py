@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import shlex
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +22,8 @@ from typing import Any
 
 from creditscope.doctor.log import Log, Row, Settings
 from creditscope.doctor.trainers import KNOWN, OURS, SIGNS, TRAINERS, who_wrote
-from creditscope.errors import CreditscopeError
-from creditscope.jsonlines import parse_json
+from creditscope.errors import CreditscopeError, command_line
+from creditscope.jsonlines import Repeated, parse_json
 from creditscope.record import Record
 
 MAX_LINE = 2**20
@@ -106,8 +105,8 @@ def _file_of(path: Path) -> Path:
         names = ", ".join(f"{each.relative_to(path)}" for each in found[:NAMED])
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
         what = ("run" if runs else "log") + ("s" if len(found) > 1 else "")
-        raise CreditscopeError(f"{path} holds {len(found)} {what}: {names}{more}; name one, as in creditscope doctor "
-                               f"{shlex.quote(f'{found[0]}')}")
+        raise CreditscopeError(f"{path} holds {len(found)} {what}: {names}{more}; name one, as in "
+                               f"{command_line('doctor', found[0])}")
     raise CreditscopeError(f"{path} holds neither a run nor a log; {SHAPES}")
 
 
@@ -210,7 +209,10 @@ def _lines(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]
     """The lines of a log that are rows, whichever trainer printed them; all other lines are somebody's talk."""
     for number, line in _bounded(file, notes):
         for shape in (_json_line, _verl_line, _trl_line):
-            entry = shape(line)
+            try:
+                entry = shape(line)
+            except Repeated as error:
+                raise CreditscopeError(f"{file}, line {number}: {error}") from None
             if entry:
                 yield number, entry
                 break
@@ -222,6 +224,8 @@ def _json_line(line: str) -> dict[str, Any]:
         return {}
     try:
         entry = parse_json(line)
+    except Repeated:
+        raise
     except ValueError:
         return {}
     inner = entry.get("data")

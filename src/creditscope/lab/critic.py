@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.lab.policy import Policy, model_inputs
+from creditscope.memory import enough_memory
 from creditscope.rollouts import Rollouts
 
 KINDS = {
@@ -71,6 +72,7 @@ class Critic:
         out[rollouts.mask] = flat
         return out
 
+    @enough_memory("fitting the critic", "raise --accumulate, or lower --prompts, --group or --max-tokens")
     def fit(self, prompts: Sequence[Sequence[int]], rollouts: Rollouts, parts: int = 1) -> dict[str, float]:
         """`epochs` steps on the whole batch; returns how well V foretold its returns before the first of them.
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.lab.untrusted import check_folder, check_gguf
+from creditscope.lab.untrusted import check_folder, check_gguf, tokenizing
+from creditscope.memory import enough_memory, is_short
 from creditscope.record import SUMS, verify
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
@@ -58,11 +59,17 @@ class Policy:
             except Exception as error:  # a template is a small program, run in jinja's sandbox: it may fail in any way
                 raise CreditscopeError(f"the chat template of {self.name!r} failed: {type(error).__name__}: {error}; "
                                        f"use --chat off") from error
-        return list(self.tokenizer(prompt, add_special_tokens=not self.chat)["input_ids"])
+        return self.tokenize(prompt, special=not self.chat)
+
+    def tokenize(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of a text; `special` adds what the tokenizer puts around a text of its own accord."""
+        with tokenizing(self.name):
+            return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a completion, without its end token."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        with tokenizing(self.name):
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text that each token adds: joined, they are `decode(ids)`.
@@ -113,6 +120,7 @@ class _Base(Policy):
             yield
 
 
+@enough_memory("loading the model", "choose a smaller one, or --dtype bfloat16 with --lora 16")
 def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora: int = 0, chat: str = "auto",
                 seed: int = 0) -> Policy:
     """The policy behind a name: `tiny`, a folder, a .gguf file, or a model on the hub.
@@ -176,7 +184,11 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> t
     def attempt(what: str, job: Any, options: dict[str, Any]) -> Any:
         try:
             return job.from_pretrained(where, **extra, **options)
-        except Exception as error:  # a folder may come from anybody, and its faults are of every kind
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a folder may come from anybody; faults of every kind, panics of Rust too
+            if is_short(error):
+                raise
             said = " ".join(str(error).split())[:300] or type(error).__name__
             raise CreditscopeError(f"cannot load the {what} of {name!r}: {said}") from error
 

@@ -14,6 +14,7 @@ from creditscope.errors import CreditscopeError
 from creditscope.groups import Groups
 from creditscope.lab.policy import Policy
 from creditscope.lab.sampling import sample
+from creditscope.memory import enough_memory
 from creditscope.rollouts import Rollouts
 from creditscope.tasks import Problem, Step, Task, Verdict
 
@@ -42,6 +43,7 @@ class Batch:
         return Groups(self.rollouts.group).unanimous(self.rollouts.reward)
 
 
+@enough_memory("sampling answers", "lower --prompts, --group or --max-tokens")
 def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int, *, max_tokens: int,
              temperature: float, top_p: float, generator: torch.Generator) -> Batch:
     """R answers to each problem, judged."""

@@ -61,7 +61,7 @@ def score_tokens(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tenso
 
 def encode_exactly(policy: Policy, text: str, what: str) -> list[int]:
     """Token ids of a completion that decode to the text, character by character."""
-    ids = list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = policy.tokenize(text)
     if policy.decode(ids) != text:
         raise CreditscopeError(f"{what}: the tokenizer of {policy.name!r} does not give the text back: "
                                f"{policy.decode(ids)[:80]!r} for {text[:80]!r}; leave it out, or take another model")

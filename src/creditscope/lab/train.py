@@ -36,6 +36,7 @@ from creditscope.lab.lens import Lens
 from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, replace_dead, roll_out
 from creditscope.lab.tools import LabTools, check_first, task_gives
+from creditscope.memory import enough_memory
 from creditscope.method import Method
 from creditscope.microscope.gram import squared_norms
 from creditscope.objective import effective_credit, surrogate
@@ -48,6 +49,8 @@ from creditscope.tasks import Problem, Task, find_task
 from creditscope.weights import alpha, kept
 
 Metrics = dict[str, Any]
+LESS = "raise --accumulate, or lower --prompts, --group or --max-tokens; --scope light or off takes less too"
+"""What to do where a pass does not fit."""
 VANISHING = 1e-15
 """Norms below it are taken again with care: squares of a nearly certain policy's gradient are 0 in float32."""
 
@@ -255,6 +258,7 @@ class Sight:
     pulled: Tensor
 
 
+@enough_memory("passing the batch through the model", LESS)
 def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part: Rollouts,
               prompts: Sequence[Sequence[int]], credit: Tensor, rows: Tensor, lens: Lens | None = None,
               probe: Probe | None = None) -> list[Update]:

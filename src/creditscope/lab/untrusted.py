@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,19 @@ def _settings(found: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(found, list):
         for value in found:
             yield from _settings(value)
+
+
+@contextmanager
+def tokenizing(name: str) -> Iterator[None]:
+    """Say whose tokenizer failed. The library is written in Rust, and its panics are no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TypeError):
+        raise  # a TypeError is the text's fault: half a character
+    except BaseException as error:
+        said = " ".join(str(error).split())[:300]
+        raise CreditscopeError(f"the tokenizer of {name!r} failed ({type(error).__name__}: {said}); take the "
+                               f"tokenizer.json that belongs to the model") from None
 
 
 def _tensors(file: Path) -> int:

@@ -33,6 +33,8 @@ from creditscope.lab.evaluate import evaluate
 from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.scoring import encode_exactly
 from creditscope.lab.train import make_optimizer
+from creditscope.lab.untrusted import tokenizing
+from creditscope.memory import enough_memory
 from creditscope.tasks import Problem, Task, find_task
 
 RISE = 0.05
@@ -129,7 +131,8 @@ def learn_words(policy: Policy, texts: Sequence[str], seed: int) -> list[str]:
     tokenizer = policy.tokenizer
     if tokenizer.unk_token_id is None or not tokenizer.is_fast:
         return []
-    found = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+    with tokenizing(policy.name):
+        found = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
     new = sorted({text[a:b].strip() for text, ids, spans in zip(texts, found["input_ids"], found["offset_mapping"],
                                                                 strict=True)
                   for i, (a, b) in zip(ids, spans, strict=True) if i == tokenizer.unk_token_id} - {""})
@@ -181,6 +184,7 @@ def deal_out(examples: Sequence[Example], size: int, steps: int, seed: int) -> I
         yield from batches
 
 
+@enough_memory("passing the examples through the model", "lower --batch or --max-tokens")
 def descend(policy: Policy, optimizer: torch.optim.Optimizer, batch: Sequence[Example], config: Config) -> float:
     """One step of the optimiser on a batch; the loss before it."""
     optimizer.zero_grad(set_to_none=True)

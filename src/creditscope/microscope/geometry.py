@@ -16,7 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.spectrum import Spectrum, orthogonal_null, spectrum, square, unitless
+from creditscope.microscope.spectrum import (
+    Spectrum,
+    as_array,
+    at_least,
+    orthogonal_null,
+    precision,
+    reals,
+    spectrum,
+    square,
+    unitless,
+)
 
 Array = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -123,7 +133,7 @@ def conflict(gram: Any, eps: float = EPS) -> float | None:
     >>> conflict([[1.0, -0.5, 0.2], [-0.5, 1.0, 0.0], [0.2, 0.0, 1.0]])
     0.3333333333333333
     """
-    k = _square(gram)
+    k, eps = _square(gram), precision(eps)
     norm = np.sqrt(np.clip(np.diag(k), 0.0, None))
     rows = np.flatnonzero(norm > 0)
     if len(rows) < 2:
@@ -317,9 +327,8 @@ def permutation_null(scores_gram: Any, credit: Any, group: Any = None, draws: in
     s = _square(scores_gram)
     c = _vector(credit, "credit", len(s))
     groups = [rows for _, rows in _rows(_groups(group, len(s)))]
-    if draws < 1:
-        raise CreditscopeError(f"permutation_null needs one draw or more, got {draws}; 200 give a 95 % interval")
-    random = np.random.default_rng(seed)
+    at_least(1, draws, "permutation_null: draws")
+    random = np.random.default_rng(at_least(0, seed, "permutation_null: seed"))
     observed = _readings(weighted(s, c), eps)
     if not observed:
         raise CreditscopeError("every row c_i ψ_i is 0 (every group may be unanimous), so there is nothing to shuffle")
@@ -429,7 +438,7 @@ def centred_rank(gram: Any, credit: Any, eps: float = EPS, scores: Any = None) -
 
     None where a score is lost (A = 0 and no scores), or where centring leaves nothing but rounding.
     """
-    c = _vector(credit, "credit")
+    c, eps = _vector(credit, "credit"), precision(eps)
     if scores is None:
         if not live(c).all():
             return None
@@ -449,7 +458,7 @@ def _square(gram: Any) -> Array:
 
 
 def _vector(values: Any, name: str, rows: int | None = None) -> Array:
-    x = np.asarray(values, dtype=np.float64)
+    x = reals(values, name)
     if x.ndim != 1 or len(x) == 0 or (rows is not None and len(x) != rows):
         wanted = "(N,)" if rows is None else f"(N,) = ({rows},), one value a row of the Gram"
         raise CreditscopeError(f"{name} must be {wanted}, got shape {x.shape}")
@@ -462,7 +471,7 @@ def _vector(values: Any, name: str, rows: int | None = None) -> Array:
 def _groups(group: Any, rows: int) -> NDArray[np.int64]:
     if group is None:
         return np.zeros(rows, dtype=np.int64)
-    ids = np.asarray(group)
+    ids = as_array(group, "group")
     if ids.shape != (rows,) or not np.issubdtype(ids.dtype, np.integer):
         raise CreditscopeError(f"group must be (N,) = ({rows},) integers, one id a row of the Gram, got shape "
                                f"{ids.shape} of {ids.dtype}")
@@ -470,10 +479,10 @@ def _groups(group: Any, rows: int) -> NDArray[np.int64]:
 
 
 def _verdicts(right: Any, rows: int) -> NDArray[np.bool_]:
-    x = np.asarray(right)
-    if x.shape != (rows,) or not np.isin(x, (0, 1)).all():
+    x = as_array(right, "right")
+    if x.shape != (rows,) or x.dtype.kind not in "biuf" or not np.isin(x, (0, 1)).all():
         raise CreditscopeError(f"right must be (N,) = ({rows},) of True and False (binary rewards), got shape "
-                               f"{x.shape} with values {_few(np.unique(x))}; leave it out when rewards are graded")
+                               f"{x.shape} with values {_few(x.reshape(-1))}; leave it out when rewards are graded")
     return x.astype(bool)
 
 

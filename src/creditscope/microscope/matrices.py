@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.spectrum import Spectrum
+from creditscope.microscope.spectrum import Spectrum, at_least
 
 # Float64 copies are made of so many entries at a time (32 MB), never of a whole vocabulary-sized gradient.
 CHUNK = 1 << 22
@@ -187,11 +187,13 @@ def _rows(a: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _check(grad: Tensor, k: int) -> None:
+    if not isinstance(grad, Tensor) or not grad.is_floating_point():
+        raise CreditscopeError(f"layer_spectrum needs a gradient, a real tensor, got "
+                               f"{grad.dtype if isinstance(grad, Tensor) else type(grad).__name__}")
     if grad.dim() != 2 or 0 in grad.shape:
         raise CreditscopeError(f"layer_spectrum needs one gradient matrix (d_out, d_in), got shape "
                                f"{tuple(grad.shape)}; a vector has no spectrum, and of a stack each matrix has its own")
-    if k < 1:
-        raise CreditscopeError(f"layer_spectrum needs k ≥ 1 values, got {k}")
+    at_least(1, k, "layer_spectrum: k")
     if not bool(torch.isfinite(grad).all()):
         raise CreditscopeError(f"the gradient must be finite: {int((~torch.isfinite(grad)).sum())} of {grad.numel()} "
                                f"entries are not")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.spectrum import Spectrum, spectrum
+from creditscope.microscope.spectrum import Spectrum, at_least, spectrum
 
 VECTOR_CHUNK = 4096  # entries of a 1-D parameter at a time: (N, 4096, k) is the largest thing it makes
 
@@ -63,10 +63,7 @@ class Sketcher:
     """
 
     def __init__(self, k: int = 16, seed: int = 0) -> None:
-        if k < 2:
-            raise CreditscopeError(f"a sketch needs k ≥ 2, got {k}: with one row its error cannot be measured. The "
-                                   f"default is 16")
-        self.k = k
+        self.k = at_least(2, k, "k of a sketch (16 by default; with one row its error cannot be measured)")
         self.seed = seed
         self._projections: dict[tuple[str, str, torch.device, torch.dtype], Tensor] = {}
 

@@ -6,8 +6,9 @@ each has its own name and none is called just "rank". numpy only: reading a reco
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +57,14 @@ class Spectrum:
 
     def energy_rank(self, q: float) -> int:
         """The fewest directions that hold the share q of the energy Σσ²."""
-        if not 0 < q <= 1:
+        if not isinstance(q, SupportsFloat) or not 0 < q <= 1:
             raise CreditscopeError(f"energy_rank needs a share 0 < q ≤ 1, got {q}; for example 0.9")
         share = np.cumsum(self._unitless**2) / self._energy
         return int(np.searchsorted(share, q - 1e-12) + 1)
 
     def truncated(self, k: int) -> Spectrum:
         """The spectrum that a truncated SVD of k values would report. Its ranks cannot exceed k, whatever the data."""
-        if not 1 <= k <= len(self.values):
+        if at_least(1, k, "truncated: k") > len(self.values):
             raise CreditscopeError(f"truncated needs 1 ≤ k ≤ {len(self.values)}, got {k}")
         return Spectrum(self.values[:k], self.floor)
 
@@ -86,7 +87,7 @@ def spectrum(gram: Any, eps: float = float(np.finfo(np.float64).eps)) -> Spectru
     >>> round(spectrum([[1.0, 0.0], [0.0, 1.0]]).effective_rank, 6)
     2.0
     """
-    k = square(gram, "spectrum")
+    k, eps = square(gram, "spectrum"), precision(eps)
     scale = float(np.abs(k).max())
     if scale == 0:
         raise CreditscopeError("the Gram matrix is 0: no rollout has a gradient (every group may be unanimous), "
@@ -114,13 +115,50 @@ def unitless(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def square(gram: Any, reader: str) -> NDArray[np.float64]:
     """A Gram matrix as it came in, checked: (N, N) and finite."""
-    k = np.asarray(gram, dtype=np.float64)
+    k = reals(gram, "a Gram matrix")
     if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape[0] == 0:
         raise CreditscopeError(f"{reader} needs a square Gram matrix (N, N), got shape {k.shape}")
     if not np.isfinite(k).all():
         i, j = np.argwhere(~np.isfinite(k))[0]
         raise CreditscopeError(f"the Gram matrix must be finite: entry ({i}, {j}) is {k[i, j]}")
     return k
+
+
+def reals(values: Any, what: str) -> NDArray[np.float64]:
+    """An array, a list or a tensor on the CPU as float64. Complex numbers and text are refused.
+
+    >>> reals([[1, 2]], "a row").tolist()
+    [[1.0, 2.0]]
+    """
+    found = as_array(values, what)
+    if found.dtype.kind not in "biuf":
+        raise CreditscopeError(f"{what} must hold real numbers, got {found.dtype} from {type(values).__name__}; a "
+                               f"complex array has a .real part")
+    return found.astype(np.float64)
+
+
+def as_array(values: Any, what: str) -> NDArray[Any]:
+    """An array, a list or a tensor on the CPU as an array of whatever kind; no torch is loaded for it."""
+    try:
+        return np.asarray(values.detach() if hasattr(values, "detach") else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CreditscopeError(f"{what} must be an array of real numbers or a CPU tensor in float32 or float64, got "
+                               f"{type(values).__name__}: {error}; convert it with .detach().cpu().double()") from None
+
+
+def precision(eps: Any) -> float:
+    """A relative precision: a finite number that is not negative."""
+    if isinstance(eps, bool) or not isinstance(eps, SupportsFloat) or not 0 <= float(eps) < np.inf:
+        raise CreditscopeError(f"eps is the relative precision of the Gram's entries, a finite number of at least 0, "
+                               f"got {eps!r}; take scope.eps, or 1e-6 for float32")
+    return float(eps)
+
+
+def at_least(least: int, value: Any, what: str) -> int:
+    """A whole number that is not below `least`."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+        raise CreditscopeError(f"{what} must be a whole number of at least {least}, got {value!r}")
+    return operator.index(value)
 
 
 def orthogonal_null(right: int, rollouts: int) -> float:

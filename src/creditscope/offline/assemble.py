@@ -136,7 +136,7 @@ def _templated(policy: Policy, sample: Sample) -> list[int]:
 
 
 def _plain(policy: Policy, text: str) -> list[int]:
-    return list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return policy.tokenize(text)
 
 
 def _encoded(sample: Sample, encode: Callable[[str], list[int]], text: str) -> list[int]:

@@ -32,6 +32,7 @@ from creditscope.lab.lens import Lens
 from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.scoring import LOGITS
 from creditscope.lab.train import kept_arrays, undone, with_limit
+from creditscope.memory import enough_memory
 from creditscope.method import Method
 from creditscope.microscope.scope import Microscope
 from creditscope.objective import effective_credit, surrogate
@@ -179,6 +180,7 @@ class Bench:
             if settings.scope != "off":
                 self._lens = Look(self._policy, Config(model=settings.model, scope=settings.scope))
 
+    @enough_memory("passing a batch through the model", "lower --rows, or give --scope light or off")
     def read(self, batch: Batch, number: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """(metrics, what the microscope saw, rollouts to keep) of a batch; the last two may be empty."""
         settings, policy = self._settings, self._policy

@@ -41,6 +41,7 @@ from creditscope.report.markup import Html, join, shown, tag
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section, missing, rounded
 from creditscope.report.steps import within
+from creditscope.strangers import resolved
 
 READINGS, BATCHES = 100, 20
 """Points of one line, of what is read on schedule and of what every batch shows: of a longer line a point is the mean
@@ -99,13 +100,13 @@ class Several:
 def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, total: None) -> Several:
     """The runs under some paths. One that is damaged is a fault; none at all is an error. `told`: how many are read."""
     inside = places(paths)
-    above = Path(os.path.commonpath([place.resolve().parent for place in inside]))
+    above = Path(os.path.commonpath([resolved(place).parent for place in inside]))
     entries, faults = [], []
     whole = not any(place.is_file() for place in inside)
     for number, place in enumerate(inside):
         told(number, len(inside))
         try:
-            name = str(place.resolve().relative_to(above)).removesuffix(".evidence.json")
+            name = str(resolved(place).relative_to(above)).removesuffix(".evidence.json")
             entries.append(_entry(place, name, whole))
             faults += entries[-1].run.faults if entries[-1].run else []
         except (CreditscopeError, *claims.ODD) as error:

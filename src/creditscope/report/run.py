@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from creditscope.columns import Steps
 from creditscope.errors import CreditscopeError
 from creditscope.record import Record
+from creditscope.strangers import resolved
 
 Arrays = Mapping[str, NDArray[Any]]
 KINDS = "biufU"
@@ -89,7 +90,7 @@ class Run:
 def read_run(path: Path) -> Run:
     """A run by its folder."""
     record = Record.open(path)
-    whole = path.resolve()
+    whole = resolved(path)
     # A seed alone says little: r8/seed-0.
     name = f"{whole.parent.name}/{whole.name}" if whole.name.startswith("seed-") else whole.name
     steps = record.columns()

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from creditscope.errors import printable
+from creditscope.errors import CreditscopeError, printable
+from creditscope.memory import is_short, sentence
 
 Verdict = Literal["pass", "fail", "not run"]
 
@@ -73,7 +74,9 @@ def _judge(check: Check, device: torch.device) -> tuple[float | None, Verdict, s
         return None, "not run", f"needs {check.needs}"
     try:
         found = check.run(device)
-    except Exception as error:  # whatever it is, the user's installation is not sound
+    except Exception as error:  # whatever it is, the user's installation is not sound; but for memory
+        if is_short(error):
+            raise CreditscopeError(sentence(error, check.name, "free some of it, or give --device cpu")) from None
         return None, "fail", f"{type(error).__name__}: {error}"
     if not math.isfinite(found.worst):
         return None, "fail", f"the error is {found.worst}; {found.detail}"

@@ -24,6 +24,7 @@ from creditscope.claims.verdict import Verdict
 from creditscope.compare import SETTINGS
 from creditscope.errors import CreditscopeError, printable
 from creditscope.record import Record
+from creditscope.strangers import resolved
 from creditscope.verbs.output import Output
 
 LARGEST = 1e60
@@ -105,7 +106,7 @@ class Check:
             if files:
                 console.print(f"wrote {', '.join(str(path) for path in files[:3])}"
                               + (f" and {len(files) - 3} more" if len(files) > 3 else ""), markup=False)
-            console.print(f"Next: {self._next()}", markup=False)
+            console.next(self._next())
         return 1 if self.strict and refuted else 0
 
     def _next(self) -> str:
@@ -129,7 +130,7 @@ class Check:
                                       claim.ask if claim.runs else "")))
         console.print(table)
         console.print("Nothing was checked: name runs, or give --exact for what needs none.", markup=False)
-        console.print("Next: creditscope check --exact", markup=False)
+        console.next("creditscope check --exact")
         return 0
 
 
@@ -138,7 +139,7 @@ class Check:
 
 def read_runs(paths: Iterable[Path]) -> list[Evidence]:
     """The evidence under these paths, each under a name of its own. A run and its own summary are one."""
-    inside = list(dict.fromkeys(place.resolve() for place in places(paths)))
+    inside = list(dict.fromkeys(resolved(place) for place in places(paths)))
     found: list[Evidence] = []
     seen: set[bytes] = set()
     for place, name in zip(inside, names(inside), strict=True):
@@ -153,7 +154,7 @@ def read_runs(paths: Iterable[Path]) -> list[Evidence]:
 
 def told_missing(paths: Iterable[Path]) -> list[str]:
     """A sentence for each run of which files are gone."""
-    inside = dict.fromkeys(place.resolve() for place in places(paths) if place.is_dir())
+    inside = dict.fromkeys(resolved(place) for place in places(paths) if place.is_dir())
     return [fault for place in inside for fault in Record.open(place).told_missing()]
 
 

@@ -38,7 +38,7 @@ from creditscope.compare import (
     run_of,
     verdicts,
 )
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.figures import accuracy_svg, brake_svg, can_draw
 from creditscope.intervals import Interval
 from creditscope.lab.config import Config, flags
@@ -199,7 +199,7 @@ class Compare:
         else:
             console = self.output.console()
             console.print(f"stopped: {done} of {total} runs are finished, the others keep what they have", markup=False)
-            console.print("Next: the same command goes on")
+            console.next("the same command goes on")
         return 130
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ class Compare:
         if not can_draw():
             console.print("no figure: it needs Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
         console.print(f"wrote {out}: {', '.join(files)}", markup=False)
-        next_time = f"creditscope compare {self.what} --no-run --out {out}"
-        console.print(f"Next: {'the same command, for the failed runs' if failed else next_time}", markup=False)
+        console.next("the same command, for the failed runs" if failed else
+                     command_line("compare", self.what, "--no-run", "--out", out))
         return 1 if failed else 0
 
 

@@ -69,7 +69,7 @@ class Credit:
             console.print(f"Equations are left out below {WIDE} columns.")
         console.print("r_i: reward of rollout i   A_i: the method's advantage   A_it: credit of its token t   "
                       "s(t): the token's step   R: rollouts a group")
-        console.print("Next: creditscope credit NAME   creditscope train --credit NAME   creditscope compare credit")
+        console.next("creditscope credit NAME", "creditscope train --credit NAME", "creditscope compare credit")
 
     def _one(self, row: Estimator) -> None:
         if self.output.json:

@@ -11,7 +11,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, command_line
 from creditscope.lab.config import Config
 from creditscope.record import Record
 from creditscope.report.build import build
@@ -63,7 +63,7 @@ class Demo:
         console.print(f"wrote {out}/r2, r4, r8 in {time.perf_counter() - start:.0f} s", markup=False)
         for what, path in reports.items():
             console.print(f"open {path}: {what}", markup=False)
-        console.print(f"Next: creditscope report {out / 'r8'} --open   creditscope methods", markup=False)
+        console.next(command_line("report", out / "r8", "--open"), "creditscope methods")
         return 0
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -111,11 +114,20 @@ def rank(m: dict[str, Any]) -> str:
     return f"{m['gram/group/effective_rank']:.1f}" + (f" (null {null:.1f})" if null is not None else "")
 
 
-class Interrupt:
-    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same."""
+def holds_a_run(out: Path | None) -> bool:
+    """Whether a stop has something to keep."""
+    return out is not None and (out / "run.json").exists()
 
-    def __init__(self) -> None:
+
+class Interrupt:
+    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same.
+
+    While nothing is kept, once is enough: what is waited for may never come, such as the other end of a pipe.
+    """
+
+    def __init__(self, keeps: Callable[[], bool] = lambda: True) -> None:
         self.asked = False
+        self._keeps = keeps
 
     def __enter__(self) -> Interrupt:
         self._before = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -129,8 +141,9 @@ class Interrupt:
         return self.asked
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked or not self._keeps():
             raise KeyboardInterrupt
         self.asked = True
-        # os.write, because a signal may arrive in the middle of a print.
-        os.write(2, b"stopping after this step; everything is kept (again to stop at once)\n")
+        with contextlib.suppress(OSError):  # a full disk, or nobody who reads
+            # os.write, because a signal may arrive in the middle of a print.
+            os.write(2, b"stopping after this step; everything is kept (again to stop at once)\n")

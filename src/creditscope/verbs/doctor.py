@@ -62,8 +62,9 @@ class Doctor:
             self.output.emit({"trainer": log.trainer.name, "rows": len(log.rows), "notes": list(log.notes),
                               "first": first and first.rule, "findings": [finding.as_dict() for finding in findings]})
         else:
-            show(self.output.console(), log, findings, self.why)
-            print(f"Next: {self._next(log)}")
+            console = self.output.console()
+            show(console, log, findings, self.why)
+            console.next(self._next(log))
         return 1 if self.strict and any(finding.state == "broken" for finding in findings) else 0
 
     def _next(self, log: Log) -> str:

@@ -73,7 +73,7 @@ class Localise:
         console.print("  ".join(f"{name} {value:.4g}" for name, value in outcome.facts.items()), markup=False)
         console.print(f"{sum(outcome.seconds.values()):.0f} s: " + ", ".join(
             f"{name} {value:.1f}" for name, value in outcome.seconds.items() if value >= 0.1), markup=False)
-        console.print("Next: creditscope credit NAME")
+        console.next("creditscope credit NAME")
         return 0
 
     def _measure(self, bar: Bar) -> Outcome:

@@ -71,7 +71,7 @@ class Methods:
             console.print(f"Formulas are left out below {WIDE} columns.")
         console.print("Properties are measured on a probe batch at ratio 1, β = 0. yes: holds  no: does not  "
                       "–: credit comes from outside.")
-        console.print("Next: creditscope methods NAME" + ("" if self.dialects else "   creditscope methods --dialects"))
+        console.next("creditscope methods NAME", *([] if self.dialects else ["creditscope methods --dialects"]))
 
     def _one(self, row: Method) -> None:
         if self.output.json:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from creditscope.compare import percent
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.intervals import Interval
 from creditscope.optimizer.findings import Findings, read
 from creditscope.optimizer.table import BRAKES
@@ -92,8 +92,8 @@ class Optimizer:
         blocks = {block for one in found for block in verdicts(one)}
         legend = [*(text for block, text in LEGEND.items() if block in blocks), INTERVALS]
         console.print("\n".join(legend) + "\n", markup=False)
-        after = f"creditscope optimizer {found[0].run}" if len(found) > 1 else "creditscope optimizer --brakes"
-        console.print(f"Next: {after if any(one.measured for one in found) else MEASURE}", markup=False)
+        after = command_line("optimizer", found[0].run) if len(found) > 1 else "creditscope optimizer --brakes"
+        console.next(after if any(one.measured for one in found) else MEASURE)
         return 0
 
     def _brakes(self) -> None:
@@ -111,7 +111,7 @@ class Optimizer:
         console.print("\nw: what the objective gives a token, ∂J/∂log π; w(1): at its first sight.  c: the token's "
                       "share of the first moment.\nβ, γ: how the optimiser mixes them, β₁ and 1 − β₁ for Adam.  "
                       "Derivations: docs/optimizer.md", markup=False)
-        console.print("Next: creditscope train --inner-steps 4 --brake recall", markup=False)
+        console.next("creditscope train --inner-steps 4 --brake recall")
 
     def _carry(self) -> None:
         # Late: the formula stands beside the replay of torch's optimisers.
@@ -136,7 +136,7 @@ class Optimizer:
         console.print(table)
         console.print("A gradient that lasted T − 1 steps is 0 from step T on. C_{T,k} is the share of a full step "
                       "that Adam still makes at step T + k.\narXiv:2601.05002, Eq. 36; ε = 0.", markup=False)
-        console.print(f"Next: {MEASURE}   creditscope optimizer RUN", markup=False)
+        console.next(MEASURE, "creditscope optimizer RUN")
 
 
 def number(value: Interval) -> str:

@@ -20,6 +20,10 @@ class Screen(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
+    def next(self, *commands: str) -> None:
+        """The line that every verb ends with. A terminal may wrap it, but no newline is put into a command."""
+        self.print(f"Next: {'   '.join(commands)}", markup=False, soft_wrap=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
@@ -30,7 +34,7 @@ class Output:
     plain: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """No colour and no live display; the default where the output is not a terminal."""
 
-    def console(self) -> Console:
+    def console(self) -> Screen:
         """A console for people. Without a terminal it is wide enough that tables keep their columns."""
         terminal = sys.stdout.isatty() and not self.plain
         return Screen(force_terminal=terminal, no_color=not terminal, highlight=False,
@@ -38,6 +42,8 @@ class Output:
 
     def emit(self, value: Any) -> None:
         """Print a value as JSON. Not-a-number is not JSON, so it is refused rather than written. Control characters
-        above the ASCII ones, which JSON leaves as they are, are escaped: a terminal would obey them."""
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        above the ASCII ones, which JSON leaves as they are, are escaped: a terminal would obey them. So is every
+        character outside ASCII where the output is not UTF-8: a question mark would be another value."""
+        ascii_only = (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8"
+        text = json.dumps(value, indent=2, ensure_ascii=ascii_only, allow_nan=False)
         print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))

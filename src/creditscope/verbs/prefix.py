@@ -12,8 +12,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from creditscope.arrays import ROLLOUTS, fitting
 from creditscope.catalogue import find
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.methods import METHODS, even
 from creditscope.record import Record
 from creditscope.verbs.output import Output
@@ -76,7 +77,12 @@ class Prefix:
             if not kept:
                 raise CreditscopeError(f"{self.source} kept no rollouts; train with --keep-every 10, or give a file")
             facts["step"] = kept[-1] if self.step is None else self.step
-            rollouts = rollouts_of(record.group(facts["step"]))
+            arrays = record.group(facts["step"])
+            try:
+                rollouts = rollouts_of(arrays)
+            except CreditscopeError as error:
+                raise CreditscopeError(f"the rollouts of step {facts['step']} in {self.source} are damaged: {error}; "
+                                       f"choose another --step") from None
         elif self.step is not None:
             raise CreditscopeError(f"--step {self.step} chooses a step of a run, but {self.source} is no folder; "
                                    f"leave it out")
@@ -114,7 +120,7 @@ class Prefix:
         for name, why in left_out.items():
             console.print(f"left out: {printable(why)}" if name in why else f"left out: {name}: {printable(why)}",
                           markup=False)
-        console.print(f"Next: creditscope prefix {self.source} --method grpo", markup=False)
+        console.next(command_line("prefix", self.source, "--method", "grpo"))
 
     def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
         from creditscope.prefix_bias import prefix_bias, summary
@@ -139,7 +145,7 @@ class Prefix:
                 table.add_row(str(node["group"]), f"{node['rows']} of {node['of']}", f"{node['W']:+.2e}",
                               number(node["even"], "+.2e"), escape(printable(node["prefix"].replace("\n", "⏎"))))
             console.print(table)
-        console.print(f"Next: {self._next(method, reading)}", markup=False)
+        console.next(self._next(method, reading))
 
     def _headline(self, facts: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
         where = printable(facts["source"]) + (f", step {facts['step']}" if "step" in facts else "")
@@ -149,7 +155,7 @@ class Prefix:
 
     def _next(self, method: Method, reading: Mapping[str, Any]) -> str:
         if reading.get("prefix/bias", 0.0) > ROUNDING and even(method).diff(method):
-            return f"creditscope prefix {self.source} --method {method.name}_even"
+            return command_line("prefix", self.source, "--method", f"{method.name}_even")
         return f"creditscope train --method {method.name}" if method.name in METHODS else \
             f"creditscope methods {method.parent}"
 
@@ -166,13 +172,12 @@ def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
 
     from creditscope.rollouts import Rollouts
 
-    def tensor(name: str) -> Any:
-        value = torch.as_tensor(arrays[name])
-        return value.double() if value.is_floating_point() else value
-
-    names = ("tokens", "mask", "logp", "reward", "group", "entropy", "ref_logp")
-    texts = {name: arrays[name].tolist() for name in ("prompt", "text", "pieces") if name in arrays}
-    return Rollouts(**{name: tensor(name) for name in names if name in arrays}, **texts)
+    needed = ("tokens", "mask", "logp", "reward", "group")
+    found = fitting(arrays, ROLLOUTS, needed)
+    texts = {name: found[name].tolist() for name in ("prompt", "text", "pieces") if name in found}
+    tensors: dict[str, Any] = {name: torch.as_tensor(found[name]) for name in (*needed, "entropy", "ref_logp")
+                               if name in found}
+    return Rollouts(**tensors, **texts)
 
 
 def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 import webbrowser
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from creditscope.claims.evidence import places
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.report.answers import SHAPES, answers
 from creditscope.report.build import build, page_of, read
 from creditscope.report.compare import Several, has_no_step, standing
@@ -112,9 +111,7 @@ class Report:
         if not vega():
             console.print("no charts: they need vl-convert: pip install 'creditscope[plot]'", markup=False)
         console.print(f"wrote {printable(str(out))}: {cost}", markup=False)
-        following = "" if self.open else "the same with --open, or "
-        paths = shlex.join(map(str, self.runs))
-        console.print(f"Next: {following}creditscope check {printable(paths)}", markup=False)
+        console.next(("" if self.open else "the same with --open, or ") + command_line("check", *self.runs))
 
     def _serve(self) -> int:
         watched = Watched(self.runs, lambda: build(self.runs, live=True))
@@ -159,7 +156,8 @@ def refuse_source(path: Path) -> None:
     if path.is_file() and not path.name.endswith(".evidence.json"):
         raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope check --save")
     if path.is_dir() and (any(path.glob("trainer_state.json")) or any(path.glob("checkpoint-*/trainer_state.json"))):
-        raise CreditscopeError(f"{path} holds a log of TRL's, no record; read it with creditscope doctor {path}")
+        raise CreditscopeError(f"{path} holds a log of TRL's, no record; read it with "
+                               f"{command_line('doctor', path)}")
 
 
 def refuse_place(path: Path) -> None:

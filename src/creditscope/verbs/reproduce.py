@@ -16,7 +16,7 @@ from creditscope.claims.page import FIGURES, claims_page, curves, summary, table
 from creditscope.claims.table import CLAIMS, check
 from creditscope.claims.verdict import Verdict
 from creditscope.compare import FREE, difference, is_finished
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.figures import can_draw, curves_svg
 from creditscope.lab.config import Config
 from creditscope.record import Record
@@ -135,7 +135,7 @@ class Reproduce:
         else:
             console = self.output.console()
             console.print(f"stopped: {done} of {total} runs are finished, the others keep what they have")
-            console.print("Next: the same command goes on")
+            console.next("the same command goes on")
         return 130
 
     # -- the report --------------------------------------------------------------------------------------------------
@@ -167,8 +167,7 @@ class Reproduce:
         if self.what == "p1" and not can_draw():
             console.print("no figures: they need Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
         console.print(f"wrote {self.place}: {', '.join(files)}", markup=False)
-        again = f"creditscope check {self.place} --all"
-        console.print(f"Next: {'the same command, for the failed runs' if failed else again}", markup=False)
+        console.next("the same command, for the failed runs" if failed else command_line("check", self.place, "--all"))
 
     def command(self) -> str:
         """The command that makes these runs, without what changes no result."""
@@ -177,7 +176,7 @@ class Reproduce:
         words = [word for name, value in flags.items() for word in (
             f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,)))]
         model = [] if self.size.model == "tiny" else [Path(self.size.model).name]
-        return " ".join(["creditscope", "reproduce", self.what, *model, *words])
+        return command_line("reproduce", self.what, *model, *words)
 
 
 def placed(plan: Plan, out: Path) -> dict[str, Config]:

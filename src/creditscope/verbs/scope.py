@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.offline.settings import Settings
 from creditscope.verbs.bar import Bar
-from creditscope.verbs.display import Interrupt
+from creditscope.verbs.display import Interrupt, holds_a_run
 from creditscope.verbs.env import environment
 from creditscope.verbs.output import Output
 
@@ -61,7 +61,7 @@ class Scope:
         from creditscope.offline.scope import Summary, scope_file
 
         summary, reader = Summary(), None
-        with Interrupt() as stop, Bar("scope", self.output) as bar:
+        with Interrupt(partial(holds_a_run, self.out)) as stop, Bar("scope", self.output) as bar:
             reading = scope_file(self.file, self.settings, self.out, environment(), self.resume, stop)
             try:
                 while True:
@@ -71,6 +71,10 @@ class Scope:
                     bar.show(read.done, read.size)
             except StopIteration as end:
                 finished = bool(end.value)
+            except KeyboardInterrupt:
+                if self.out is not None or reader is None:
+                    raise
+                finished = False  # what was read so far is told
             finally:
                 reading.close()
         facts: dict[str, Any] = {"file": self.file.name, "method": self.settings.method}
@@ -102,14 +106,13 @@ class Scope:
         if self.out is not None:
             console.print(f"wrote {self.out}: run.json, steps.jsonl, groups/" + (
                 ", scope/" if self.settings.model and self.settings.scope != "off" else ""), markup=False)
-        console.print(f"Next: {self._next(finished)}", markup=False, soft_wrap=True)
+        console.next(self._next(finished))
 
     def _next(self, finished: bool) -> str:
         if finished:
-            return f"creditscope methods {self.settings.method}" if self.out is None else \
-                f"creditscope report {shlex.quote(str(self.out))}"
-        keep = [] if self.out is None else ["--out", str(self.out), "--resume"]
-        return shlex.join(["creditscope", "scope", str(self.file), *self.settings.flags(), *keep])
+            return command_line(*(("methods", self.settings.method) if self.out is None else ("report", self.out)))
+        keep = [] if self.out is None else ["--out", self.out, "--resume"]
+        return command_line("scope", self.file, *self.settings.flags(), *keep)
 
 
 def about(reader: Reader) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Selftest:
         for name, value in [*known.items(), ("date", today), ("digest", digest(lines, known))]:
             console.print(f"{name:<14}{value}", markup=False)
         console.print(f"\n{sentence(lines, known, today)}", markup=False, soft_wrap=True)
-        console.print(f"Next: {'creditscope env' if failed else 'creditscope demo'}", markup=False)
+        console.next("creditscope env" if failed else "creditscope demo")
         return int(failed)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.lab.config import Config
 from creditscope.record import Record
-from creditscope.verbs.display import Display, Interrupt
+from creditscope.verbs.display import Display, Interrupt, holds_a_run
 from creditscope.verbs.env import environment
-from creditscope.verbs.output import Output
+from creditscope.verbs.output import Output, Screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +70,8 @@ class Train:
                 last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
             except KeyboardInterrupt:
                 if (out / "run.json").exists():
-                    Console(stderr=True).print(f"interrupted; what was recorded is whole. Next: {self._go_on(out)}",
-                                               markup=False, highlight=False, soft_wrap=True)
+                    Screen(stderr=True).print(f"interrupted; what was recorded is whole. Next: {self._go_on(out)}",
+                                              markup=False, highlight=False, soft_wrap=True)
                 raise
         if self.output.json:
             self.output.emit({"out": str(out), "finished": finished, "last": last})
@@ -81,18 +82,18 @@ class Train:
         shelves = [f"{name}/" for name in ("groups", "scope", "checkpoints", "model") if any((out / name).glob("*"))]
         console.print(f"wrote {out}: {', '.join(['run.json', 'steps.jsonl', *shelves])}", markup=False)
         if finished or self.engine == "trl":
-            console.print(f"Next: creditscope report {out}", markup=False)
+            console.next(command_line("report", out))
             return 0 if finished else 130
-        console.print(f"Next: {self._go_on(out)}", markup=False)
+        console.next(self._go_on(out))
         return 130
 
     def _go_on(self, out: Path) -> str:
         """The command that continues the run."""
         # A function of the user's own must be named again: a record's word is not enough to run code.
         own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
-        scope = f" --scope {self.config.scope}" if "also" in own else ""  # without it, --also alone is refused
-        flags = scope + "".join(f" --{name} {' '.join(words)}" for name, words in own.items())
-        return f"creditscope train --out {out} --resume{flags}"
+        scope = ["--scope", self.config.scope] if "also" in own else []  # without it, --also alone is refused
+        return command_line("train", "--out", out, "--resume", *scope,
+                       *(word for name, words in own.items() for word in (f"--{name}", *words)))
 
     def as_recorded(self) -> Train:
         """The settings of the run that this command resumes, as defaults for reading the command once more."""
@@ -126,7 +127,8 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
         Console(stderr=True).print("warning: bfloat16 weights round small updates away; add --lora, or use float32")
     trackers = Trackers(config.log, out, asdict(config))
     last: dict[str, Any] = {}
-    with Interrupt() as stop, Display(console, label or name_of(config), config.steps, quiet=quiet) as display:
+    with Interrupt(partial(holds_a_run, out)) as stop, \
+            Display(console, label or name_of(config), config.steps, quiet=quiet) as display:
         display.begin(config.eval_problems)
         steps = train(config, out, environment(), resume, stop)
         try:

@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, command_line
 from creditscope.lab.config import Config
 from creditscope.verbs.env import environment
 from creditscope.verbs.output import Output
@@ -91,9 +91,9 @@ class Warmup:
             console.print(f"left out: {notes['left_out']} answers longer than {notes['settings']['max_tokens']} tokens")
         console.print(f"loss {notes['losses'][0]:.3f} → {notes['losses'][-1]:.3f}  {notes['seconds']:.0f} s")
         console.print(f"wrote {self.out}: the model, its tokenizer and warmup.json", markup=False)
-        chat = "" if self.chat == "auto" else f" --chat {self.chat}"
-        console.print(f"Next: creditscope train {self.out} --task {self.task}{chat} --method p1_grpo --scope light",
-                      markup=False)
+        chat = [] if self.chat == "auto" else ["--chat", self.chat]
+        console.next(command_line("train", self.out, "--task", self.task, *chat, "--method", "p1_grpo",
+                                  "--scope", "light"))
         return 0
 
     def config(self) -> Config:

@@ -1,0 +1,64 @@
+"""Arrays of a record, which may come from anybody: each of its kind, and of shapes that fit together. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditscope.errors import CreditscopeError
+
+Arrays = Mapping[str, NDArray[Any]]
+Table = Mapping[str, tuple[str, str]]
+"""name -> (a kind of KINDS, a letter for each axis: equal letters are equal lengths)."""
+
+KINDS = {"whole numbers": "iu", "truth values": "b", "numbers": "biuf", "finite numbers": "biuf", "texts": "U"}
+"""What an array holds, and how numpy calls it."""
+LARGEST = 1e100
+"""The square of a larger number might not be one."""
+WIDE = {"whole numbers": np.int64, "numbers": np.float64, "finite numbers": np.float64}
+ROLLOUTS: Table = {
+    **dict.fromkeys(("tokens", "step"), ("whole numbers", "BT")), "mask": ("truth values", "BT"),
+    **dict.fromkeys(("logp", "ref_logp", "entropy"), ("numbers", "BT")),
+    "group": ("whole numbers", "B"), "reward": ("finite numbers", "B"),
+    "step_state": ("whole numbers", "BS"), "step_reward": ("finite numbers", "BS"),
+    **dict.fromkeys(("prompt", "text"), ("texts", "B")), "pieces": ("texts", "BT")}
+"""groups/*.npz: B rollouts of T tokens and S steps."""
+READING: Table = {
+    "group": ("whole numbers", "N"), "reward": ("finite numbers", "N"), "credit": ("finite numbers", "N"),
+    "gram": ("numbers", "NN"), "scores": ("numbers", "NN"), "eps": ("finite numbers", ""),
+    "other_names": ("texts", "O"), "other_grams": ("numbers", "ONN"),
+    "layer_names": ("texts", "L"), "layer_groups": ("whole numbers", "G"), "layers": ("numbers", "LGRR")}
+"""scope/*.npz: N rollouts; a Gram has NaN where two of them were never in one pass."""
+
+
+def fitting(arrays: Arrays, table: Table, needed: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
+    """The arrays of the table that are there, whole numbers as int64 and others as float64; an empty text is absent.
+
+    >>> fitting({"group": np.array([0, 0]), "gram": np.eye(3)}, READING)
+    Traceback (most recent call last):
+    creditscope.errors.CreditscopeError: 'gram' is (3, 3) of float64, and should be numbers (2, 2)
+    """
+    found: dict[str, NDArray[Any]] = {}
+    sizes: dict[str, int] = {}
+    for name, (kind, axes) in table.items():
+        array = arrays.get(name)
+        if array is None or (kind == "texts" and array.size == 0):
+            continue
+        if array.ndim == len(axes):
+            for axis, length in zip(axes, array.shape, strict=True):
+                sizes.setdefault(axis, length)
+        shape = tuple(sizes.get(axis, axis) for axis in axes)
+        wide = kind != "texts" and array.dtype.itemsize > 8  # numpy has numbers that torch and JSON do not
+        if array.shape != shape or array.dtype.kind not in KINDS[kind] or wide:
+            expected = f"({', '.join(map(str, shape))})"
+            raise CreditscopeError(f"{name!r} is {array.shape} of {array.dtype}, and should be {kind} {expected}")
+        if kind == "finite numbers" and not (np.abs(array.astype(np.float64)) <= LARGEST).all():
+            raise CreditscopeError(f"{name!r} holds a number that is not finite, or larger than {LARGEST:g}")
+        found[name] = array.astype(WIDE.get(kind, array.dtype))
+    for name in needed:
+        if name not in found:
+            raise CreditscopeError(f"there is no {name!r}")
+    return found
