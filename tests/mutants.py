@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMULAS = ("tests/test_advantages.py", "tests/test_objective.py", "tests/test_p2_table.py")
-MICROSCOPE = ("tests/microscope/test_layer_rules.py", "tests/microscope/test_regimes.py",
+MICROSCOPE = ("tests/microscope/test_operations.py", "tests/microscope/test_regimes.py",
               "tests/microscope/test_families.py")
 READINGS = ("tests/microscope/test_geometry.py", "tests/microscope/test_spectrum.py", "tests/microscope/test_sketch.py")
 UNITS = ("tests/credit/test_units.py", "tests/credit/test_outcome.py", "tests/credit/test_gae.py")
@@ -75,8 +75,16 @@ MUTANTS = [
     Mutant("rows given to the neighbour", "microscope/rows.py",
            "return units\n        picked = units[self.index]\n        if blank",
            "return units.roll(1, 0)\n        picked = units[self.index.roll(1, 0)]\n        if blank", MICROSCOPE),
-    Mutant("positions shared by the rows looked up once", "microscope/rows.py",
-           "return ids.expand(self.batch, *ids.shape[1:]) if", "return ids if", MICROSCOPE),
+    Mutant("positions shared by the rows looked up once", "microscope/recorder.py",
+           "ids, delta = source.ids.expand(len(g), -1), source.straight(g)",
+           "ids, delta = source.ids[None], source.straight(g)[:1]", MICROSCOPE),
+    Mutant("rows of a transposed weight not turned back", "microscope/sources.py",
+           "rows = rows.transpose(-1, -2) if self.turned else rows", "pass", MICROSCOPE),
+    Mutant("tokens that experts see given to the next rollout", "microscope/rows.py",
+           "return _sorted(owner.numel(), None, self.count, owner, ",
+           "return _sorted(owner.numel(), None, self.count, owner.roll(1), ", MICROSCOPE),
+    Mutant("calls of one weight not added before the products", "microscope/recorder.py",
+           "rows = rows + torch.bmm(delta.transpose(1, 2), a).view_as(rows)", "pass", MICROSCOPE),
     Mutant("padding of unequal rollouts kept", "microscope/rows.py",
            "if blank and self.real is not None:", "if False:", MICROSCOPE),
     Mutant("r_eff on squared values", "microscope/spectrum.py",

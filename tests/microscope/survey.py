@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import sys
 import warnings
@@ -138,28 +137,11 @@ def assemble(architecture: Any, config_class: Any, leave: set[str], extra: dict[
     return model
 
 
-def measured(model: nn.Module, ids: Tensor, credit: Tensor) -> tuple[Microscope, list[str]]:
-    """The microscope after its pass. Where it names a module to measure as a whole, that is given to it."""
-    slow: list[str] = []
-    for _ in range(6):
-        model.zero_grad(set_to_none=True)
-        try:
-            with Microscope(model, slow=slow) as scope:
-                objective(model, ids, credit).backward()
-            return scope, slow
-        except CreditscopeError as error:
-            said = re.search(r"slow=\['([^']+)'\]", str(error))
-            where = re.match(r"(\S+) (returns|got|is measured|was called)", str(error))
-            more = said.group(1) if said else _starred(where.group(1).rpartition(".")[0]) if where else ""
-            more = more or str(model.base_model_prefix)  # all but the head
-            if not more or more in slow:
-                raise
-            slow.append(more)
-    raise CreditscopeError(f"still refused with slow={slow}")
-
-
-def _starred(where: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in where.split("."))
+def measured(model: nn.Module, ids: Tensor, credit: Tensor) -> Microscope:
+    model.zero_grad(set_to_none=True)
+    with Microscope(model) as scope:
+        objective(model, ids, credit).backward()
+    return scope
 
 
 def examine(model: nn.Module) -> str:
@@ -170,23 +152,17 @@ def examine(model: nn.Module) -> str:
                                      for i in range(SHAPE[0])])))
     mixes = apart(again, total(want))
     plain = gradient(model, lambda: objective(model, ids, credit))
-    scope, slow = measured(model, ids, credit)
+    scope = measured(model, ids, credit)
     largest = max(float(g.abs().max()) for g in plain.values())
     off = max(float((p.grad - plain[name]).abs().max()) / largest for name, p in model.named_parameters()
               if p.grad is not None)
     whole = total(want)
     worst = max((float((k - want[name]).abs().max() / whole.abs().max()), name) for name, k in scope.layers.items())
-    rules: dict[str, Counter[str]] = {}
-    for site, rule in scope._plan:
-        name = getattr(rule, "func", rule).__name__
-        rules.setdefault("linear" if name == "<lambda>" else name, Counter())[
-            type(site.module).__name__] += 1
-    said = "; ".join(f"{rule}: {', '.join(kinds)}" for rule, kinds in sorted(rules.items()) if rule != "linear")
     fine = 1e-6 if next(model.parameters()).dtype == torch.float64 else 1e-4
     right = worst[0] < fine and apart(scope.gram, whole) < fine and off < fine and scope.coverage == 1.0
-    state = ("slow" if slow else "ok") if right else "MIXES" if mixes > 1e-6 else "WRONG"
+    state = "ok" if right else "MIXES" if mixes > 1e-6 else "WRONG"
     return (f"{state:7s} total {apart(scope.gram, whole):.0e} worst {worst[0]:.0e} grad {off:.0e} coverage "
-            f"{scope.coverage:.3f} {len(scope.layers)} parameters, alone/batch {mixes:.0e} | {slow or ''} {said}")
+            f"{scope.coverage:.3f} {len(scope.layers)} parameters, alone/batch {mixes:.0e}")
 
 
 def main() -> None:

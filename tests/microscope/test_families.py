@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from creditscope.microscope import operations, watch
 from creditscope.microscope.scope import Microscope
-from creditscope.microscope.whole import whole
 from small_models import FAMILIES, apart, batch, build, by_loop, double, gradient, grams, objective, total
 
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
@@ -57,9 +57,12 @@ def test_in_float64_every_parameter_has_the_loops_gram_and_the_plain_gradient(fa
         assert float((gram - want[name]).abs().max()) <= 1e-12 * float(total(want).abs().max()), name
     assert apart(scope.gram, total(want)) <= 1e-12
     assert scope.coverage == 1.0
-    # Gemma's norms are computed in float32, so the order of their sums shows.
-    assert gradient_error(model, plain) <= (1e-7 if family.startswith("gemma") else 1e-12)
-    assert max(check.error for check in scope.checks.values()) <= 1e-13
+    # Gemma's norms are computed in float32, so the order of their sums shows. They multiply by 1 + w.float(), so .grad
+    # of w is a sum that was taken in float32, while the rows of w are added up in float64.
+    gemma = family.startswith("gemma")
+    assert gradient_error(model, plain) <= (1e-7 if gemma else 1e-12)
+    for name, check in scope.checks.items():
+        assert check.error <= (1e-7 if gemma and "norm" in name else 1e-13), name
 
 
 @pytest.mark.parametrize(("family", "changes"), CASES, ids=NAMES)
@@ -83,8 +86,8 @@ def test_grouped_experts_give_the_same_gram_as_experts_one_by_one(family: str) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_bfloat16_the_gram_is_that_of_the_loops_rows_to_a_thousandth(family: str) -> None:
-    # The loop rounds its rows to bfloat16 (up to 2⁻⁸ an entry), the microscope does not. Their products differ by less,
-    # since roundings average out over the entries of a row.
+    # The loop rounds its rows to bfloat16 (up to 2⁻⁸ per entry), the microscope does not. Their products differ by
+    # less, since roundings average out over the entries of a row.
     with plain_bfloat16():
         model, (ids, credit) = build(family, torch.bfloat16), batch()
         same = total(grams(by_loop(model, ids, credit)))
@@ -105,7 +108,18 @@ def test_the_gram_changes_with_one_weight_so_the_comparison_can_fail() -> None:
     assert apart(under_the_scope(model, ids, credit).gram, want) > 1e-7
 
 
-def test_only_experts_sinks_and_their_like_are_measured_by_running_them_again() -> None:
-    slow = {type(site.module).__name__ for family in FAMILIES for site, rule in Microscope(build(family))._plan
-            if rule is whole}
-    assert slow == {"MixtralExperts", "Qwen3MoeExperts", "GptOssExperts", "GptOssAttention"}
+@pytest.mark.parametrize(("experts", "want"), [
+    ("eager", {("gpt_oss", "cat")}), ("grouped_mm", {("gpt_oss", "cat")}),
+    ("batched_mm", {("gpt_oss", "cat"), *((family, "getitem") for family in EXPERTS)})])
+def test_only_attention_sinks_and_experts_with_a_matrix_per_token_are_run_again(
+        experts: str, want: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    run_again: set[tuple[str, str]] = set()
+
+    def spied(call: operations.Call) -> Any:
+        run_again.add((family, operations.name_of(call.func)))
+        return operations.again(call)
+
+    monkeypatch.setattr(watch, "again", spied)
+    for family in FAMILIES if experts == "eager" else EXPERTS:
+        under_the_scope(build(family, torch.float32, experts=experts), *batch())
+    assert run_again == want

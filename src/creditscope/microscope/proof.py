@@ -1,57 +1,102 @@
 """What Σ_ij K_ij = ‖∇‖² cannot see: rows under the wrong names, and a gradient that is wrong together with its rows.
 
-The check of every pass compares sums. A layer whose rows are swapped has the same sum, and rows and gradient that are
-made of the same wrong factors (old activations, a transposed product) agree with each other. `prove` therefore compares
-one pass under the microscope with a few passes that it has no part in: once a run is enough, for what it finds is a
-fault of the code or of the model, not of the data.
+The check of every pass compares sums. Rows that are swapped have the same sum, and rows and gradient that are made of
+the same wrong factors (old activations, a transposed product) agree with each other. `prove` therefore compares one
+pass under the microscope with one that it has no part in, parameter by parameter, and takes passes in which half of
+the rollouts have no loss: their rows must then be 0, not nearly 0, whatever the precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import sqrt
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.gram import squared_norms
 from creditscope.microscope.scope import Microscope
 
-WIDER = 10
+WIDER = 3
 """Times the tolerance of the self-check: sums are taken in another order than in the trainer's own pass."""
 LEAST = 1e-6
 """The smallest tolerance: models in float64 hold norms that compute in float32."""
+EVERY = 25
+"""Readings between two proofs of a model that has not changed."""
 
 
-def prove(scope: Microscope, backward: Callable[[Tensor], None], rollouts: int) -> float:
+class Proofs:
+    """When a microscope's readings are proven: the first, every 25th, and the first after the model has changed.
+
+    A first proof takes 2 + ⌈log₂ N⌉ passes and tells any two rollouts apart; a later one takes 3, with a half of the
+    rollouts drawn anew.
+    """
+
+    def __init__(self, every: int = EVERY) -> None:
+        self._every = every
+        self._readings = 0
+        self._kind: Any = None
+
+    def due(self, model: nn.Module) -> str | None:
+        """What this reading needs: "all" halves, "one", or None. Call it once per reading."""
+        now, number = kind(model), self._readings
+        self._readings += 1
+        if now != self._kind:
+            self._kind = now
+            return "all"
+        return "one" if number % self._every == 0 else None
+
+    def run(self, what: str, scope: Microscope, backward: Callable[[Tensor], None], rollouts: int) -> float:
+        try:
+            return prove(scope, backward, rollouts, None if what == "all" else drawn(rollouts, self._readings))
+        except CreditscopeError:
+            self._kind = None  # the next reading is proven in full again
+            raise
+
+
+def kind(model: nn.Module) -> tuple[Any, ...]:
+    """What a proof depends on: modes, trainable parameters and their types, hooks, and the classes of modules."""
+    modules = tuple((name, type(module).__qualname__, module.training, len(module._forward_hooks),
+                     len(module._forward_pre_hooks), "forward" in module.__dict__)
+                    for name, module in model.named_modules())
+    return modules, tuple((name, p.dtype, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad)
+
+
+def prove(scope: Microscope, backward: Callable[[Tensor], None], rollouts: int,
+          halves_of: list[Tensor] | None = None) -> float:
     """The largest error found, as a share of the tolerance; an error in words where one is above it.
 
-        ∇ with the microscope = ∇ without        hᵀ K h = ‖∇ Σ_i h_i J_i‖², for every parameter
+        ∇ with the microscope = ∇ without, for every trainable parameter of the model
+        h_i = 0  ⇒  row i of ∇ Σ_i h_i J_i is 0        hᵀ K h = ‖∇ Σ_i h_i J_i‖², for every parameter
 
-    h runs over the `halves` of the rollouts. `backward(weights)` runs forward and backward of Σ_i weights_i J_i over
-    one batch, weights (N,) in float64. It takes 2 + ⌈log₂ N⌉ passes. Gradients that parameters hold are put back.
-    Errors are shares of the parameter's own rows, or of what rounding makes of all rows where those are less: the
-    gradient of a key's bias, for example, is 0 but for rounding.
+    h runs over the `halves` of the rollouts, or over those given. `backward(weights)` runs forward and backward of
+    Σ_i weights_i J_i over one batch, weights (N,) in float64. Every pass starts from the same random state and the same
+    buffers; these, and gradients that parameters hold, are put back. Errors are shares of the parameter's own rows, or
+    of what rounding makes of all rows where those are less: the gradient of a key's bias, for example, is 0 but for
+    rounding.
     """
-    held = {p: p.grad for p in scope.parameters.values()}
     every = torch.ones(rollouts, dtype=torch.float64)
-    try:
-        _clear(scope)
+    with _as_before(scope.model) as restart:
+        restart()
         with scope:
             backward(every)
-        under = {name: _projection(p.grad) for name, p in scope.parameters.items()}
-        worst = 0.0
-        for weights in (every, *halves(rollouts)):
-            _clear(scope)
-            backward(weights)
-            if weights is every:
-                worst = _compare_gradients(scope, under)
-            worst = max(worst, _compare_rows(scope, weights))
-        return worst
-    finally:
-        for p, grad in held.items():
-            p.grad = grad
+        under = {name: _projections(p.grad) for name, p in _trainable(scope.model).items()}
+        layers, checks = dict(scope.layers), dict(scope.checks)
+        rounding = (WIDER * scope.eps) ** 2 * float(scope.gram.trace())
+        restart()
+        backward(every)
+        worst = _compare_gradients(scope, under, layers, checks, rounding)
+        for half in halves(rollouts) if halves_of is None else halves_of:
+            restart()
+            with scope:
+                backward(half)
+            _require_silence(scope, half)
+            worst = max(worst, _compare_rows(scope, half, layers, checks, rounding))
+    return worst
 
 
 def halves(rollouts: int) -> list[Tensor]:
@@ -65,62 +110,117 @@ def halves(rollouts: int) -> list[Tensor]:
     return [((number >> bit) & 1).double() for bit in range((rollouts - 1).bit_length())]
 
 
-def _compare_gradients(scope: Microscope, under: dict[str, float]) -> float:
-    layers, rounding, worst = scope.layers, _rounding(scope), 0.0
-    for name, check in scope.checks.items():
-        scale = sqrt(float(layers[name].trace()) + check.from_grad + rounding)
-        apart, tolerance = abs(under[name] - _projection(scope.parameters[name].grad)), _tolerance(scope, name)
+def drawn(rollouts: int, seed: int) -> list[Tensor]:
+    """One half of the rollouts, another for each seed; the global random state is not touched."""
+    if rollouts < 2:
+        return []
+    stream = hashlib.shake_128(f"creditscope proof|{seed}".encode()).digest(rollouts)
+    order = sorted(range(rollouts), key=lambda i: stream[i])
+    half = torch.zeros(rollouts, dtype=torch.float64)
+    half[order[: rollouts // 2]] = 1
+    return [half]
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+@contextmanager
+def _as_before(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Gives what makes gradients empty, and buffers and random numbers what they were; at the end all are as before."""
+    grads = {p: p.grad for p in model.parameters()}
+    buffers = {name: (b, b.detach().clone()) for name, b in model.named_buffers()}
+    device = next(iter(grads)).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        state = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+        def restart() -> None:
+            for p in model.parameters():
+                p.grad = None
+            with torch.no_grad():
+                for name, b in model.named_buffers():
+                    if name in buffers and b is buffers[name][0] and not torch.equal(b, buffers[name][1]):
+                        b.copy_(buffers[name][1])
+            torch.set_rng_state(state[0])
+            if state[1] is not None:
+                torch.cuda.set_rng_state(state[1], device)
+
+        try:
+            yield restart
+        finally:
+            restart()
+            for p, grad in grads.items():
+                p.grad = grad
+
+
+def _compare_gradients(scope: Microscope, under: dict[str, tuple[float, float]], layers: dict[str, Tensor],
+                       checks: dict[str, Any], rounding: float) -> float:
+    worst = 0.0
+    for name, p in _trainable(scope.model).items():
+        plain = _projections(p.grad)
+        trace = float(layers[name].trace()) if name in layers else 0.0
+        scale = sqrt(trace + plain[1] + rounding)
+        apart = max(abs(under[name][0] - plain[0]), abs(sqrt(under[name][1]) - sqrt(plain[1]))) \
+            if name in under else sqrt(plain[1])
+        tolerance = _tolerance(scope, checks, name)
         error = apart / scale / tolerance if scale else 0.0
         if not error <= 1:
             raise CreditscopeError(f"the microscope changes the gradient of {name!r} (by {apart / scale:.2g} of its "
-                                   f"size, tolerance {tolerance:.0g}): a training step under it would go astray. Name "
-                                   f"the module that holds it in slow=[...], and report the model's class")
+                                   f"size, tolerance {tolerance:.0g}): a training step under it would be another step. "
+                                   f"Where the model is random or keeps state outside its buffers, two plain passes "
+                                   f"differ too; else report the model's class")
         worst = max(worst, error)
     return worst
 
 
-def _compare_rows(scope: Microscope, weights: Tensor) -> float:
-    layers, rounding, worst = scope.layers, _rounding(scope), 0.0
-    parameters = [scope.parameters[name] for name in layers]
-    norms = squared_norms([p.new_zeros(1) if p.grad is None else p.grad for p in parameters]).tolist()
+def _require_silence(scope: Microscope, half: Tensor) -> None:
+    """Rollouts without a loss have rows of 0: anything else came through another rollout's activations."""
+    norms = scope.gram.diagonal()
+    loud = [i for i in (half == 0).nonzero().flatten().tolist() if float(norms[i]) != 0]
+    if loud:
+        where = next(name for name, gram in scope.layers.items() if float(gram[loud[0], loud[0]]) != 0)
+        raise CreditscopeError(
+            f"the loss of rollouts {half.nonzero().flatten().tolist()[:4]} … alone has a gradient through rollout "
+            f"{loud[0]} ({len(loud)} such) at {where!r}: the model or the loss mixes rows, by batch statistics for "
+            f"example, or rows= and segments= name the wrong owners")
+
+
+def _compare_rows(scope: Microscope, half: Tensor, layers: dict[str, Tensor], checks: dict[str, Any],
+                  rounding: float) -> float:
+    worst = 0.0
+    grads = [p.new_zeros(1) if (p := scope.parameters[name]).grad is None else p.grad for name in layers]
+    norms = squared_norms([g for g in grads if g is not None]).tolist()
     for (name, gram), norm in zip(layers.items(), norms, strict=True):
-        found = float(weights @ gram @ weights)
-        scale = float(gram.diagonal() @ weights) + norm + rounding
-        error = abs(found - norm) / scale / _tolerance(scope, name) if scale else 0.0
+        found = float(half @ gram @ half)
+        scale = float(gram.diagonal() @ half) + norm + rounding
+        error = abs(found - norm) / scale / _tolerance(scope, checks, name) if scale else 0.0
         if not error <= 1:
             raise CreditscopeError(
                 f"the rows of {name!r} are not those of their rollouts: ‖∇‖² of rollouts "
-                f"{weights.nonzero().flatten().tolist()[:4]} … alone is {norm:.6g}, their rows give {found:.6g}. The "
-                f"model reorders its batch (name the module that does so in slow=[...]), or rows= and segments= name "
-                f"the wrong owners")
+                f"{half.nonzero().flatten().tolist()[:4]} … alone is {norm:.6g}, their rows give {found:.6g}. The "
+                f"model mixes or reorders its rows in a way that was not seen, or rows= and segments= name the wrong "
+                f"owners")
         worst = max(worst, error)
     return worst
 
 
-def _tolerance(scope: Microscope, name: str) -> float:
-    return max(WIDER * scope.checks[name].tolerance, LEAST)
+def _tolerance(scope: Microscope, checks: dict[str, Any], name: str) -> float:
+    known = checks[name].tolerance if name in checks else scope.tolerance
+    return max(WIDER * known, LEAST)
 
 
-def _rounding(scope: Microscope) -> float:
-    """What rounding makes of Σ_i ‖g_i‖² over all parameters."""
-    return (WIDER * scope.eps) ** 2 * float(scope.gram.trace())
-
-
-def _projection(grad: Tensor | None) -> float:
-    """σᵀ G τ for fixed signs, others for rows than for columns: a transposed G has another."""
+def _projections(grad: Tensor | None) -> tuple[float, float]:
+    """σᵀ G τ for fixed signs, others for rows than for columns (a transposed G has another), and ‖G‖²."""
     if grad is None:
-        return 0.0
-    flat = grad.detach().reshape(len(grad), -1) if grad.dim() else grad.detach().reshape(1, 1)
+        return 0.0, 0.0
+    grad = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
+    flat = grad.reshape(len(grad), -1) if grad.dim() else grad.reshape(1, 1)
     wide = torch.promote_types(flat.dtype, torch.float32)
     columns = _signs(flat.shape[1], 0.7548776662466927, flat)
-    return float((flat @ columns).to(wide).double() @ _signs(flat.shape[0], 0.5698402909980532, flat).double())
+    rows = _signs(flat.shape[0], 0.5698402909980532, flat).double()
+    return float((flat @ columns).to(wide).double() @ rows), float(squared_norms([flat])[0])
 
 
 def _signs(count: int, step: float, like: Tensor) -> Tensor:
     up = torch.arange(count, dtype=torch.float64).mul(step).frac().ge(0.5)
     return torch.where(up, 1.0, -1.0).to(like)
-
-
-def _clear(scope: Microscope) -> None:
-    for p in scope.parameters.values():
-        p.grad = None

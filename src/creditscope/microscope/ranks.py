@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.geometry import by_group
+from creditscope.microscope.proof import LEAST, WIDER
 from creditscope.microscope.scope import Check, Microscope
 from creditscope.microscope.shards import block, local, many_ranks, parts
 from creditscope.microscope.sketch import Sketch, Sketcher
@@ -87,6 +88,46 @@ def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Te
               for g, k in by_group(one.gram, here.cpu()) if g not in split}
     check = _prove(everyone, rank, s, reduced_sketch(scopes[0], engine, everyone.names), scopes[0].tolerance)
     return Reading(blocks, split, everyone, ids, rank, s, check)
+
+
+def prove_rows(scope: Microscope | Sequence[Microscope], weights: Tensor | Sequence[Tensor], *, engine: Any = None,
+               scale: float | None = None, ranks: ProcessGroup | None = None) -> Check:
+    """Each row is its rollout's: s Σ_ranks Σ_i h_i S_i = the sketch of ∇ Σ_i h_i J_i, whose passes had no microscope.
+
+    Every rank calls it after plain passes over the same micro-batches, rollout i's loss times h_i, and before clipping
+    or a step. `weights` holds h (N,) for each scope: `draw_weights` gives some that tell any two rollouts apart.
+    """
+    scopes = [scope] if isinstance(scope, Microscope) else list(scope)
+    each = [weights] if isinstance(weights, Tensor) else list(weights)
+    peers = _peers(scopes, ranks)
+    mine: _Mine | CreditscopeError
+    try:
+        mine = _gather_here(scopes, [torch.zeros(len(h), dtype=torch.int64) for h in each], engine, scale, peers.size)
+    except CreditscopeError as error:
+        mine = error
+    counts, s = peers.agree(mine)
+    assert isinstance(mine, _Mine)
+    sketch = mine.sketch
+    weighted = sketch.rows * torch.cat(each).to(sketch.rows)[:, None]
+    everyone = Sketch(s * peers.gather(weighted, counts), sketch.k, sketch.seed, sketch.names)
+    rank = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    try:
+        return _prove(everyone, rank, s, reduced_sketch(scopes[0], engine, sketch.names),
+                      max(WIDER * scopes[0].tolerance, LEAST))
+    except CreditscopeError as error:
+        raise CreditscopeError(f"rows are not those of their rollouts: weighted at random, they do not add up to the "
+                               f"gradient of the weighted losses ({error})") from error
+
+
+def draw_weights(rollouts: int, seed: int, rank: int) -> Tensor:
+    """(N,) float64 in ±[½, 1½], other ones for each seed and rank; the global random state is not touched.
+
+    >>> draw_weights(2, 0, 0).abs().min() >= 0.5
+    tensor(True)
+    """
+    draw = torch.Generator().manual_seed(1_000_003 * seed + rank)
+    size = 0.5 + torch.rand(rollouts, generator=draw, dtype=torch.float64)
+    return size * (2 * torch.randint(0, 2, (rollouts,), generator=draw) - 1)
 
 
 # -- what the engine does ----------------------------------------------------------------------------------------------

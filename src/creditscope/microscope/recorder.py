@@ -1,4 +1,4 @@
-"""What the layers report during one backward pass, and how the reports of one parameter become its Gram.
+"""What operations report during one backward pass, and how the reports of one parameter become its Gram.
 
 A parameter used once is settled on the spot. One used several times (a tied head, a layer called twice) has rows
 g_i = Σ_calls g_i^(c), whose products need all its calls: its factors wait until the pass is over.
@@ -7,8 +7,9 @@ g_i = Σ_calls g_i^(c), whose products need all its calls: its factors wait unti
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from creditscope.errors import CreditscopeError
 from creditscope.microscope.gram import Lookup, Scratch, dense_gram, weight_gram
 from creditscope.microscope.rows import Rows
 from creditscope.microscope.sketch import Block, Sketcher
+from creditscope.microscope.sources import Key, Source, coarsest
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -43,8 +45,12 @@ class Waiting:
 class Recorder:
     """Collects (N, N) Grams and sketches by parameter name while a backward pass runs."""
 
-    def __init__(self, owners: tuple[Tensor | None, Tensor | None], exact: bool, sketcher: Sketcher | None) -> None:
+    def __init__(self, owners: tuple[Tensor | None, Tensor | None], exact: bool, sketcher: Sketcher | None,
+                 parameters: Mapping[str, Tensor]) -> None:
         self._owners, self.exact, self.sketcher = owners, exact, sketcher
+        self.parameters = dict(parameters)
+        """Name → the tensor that stands for it in the graph: the parameter, or what an engine puts in its place."""
+        self.shapes = {name: whole_shape(p) for name, p in parameters.items()}
         self._rows: Rows | None = None
         self.grams: dict[str, Tensor] = {}
         self.sketch: Tensor | None = None
@@ -56,21 +62,39 @@ class Recorder:
         """The sketch of the parts, apart from `sketch`: only these add up over the ranks."""
         self.strays: list[tuple[str, Tensor]] = []
         self.mixing: list[tuple[str, Tensor]] = []
-        self.calls: Counter[tuple[str, str]] = Counter()
+        self.missed: dict[str, str] = {}
+        """Parameters that an operation used in a way that gives no rows → why."""
+        self.walks = True
+        """Whether to look through the graph: among many ranks engines put functions of their own between."""
+        self.walked: set[Any] = set()
+        """Kinds of passes whose graph was looked through."""
+        self.roots: list[Tensor] = []
+        """What the backward started from."""
+        self.nodes: set[Any] = set()
+        """The graph nodes, besides those of our own rules, through which parameters are known to be used."""
+        self.turned: list[Tensor] = []
+        """Results of the present call whose rows are their second axis."""
+        self.uses: list[tuple[Key, str, bool]] = []
+        """(what, kind, whether its other factors carry a gradient) of each use, in the order of the forward."""
+        self.calls: Counter[tuple[Key, str]] = Counter()
+        self._parts: defaultdict[str, set[int | None]] = defaultdict(set)
         self.precision: dict[str, torch.dtype] = {}
         """The reports' precision, by parameter: those that reported are covered."""
-        self._ids: defaultdict[str, list[Tensor]] = defaultdict(list)
-        self._waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
+        self._ids: defaultdict[Key, list[Tensor]] = defaultdict(list)
+        self._waiting: defaultdict[Key, Waiting] = defaultdict(Waiting)
         self._forward = self._backward = self._stale = False
-        self.entered = self.entered_with_grad = self.closed = False
+        self.entered = self.closed = self.pulling = False
+        self.entered_with_grad = False
         self._scratch = Scratch()
 
     # -- the batch ----------------------------------------------------------------------------------------------------
 
     def meet(self, lead: tuple[int, ...], device: torch.device) -> None:
-        """Learn the batch's leading axes from the model's input. One batch a context."""
+        """Learn the batch's leading axes from the model's input. One batch per context."""
         if not lead:
             raise CreditscopeError("the model was given one vector without an axis of rows; give a batch of one row")
+        if 0 in lead:
+            raise CreditscopeError(f"the model was given an empty batch, of shape {lead}; skip it")
         if self._rows is None:
             self._rows = Rows.of(lead, *self._owners, device)
         elif (self._rows.batch, self._rows.width) != (lead[0], lead[1] if len(lead) > 1 else None):
@@ -78,11 +102,22 @@ class Recorder:
                                    f"then one of shape {lead}; open one context for each batch")
 
     def rows(self, x: Tensor, features: int = 1) -> Rows:
-        """The batch's owners; where the model's own input was not seen, the first layer's input stands in for it."""
+        """The batch's owners; where the model's own input was not seen, the first operation's stands in for it."""
         if self._rows is None:
             self.meet(tuple(x.shape[: min(2, x.dim() - features)]), x.device)
         assert self._rows is not None
         return self._rows
+
+    @property
+    def known(self) -> Rows | None:
+        """The batch's owners, once they are known."""
+        return self._rows
+
+    def turned_owner(self, y: Tensor) -> Tensor:
+        """The owners of a result whose rows, or positions, are its second axis."""
+        assert self._rows is not None
+        owners = self._rows.owners.cpu()
+        return owners.flatten().repeat_interleave(y.shape[1] // owners.numel()).expand(y.shape[0], -1)
 
     @property
     def count(self) -> int | None:
@@ -94,20 +129,24 @@ class Recorder:
 
     # -- the life of a pass -------------------------------------------------------------------------------------------
 
-    def forward(self, kind: str, *names: str | None, ids: Tensor | None = None) -> None:
-        """A layer is called. Checkpoints call it again inside the backward, which changes nothing."""
-        if in_backward():
+    def forward(self, kind: str, source: Source | None, follows: bool = True, ids: Tensor | None = None) -> None:
+        """An operation uses a parameter. Checkpoints do so again inside the backward, which changes nothing."""
+        if in_backward() or source is None:
             return
         self._forward = True
         self._stale |= self._backward
-        for name in names:
-            if name is not None:
-                self.calls[name, kind] += 1
-                if ids is not None:
-                    self._ids[name].append(ids)
+        keys = [Key(name) for name in source.names] if source.key is None else [source.key]
+        for key in keys:
+            if source.ids is not None and ids is None and self._rows is not None:
+                kind, ids = "lookup", source.ids.expand(self._rows.count, -1)
+            self.calls[key, kind if source.key is not None else "dense"] += 1
+            self._parts[key.name].add(key.part)
+            self.uses.append((key, kind, follows))
+            if ids is not None:
+                self._ids[key].append(ids)
 
     def backward(self) -> None:
-        """A layer's gradient arrives."""
+        """An operation's gradient arrives."""
         if self.closed:
             raise CreditscopeError("backward ran after the Microscope was closed; call loss.backward() inside the with "
                                    "block that holds the forward pass")
@@ -120,75 +159,175 @@ class Recorder:
         if getattr(ctx, "spent", False):
             raise _twice()
         ctx.spent = True  # type: ignore[attr-defined]
+        if not self._backward and self.roots and self.walks:
+            kinds = frozenset((key.name, kind) for key, kind, _ in self.uses)
+            if kinds not in self.walked:  # a pass of another kind than those before
+                self.walked.add(kinds)
+                self.miss_unseen()
         self.backward()
+
+    def miss_unseen(self) -> None:
+        """Each edge of the graph into a parameter must come from a rule, or from an operation that was seen.
+
+        A sum over rollouts may hide a use that was not seen, where gradients cancel; the graph does not.
+        """
+        names = {id(p): name for name, p in self.parameters.items()}
+        known, todo, seen = self.nodes, [x.grad_fn for x in self.roots if x.grad_fn is not None], set()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            for after, _ in node.next_functions:
+                if after is None:
+                    continue
+                name = names.get(id(getattr(after, "variable", None)))
+                if name is not None and node not in known and type(node).__name__.removesuffix("Backward") not in RULED:
+                    self.missed.setdefault(name, f"no torch call that uses it was seen, but {node.name()} does")
+                elif name is None:
+                    todo.append(after)
 
     @property
     def seen(self) -> tuple[bool, bool]:
         """Whether a forward and a backward were seen."""
         return self._forward, self._backward
 
-    # -- reports: each returns the gradient that goes on to .grad -----------------------------------------------------
+    def repeats(self) -> bool:
+        """Whether the uses are one sequence two or more times, each from inputs without a gradient: several forwards.
 
-    def matrix(self, name: str, delta: Tensor, a: Tensor) -> Tensor:
-        """dW_i = Σ_t δ_it a_itᵀ, given (N, T, o) and (N, T, d)."""
-        self.precision[name] = a.dtype
+        Where the model itself was called, its own call tells how often, and one call may use a part of it twice.
+        """
+        if self.entered_with_grad:
+            return False
+        starts = [i for i, use in enumerate(self.uses) if use == self.uses[0] and not use[2]]
+        return any(len(self.uses) % i == 0 and self.uses == self.uses[:i] * (len(self.uses) // i)
+                   for i in starts[1:])
+
+    # -- reports: each returns the gradient that goes on to the tensor of its source ----------------------------------
+
+    def matrix(self, source: Source, delta: Tensor, a: Tensor) -> Tensor:
+        """D_i = Σ_t δ_it a_itᵀ, given (N, T, o) and (N, T, d)."""
+        key = source.key
+        if key is None or not source.matrix or self._overlaps(key):
+            return self.dense(source, torch.bmm(delta.transpose(1, 2), a))
+        first, second = (a, delta) if source.turned else (delta, a)
+        self._note(key.name, coarsest(a.dtype, source.precision))
         if self.sketcher is not None:
-            self._sketch(name, self.sketcher.matrix(name, delta, a, self.blocks.get(name)))
-        lookups = self.calls[name, "lookup"]
-        alone = self.calls[name, "matrix"] <= 1 and self.calls[name, "dense"] == 0
+            self._sketch(key.name, self.sketcher.matrix(key.name, first, second, self._block(key)))
+        alone = self.calls[key, "matrix"] <= 1 and self.calls[key, "dense"] == 0
         if not self.exact or not alone:
             if self.exact:
-                self._waiting[name].factors.append((delta, a))
-            return delta.flatten(0, 1).t() @ a.flatten(0, 1)
-        dw, gram = weight_gram(delta, a, self._scratch)
-        self._add(name, gram)
-        if lookups:
-            seen = torch.unique(torch.cat([ids.flatten() for ids in self._ids[name]]))
-            self._waiting[name].head = torch.bmm(delta[:, :, seen].transpose(1, 2), a)
-            self._waiting[name].head_ids = seen
-        return dw
+                self._waiting[key].factors.append((first, second))
+            dw = first.flatten(0, 1).t() @ second.flatten(0, 1)
+        else:
+            dw, gram = weight_gram(first, second, self._scratch)
+            self._add(key.name, gram)
+            if self.calls[key, "lookup"]:
+                seen = torch.unique(torch.cat([ids.flatten() for ids in self._ids[key]]))
+                self._waiting[key].head = torch.bmm(first[:, :, seen].transpose(1, 2), second)
+                self._waiting[key].head_ids = seen
+        return dw.t() if source.turned else dw
 
-    def lookup(self, name: str, ids: Tensor, delta: Tensor) -> None:
+    def lookup(self, source: Source, ids: Tensor, delta: Tensor) -> None:
         """Row ids_it of rollout i gets δ_it, given (N, T) and (N, T, d)."""
-        self.precision.setdefault(name, delta.dtype)
+        key = source.key
+        if key is None or not source.matrix or source.turned or key.part is not None or self._overlaps(key):
+            wide = torch.promote_types(delta.dtype, torch.float32)
+            rows = delta.new_zeros(len(ids), *source.tensor.shape, dtype=wide)
+            slot = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+            self.dense(source, rows.index_put_((slot, ids), delta.to(rows.dtype), accumulate=True))
+            return
+        self._note(key.name, delta.dtype)
         if self.sketcher is not None:
-            self._sketch(name, self.sketcher.rows(name, ids, delta, self.heights[name], self.blocks.get(name)))
+            self._sketch(key.name, self.sketcher.rows(key.name, ids, delta, source.shape[0], self.blocks.get(key.name)))
         if not self.exact:
             return
-        if sum(self.calls[name, kind] for kind in ("matrix", "lookup", "dense")) > 1:
-            self._waiting[name].lookups.append((ids, delta))
+        if self._count(key) > 1:
+            self._waiting[key].lookups.append((ids, delta))
         else:
-            self._add(name, Lookup(ids, delta).gram())
+            self._add(key.name, Lookup(ids, delta).gram())
 
-    def dense(self, name: str, g: Tensor) -> Tensor:
-        """Explicit rows (N, *shape)."""
-        self.precision[name] = g.dtype
+    def dense(self, source: Source, g: Tensor) -> Tensor:
+        """Explicit rows (N, *tensor.shape)."""
+        total = g.sum(dim=0)
+        if source.ids is not None and source.key is not None:
+            ids, delta = source.ids.expand(len(g), -1), source.straight(g)
+            if source.padding >= 0:
+                delta = delta.masked_fill((ids == source.padding)[..., None], 0)
+            self.lookup(self.own(source), ids, delta)
+        elif source.key is None:
+            self.pulling = True
+            try:
+                found = source.pull(g.to(source.tensor.dtype), self.parameters)
+            finally:
+                self.pulling = False
+            for name, rows in found.items():
+                self._explicit(Key(name), rows, coarsest(source.precision, g.dtype))
+        else:
+            self._explicit(source.key, source.straight(g), coarsest(g.dtype, source.precision))
+        return total
+
+    def _explicit(self, key: Key, g: Tensor, precision: torch.dtype) -> None:
+        if key.part is not None and self._overlaps(key):  # used as a whole too: its rows are the whole parameter's
+            whole = g.new_zeros(len(g), *self.shapes[key.name])
+            whole[:, key.part] = g
+            key, g = Key(key.name), whole
+        self._note(key.name, precision)
+        g = g.to(torch.promote_types(g.dtype, self.parameters[key.name].dtype))
         if self.sketcher is not None:
-            self._sketch(name, self.sketcher.dense(name, g, self.blocks.get(name)))
-        if self.exact:
-            if sum(self.calls[name, kind] for kind in ("matrix", "lookup", "dense")) > 1:
-                held = self._waiting[name].dense
-                self._waiting[name].dense = g if held is None else held + g
+            block = self.blocks.get(key.name)
+            if key.part is not None:
+                block, rows = Block(self.shapes[key.name], (key.part, *[0] * (g.dim() - 1))), g[:, None]
             else:
-                self._add(name, dense_gram(g))
-        return g.sum(dim=0)
+                rows = g
+            self._sketch(key.name, self.sketcher.dense(key.name, rows, block))
+        if self.exact:
+            if self._count(key) > 1 or self._overlaps(key):
+                held = self._waiting[key].dense
+                self._waiting[key].dense = g if held is None else held + g
+            else:
+                self._add(key.name, dense_gram(g))
+
+    def own(self, source: Source) -> Source:
+        """The parameter of which a source holds looked-up rows."""
+        name = source.names[0]
+        return Source.parameter(name, self.parameters[name])
 
     def stray(self, name: str, total: Tensor | None) -> None:
         if total is not None:
             self.strays.append((name, total))
 
-    heights: dict[str, int]
-    """Rows of each looked-up parameter."""
+    def miss(self, source: Source, why: str) -> None:
+        """An operation uses this tensor in a way that gives no rows."""
+        for name in source.names:
+            self.missed.setdefault(name, why)
+
+    def _note(self, name: str, precision: torch.dtype) -> None:
+        self.precision[name] = coarsest(precision, self.precision.get(name, torch.float64))
+
+    def _count(self, key: Key) -> int:
+        return sum(self.calls[key, kind] for kind in ("matrix", "lookup", "dense"))
+
+    def _overlaps(self, key: Key) -> bool:
+        """Whether a stack is used both as a whole and matrix by matrix."""
+        parts = self._parts[key.name]
+        return None in parts and len(parts) > 1
+
+    def _block(self, key: Key) -> Block | None:
+        if key.part is None:
+            return self.blocks.get(key.name)
+        _, height, width = self.shapes[key.name]
+        return Block((self.shapes[key.name][0] * height, width), (key.part * height, 0))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def settle(self) -> None:
         """Take the products of the parameters that had to wait."""
-        for name, waiting in self._waiting.items():
-            gram = joint_gram(waiting, self.heights.get(name, 0))
+        for key, waiting in self._waiting.items():
+            gram = joint_gram(waiting, self.shapes[key.name])
             if gram is not None:
-                self._add(name, gram)
+                self._add(key.name, gram)
         self._waiting.clear()
 
     def _add(self, name: str, gram: Tensor) -> None:
@@ -201,7 +340,16 @@ class Recorder:
             self.sketch = rows if self.sketch is None else self.sketch + rows
 
 
-def joint_gram(waiting: Waiting, height: int) -> Tensor | None:
+RULED = ("_Multiply", "_Stack", "_Lookup", "_Spread", "_Along")
+"""The nodes of our own rules."""
+
+
+def whole_shape(p: Tensor) -> tuple[int, ...]:
+    """A parameter's shape, also while ZeRO-3 has emptied it."""
+    return tuple(getattr(p, "ds_shape", p.shape))
+
+
+def joint_gram(waiting: Waiting, shape: tuple[int, ...]) -> Tensor | None:
     """The Gram of g_i = Σ_calls g_i^(c), less what was counted when a tied head reported; None where that was all."""
     lookup = Lookup(torch.cat([ids for ids, _ in waiting.lookups], dim=1),
                     torch.cat([delta for _, delta in waiting.lookups], dim=1)) if waiting.lookups else None
@@ -213,7 +361,7 @@ def joint_gram(waiting: Waiting, height: int) -> Tensor | None:
         if delta is not None and a is not None:
             rows = rows + torch.bmm(delta.transpose(1, 2), a).view_as(rows)
         if lookup is not None:
-            whole = rows.new_zeros(len(rows), height, rows.shape[-1])
+            whole = rows.new_zeros(len(rows), *shape)
             whole[:, lookup.seen] = lookup.slice(0, rows.shape[-1]).to(rows.dtype)
             rows = rows + whole
         return dense_gram(rows)

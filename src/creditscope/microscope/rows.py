@@ -1,8 +1,9 @@
 """Which rollout owns each position of a batch.
 
 A batch has B rows of T positions. By default row i is rollout i. Several rows may belong to one rollout (`rows`, one id
-a row), and a packed row may hold several rollouts (`segments`, one id a position). Layers see activations whose leading
-axes are (B, T, ...) or (B·T,); everything here turns those into "N rollouts × their positions".
+per row), and a packed row may hold several rollouts (`segments`, one id per position). Operations see activations whose
+leading axes are (B, T, ...) or (B·T,), or vectors that were picked from such ones (`gathered`); everything here turns
+those into "N rollouts × their positions".
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Rows:
     """Base positions that belong to nobody; None where there are none."""
     pieces: tuple[Tensor, ...] = ()
     """Each rollout's base positions, without padding."""
+    picked: bool = False
+    """Whether the units are vectors picked from a batch: then they are what `owner` names, whatever their axes."""
 
     @staticmethod
     def of(lead: tuple[int, ...], rows: Tensor | None, segments: Tensor | None, device: torch.device) -> Rows:
@@ -63,18 +66,21 @@ class Rows:
             raise CreditscopeError(f"{what} must hold the ids 0 ... N−1, each at least once, and −1 for nobody; got "
                                    f"ids from {int(flat.min())} to {int(flat.max())}"
                                    + (f", without {absent[0]}" if absent else ""))
-        pieces = [(flat == i).nonzero().squeeze(1) for i in range(count)]
-        index = torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True)
-        real = torch.arange(index.shape[1]) < present[:, None]
-        lost = (flat == NOBODY).nonzero().squeeze(1)
-        return Rows(batch, width, count, owner.to(device), index.to(device),
-                    None if bool(real.all()) else real.to(device), lost.to(device) if len(lost) else None,
-                    tuple(piece.to(device) for piece in pieces))
+        return _sorted(batch, width, count, owner, device)
+
+    def gathered(self, owner: Tensor, device: torch.device) -> Rows:
+        """Owners of vectors that were picked from this batch: `owner` holds one rollout per vector, of any shape."""
+        return _sorted(owner.numel(), None, self.count, owner, device, picked=True)
+
+    @property
+    def owners(self) -> Tensor:
+        """(B,) or (B, T): the rollout of each unit."""
+        return torch.arange(self.batch) if self.owner is None else self.owner
 
     @property
     def by_position(self) -> bool:
         """Whether owners are named for each position rather than for each row."""
-        return self.owner is not None and self.owner.dim() == 2
+        return self.owner is not None and self.owner.dim() == 2 and not self.picked
 
     @property
     def base(self) -> int:
@@ -84,25 +90,23 @@ class Rows:
     def owned(self, lead: tuple[int, ...], where: str) -> int:
         """How many vectors with leading axes `lead` fall to each base unit; an error where the owner cannot be told."""
         size = prod(lead)
+        if self.picked:
+            if self.base and (size < self.base or size % self.base):
+                raise CreditscopeError(f"{where} got vectors with leading axes {lead}, but {self.base} were picked")
+            return size // max(self.base, 1)
         tokens = self.batch * (self.width or 1)
         fits = lead[:2] == (self.batch, self.width) or lead == (tokens,) if self.by_position else \
             lead[:1] == (self.batch,) or (lead == (tokens,) and self.width is not None)
-        if fits and lead == (self.batch,) and self.width not in (None, 1) and not self.by_position:
-            # Tokens picked by a router may happen to be as many as the rows; the self-check would not notice.
-            raise CreditscopeError(f"{where} got {self.batch} vectors in a batch of {self.batch} rows of {self.width} "
-                                   f"positions: whether they are one a row cannot be told. If they are, name it in "
-                                   f"slow=[...]; if not, the module around it")
         if not fits:
             hint = " (with segments, keep all positions: no logits_to_keep)" if self.by_position else ""
             raise CreditscopeError(
                 f"{where} got vectors with leading axes {lead}, but the batch has {self.batch} rows"
-                + (f" of {self.width} positions" if self.width else "") + f", so their rollouts cannot be told{hint}. "
-                f"Name the module around it in slow=[...] to have it measured as a whole")
+                + (f" of {self.width} positions" if self.width else "") + f", so their rollouts cannot be told{hint}")
         return size // self.base
 
     def arrange(self, x: Tensor, where: str, blank: bool = False) -> Tensor:
         """(*lead, d) → (N, W, d): each rollout's vectors side by side; `blank` sets the padding to 0."""
-        if self.index is None and x.dim() == 3 and x.shape[0] == self.batch:
+        if self.index is None and not self.picked and x.dim() == 3 and x.shape[0] == self.batch:
             return x
         each = self.owned(tuple(x.shape[:-1]), where)
         units = x.reshape(self.base, each, x.shape[-1])
@@ -115,19 +119,25 @@ class Rows:
 
     def stray(self, x: Tensor) -> Tensor | None:
         """Σ x² over the vectors that belong to nobody; it has to be 0."""
-        if self.lost is None:
+        if self.lost is None or self.base == 0:
             return None
         return x.reshape(self.base, -1)[self.lost].float().square().sum()
 
     def spread_shape(self, lead: tuple[int, ...], features: int, where: str) -> tuple[int, ...]:
         """The leading axes of one copy of a parameter per base unit that broadcasts against (*lead, *features)."""
         self.owned(lead, where)
-        kept = lead[:2] if self.by_position and len(lead) > 1 else lead[:1]
+        if self.picked:
+            assert self.owner is not None
+            kept = lead[: self.owner.dim()]
+        else:
+            kept = lead[:2] if self.by_position and len(lead) > 1 else lead[:1]
         return (*kept, *[1] * (len(lead) + 1 - features - len(kept)))
 
     def fold(self, g: Tensor, features: int) -> Tensor:
         """(*spread, *shape) gradients of the copies → (N, *shape): each rollout's sum."""
         shape = g.shape[g.dim() - features:]
+        if self.base == 0:
+            return g.new_zeros(self.count, *shape)
         units = g.reshape(self.base, -1, *shape).sum(dim=1)
         if self.index is None:
             return units
@@ -136,41 +146,34 @@ class Rows:
             picked = picked.masked_fill(~self.real.reshape(*self.real.shape, *[1] * features), 0)
         return picked.sum(dim=1)
 
-    def expand(self, ids: Tensor) -> Tensor:
-        """Ids shared by all rows, (1, T) or (T,), become (B, T): a shared look-up would sum over rows unseen."""
-        if ids.dim() == 1 and self.batch > 1 and len(ids) == self.width:
-            if self.width == self.batch:
-                raise CreditscopeError(f"ids of shape ({self.width},) in a batch of {self.batch} rows of {self.width} "
-                                       f"positions may be one a row or one a position; give the batch another width")
-            return ids.expand(self.batch, *ids.shape)
-        return ids.expand(self.batch, *ids.shape[1:]) if ids.dim() > 1 and ids.shape[0] == 1 else ids
-
-    # -- one rollout at a time, for modules that are run again for each ------------------------------------------------
-
-    def _units(self, x: Tensor) -> Tensor | None:
-        """x with one leading axis of base units, or None where x is not laid out by rows."""
-        if self.width is not None and x.dim() > 0 and x.shape[0] == self.batch * self.width != self.batch:
-            return x if self.by_position else x.reshape(self.batch, self.width, *x.shape[1:])
-        if self.by_position:
-            return x.flatten(0, 1) if tuple(x.shape[:2]) == (self.batch, self.width) else None
-        return x if x.dim() > 0 and x.shape[0] == self.batch else None
-
-    def _of(self, i: int) -> Tensor | slice:
-        return self.pieces[i] if self.pieces else slice(i, i + 1)
+    # -- one rollout at a time, for operations that are run again for each --------------------------------------------
 
     def piece(self, x: Tensor, i: int) -> Tensor | None:
-        """The part of x that is rollout i's, in the layout of a smaller batch; None where x is shared by all rows."""
-        units = self._units(x)
-        if units is None:
-            return None
-        part = units[self._of(i)]
-        flat = self.width is not None and x.shape[0] == self.batch * self.width != self.batch
+        """The part of x that is rollout i's, in the layout of a smaller batch; None where x is not laid out by rows."""
+        at = self.pieces[i] if self.pieces else slice(i, i + 1)
+        if self.picked:
+            assert self.owner is not None
+            axes = self.owner.dim()
+            return x.flatten(0, axes - 1)[at] if x.shape[:axes] == self.owner.shape else None
+        flat = self.width is not None and x.dim() > 0 and x.shape[0] == self.batch * self.width != self.batch
         if self.by_position:
-            return part if flat else part[None]
-        return part.flatten(0, 1) if flat else part
+            if flat:
+                return x[at]
+            return x.flatten(0, 1)[at][None] if tuple(x.shape[:2]) == (self.batch, self.width) else None
+        if flat:
+            return x.reshape(self.batch, -1, *x.shape[1:])[at].flatten(0, 1)
+        return x[at] if x.dim() > 0 and x.shape[0] == self.batch else None
 
-    def place(self, out: Tensor, part: Tensor, i: int) -> None:
-        """Write rollout i's part into a tensor of the batch's layout: the inverse of `piece`."""
-        units = self._units(out)
-        assert units is not None
-        units[self._of(i)] = part.reshape(units[self._of(i)].shape)
+
+def _sorted(batch: int, width: int | None, count: int, owner: Tensor, device: torch.device,
+            picked: bool = False) -> Rows:
+    """Units side by side by their owners; an owner may have none where they were picked."""
+    flat = owner.flatten().cpu()
+    present = torch.bincount(flat[flat >= 0], minlength=count)
+    pieces = [(flat == i).nonzero().squeeze(1) for i in range(count)]
+    index = torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True)
+    real = torch.arange(index.shape[1]) < present[:, None]
+    lost = (flat < 0).nonzero().squeeze(1)
+    return Rows(batch, width, count, owner.to(device), index.to(device),
+                None if bool(real.all()) else real.to(device), lost.to(device) if len(lost) else None,
+                tuple(piece.to(device) for piece in pieces), picked)

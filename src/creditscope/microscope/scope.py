@@ -5,8 +5,8 @@
         loss.backward()
     scope.gram          # K_ij = ⟨g_i, g_j⟩ over all trainable parameters
 
-Nothing of the model or the loss is changed: while the context is open, the layers that hold trainable parameters are
-called through the rules of `layers`; afterwards they are as before.
+Nothing of the model or the loss is changed. While the context is open, torch calls that use trainable parameters are
+seen (`watch`) and go through the rules of `operations`; modules run as they are, once, in their own mode.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.gram import SQUARABLE, squared_norms
-from creditscope.microscope.layers import rule_for
 from creditscope.microscope.recorder import Recorder, in_backward
-from creditscope.microscope.shards import add_norms, add_parts, local, many_ranks, on_shards, stand_ins, whole_shape
-from creditscope.microscope.site import Rule, Site
+from creditscope.microscope.shards import add_norms, add_parts, local, many_ranks
 from creditscope.microscope.sketch import Sketch, Sketcher
-from creditscope.microscope.whole import whole
+from creditscope.microscope.sources import Source
+from creditscope.microscope.watch import Watch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -58,26 +58,26 @@ class Microscope:
 
     Rows of the batch are rollouts. `rows` (B,) merges rows into rollouts; `segments` (B, T) names the rollout of each
     position of packed rows, −1 for nobody. `sketch=k` adds a k×k sketch of every row, for pairs in other batches;
-    `exact=False` keeps the sketch alone. Parameters whose names match `allow` may stay uncovered; modules named in
-    `slow` are measured as a whole, by running them again for each rollout.
+    `exact=False` keeps the sketch alone. Parameters whose names match a pattern in `allow` may stay uncovered; autograd
+    functions and operators of others whose names match one in `trust` are taken to leave rows where they are.
     """
 
     def __init__(self, model: nn.Module, *, rows: Tensor | None = None, segments: Tensor | None = None,
                  exact: bool = True, sketch: int | Sketcher | None = None, allow: Sequence[str] = (),
-                 slow: Sequence[str] = (), tolerance: float | None = None) -> None:
-        if rows is not None and segments is not None:
-            raise CreditscopeError("give rows (one rollout id a row) or segments (one a position), not both")
-        if not exact and sketch is None:
-            raise CreditscopeError("exact=False leaves nothing to measure; give sketch=16, or exact=True")
+                 trust: Sequence[str] = (), tolerance: float | None = None) -> None:
+        check_arguments(model, rows, segments, exact, sketch, {"allow": allow, "trust": trust}, tolerance)
         self.model, self._owners, self.exact = model, (rows, segments), exact
         self.sketcher = Sketcher(sketch) if isinstance(sketch, int) else sketch
-        self._allow, self._slow, self._tolerance = tuple(allow), tuple(slow), tolerance
-        self.parameters = check_model(model)
-        self._plan = plan(model, self.parameters, self._slow)
+        self._allow, self._trust, self._tolerance = tuple(allow), tuple(trust), tolerance
+        self.parameters = check_model(model, self._allow)
         self._open: Recorder | None = None
+        self._watch: Watch | None = None
+        self._walked: set[Any] = set()
+        """Kinds of passes whose graph was looked through."""
         self._undo: list[Callable[[], None]] = []
         self._norms: dict[str, list[Tensor]] = {}
         self._kept: dict[str, Tensor] = {}
+        self._measured: set[int] = set()
         self._older: set[str] = set()
         """Parameters whose .grad held something when the context was entered, or will hold other ranks' gradients."""
         self._weighed: set[str] = set()
@@ -156,10 +156,11 @@ class Microscope:
     def __enter__(self) -> Microscope:
         if self._open is not None:
             raise CreditscopeError("this Microscope is open already; it does not nest")
-        self._look_again()
-        recorder = Recorder(self._owners, self.exact, self.sketcher)
-        shapes = {name: whole_shape(p) for name, p in self.parameters.items()}
-        recorder.heights = {name: shape[0] for name, shape in shapes.items() if len(shape) == 2}
+        self.parameters = check_model(self.model, self._allow)  # some may have been frozen, thawed or replaced
+        if not _MEASURED.isdisjoint(map(id, self.parameters.values())):
+            raise CreditscopeError("another Microscope is open on this model; close it first")
+        recorder = Recorder(self._owners, self.exact, self.sketcher, self.parameters)
+        recorder.walked, recorder.walks = self._walked, not many_ranks()
         self._open, self._result, self._norms, self._kept = recorder, None, {}, {}
         self._older, self._weighed = set(), set()
         try:
@@ -168,13 +169,6 @@ class Microscope:
             self._remove()
             raise
         return self
-
-    def _look_again(self) -> None:
-        """Parameters may have been frozen, thawed or replaced, and modules wrapped, since the last time."""
-        found = check_model(self.model)
-        same = found.keys() == self.parameters.keys() and all(p is self.parameters[name] for name, p in found.items())
-        if not same or any(site.module.forward != site.original for site, _ in self._plan):
-            self.parameters, self._plan = found, plan(self.model, found, self._slow)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
@@ -187,63 +181,51 @@ class Microscope:
 
     def _install(self, recorder: Recorder) -> None:
         ranks = many_ranks()
-        for site, rule in self._plan:
-            forward = rule(site, recorder)
-            self._patch(site.module, self._watch(site, on_shards(site, recorder, forward)) if ranks else forward)
+        self._measured = {id(p) for p in self.parameters.values()}
+        _MEASURED.update(self._measured)
+        watch = self._watch = Watch(recorder, self.model, self._stand_in if ranks else None, self._trust)
         for module in entrances(self.model):
-            handle = module.register_forward_pre_hook(_meet(recorder, module is self.model), with_kwargs=True)
-            self._undo.append(handle.remove)
+            hook = _meet(recorder, watch, module is self.model)
+            self._undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         # Where .grad is empty now, it holds this pass's gradient at the end. Elsewhere it is caught as it comes: among
         # many ranks always, before an engine reduces it.
         for name, p in self.parameters.items():
             if p.grad is not None or ranks:
                 self._undo.append(p.register_hook(self._weigh(name, p)).remove)  # type: ignore[no-untyped-call]
                 self._older.add(name)
-
-    def _patch(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        own = module.__dict__.get("forward")
-
-        def undo() -> None:
-            module.__dict__.pop("_creditscope", None)
-            if own is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = own
-
-        self._undo.append(undo)
-        module.__dict__["forward"] = forward
-        module.__dict__["_creditscope"] = True
+        watch.__enter__()  # type: ignore[no-untyped-call]
 
     def _remove(self) -> None:
         if self._open is not None:
             self._open.closed = True
+            self._open.roots, self._open.nodes = [], set()  # the graph holds the recorder: nothing would free either
         self._open = None
+        if self._watch is not None:
+            self._watch.leave()
+            self._watch = None
+            _MEASURED.difference_update(self._measured)
         for undo in reversed(self._undo):
             undo()
         self._undo = []
 
-    def _watch(self, site: Site, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A sharding engine puts whole tensors in the parameters' place for a call: weigh what arrives at those."""
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            for path, name in site.names.items():
-                p = site.module.get_parameter(path)
-                if p is not self.parameters[name] and name not in self._weighed:
-                    self._weighed.add(name)
-                    self._undo.append(p.register_hook(self._weigh(name, p)).remove)  # type: ignore[no-untyped-call]
-            return forward(*args, **kwargs)
-
-        return watched
+    def _stand_in(self, x: Tensor) -> str | None:
+        """The parameter in whose place a sharding engine has put x for a call: weigh what arrives there instead."""
+        name = next((name for name, p in self.model.named_parameters() if p is x and name in self.parameters), None)
+        if name is not None and name not in self._weighed:
+            self._weighed.add(name)
+            self._undo.append(x.register_hook(self._weigh(name, x)).remove)  # type: ignore[no-untyped-call]
+        return name
 
     def _weigh(self, name: str, p: Tensor) -> Callable[[Tensor], None]:
         """‖∇‖² of the gradient as it arrives, before it is added to what .grad holds already."""
 
         def hook(g: Tensor) -> None:
+            if self._open is not None and self._open.pulling:
+                return  # rows on their way through what a parameter was made into
             self._norms.setdefault(name, []).append(squared_norms([local(g.detach())])[0])
             if len(self._norms[name]) == 1:
                 recorder = self._open
-                shared = recorder is not None and sum(
-                    recorder.calls[name, kind] for kind in ("matrix", "lookup", "dense")) > 1
+                shared = recorder is not None and sum(use[0].name == name for use in recorder.uses) > 1
                 if shared and p.grad is not None:
                     # Reentrant checkpoints deliver a shared parameter's gradient in parts; the sum needs the start.
                     self._kept[name] = p.grad.detach().clone()
@@ -254,8 +236,9 @@ class Microscope:
         forward, backward = recorder.seen
         norms = add_norms(recorder, self._arrived(recorder))
         if not forward and not recorder.entered and (backward or norms):
-            raise CreditscopeError("a backward ran inside the Microscope, but its forward ran before the with block; "
-                                   "put both inside")
+            raise CreditscopeError("a backward ran inside the Microscope, but no forward of the model with rows: it "
+                                   "ran before the with block, or its input was made inside and given to a part of "
+                                   "the model. Put both passes inside, and call the model itself")
         if not backward and not norms:
             if forward:
                 raise CreditscopeError("a forward ran inside the Microscope, but no backward; call loss.backward() "
@@ -265,6 +248,8 @@ class Microscope:
         if wild is not None:
             raise CreditscopeError(f"the gradient of {wild!r} is not finite, so its rows have no geometry: the loss or "
                                    f"its scale overflowed, or the run has diverged")
+        if recorder.repeats():
+            raise _two_forwards()
         recorder.settle()
         add_parts(recorder)
         _refuse_strays(recorder)
@@ -273,7 +258,13 @@ class Microscope:
 
     def _arrived(self, recorder: Recorder) -> dict[str, float]:
         """‖∇‖² of this pass by parameter, for those that got a gradient."""
-        whole = {name: p.grad for name, p in self.parameters.items() if name not in self._older and p.grad is not None}
+        new = {name: p for name, p in self.model.named_parameters()
+               if p.requires_grad and p.grad is not None and self.parameters.get(name) is not p
+               and name not in self._weighed}  # made in the forward
+        for name in new:
+            recorder.miss(Source.parameter(name, new[name]), "it was made in the forward pass")
+        whole = {name: p.grad for name, p in (self.parameters | new).items()
+                 if (name in new or name not in self._older) and p.grad is not None}
         gone = next((name for name in recorder.precision if name not in self._older and name not in whole), None)
         if gone is not None:
             raise CreditscopeError(f"the gradient of {gone!r} is gone before the with block has ended, so nothing is "
@@ -287,21 +278,25 @@ class Microscope:
                 grad = self.parameters[name].grad
                 assert grad is not None
                 whole[name] = grad - self._kept[name] if name in self._kept else grad
-        norms = dict(zip(whole, squared_norms(list(whole.values())).tolist(), strict=True))
-        return {name: norms[name] if name in norms else float(self._norms[name][0]) for name in self.parameters
+        real = [torch.view_as_real(g) if g.is_complex() else g.to_dense() if g.is_sparse else g for g in whole.values()]
+        norms = dict(zip(whole, squared_norms(real).tolist(), strict=True))
+        return {name: norms[name] if name in norms else float(self._norms[name][0]) for name in self.parameters | new
                 if name in norms or name in self._norms}
 
     def _judge(self, recorder: Recorder, norms: dict[str, float]) -> _Result:
         """The self-check: every parameter that got a gradient is accounted for, and by the right amount."""
         names = list(norms)
+        for name in recorder.missed:  # what is known of it is not all of it
+            recorder.precision.pop(name, None)
+            recorder.grams.pop(name, None)
         missing = [name for name in names if name not in recorder.precision and norms[name] > 0
                    and not any(fnmatchcase(name, pattern) for pattern in self._allow)]
         if missing:
+            why = recorder.missed.get(missing[0], "no torch call that uses it was seen, as in compiled code, a fused "
+                                                  "kernel, or an autograd.Function of its own")
             raise CreditscopeError(
-                f"{len(missing)} parameter(s) got a gradient that the microscope did not see, first {missing[0]!r}: it "
-                f"is used outside the forward of the module that holds it (a fused head, a compiled model). Name the "
-                f"module whose forward uses it in slow=[{_around(missing[0])!r}] to measure that as a whole, or the "
-                f"parameter in allow=[...] to measure without it")
+                f"{len(missing)} parameter(s) got a gradient that the microscope cannot split into rows, first "
+                f"{missing[0]!r}: {why}. Name it in allow=[{missing[0]!r}] to measure without it")
         total = sum(norms.values())
         covered = sum(norms[name] for name in names if name in recorder.precision)
         coverage = covered / total if total > 0 else 1.0
@@ -326,9 +321,9 @@ class Microscope:
             if not check.error <= check.tolerance:
                 raise CreditscopeError(
                     f"self-check failed for {name!r}: Σ K = {check.from_gram:.6g}, but ‖∇‖² = {check.from_grad:.6g} "
-                    f"(off by {check.error:.2g}, tolerance {check.tolerance:.0g}). The parameter is used in a way the "
-                    f"microscope did not see (then name the module whose forward does so in slow=[...]), or an engine "
-                    f"scaled its gradient{_out_of_range(check, recorder.precision[name])}")
+                    f"(off by {check.error:.2g}, tolerance {check.tolerance:.0g}). The parameter is used besides in a "
+                    f"way that the microscope did not see (compiled code, a fused kernel), or an engine or a hook "
+                    f"changed its gradient{_out_of_range(check, recorder.precision[name])}")
         return _Result(layers, checks, coverage, sketch, precisions, recorder.mesh)
 
     def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, Check]:
@@ -385,11 +380,39 @@ def _out_of_range(check: Check, precision: torch.dtype) -> str:
 # -- before anything runs ----------------------------------------------------------------------------------------------
 
 
-def check_model(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The trainable parameters by name; an error where the model cannot be measured."""
+_MEASURED: set[int] = set()
+"""Parameters (by identity) that an open Microscope measures."""
+
+
+def check_arguments(model: Any, rows: Any, segments: Any, exact: Any, sketch: Any, patterns: dict[str, Any],
+                    tolerance: Any) -> None:
+    """Refuse arguments that mean nothing, with what they may be."""
+    if not isinstance(model, nn.Module):
+        raise CreditscopeError(f"Microscope measures a torch.nn.Module, got {type(model).__name__}")
+    for what, ids, where in (("rows", rows, "row, shape (B,)"), ("segments", segments, "position, shape (B, T)")):
+        if ids is not None and (not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex()
+                                or ids.dtype == torch.bool):
+            given = f"a tensor of {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise CreditscopeError(f"{what}= is a tensor of whole numbers, one rollout id per {where}; got {given}")
+    if rows is not None and segments is not None:
+        raise CreditscopeError("give rows (one rollout id per row) or segments (one per position), not both")
+    if not (sketch is None or isinstance(sketch, Sketcher) or (isinstance(sketch, int) and sketch is not True)):
+        raise CreditscopeError(f"sketch= is a whole number k ≥ 2 or a Sketcher, got {sketch!r}")
+    if not exact and sketch is None:
+        raise CreditscopeError("exact=False leaves nothing to measure; give sketch=16, or exact=True")
+    for what, given in patterns.items():
+        if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(a, str) for a in given):
+            raise CreditscopeError(f"{what}= is a list of patterns for names, such as {what}=['lm_head.*']; got "
+                                   f"{given!r}")
+    if tolerance is not None and not (isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+                                      and 0 < tolerance < math.inf):
+        raise CreditscopeError(f"tolerance= is a number above 0, the share of Σ K by which the self-check may be off; "
+                               f"got {tolerance!r}")
+
+
+def check_model(model: nn.Module, allow: Sequence[str] = ()) -> dict[str, nn.Parameter]:
+    """The trainable parameters by name; an error where the model cannot be measured. Nothing of the model is run."""
     for where, module in model.named_modules():
-        if "_creditscope" in module.__dict__:
-            raise CreditscopeError("another Microscope is open on this model; close it first")
         if ("_orig_mod" in module._modules or module._compiled_call_impl is not None
                 or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")):
             raise CreditscopeError(
@@ -404,6 +427,10 @@ def check_model(model: nn.Module) -> dict[str, nn.Parameter]:
     if not trainable:
         raise CreditscopeError("the model has no trainable parameter: all are frozen. Set requires_grad on those to "
                                "train")
+    for name, p in trainable.items():
+        if p.is_complex() and not any(fnmatchcase(name, pattern) for pattern in allow):
+            raise CreditscopeError(f"parameter {name!r} is {p.dtype}; the microscope reads real parameters. Hold its "
+                                   f"real and imaginary parts (torch.view_as_real), or name it in allow=[{name!r}]")
     devices = sorted({str(p.device) for p in trainable.values()})
     if len(devices) > 1:
         raise CreditscopeError(f"the model lies on several devices ({', '.join(devices)}); the microscope reads a "
@@ -420,57 +447,6 @@ def _tf32() -> bool:
         return bool(matmul.allow_tf32)
 
 
-Plan = list[tuple[Site, Rule]]
-
-
-def plan(model: nn.Module, trainable: dict[str, nn.Parameter], slow: Sequence[str]) -> Plan:
-    """Which module is read by which rule. A module measured as a whole takes all that is inside it along."""
-    names = {id(p): name for name, p in trainable.items()}
-    modules = dict(model.named_modules())
-    roots: list[str] = []
-    for pattern in slow:
-        found = [where for where in modules if where == pattern or (where and fnmatchcase(where, pattern))]
-        if not found:
-            raise CreditscopeError(f"slow names {pattern!r}, which is no module of the model; its modules are those of "
-                                   f"model.named_modules(), such as {next(iter(list(modules)[1:]), '')!r}")
-        roots += found
-    chosen: Plan = []
-    for where, module in modules.items():
-        below = {id(p) for child in module.children() for p in child.parameters()}  # held twice: the inner one is read
-        attributes = [a for a, p in module._parameters.items() if id(p) in names and id(p) not in below]
-        if not attributes or _inside(where, roots):
-            continue
-        if isinstance(module, nn.ParameterList | nn.ParameterDict):  # they hold, others compute
-            roots.append(where.rpartition(".")[0])
-            continue
-        original = module.forward
-        with stand_ins(module):
-            rule = rule_for(module, original, attributes)
-        if rule is whole:
-            roots.append(where)
-        else:
-            held = {a: names[id(module._parameters[a])] for a in attributes}
-            chosen.append((Site(where or "the model", module, original, held), rule))
-    chosen = [(site, rule) for site, rule in chosen if not _inside(site.where, roots)]
-    tops = [where for where in dict.fromkeys(roots) if not _inside(where, [r for r in roots if r != where])]
-    for where in tops:
-        module = modules[where]
-        inside = {path: names[id(p)] for path, p in module.named_parameters() if id(p) in names}
-        if inside:
-            chosen.append((Site(where or "the model", module, module.forward, inside), whole))
-    return chosen
-
-
-def _around(name: str) -> str:
-    """The module around the one that holds a parameter, with its layer's number left open."""
-    parent = name.rpartition(".")[0].rpartition(".")[0]
-    return ".".join("*" if part.isdigit() else part for part in parent.split("."))
-
-
-def _inside(where: str, roots: Sequence[str]) -> bool:
-    return any(where == root or root == "" or where.startswith(f"{root}.") for root in roots)
-
-
 def entrances(model: nn.Module) -> list[nn.Module]:
     """The modules whose input shows the batch's shape: the model, and its token embedding where it names one."""
     find = getattr(model, "get_input_embeddings", None)
@@ -478,25 +454,32 @@ def entrances(model: nn.Module) -> list[nn.Module]:
         inner = find() if find is not None else None
     except (NotImplementedError, AttributeError):
         inner = None
-    return [model] + ([inner] if isinstance(inner, nn.Module) else [])
+    return [model] + ([inner] if isinstance(inner, nn.Module) and inner is not model else [])
 
 
-def _meet(recorder: Recorder, outer: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+def _two_forwards() -> CreditscopeError:
+    return CreditscopeError("two forward passes ran inside one Microscope, so rollouts of different batches would "
+                            "share a row; open one context for each, or put them into one batch")
+
+
+def _meet(recorder: Recorder, watch: Watch,
+          outer: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = [kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
-        first = next((x for x in (*named, *args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0), None)
-        if first is not None and not in_backward():
+        tensors = [x for x in (*named, *pytree.tree_leaves((args, kwargs))) if isinstance(x, Tensor) and x.dim() > 0]
+        if tensors and not in_backward():
+            first = next((x for x in tensors if x.dim() > 1), tensors[0])
             if outer and torch.is_grad_enabled():
                 if recorder.entered_with_grad:
-                    raise CreditscopeError("two forward passes ran inside one Microscope, so rollouts of different "
-                                           "batches would share a row; open one context for each, or put them into one "
-                                           "batch")
+                    raise _two_forwards()
                 recorder.entered_with_grad = True
             recorder.entered = True
             features = 0 if not first.is_floating_point() else 1
-            lead = tuple(first.shape[: max(1, min(2, first.dim() - features))])
+            lead = tuple(first.shape[: min(2, first.dim() - features)])
             if outer or recorder.batch is None:  # a model may put more positions before its embedding (prompts)
                 recorder.meet(lead, first.device)
+            watch.given([x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim() > 0
+                         and len(x) == recorder.batch])
 
     return hook
 
@@ -516,5 +499,4 @@ def _refuse_mixing(recorder: Recorder) -> None:
         if not float(gap) <= 1:
             raise CreditscopeError(
                 f"{where} gives one rollout another result alone than in its batch (by {float(gap):.2g} times what "
-                f"rounding explains): it mixes rows, or it is random. Turn dropout off (model.eval()); batch "
-                f"statistics cannot be measured")
+                f"rounding explains): it mixes rows, so they have no gradients of their own")

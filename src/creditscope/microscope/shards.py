@@ -1,7 +1,7 @@
 """Layers and parameters of which this rank holds a part, as torch.distributed.tensor lays them out.
 
 A sharded data-parallel engine (FSDP2, ZeRO) cuts parameters where they are kept and puts whole ones in place for the
-length of a call: the rules of `layers` see those. Tensor parallel cuts the call itself. Then a layer is measured on its
+length of a call: the rules of `operations` see those. Tensor parallel cuts the call itself. Then it is measured on its
 own part, dW_i = [δ_i^(1); δ_i^(2)] a_iᵀ or δ_i [a_i^(1), a_i^(2)]ᵀ, with no traffic, and
 
     K_ij = Σ_ranks ⟨dW_i^(rank), dW_j^(rank)⟩        S_i = Σ_ranks P_out^(rank) dW_i^(rank) P_in^(rank)ᵀ
@@ -12,17 +12,17 @@ while a parameter that every rank holds as a whole is counted once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.recorder import Recorder
-from creditscope.microscope.site import Forward, Site, replaced
 from creditscope.microscope.sketch import Block
+from creditscope.microscope.sources import Source
 
 
 def many_ranks() -> bool:
@@ -39,11 +39,6 @@ def is_shard(x: Any) -> bool:
 def local(x: Tensor) -> Tensor:
     """The part that this rank holds."""
     return x.to_local() if is_shard(x) else x  # type: ignore[attr-defined]
-
-
-def whole_shape(p: Tensor) -> tuple[int, ...]:
-    """A parameter's shape, also while ZeRO-3 has emptied it."""
-    return tuple(getattr(p, "ds_shape", p.shape))
 
 
 def block(x: Tensor) -> Block | None:
@@ -69,105 +64,68 @@ def parts(x: Tensor) -> int:
     return count
 
 
-@contextmanager
-def stand_ins(module: nn.Module) -> Iterator[None]:
-    """The module with plain tensors for its cut parameters, so that rules can be tried on it before any call.
-
-    Only scales are tried by value; a matrix stands for its shape.
-    """
-    tensors: dict[str, Tensor] = {}
-    for attribute, p in module._parameters.items():
-        if p is not None and (is_shard(p) or hasattr(p, "ds_shape")):
-            shape, dtype = whole_shape(p), torch.promote_types(p.dtype, torch.float32)
-            draw = torch.Generator().manual_seed(0)
-            made = (torch.randn(shape, generator=draw, dtype=dtype).to(p.device) if len(shape) == 1
-                    else torch.empty(shape, dtype=dtype, device="meta"))
-            tensors[attribute] = made.requires_grad_(p.requires_grad)
-    with replaced(module, tensors):
-        yield
-
-
 # -- tensor parallel ---------------------------------------------------------------------------------------------------
 
 
-def on_shards(site: Site, recorder: Recorder, forward: Forward) -> Forward:
-    """`forward`, and where the module's weight is cut for its call, `forward` on this rank's part of everything."""
-    module = site.module
+def on_shards(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+              source: Callable[[Any], Source | None], run: Callable[..., Any]) -> Any:
+    """F.linear and torch.embedding on this rank's part of everything; `run` measures that part as its own call."""
+    given = [*args, *kwargs.values()]
+    weight: Any = given[1] if func is F.linear else given[0]
+    held = source(weight)
+    dim = _cut(weight)
+    if func not in (F.linear, torch.embedding) or held is None or dim is None \
+            or (func is F.linear and dim == 1 and len(given) > 2 and given[2] is not None):
+        layout = ", ".join(f"{name} {t.placements if is_shard(t) else 'whole'}" for t in given
+                           if (found := source(t)) is not None for name in found.names)
+        raise CreditscopeError(
+            f"parameters are laid out over ranks as {layout}, which the microscope does not read in "
+            f"{getattr(func, '__name__', func)}; it reads Linear and Embedding cut along one dimension, Linear without "
+            f"a bias where its inputs are cut. Leave the others whole on every rank (no SequenceParallel), or freeze "
+            f"them")
+    for t in given:
+        if (found := source(t)) is not None:
+            held_block = block(t)
+            assert held_block is not None
+            recorder.blocks[found.names[0]] = held_block
+            recorder.mesh = t.device_mesh
+    return (_linear if func is F.linear else _embedding)(run, given, dim)
 
-    def sharded(*args: Any, **kwargs: Any) -> Any:
-        if not any(is_shard(p) for p in module._parameters.values()):
-            return forward(*args, **kwargs)
-        x, *rest = (*args, *kwargs.values())
-        dim = _cut(module)
-        if rest or dim is None:
-            raise CreditscopeError(
-                f"{site.where} ({type(module).__name__}) is laid out over ranks as {_layout(module)}, which the "
-                f"microscope does not read; it reads nn.Linear and nn.Embedding cut along one dimension, Linear "
-                f"without a bias where its inputs are cut. Leave the others whole on every rank (no SequenceParallel), "
-                f"or freeze them")
-        _note(site, recorder)
-        return (_linear if isinstance(module, nn.Linear) else _embedding)(module, forward, x, dim)
 
-    return sharded
-
-
-def _cut(module: nn.Module) -> int | None:
-    """The dimension along which a layer's weight is cut; None where it is cut in another way than we read."""
-    weight: Any = module._parameters.get("weight")
-    if not isinstance(module, nn.Linear | nn.Embedding) or not is_shard(weight) or len(weight.placements) != 1 \
-            or not weight.placements[0].is_shard():
+def _cut(weight: Any) -> int | None:
+    """The dimension along which a weight is cut; None where it is cut in another way than we read."""
+    if not is_shard(weight) or len(weight.placements) != 1 or not weight.placements[0].is_shard():
         return None
-    dim = int(weight.placements[0].dim)
-    return None if dim == 1 and module._parameters.get("bias") is not None else dim
+    return int(weight.placements[0].dim)
 
 
-def _layout(module: nn.Module) -> str:
-    held: dict[str, Any] = {name: p for name, p in module._parameters.items() if p is not None}
-    return ", ".join(f"{name} {p.placements if is_shard(p) else 'whole'}" for name, p in held.items())
-
-
-def _note(site: Site, recorder: Recorder) -> None:
-    for attribute, name in site.names.items():
-        p = site.module._parameters[attribute]
-        assert p is not None
-        held = block(p)
-        assert held is not None
-        recorder.blocks[name] = held
-        recorder.mesh = p.device_mesh  # type: ignore[attr-defined]
-
-
-def _linear(module: nn.Module, forward: Forward, x: Tensor, dim: int) -> Tensor:
+def _linear(run: Callable[..., Any], given: Sequence[Any], dim: int) -> Tensor:
     """y^(rank) = x W^(rank)ᵀ where outputs are cut (dim 0); y = Σ_ranks x^(rank) W^(rank)ᵀ where inputs are (dim 1)."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    weight: Any = module._parameters["weight"]
+    x, weight, bias = [*given, None][:3]
     mesh, lead = weight.device_mesh, x.shape[:-1]
-    given = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()])
-    given = given.redistribute(mesh, [Replicate() if dim == 0 else Shard(x.dim() - 1)])
+    spread = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()])
+    spread = spread.redistribute(mesh, [Replicate() if dim == 0 else Shard(x.dim() - 1)])
     # Every rank's part of the outputs sends a gradient of its own to the whole input.
-    mine = given.to_local(grad_placements=[Partial()] if dim == 0 else None)
-    held = {a: p.to_local() for a, p in module._parameters.items() if p is not None}  # type: ignore[attr-defined]
-    with replaced(module, held):
-        y = forward(mine)
+    mine = spread.to_local(grad_placements=[Partial()] if dim == 0 else None)
+    held = [None if p is None else p.to_local() for p in (weight, bias)]
+    y = run(F.linear, (mine, *held), [(p, q) for p, q in zip((weight, bias), held, strict=True) if p is not None])
     return _joined(y, (*lead, weight.shape[0]), mesh, Shard(y.dim() - 1) if dim == 0 else Partial())
 
 
-def _embedding(module: Any, forward: Forward, ids: Tensor, dim: int) -> Tensor:
+def _embedding(run: Callable[..., Any], given: Sequence[Any], dim: int) -> Tensor:
     """Features are cut (dim 1), or the vocabulary (dim 0): then ids of other ranks' rows look up 0."""
     from torch.distributed.tensor import Partial, Shard
 
-    weight: Any = module._parameters["weight"]
-    held, padding = block(weight), module.padding_idx
+    weight, ids, padding = [*given, -1][:3]
+    held = block(weight)
     assert held is not None
     ids, mine = local(ids), weight.to_local()
     here = (ids >= held.start[0]) & (ids < held.start[0] + len(mine))
-    inside = padding is not None and 0 <= padding - held.start[0] < len(mine)
-    try:
-        module.padding_idx = padding - held.start[0] if inside else None
-        with replaced(module, {"weight": mine}):
-            y = forward((ids - held.start[0]).clamp(0, len(mine) - 1))
-    finally:
-        module.padding_idx = padding
+    inside = 0 <= padding - held.start[0] < len(mine) and padding >= 0
+    y = run(torch.embedding, (mine, (ids - held.start[0]).clamp(0, len(mine) - 1),
+                              padding - held.start[0] if inside else -1), [(weight, mine)])
     y = y.masked_fill(~here[..., None], 0)
     return _joined(y, (*ids.shape, weight.shape[1]), weight.device_mesh, Partial() if dim == 0 else Shard(ids.dim()))
 
