@@ -21,7 +21,8 @@ from creditscope.claims.evidence import read_evidence  # noqa: E402
 from creditscope.dialects import DIALECTS  # noqa: E402
 from creditscope.errors import CreditscopeError  # noqa: E402
 from creditscope.microscope.recorder import Recorder  # noqa: E402
-from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback  # noqa: E402
+from creditscope.microscope.sources import Source  # noqa: E402
+from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer  # noqa: E402
 from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, rollouts_of  # noqa: E402
 from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
 from creditscope.plugins.trl.stated import stated  # noqa: E402
@@ -361,11 +362,11 @@ def test_rows_under_wrong_names_are_found_out_at_the_first_reading_and_none_is_b
     """Two rows of one layer change places: the sum of the Gram, which every pass checks, stays what it was."""
     real = Recorder.matrix
 
-    def planted(self: Recorder, name: str, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    def planted(self: Recorder, source: Source, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         order = torch.arange(len(a))
-        if name == "model.layers.0.mlp.up_proj.weight":
+        if source.names == ("model.layers.0.mlp.up_proj.weight",):
             order[[0, 1]] = order[[1, 0]]
-        return real(self, name, delta[order], a[order])
+        return real(self, source, delta[order], a[order])
 
     monkeypatch.setattr(Recorder, "matrix", planted)
     if inside:  # the trainer's own backward
@@ -373,10 +374,10 @@ def test_rows_under_wrong_names_are_found_out_at_the_first_reading_and_none_is_b
     else:
         live = trainer(max_steps=2)
         live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run"))
-    with pytest.warns(UserWarning, match="step 0 was not read: the rows of .*up_proj.* are not those of their"):
+    with pytest.warns(UserWarning, match="step 0 was not read: the loss of rollouts .* through rollout 0 .*up_proj"):
         live.train()
     record = Record.open(tmp_path / "run")
-    assert ["are not those of their rollouts" in line["scope/absent"] for line in record.steps()] == [True, True]
+    assert ["has a gradient through rollout 0" in line["scope/absent"] for line in record.steps()] == [True, True]
     assert not any(name.startswith("gram/") for line in record.steps() for name in line)
     assert record.readings() == []
 
@@ -389,7 +390,7 @@ def test_where_there_is_no_room_for_the_proof_readings_go_on_and_it_is_said_once
         asked.append(1)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(callback, "prove", no_room)
+    monkeypatch.setattr("creditscope.microscope.proof.prove", no_room)
     live = trainer(max_steps=2)
     live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run"))
     with pytest.warns(UserWarning, match="there is no room for the proof"):

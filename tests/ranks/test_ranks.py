@@ -265,7 +265,9 @@ def test_an_engine_that_does_not_say_how_it_reduces_is_not_guessed(ranks: list[d
 
 
 def test_layouts_that_are_not_read_are_refused(ranks: list[dict[str, Any]]) -> None:
-    assert "model.norm (Qwen2RMSNorm) is laid out over ranks as weight" in ranks[0]["tp_refused"]["error"]
+    words = ranks[0]["tp_refused"]["error"]
+    assert "parameters are laid out over ranks as model.norm.weight (Replicate(),)" in words
+    assert "no SequenceParallel" in words
 
 
 # One process.

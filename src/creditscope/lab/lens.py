@@ -24,7 +24,7 @@ from creditscope.lab.config import Config
 from creditscope.lab.policy import Policy
 from creditscope.microscope import geometry
 from creditscope.microscope.matrices import model_spectra
-from creditscope.microscope.proof import prove
+from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.spectrum import spectrum
@@ -49,6 +49,7 @@ class Lens:
         self._policy, self._config = policy, config
         self._scope = Microscope(policy.model)
         self._sketcher = Sketcher()
+        self._proofs = Proofs()
         self._cost: dict[str, float] = {}
         self.reset()
 
@@ -83,23 +84,26 @@ class Lens:
         self._rows.append(self._block(rows))
 
     def calibrate(self, pull: Callable[[Tensor], None], rollouts: int) -> None:
-        """Once a run: the proof that rows are their rollouts' own, and what a pass costs without and with the
-        microscope, side by side, the best of three. `pull` runs a pass with the rollouts weighted.
+        """Where one is due, the proof that each row is attributed to the right rollout. Once per run, what a pass costs
+        without and with the microscope, side by side, the best of three. `pull` runs a pass with the rollouts weighted.
         """
-        if self._cost:
-            return
         began = self._now()
-        prove(self._scope, pull, rollouts)
-        every = torch.ones(rollouts, dtype=torch.float64)
-        spent: dict[str, list[float]] = {"plain": [], "scoped": []}
-        for kind in ("plain", "scoped") * 3:
-            start = self._now()
-            with self._scope if kind == "scoped" else nullcontext():
-                pull(every)
-            spent[kind].append(self._now() - start)
-        self._cost = {kind: min(seconds) for kind, seconds in spent.items()}
-        self._calibration = self._now() - began
-        self.seconds += self._calibration
+        due = self._proofs.due(self._policy.model)
+        if due is not None:
+            self._proofs.run(due, self._scope, pull, rollouts)
+        if not self._cost:
+            every = torch.ones(rollouts, dtype=torch.float64)
+            spent: dict[str, list[float]] = {"plain": [], "scoped": []}
+            for kind in ("plain", "scoped") * 3:
+                start = self._now()
+                with self._scope if kind == "scoped" else nullcontext():
+                    pull(every)
+                spent[kind].append(self._now() - start)
+            self._cost = {kind: min(seconds) for kind, seconds in spent.items()}
+            self._calibration = self._now() - began
+            self.seconds += self._calibration
+        elif due is not None:
+            self._spend(began)
 
     def read_scores(self, rows: Tensor, pull: Callable[[], None]) -> None:
         """A pass whose cotangents are 1: the unweighted scores."""

@@ -3,8 +3,9 @@
     trainer.add_callback(ScopeCallback(trainer, every=10, out="runs/mine"))
 
 A reading takes the rows that the coming optimiser step learns from, at the weights it was computed at: one forward and
-backward of our own, and after the step one forward more; the first reading takes some passes more, which prove that
-rows are their rollouts' own. Every rank reads its own rows. The numbers that people watch go into TRL's logs as
+backward of our own, and after the step one forward more; the first reading, every 25th and the first after the model
+has changed take some passes more, which prove that each row is attributed to the right rollout. Every rank reads its
+own rows. The numbers that people watch go into TRL's logs as
 `creditscope/…`, and all of them into a record that `creditscope check` and `creditscope report` read.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
@@ -34,7 +36,6 @@ from creditscope.lab.train import kept_arrays
 from creditscope.lab.train import micro_batches as by_groups
 from creditscope.method import Method
 from creditscope.microscope import ranks
-from creditscope.microscope.proof import prove
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.shards import many_ranks
 from creditscope.objective import effective_credit
@@ -62,8 +63,8 @@ class Opened(Lens):
     Among many ranks every pass has a microscope of its own, with a sketch: the ranks compare all of them.
     """
 
-    _proof: str | None = None
-    """What the proof found: nothing wrong, or what; None before it."""
+    _wrong = ""
+    """What the last proof found: nothing, or what is wrong."""
 
     def reset(self) -> None:
         super().reset()
@@ -75,20 +76,31 @@ class Opened(Lens):
             self._scopes.append(self._scope)
         super().watch(rows, pull)
 
-    def prove(self, pull: Callable[[Tensor], None], rollouts: int) -> None:
-        """Once: the proof that rows are their rollouts' own. Where it fails, no later reading is believed either."""
-        if self._proof is None:
-            try:
-                prove(self._scope, pull, rollouts)
-                self._proof = ""
-            except CreditscopeError as error:
-                self._proof = str(error)
-        if self._proof:
-            raise CreditscopeError(self._proof)
+    def due(self) -> str | None:
+        """Whether this reading needs a proof that each row is attributed to the right rollout, and which."""
+        return self._proofs.due(self._policy.model)
 
-    def unproven(self) -> None:
-        """Do without."""
-        self._proof = ""
+    def prove(self, due: str, pull: Callable[[Tensor], None], rollouts: int) -> None:
+        """Where it fails, no reading is believed until another proof has passed."""
+        with self._judged():
+            self._proofs.run(due, self._scope, pull, rollouts)
+
+    def prove_ranks(self, weights: Tensor, scale: float) -> None:
+        """The same for the rows of all ranks, after plain passes of the weighted losses."""
+        with self._judged():
+            ranks.prove_rows(self._scopes, [weights[block.rows.cpu()] for block in self._rows], scale=scale)
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        try:
+            yield
+            self._wrong = ""
+        except CreditscopeError as error:
+            self._wrong = str(error)
+
+    def require_proof(self) -> None:
+        if self._wrong:
+            raise CreditscopeError(self._wrong)
 
     def across(self, group: Tensor, scale: float) -> ranks.Reading:
         """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
@@ -274,7 +286,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         live = torch.zeros(window.rollouts.mask.shape, dtype=torch.float64, device=window.rollouts.mask.device)
         w, spread = torch.zeros_like(live), torch.zeros_like(live)
 
-        def pull(chunk: Tensor) -> None:
+        def pull(chunk: Tensor, weights: Tensor | None = None) -> None:
             part = window.rows(chunk)
             z = self._logits(part.inputs)
             logp = chosen(z, part.inputs)
@@ -285,7 +297,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 w[chunk] = credit.to(w)
             finally:
                 if self._gram:  # after an error too: where weights are sharded, other ranks wait in this backward
-                    torch.autograd.backward(logp, -credit.to(logp.dtype))
+                    given = credit if weights is None else credit * weights.to(credit)[:, None]
+                    torch.autograd.backward(logp, -given.to(logp.dtype))
 
         def look(chunk: Tensor) -> None:
             if self._gram:
@@ -303,6 +316,9 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 found = lens.across(window.rollouts.group, together.scale(model))
             if self._gram and whole:
                 self._line |= self._agreement(theirs)
+            if self._gram and many_ranks():
+                self._prove_ranks(model, window, chunks, pull)
+                together.agreed(lens.require_proof)
         if window.old is None:  # the policy that sampled is the one that was read
             window = replace(window, rollouts=replace(window.rollouts, entropy=spread))
 
@@ -316,8 +332,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._line["time/scope"] = time.perf_counter() - start
 
     def _prove(self, inputs: Inputs) -> None:
-        """Once: `microscope.proof` on some rows, 2 + ⌈log₂ N⌉ passes. Among many ranks one that failed would leave
-        the others waiting in theirs; there the ranks' sums are proven against the reduced gradient."""
+        """Where one is due, `microscope.proof` on some rows of one process; many ranks have `_prove_ranks`."""
         if not self._gram or many_ranks():
             return
         mask = inputs["completion_mask"]
@@ -327,12 +342,29 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             torch.autograd.backward(logp, mask.to(logp) * weights.to(logp)[:, None])
 
         lens = self._fresh_lens(keep=True)
+        due = lens.due()
         try:
-            lens.prove(pull, len(mask))
+            if due is not None:
+                lens.prove(due, pull, len(mask))
         except torch.OutOfMemoryError:  # a second set of gradients, where the trainer's own pass is read
-            lens.unproven()
-            self._warn("proof", "there is no room for the proof that rows are their rollouts' own: readings are taken "
-                                "without it")
+            self._warn("proof", "there is no room for the proof that each row is attributed to the right rollout: "
+                                "readings are taken without it")
+        lens.require_proof()
+
+    def _prove_ranks(self, model: nn.Module, window: Window, chunks: list[Tensor],
+                     pull: Callable[[Tensor, Tensor], None]) -> None:
+        """The passes once more without the microscope, rollouts weighted at random: the sketches of all ranks' rows,
+        weighted alike, must add up to the sketch of what comes."""
+        lens = self._fresh_lens(keep=True)
+        if lens.due() is None:
+            return
+        weights = ranks.draw_weights(len(window.rollouts), self._trainer.state.global_step, dist.get_rank())
+        for p in model.parameters():
+            p.grad = None
+        together.run(model, [partial(pull, chunk, weights[chunk.cpu()]) for chunk in chunks],
+                     lambda: self._idle(window))
+        together.reduce(model)
+        lens.prove_ranks(weights, together.scale(model))
 
     def _chosen(self) -> tuple[Window, list[Tensor], bool]:
         """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""

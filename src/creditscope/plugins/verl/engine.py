@@ -5,7 +5,9 @@ verl cuts a mini-batch into ranks and micro-batches. Each micro-batch's own forw
 micro-batch has an exact Gram; a group that was cut has none, is counted, and is read from the ranks' sketches.
 
 How the ranks' gradients become one is read from FSDP and proven at every reading (`microscope.ranks`): a wrong scale, a
-layer that was missed or a row counted twice is an error.
+layer that was missed or a row counted twice is an error. The first reading, every 25th and the first after the model
+has changed also prove that each row is attributed to the right rollout: the passes are run once more without the
+microscope, rollouts weighted at random.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from creditscope import metrics
 from creditscope.errors import CreditscopeError
 from creditscope.lab.lens import row_credit
 from creditscope.microscope import geometry, ranks
+from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.plugins.verl.names import assert_registered, installed, load, require_engine
@@ -68,6 +71,9 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         self._reading: Reading | None = None
         self._stack = ExitStack()
         self._slope: Tensor | None = None
+        self._proofs = Proofs()
+        self._weights: list[Tensor] | None = None
+        """While rows are proven: the weights of each coming micro-batch's rollouts."""
 
     # -- what verl calls ----------------------------------------------------------------------------------------------
 
@@ -84,6 +90,8 @@ class ScopedEngine(Engine):  # type: ignore[misc]
             out = super().forward_backward_batch(data, loss_function)
         finally:
             self._reading = None
+        if self._proofs.due(self.module) is not None:
+            self._prove(reading, data, loss_function)
         out["metrics"] |= {name: [value] for name, value in self._readings(reading).items()}
         return out
 
@@ -104,7 +112,29 @@ class ScopedEngine(Engine):  # type: ignore[misc]
             flat = nested.values()
             flat.register_hook(self._see)
             found["log_probs"] = torch.nested.nested_tensor_from_jagged(flat, nested.offsets())
+        elif self._weights is not None:
+            nested = found["log_probs"]
+            flat, lengths = nested.values(), nested.offsets().diff()
+            given = self._weights.pop(0).to(flat).repeat_interleave(lengths)
+            flat.register_hook(lambda slope: slope * given)
+            found["log_probs"] = torch.nested.nested_tensor_from_jagged(flat, nested.offsets())
         return found
+
+    def _prove(self, reading: Reading, data: Any, loss_function: Callable[..., Any]) -> None:
+        """The same micro-batches without the microscope, rollout i's slopes times h_i; gradients are put back."""
+        held = {p: p.grad for p in self.module.parameters()}
+        rank = dist.get_rank(self.get_data_parallel_group())
+        weights = [ranks.draw_weights(len(ids), 1000 * self._updates + i, rank) for i, ids in enumerate(reading.groups)]
+        try:
+            for p in held:
+                p.grad = None
+            self._weights = list(weights)
+            super().forward_backward_batch(data, loss_function)
+            ranks.prove_rows(reading.scopes, weights, ranks=self.get_data_parallel_group())
+        finally:
+            self._weights = None
+            for p, grad in held.items():
+                p.grad = grad
 
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 
