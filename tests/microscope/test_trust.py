@@ -209,3 +209,22 @@ def test_with_owners_of_positions_trusted_code_keeps_each_position_where_it_is()
 def test_trust_is_a_list_of_names(trust: Any) -> None:
     with refuses(r"trust= is a list of patterns for names"):
         Microscope(Between(Bent.apply), trust=trust)
+
+
+class CheckpointRoll(torch.autograd.Function):
+    """Its name has the word of a function that is trusted; it was written here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.roll(1, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].roll(-1, 0)
+
+
+def test_a_function_is_not_trusted_for_its_name() -> None:
+    first, second = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+    model, x = nn.Sequential(first, second), torch.randn(3, 4, dtype=torch.float64)
+    with pytest.raises(CreditscopeError, match=r"trust=\['CheckpointRoll'\]"), Microscope(model):
+        second(CheckpointRoll.apply(model[0](x))).square().sum().backward()

@@ -47,11 +47,10 @@ from creditscope.microscope.shards import is_shard, on_shards
 from creditscope.microscope.sources import Key, Source, made
 
 BACKWARDS = {Tensor.backward, torch.autograd.grad, torch.autograd.backward}
-TRUSTED = ("RegisterPostBackward", "DDPSink", "PreBackward", "PostBackward", "NoopSaveInputs", "_ToTorchTensor",
-           "_FromTorchTensor", "Redistribute", "Checkpoint", "MatMul4Bit", "MatMul8bit", "FlashAttn", "flash_attn",
-           *RULED)
-"""Parts of the names of autograd functions that are known to leave rows where they are; first those of engines."""
-ENGINES = 8
+ENGINES = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.")
+"""Modules whose autograd functions gather, scatter and hook tensors for a training engine."""
+TRUSTED = (*ENGINES, "torch.utils.checkpoint", "creditscope.microscope.", "bitsandbytes.", "flash_attn.")
+"""Modules whose autograd functions leave rows where they are. The last two, and deepspeed's, were not run here."""
 CONSTANT = "constant"
 """Set as an attribute of tensors that belong to no row."""
 _Getter = types.MethodWrapperType
@@ -64,6 +63,8 @@ class Mark:
     tensor: Tensor
     owner: Tensor | None
     """The rollout of each unit, over as few leading axes as tell it, on the CPU; None where it cannot be told."""
+    graded: bool
+    """Whether it had a gradient then: one that has it only later came out of a function of somebody's own."""
 
 
 class Watch(TorchFunctionMode):
@@ -325,7 +326,7 @@ class Watch(TorchFunctionMode):
         """How a tensor is laid out; False for one that belongs to no row."""
         found = self._known.get(id(x))
         if isinstance(found, Mark):
-            return found.owner
+            return found.owner if found.graded or not x.requires_grad or self._strange(x) is not None else None
         if isinstance(found, Source):
             return False
         if self._descends(x):
@@ -360,23 +361,20 @@ class Watch(TorchFunctionMode):
             return None  # a constant that was written into, in a way that was not seen
         if not isinstance(x.grad_fn, own):  # torch's own function, called where nobody saw it: by an engine, maybe
             before = [node for node, _ in x.grad_fn.next_functions if node is not None]
-            engine = before and all(isinstance(node, own) and any(part in node.name() for part in TRUSTED[:ENGINES])
-                                    for node in before)
+            engine = before and all(isinstance(node, own) and _module_of(node).startswith(ENGINES) for node in before)
             return same.owner if same is not None else USUAL if engine else None
-        if same is not None:
-            return same.owner
         # Functions that are applied to each other have no torch call between them: each must be trusted.
         todo, layout = [x.grad_fn], USUAL
         while todo and layout is USUAL:
             node = todo.pop()
-            layout = self._trusted(node.name().removesuffix("Backward"))  # type: ignore[assignment]
+            layout = self._trusted(node.name().removesuffix("Backward"), _module_of(node))  # type: ignore[assignment]
             todo += [after for after, _ in node.next_functions if isinstance(after, own)
                      and after.name().removesuffix("Backward") not in RULED]
-        return layout
+        return same.owner if same is not None and layout is USUAL else layout
 
-    def _trusted(self, name: str) -> Layout:
+    def _trusted(self, name: str, module: str) -> Layout:
         """The usual layout after code that no torch call shows, where it is known or said to leave rows in place."""
-        if any(part in name for part in TRUSTED) or any(fnmatchcase(name, pattern) for pattern in self._trust):
+        if module.startswith(TRUSTED) or any(fnmatchcase(name, pattern) for pattern in self._trust):
             return USUAL
         self._unseen_code.add(name)
         return None
@@ -406,7 +404,7 @@ class Watch(TorchFunctionMode):
             y._creditscope = CONSTANT  # type: ignore[attr-defined]
         else:
             assert layout is None or isinstance(layout, Tensor)
-            self._known[id(y)] = mark = Mark(y, layout)
+            self._known[id(y)] = mark = Mark(y, layout, y.requires_grad)
             if type(y) is Tensor and (place := y.data_ptr()):
                 self._places[place, y.shape] = mark
 
@@ -460,7 +458,7 @@ class Watch(TorchFunctionMode):
                kept: dict[int, Layout | bool]) -> list[Layout]:
         name = _opaque(func)
         if name and all(layout is USUAL or layout is False for layout in kept.values()):
-            return [self._trusted(name) if usual_owner(rows, y) is not None else None for y in results]
+            return [self._trusted(name, "") if usual_owner(rows, y) is not None else None for y in results]
         return after(func, args, kwargs, results, rows, lambda x: kept.get(id(x), False))
 
     def _set(self, args: Any) -> None:
@@ -484,6 +482,11 @@ class Watch(TorchFunctionMode):
 
 def _one_call(func: Any) -> bool:
     return func in ONE_CALL
+
+
+def _module_of(node: Any) -> str:
+    """Where the autograd function of a graph node was written."""
+    return str(getattr(getattr(type(node), "_forward_cls", None), "__module__", ""))
 
 
 def _in_place(func: Any) -> bool:
