@@ -5,9 +5,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+TESTS := $(PY) -m pytest -n auto --dist worksteal
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test fast browser chromium contracts faults fuzz audit dist lint docs mutants constraints clean
+.PHONY: help demo test fast gate nightly browser chromium contracts faults fuzz audit dist lint docs mutants costs \
+        constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -16,12 +18,21 @@ help:  ## what can be made
 demo: $(VENV)/demo.ready  ## set up, then watch a language model learn by GRPO (three minutes)
 	$(PY) -m creditscope demo
 
-test: $(VENV)/test.ready chromium lint  ## set up, then linters, all tests and the mutation check
-	$(PY) -m pytest -n auto
+test: $(VENV)/test.ready chromium lint  ## set up, then linters, the tests of every change, mutants of changed files
+	$(TESTS) -m "not nightly"
+	$(PY) tests/mutants.py --changed
+
+fast: $(VENV)/test.ready  ## the tests that take no time (a minute)
+	$(TESTS) -m "not slow and not nightly and not conformance and not browser"
+
+gate: $(VENV)/test.ready chromium  ## with `make test`, all that a change must pass before it lands
+	CREDITSCOPE_DEPTH=full $(TESTS) -m "nightly or deep"
 	$(PY) tests/mutants.py
 
-fast: $(VENV)/test.ready  ## the tests that take no time
-	$(PY) -m pytest -n auto -m "not slow and not conformance"
+nightly: gate contracts faults fuzz  ## the gate, then what takes an hour: TRL's other version, kills, fuzzing
+
+costs: $(VENV)/test.ready chromium  ## wall and CPU seconds of every test file
+	$(TESTS) -m "not nightly" -p cost --cost costs.json
 
 browser: $(VENV)/test.ready chromium  ## the tests that open the report in a browser
 	$(PY) -m pytest -n auto -m browser

@@ -11,8 +11,10 @@ import hypothesis
 import pytest
 import torch
 
+from depth import examples
+
 # The machine is noisy: a slow example is not a failure. Examples are fixed, so a red run can be run again.
-hypothesis.settings.register_profile("house", deadline=None, max_examples=40, derandomize=True)
+hypothesis.settings.register_profile("house", deadline=None, max_examples=examples(40), derandomize=True)
 hypothesis.settings.load_profile("house")
 
 

@@ -1,23 +1,30 @@
 """Plant a bug in a formula and count the tests that turn red: a suite that stays green guards nothing.
 
-    python tests/mutants.py         every mutant must turn at least three tests red; exit code 1 otherwise
-    python tests/mutants.py credit  only those of files whose name holds that word
+    python tests/mutants.py              every mutant must turn at least three tests or cases red; else exit code 1
+    python tests/mutants.py credit       only those of files whose name holds that word
+    python tests/mutants.py --changed    only those whose formula or whose tests differ from the main branch
 
-Each mutant is one textual change in a copy of the package, run against the tests of its part, two at a time, until
-enough of them are red.
+Each mutant is one textual change in a copy of the package. It runs in a process forked from one that has loaded torch
+and transformers but not creditscope, two at a time, against the tests of its part that `make test` runs, until enough
+of them are red.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: two mutants run side by side
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMULAS = ("tests/test_advantages.py", "tests/test_objective.py", "tests/test_p2_table.py")
@@ -175,38 +182,117 @@ MUTANTS = [
 ]
 
 
-def reds(mutant: Mutant) -> int:
-    """How many tests fail with the mutant in place; -1 where the suite did not run."""
-    with tempfile.TemporaryDirectory(prefix="creditscope-mutant-") as folder:
-        package = Path(folder) / "creditscope"
-        shutil.copytree(ROOT / "src" / "creditscope", package, ignore=shutil.ignore_patterns("__pycache__", "models"))
-        source = (package / mutant.file).read_text()
-        if (count := source.count(mutant.old)) != 1:
-            raise SystemExit(f"mutant {mutant.name!r}: its text stands {count} times in {mutant.file}, not once; "
-                             f"bring tests/mutants.py up to date")
-        (package / mutant.file).write_text(source.replace(mutant.old, mutant.new))
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *mutant.tests, "-p", "no:cacheprovider", "--no-header", "--tb=no",
-             f"--maxfail={ENOUGH}"],
-            cwd=ROOT, env=os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-            check=False)
-        if done.returncode not in (0, 1):
-            print(done.stdout[-2000:], done.stderr[-2000:], sep="\n")
-            return -1
-        failed = re.search(r"(\d+) failed", done.stdout)
-        return int(failed.group(1)) if failed else 0
+ARCHITECTURES = ("llama", "qwen2", "gpt2", "mixtral", "qwen3_moe", "gpt_oss")
+WARM = ("torch", "transformers", "pytest", "hypothesis", "rich", "tyro",
+        *(f"transformers.models.{name}.modeling_{name}" for name in ARCHITECTURES))
+"""What every mutant's tests load, so that it is loaded once."""
+
+
+def plant(mutant: Mutant, folder: Path) -> None:
+    """A copy of the package with the mutant in it. Compiled files are copied too: their sources keep their times."""
+    package = folder / "creditscope"
+    shutil.copytree(ROOT / "src" / "creditscope", package)
+    source = (package / mutant.file).read_text()
+    if (count := source.count(mutant.old)) != 1:
+        raise SystemExit(f"mutant {mutant.name!r}: its text stands {count} times in {mutant.file}, not once; "
+                         f"bring tests/mutants.py up to date")
+    (package / mutant.file).write_text(source.replace(mutant.old, mutant.new))
+
+
+class Count:
+    """Red tests, and red cases of tests that hold many; enough of them end the session."""
+
+    def __init__(self) -> None:
+        self.red = 0
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        import pytest
+
+        if call.excinfo is not None and not call.excinfo.errisinstance((pytest.skip.Exception, pytest.xfail.Exception)):
+            self.red += getattr(call.excinfo.value, "count", 1)
+            if self.red >= ENOUGH:
+                item.session.shouldstop = "enough"
+
+
+def run_tests(mutant: Mutant, folder: Path) -> None:
+    """In the forked process: the mutant's tests, with its copy of the package before the real one."""
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = str(folder)  # for processes that a test starts
+    os.chdir(ROOT)
+    with (folder / "output").open("wb") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    import pytest
+
+    count = Count()
+    code = pytest.main([*mutant.tests, "-p", "no:cacheprovider", "--no-header", "-m", "not nightly"], plugins=[count])
+    import creditscope
+
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED) and \
+            Path(creditscope.__file__).is_relative_to(folder):
+        (folder / "red").write_text(str(count.red))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def outcome(folder: Path) -> int:
+    """How many tests and cases were red; -1 where the suite did not run."""
+    if (folder / "red").exists():
+        return int((folder / "red").read_text())
+    print((folder / "output").read_text(errors="replace")[-2000:])
+    return -1
+
+
+def reds(mutants: list[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
+    """Each mutant with the number of tests that it turned red, as they end."""
+    for name in WARM:
+        importlib.import_module(name)
+    waiting, running = list(mutants), {}
+    with tempfile.TemporaryDirectory(prefix="creditscope-mutants-") as place:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                mutant = waiting.pop(0)
+                folder = Path(place) / str(len(waiting))
+                plant(mutant, folder)
+                if not (child := os.fork()):
+                    run_tests(mutant, folder)
+                running[child] = mutant, folder, time.monotonic()
+            child, _ = os.wait()
+            mutant, folder, start = running.pop(child)
+            yield mutant, outcome(folder), time.monotonic() - start
+            shutil.rmtree(folder)
+
+
+def git(*args: str) -> list[str]:
+    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.split() if done.returncode == 0 else []
+
+
+def changed() -> set[str]:
+    """Files that differ from where this branch left main, committed or not; on main itself, from the commit before."""
+    base = git("merge-base", "HEAD", "origin/main") or git("merge-base", "HEAD", "main")
+    if base == git("rev-parse", "HEAD"):
+        base = git("rev-parse", "HEAD~1")
+    return {*git("diff", "--name-only", *base), *git("ls-files", "--others", "--exclude-standard")}
 
 
 def main() -> int:
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
-    chosen = [mutant for mutant in MUTANTS if word in mutant.file]
+    given = argparse.ArgumentParser(description="Plant bugs and count the tests that turn red.")
+    given.add_argument("word", nargs="?", default="", help="only mutants of files whose name holds it")
+    given.add_argument("--changed", action="store_true", help="only mutants whose formula or tests changed")
+    args = given.parse_args()
+    chosen = [mutant for mutant in MUTANTS if args.word in mutant.file]
     if not chosen:
-        raise SystemExit(f"no mutant stands in a file with {word!r} in its name")
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        counts = list(pool.map(reds, chosen))
-    for mutant, count in zip(chosen, counts, strict=True):
-        print(f"{'ok  ' if count >= ENOUGH else 'WEAK'} {count:4d} red  {mutant.name}")
-    return 0 if min(counts) >= ENOUGH else 1
+        raise SystemExit(f"no mutant stands in a file with {args.word!r} in its name")
+    if args.changed:
+        files = changed()
+        chosen = [mutant for mutant in chosen if files & {f"src/creditscope/{mutant.file}", *mutant.tests}]
+        print(f"{len(chosen)} of {len(MUTANTS)} mutants stand in files that changed or are guarded by tests that did")
+    weak = 0
+    for mutant, count, seconds in reds(chosen):
+        weak += count < ENOUGH
+        print(f"{'ok  ' if count >= ENOUGH else 'WEAK'} {count:4d} red  {seconds:5.1f} s  {mutant.name}", flush=True)
+    return 1 if weak else 0
 
 
 if __name__ == "__main__":

@@ -6,19 +6,21 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import cli
 from creditscope.claims.evidence import from_json, to_json
 from creditscope.claims.table import CLAIMS
-from creditscope.cli import main
 from creditscope.errors import CreditscopeError
 from creditscope.record import Record
 from creditscope.verbs.check import names, read_runs
 from makers import edit_config
+from records import write_record
 
 SIZES = (4, 8)
 
@@ -38,14 +40,11 @@ def write_run(path: Path, group: int, seed: int, directions: int, **config: Any)
     credit = reward - reward.mean()
     rows = credit[:, None] * rows_of(reward, directions)
     gram = rows @ rows.T
-    with Record.create(path, settings, {"torch": "2"}) as record:
-        for step in range(2):
-            record.save_reading(step, {"group": np.zeros(group, dtype=np.int64), "reward": reward, "gram": gram,
-                                       "credit": credit, "eps": np.array(2e-16)})
-            record.append(step, {"reward/mean": 0.5, "rollouts/spent": group, "credit/within": 0.0,
-                                 "eval/accuracy": 0.5})
-        record.append(2, {"eval/accuracy": 0.5})
-    return path
+    line = {"reward/mean": 0.5, "rollouts/spent": group, "credit/within": 0.0, "eval/accuracy": 0.5}
+    reading = {"group": np.zeros(group, dtype=np.int64), "reward": reward, "gram": gram, "credit": credit,
+               "eps": np.array(2e-16)}
+    return write_record(path, [line, line, {"eval/accuracy": 0.5}], settings, readings={0: reading, 1: reading},
+                        versions={"torch": "2"})
 
 
 def sweep(out: Path, directions: dict[int, int]) -> Path:
@@ -67,15 +66,11 @@ def full(tmp_path: Path) -> Path:
     return sweep(tmp_path / "full", {4: 4, 8: 8})
 
 
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["check", *map(str, args)])
-    return int(stop.value.code or 0)
+run = partial(cli.run, "check")
 
 
 def data(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
-    assert run(*args, "--json") == 0
-    return json.loads(capsys.readouterr().out)
+    return cli.run_json(capsys, "check", *args)
 
 
 def outcomes(found: Any, start: str = "(Σσ)²/Σσ² of the rollout matrix") -> list[str]:

@@ -11,19 +11,13 @@ from pathlib import Path
 import pytest
 
 import creditscope.verbs
+from cli import run
 from creditscope import METHODS
-from creditscope.cli import main
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.verbs.credit import example
 from creditscope.verbs.train import Settings, Train
 
 VERBS = Path(creditscope.verbs.__file__).parent
-
-
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(args)
-    return int(stop.value.code or 0)
 
 
 def test_methods_prints_every_row(capsys: pytest.CaptureFixture[str]) -> None:

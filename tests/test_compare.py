@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cli import run
 from creditscope import CreditscopeError, figures
 from creditscope.claims.evidence import read_evidence, to_json
-from creditscope.cli import main
 from creditscope.compare import KINDS, Comparison, area, at, compare, read_folder, relative_change, verdicts
 from creditscope.intervals import T975, Interval, mean_interval, overlap, paired, quantile
 from creditscope.record import Record
 from creditscope.verbs.compare import Compare, arguments, folder
 from creditscope.verbs.processes import Job, run_jobs
 from makers import edit_config
+from records import write_record
 
 BUDGET = 128
 
@@ -42,24 +43,17 @@ def settings(credit: str, seed: int, **changes: Any) -> dict[str, Any]:
 def write_run(out: Path, credit: str, seed: int, accuracy: Sequence[float], *, continuations: int = 0,
               finished: bool = True, **changes: Any) -> None:
     """A run of steps of 64 rollouts and some continuations, evaluated before each step and after the last."""
-    with Record.create(out / folder(credit) / f"seed-{seed}", settings(credit, seed, **changes), {}) as record:
-        for step, value in enumerate(accuracy[:-1]):
-            line = {"eval/accuracy": value, "rollouts/sampled": 64, "rollouts/spent": 64 + continuations,
-                    "time/step": 4.0, "time/eval": 1.0, "time/scope": 0.5, "credit/within": 0.25 * step,
-                    "credit/dead_groups": 0.5, "signal/dead_groups": 0.75}
-            record.append(step, line | ({"gram/group/effective_rank": 3.0} if step == 0 else {}))
-        if finished:
-            record.append(len(accuracy) - 1, {"eval/accuracy": accuracy[-1]})
+    lines: list[dict[str, Any]] = [
+        {"eval/accuracy": value, "rollouts/sampled": 64, "rollouts/spent": 64 + continuations, "time/step": 4.0,
+         "time/eval": 1.0, "time/scope": 0.5, "credit/within": 0.25 * step, "credit/dead_groups": 0.5,
+         "signal/dead_groups": 0.75} for step, value in enumerate(accuracy[:-1])]
+    lines[0]["gram/group/effective_rank"] = 3.0
+    lines += [{"eval/accuracy": accuracy[-1]}] if finished else []
+    write_record(out / folder(credit) / f"seed-{seed}", lines, settings(credit, seed, **changes))
 
 
 def compared(out: Path, what: str = "credit") -> Comparison:
     return compare(read_folder(out, KINDS[what])[0], KINDS[what])
-
-
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(args)
-    return int(stop.value.code or 0)
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------

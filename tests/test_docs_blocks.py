@@ -16,9 +16,13 @@ import pytest
 import torch
 import tyro
 
-from creditscope import METHODS, CreditscopeError, Record, __version__, cli
+from creditscope import METHODS, CreditscopeError, __version__, cli
+from creditscope.credit import ESTIMATORS
 from creditscope.optimizer.probe import Probe
+from creditscope.optimizer.table import BRAKES
+from creditscope.verbs.compare import Compare
 from makers import make
+from records import write_record
 from small_models import batch, build, objective
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,12 +40,36 @@ def page_name(page: Path) -> str:
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def shown(text: str) -> Iterator[str]:
-    """What stands after `creditscope` at the start of a line of a fenced block that is not Python."""
+PROGRAMS = "creditscope|python3?|pip|make|torchrun|accelerate|git"
+
+
+def lines(text: str) -> Iterator[str]:
+    """The lines of fenced blocks that a reader pastes into a shell."""
     for language, block in FENCED.findall(text):
-        for line in block.replace("\\\n", " ").splitlines() if language != "python" else ():
-            if found := re.match(r"(?:\$ )?(?:\w+=\S+ )*(?:\S+/)?creditscope (?!\d)(.*)", line.strip()):
-                yield found[1]
+        for line in re.sub(r"\\\n\s*", "", block).splitlines() if language != "python" else ():
+            if re.match(rf"(?:\$ )?(?:\w+=\S+ )*(?:\S+/)?(?:{PROGRAMS}) (?!\d)", line.strip()):
+                yield line.strip().removeprefix("$ ")
+
+
+def shown(text: str) -> Iterator[str]:
+    """What stands after `creditscope` in such a line, whatever starts it."""
+    for line in lines(text):
+        if found := re.match(r"(?:.* -m )?(?:\w+=\S+ )*(?:\S+/)?creditscope (?!\d)(.*)", line):
+            yield found[1]
+
+
+def uncommented(text: str) -> list[str]:
+    """Lines with words after a wide gap that are not behind a #: pasted, they would be arguments."""
+    return [line for line in lines(text) if re.search(r"\S\s{2,}(?!#)\S", line.partition(" #")[0])]
+
+
+def loose_words(verb: Any) -> list[str]:
+    """Words that a positional which takes any number of them has swallowed, and that name neither a run nor a row."""
+    if isinstance(verb, Compare):
+        known = ESTIMATORS if verb.what == "credit" else BRAKES
+        return [name for name in verb.names if ":" not in name and name.partition(",")[0] not in known]
+    paths = getattr(verb, "runs", ())
+    return [str(path) for path in paths if not re.search(r"[/.*]", str(path))]
 
 
 def mentioned(text: str) -> list[str]:
@@ -57,13 +85,28 @@ def parse(command: str) -> Any:
     return tyro.cli(cli.verbs(given[0]), prog="creditscope", args=given, description=cli.DESCRIPTION)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_a_command_in_a_block_is_one_that_the_parser_takes(page: Path) -> None:
-    for command in shown(page.read_text()):
-        try:
-            assert type(parse(command)) in cli.VERBS.values()
-        except (SystemExit, CreditscopeError) as error:
-            pytest.fail(f"{page_name(page)}: creditscope {command}: {error!r}")
+def pages() -> dict[str, str]:
+    """The pages, and the --help of every verb with its examples as a block."""
+    helps = {f"creditscope {name} --help": f"```\n{verb.__doc__}\n```\n" for name, verb in cli.VERBS.items()}
+    return {page_name(page): page.read_text() for page in PAGES} | helps
+
+
+def test_a_command_in_a_block_is_one_that_the_parser_takes() -> None:
+    wrong: dict[str, Any] = {}
+    for page, text in pages().items():
+        for command in shown(text):
+            try:
+                verb = parse(command)
+                assert type(verb) in cli.VERBS.values()
+                assert not loose_words(verb), loose_words(verb)
+            except (SystemExit, CreditscopeError, AssertionError) as error:
+                wrong[f"{page}: creditscope {command}"] = error
+    assert not wrong, wrong
+
+
+def test_what_stands_behind_a_command_is_a_comment_to_the_shell_too() -> None:
+    wrong = {page: found for page, text in pages().items() if (found := uncommented(text))}
+    assert not wrong, wrong
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -90,6 +133,17 @@ def test_the_pages_have_commands_and_a_wrong_one_is_seen() -> None:
             parse(wrong)
 
 
+def test_words_that_a_list_of_runs_would_swallow_are_seen() -> None:
+    text = "```\ncreditscope check --exact    what needs no run\ncreditscope report runs/a \\\n  runs/b  # two\n```\n"
+    assert uncommented(text) == ["creditscope check --exact    what needs no run"]
+    assert list(shown(text))[1] == "report runs/a runs/b  # two"
+    assert list(shown("```\ntorchrun -m creditscope train --steps 2\n```\n")) == ["train --steps 2"]
+    for command, loose in {"check --exact what needs no run": ["what", "needs", "no", "run"],
+                           "compare credit outcome salt,rank=2 table": ["table"], "compare brake none recall": [],
+                           "report runs/a results/p1-*": []}.items():
+        assert loose_words(parse(command)) == loose
+
+
 # -- Python ----------------------------------------------------------------------------------------------------------
 
 
@@ -112,11 +166,9 @@ def recorded(folder: Path) -> dict[str, Any]:
     """Runs where the pages have theirs."""
     for name in ("runs/demo/r8", "runs/mine"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        with Record.create(folder / name, {"seed": 0}, {}) as record:
-            for step in range(3):
-                record.append(step, {"reward/mean": 0.5})
-                record.save_group(step, {"w": np.ones((2, 3))})
-                record.save_reading(step, {"path_update": np.eye(256, dtype=np.float32)[step]})
+        write_record(folder / name, [{"reward/mean": 0.5}] * 3, {"seed": 0},
+                     groups={step: {"w": np.ones((2, 3))} for step in range(3)},
+                     readings={step: {"path_update": np.eye(256, dtype=np.float32)[step]} for step in range(3)})
     return {}
 
 

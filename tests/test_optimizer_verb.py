@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import cli
 from creditscope import Record
 from creditscope.cli import main
 from creditscope.optimizer.table import BRAKES
@@ -51,15 +53,11 @@ BARE = dict.fromkeys(line(0))
 """Nothing at all is written."""
 
 
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(("optimizer", *args))
-    return int(stop.value.code or 0)
+run = partial(cli.run, "optimizer")
 
 
-def data(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
-    assert run(*args, "--json") == 0
-    return json.loads(capsys.readouterr().out)
+def data(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
+    return cli.run_json(capsys, "optimizer", *args)
 
 
 def test_the_list_of_brakes_names_each_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,18 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from cli import run
 from creditscope import METHODS, Record
-from creditscope.cli import main
 from creditscope.lab.train import kept_arrays
 from creditscope.prefix_bias import prefix_bias, summary
 from creditscope.rollouts_jsonl import read_jsonl
 from creditscope.verbs.prefix import rollouts_of
-
-
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(args)
-    return int(stop.value.code or 0)
+from records import write_record
 
 
 def row(tokens: list[int], reward: float, group: int = 0, **more: Any) -> dict[str, Any]:
@@ -42,12 +37,9 @@ def recorded(path: Path, rows: list[dict[str, Any]], steps: tuple[int, ...] = (0
     """A run that kept these rollouts at some steps; the first kept step has the rewards turned round."""
     rollouts = read_jsonl(written(path.with_suffix(".jsonl"), rows))
     w = torch.zeros(rollouts.mask.shape)
-    with Record.create(path, {"method": "grpo"}, {}) as record:
-        for n, step in enumerate(steps):
-            record.append(step, {})
-            arrays = kept_arrays(METHODS["grpo"], rollouts, w, w, rollouts.logp)
-            record.save_group(step, arrays | {"reward": 1 - arrays["reward"]} if n == 0 else arrays)
-    return str(path)
+    arrays = kept_arrays(METHODS["grpo"], rollouts, w, w, rollouts.logp)
+    kept = {step: arrays | ({} if n else {"reward": 1 - arrays["reward"]}) for n, step in enumerate(steps)}
+    return str(write_record(path, {key: {} for key in steps}, {"method": "grpo"}, groups=kept))
 
 
 def test_one_method_of_a_file_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ import pytest
 import tyro
 from rich.console import Console
 
+import cli
 from creditscope.claims.evidence import APART
 from creditscope.claims.page import FIGURES
 from creditscope.claims.table import CLAIMS
-from creditscope.cli import main
 from creditscope.compare import KINDS
 from creditscope.credit.choice import parse
 from creditscope.credit.table import ESTIMATORS
@@ -30,14 +31,12 @@ from creditscope.verbs.compare import arguments
 from creditscope.verbs.fleet import Fleet
 from creditscope.verbs.reproduce import CLAIMS_OF, Choices, Reproduce, is_done, placed
 from creditscope.verbs.train import Train
+from records import write_record
 
 SMALL, FULL = Size(), Size(budget="full")
 
 
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["reproduce", *map(str, args)])
-    return int(stop.value.code or 0)
+run = partial(cli.run, "reproduce")
 
 
 # -- the plans -------------------------------------------------------------------------------------------------------
@@ -166,14 +165,13 @@ def write_run(path: Path, config: Config, finished: bool = True) -> None:
     """A run as the trainer would leave it: each group's rows are orthogonal, so the rank at half right is R."""
     reward = (np.arange(config.group) < config.group // 2).astype(np.float64)
     credit = reward - reward.mean()
-    with Record.create(path, settled(config), {}) as record:
-        for step in range(2):
-            record.save_reading(step, {"group": np.zeros(config.group, dtype=np.int64), "reward": reward,
-                                       "gram": np.diag(credit**2), "credit": credit, "eps": np.array(2e-16)})
-            record.append(step, {"eval/accuracy": 0.5 + step / 10, "rollouts/spent": config.group,
-                                 "rollouts/sampled": config.group, "reward/mean": 0.5, "credit/within": 0.0})
-        if finished:
-            record.append(2, {"eval/accuracy": 0.7})
+    reading = {"group": np.zeros(config.group, dtype=np.int64), "reward": reward, "gram": np.diag(credit**2),
+               "credit": credit, "eps": np.array(2e-16)}
+    lines: list[dict[str, Any]] = [
+        {"eval/accuracy": 0.5 + step / 10, "rollouts/spent": config.group, "rollouts/sampled": config.group,
+         "reward/mean": 0.5, "credit/within": 0.0} for step in range(2)]
+    write_record(path, [*lines, {"eval/accuracy": 0.7}] if finished else lines, settled(config),
+                 readings={0: reading, 1: reading})
 
 
 FLAGS = ("--groups", "4", "8", "--steps", "2", "--prompts", "2")

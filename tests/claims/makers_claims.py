@@ -10,6 +10,7 @@ import numpy as np
 
 from creditscope.claims.evidence import Evidence, read_evidence
 from creditscope.record import Record
+from records import write_record
 
 Scores = Callable[[np.ndarray], np.ndarray]
 """(R,) rewards of a group -> (R, d) scores ψ."""
@@ -96,11 +97,10 @@ def recorded(path: Path, scores: Scores, *, also: Mapping[str, Scores] | None = 
              names: Sequence[str] = TRACKED, **changes: Any) -> Evidence:
     """The evidence of a real record with such readings."""
     config = settings(**changes)
-    with Record.create(path / f"r{config['group']}-{config['seed']}", config, {"torch": "2"}) as record:
-        for step in range(readings):
-            record.save_reading(step, reading(scores, config["group"], also, names))
-            record.append(step, {"reward/mean": 2 / 3, "rollouts/spent": 3 * config["group"]})
-        return read_evidence(record)
+    lines = [{"reward/mean": 2 / 3, "rollouts/spent": 3 * config["group"]}] * readings
+    kept = dict.fromkeys(range(readings), reading(scores, config["group"], also, names))
+    return read_evidence(Record.open(write_record(path / f"r{config['group']}-{config['seed']}", lines, config,
+                                                  readings=kept, versions={"torch": "2"})))
 
 
 def sweep(path: Path, scores: Scores, sizes: Sequence[int] = (2, 4, 8), **changes: Any) -> list[Evidence]:

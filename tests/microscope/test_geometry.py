@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditscope import CreditscopeError, spectrum
-from creditscope.microscope import geometry
 from creditscope.microscope.geometry import (
     by_group,
     cancellation,
@@ -483,8 +480,3 @@ def test_tensors_are_accepted() -> None:
 def test_what_cannot_be_read_is_refused_in_words(call: Any, message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):
         call()
-
-
-def test_the_geometry_needs_no_torch() -> None:
-    code = f"import sys, {geometry.__name__}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

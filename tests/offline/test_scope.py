@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from cli import run
 from creditscope import METHODS, CreditscopeError, Record, Rollouts, advantage, effective_credit, metrics, surrogate
-from creditscope.cli import main
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.lab.policy import Policy, load_policy, token_logp
@@ -55,12 +55,6 @@ def texts(batch: Batch) -> list[dict[str, Any]]:
     r = batch.rollouts
     return [{"prompt": p, "response": t, "reward": x}
             for p, t, x in zip(r.prompt, r.text, r.reward.tolist(), strict=True)]
-
-
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(list(args))
-    return int(end.value.code or 0)
 
 
 # -- without a model -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 pytest.importorskip("trl", reason="its loop is used")
 
+import cli
 from creditscope.claims.evidence import read_evidence
 from creditscope.cli import main
 from creditscope.errors import CreditscopeError
@@ -27,10 +29,7 @@ SMALL = ["--prompts", "2", "--group", "4", "--steps", "3", "--device", "cpu", "-
          "10"]
 
 
-def run(*flags: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["train", "--engine", "trl", *SMALL, *flags])
-    return int(end.value.code or 0)
+run = partial(cli.run, "train", "--engine", "trl", *SMALL)
 
 
 def test_the_labs_command_line_trains_by_trl_and_leaves_a_whole_record(tmp_path: Path, capsys: Any) -> None:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from creditscope.microscope import geometry
 from creditscope.microscope.spectrum import orthogonal_null, spectrum
-from creditscope.record import Record
 from creditscope.report import directions
 from creditscope.report.directions import DEFINITIONS, UNWEIGHTED, WEIGHTED, normalised, section, shuffled, size
 from creditscope.report.markup import shown as visible
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
+from records import write_record
 from report import records
 
 Arrays = dict[str, NDArray[Any]]
@@ -36,13 +36,8 @@ def reading(rows: NDArray[Any], group: list[int], reward: list[float], credit: l
 
 def recorded(path: Path, *readings: Mapping[str, NDArray[Any]], kept: Mapping[int, Mapping[str, NDArray[Any]]] | None
              = None) -> Run:
-    with Record.create(path, {}, {}) as record:
-        for step, arrays in enumerate(readings):
-            record.append(step, {"rollouts/spent": len(arrays["gram"])})
-            record.save_reading(step, arrays)
-        for step, arrays in (kept or {}).items():
-            record.save_group(step, arrays)
-    return read_run(path)
+    lines = [{"rollouts/spent": len(arrays["gram"])} for arrays in readings]
+    return read_run(write_record(path, lines, readings=dict(enumerate(readings)), groups=kept))
 
 
 def shown(found: Section) -> Mapping[str, Any]:

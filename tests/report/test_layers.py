@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from creditscope.microscope.geometry import ranks
 from creditscope.microscope.spectrum import spectrum
-from creditscope.record import Record
 from creditscope.report.directions import size
 from creditscope.report.layers import COLUMNS, kind, section
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
+from records import write_record
 from report import records
 
 Arrays = dict[str, NDArray[Any]]
@@ -30,11 +30,7 @@ def reading(names: list[str], grams: Any) -> Arrays:
 
 
 def recorded(path: Path, *readings: Mapping[str, NDArray[Any]]) -> Run:
-    with Record.create(path, {}, {}) as record:
-        for step, arrays in enumerate(readings):
-            record.append(step, {"rollouts/spent": 2})
-            record.save_reading(step, arrays)
-    return read_run(path)
+    return read_run(write_record(path, [{"rollouts/spent": 2}] * len(readings), readings=dict(enumerate(readings))))
 
 
 def shown(found: Section) -> Mapping[str, Any]:

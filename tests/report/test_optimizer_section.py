@@ -17,6 +17,7 @@ from creditscope.report.directions import size
 from creditscope.report.optimizer import BY_UPDATE, FACTS, by_update, interval_of, mean_over, section
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
+from records import write_record
 from report import records
 
 Line = dict[str, float]
@@ -24,12 +25,8 @@ Line = dict[str, float]
 
 def recorded(path: Path, lines: list[Line], probes: Mapping[int, Mapping[str, NDArray[Any]]] | None = None,
              **config: Any) -> Run:
-    with Record.create(path, {"optimizer": "adamw", **config}, {}) as record:
-        for step, line in enumerate(lines):
-            record.append(step, {"rollouts/spent": 8, **line})
-        for step, arrays in (probes or {}).items():
-            record.save_optimizer(step, arrays)
-    return read_run(path)
+    given = [{"rollouts/spent": 8, **line} for line in lines]
+    return read_run(write_record(path, given, {"optimizer": "adamw", **config}, probes=probes))
 
 
 def probe(**other: NDArray[Any]) -> dict[str, NDArray[Any]]:

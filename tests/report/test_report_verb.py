@@ -8,11 +8,13 @@ import re
 import subprocess
 import sys
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cli
 from creditscope.cli import main
 from creditscope.record import Record
 from creditscope.report import answers as rules
@@ -22,11 +24,7 @@ from creditscope.report.run import read_run
 from makers import edit_config
 from report import records
 
-
-def run(*args: str | Path) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["report", *map(str, args)])
-    return int(stop.value.code or 0)
+run = partial(cli.run, "report")
 
 
 def told(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str, Any]:

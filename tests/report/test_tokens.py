@@ -19,6 +19,7 @@ from creditscope.report.markup import tag
 from creditscope.report.page import asset, packed, page
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import spaced
+from records import write_record
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -38,11 +39,7 @@ def two() -> Arrays:
 
 
 def recorded(path: Path, kept: Mapping[int, Arrays]) -> Run:
-    with Record.create(path, {"method": "grpo"}, {}) as record:
-        for step, arrays in kept.items():
-            record.append(step, {"rollouts/spent": 2})
-            record.save_group(step, arrays)
-    return read_run(path)
+    return read_run(write_record(path, {key: {"rollouts/spent": 2} for key in kept}, {"method": "grpo"}, groups=kept))
 
 
 def data(run: Run) -> dict[str, Any]:

@@ -11,6 +11,7 @@ the 5 was the distractor. Train and test share no solution, whatever the wording
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import random
@@ -62,7 +63,7 @@ class Arithmetic:
         """Endless for `train`. `test` is the same `test_size` different problems whatever the seed."""
         if check_split(split) == "train":
             return (self.problem("train", i, seed) for i in itertools.count())
-        return iter(self._test())
+        return itertools.islice(self._different(), self.test_size)
 
     def problem(self, split: str, index: int, seed: int = 0) -> Problem:
         """Problem `index` of the split; it does not depend on how many were drawn before it."""
@@ -115,14 +116,20 @@ class Arithmetic:
         known.add(result)
         return True
 
-    def _test(self) -> list[Problem]:
-        seen: dict[str, Problem] = {}
+    def _different(self) -> Iterator[Problem]:
+        """Test problems in their order, the first of each solution. Made when asked for: a thousand take a second."""
+        seen: set[str] = set()
         for i in itertools.count():
-            problem = self.problem("test", i)
-            seen.setdefault(problem.meta["solution"], problem)
-            if len(seen) == self.test_size:
-                break
-        return list(seen.values())
+            problem = _test_problem(self, i)
+            if problem.meta["solution"] not in seen:
+                seen.add(problem.meta["solution"])
+                yield problem
+
+
+@functools.lru_cache(maxsize=4096)
+def _test_problem(task: Arithmetic, index: int) -> Problem:
+    """Every evaluation of a run asks the same problems."""
+    return task.problem("test", index)
 
 
 def split_of(solution: str) -> str:

@@ -41,10 +41,10 @@ class Check:
     without --exact the claims are listed.
 
     For example:
-      creditscope check --exact                               closed forms and enumeration, seconds
+      creditscope check --exact                               # closed forms and enumeration, seconds
       creditscope check runs/demo/r2 runs/demo/r4 runs/demo/r8
-      creditscope check runs/p1-tiny-small --claim P1.5 --all    a verdict for each definition of rank
-      creditscope check results --strict                      exit code 1 if a claim is refuted
+      creditscope check runs/p1-tiny-small --claim P1.5 --all    # a verdict for each definition of rank
+      creditscope check results --strict                      # exit code 1 if a claim is refuted
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()

@@ -57,11 +57,11 @@ class Compare:
     again and runs that were stopped go on, so the same command continues after Ctrl-C, and is a table in no time after.
 
     For example:
-      creditscope compare credit                                            ten estimators, five seeds each
+      creditscope compare credit                                            # ten estimators, five seeds each
       creditscope compare credit outcome step_reward monte_carlo,samples=2 --seeds 3
-      creditscope compare credit outcome gae --rollouts 1000 --seeds 2      a first look in minutes
-      creditscope compare credit --no-run                                   table and figure of what is there
-      creditscope compare brake                                             what holds tokens at their bound, at μ = 4
+      creditscope compare credit outcome gae --rollouts 1000 --seeds 2      # a first look in minutes
+      creditscope compare credit --no-run                                   # table and figure of what is there
+      creditscope compare brake                                             # what holds tokens at their bound, at μ = 4
       creditscope compare brake none recall shorten,share=0.02 --inner-steps 8 --seeds 3
     """
 

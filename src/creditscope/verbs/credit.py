@@ -29,11 +29,11 @@ class Credit:
     An estimator says what each token of a rollout is worth; the method (creditscope methods) says the rest.
 
     For example:
-      creditscope credit                          the list
-      creditscope credit monte_carlo              one, with its options
-      creditscope credit gae --json               for a program
+      creditscope credit                          # the list
+      creditscope credit monte_carlo              # one, with its options
+      creditscope credit gae --json               # for a program
       creditscope train --credit monte_carlo,samples=8
-      creditscope compare credit                  train with each and compare
+      creditscope compare credit                  # train with each and compare
     """
 
     name: Annotated[str | None, tyro.conf.Positional] = None

@@ -35,10 +35,10 @@ class Doctor:
     on one say so.
 
     For example:
-      creditscope doctor output/checkpoint-500                      TRL's trainer_state.json
-      creditscope doctor train.log --set loss_type=grpo             what TRL printed
+      creditscope doctor output/checkpoint-500                      # TRL's trainer_state.json
+      creditscope doctor train.log --set loss_type=grpo             # what TRL printed
       creditscope doctor verl.log --config outputs/.hydra/config.yaml
-      creditscope doctor runs/demo/r8 --strict                      exit code 1 if something is broken
+      creditscope doctor runs/demo/r8 --strict                      # exit code 1 if something is broken
     """
 
     run_or_log: Annotated[Path, tyro.conf.Positional]

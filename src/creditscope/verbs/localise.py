@@ -29,8 +29,8 @@ class Localise:
     """Measure how well credit points at the wrong step: area under the ROC curve, for every credit estimator.
 
     For example:
-      creditscope localise                                  arithmetic with planted errors, the packaged model
-      creditscope localise --problems 50 --samples 4        quicker
+      creditscope localise                                  # arithmetic with planted errors, the packaged model
+      creditscope localise --problems 50 --samples 4        # quicker
       creditscope localise --credit monte_carlo,samples=32 prefix_tree
       creditscope localise --processbench gsm8k.json SmolLM2-135M-Instruct.gguf
     """

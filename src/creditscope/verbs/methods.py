@@ -29,10 +29,10 @@ class Methods:
     """Show the table of methods, or one: equation, diff from its parent, citations, what its loss shows, properties.
 
     For example:
-      creditscope methods                 all rows
-      creditscope methods dapo            one row
-      creditscope methods --dialects      what TRL and verl compute under these names
-      creditscope methods grpo --json     for a program
+      creditscope methods                 # all rows
+      creditscope methods dapo            # one row
+      creditscope methods --dialects      # what TRL and verl compute under these names
+      creditscope methods grpo --json     # for a program
     """
 
     name: Annotated[str | None, tyro.conf.Positional] = None

@@ -52,12 +52,12 @@ class Optimizer:
     It reads the record of a run; nothing is trained and no model is loaded. Several runs make one table.
 
     For example:
-      creditscope train --inner-steps 4 --probe light --out runs/a       a run that is measured
-      creditscope optimizer runs/a                                       one screen
-      creditscope optimizer runs/a runs/b                                beside each other
-      creditscope optimizer runs/a --json                                everything, for a program
-      creditscope optimizer --carry --betas 0.9 0.95                     how long Adam goes on without a gradient
-      creditscope optimizer --brakes                                     what can be done about it
+      creditscope train --inner-steps 4 --probe light --out runs/a       # a run that is measured
+      creditscope optimizer runs/a                                       # one screen
+      creditscope optimizer runs/a runs/b                                # beside each other
+      creditscope optimizer runs/a --json                                # everything, for a program
+      creditscope optimizer --carry --betas 0.9 0.95                     # how long Adam goes on without a gradient
+      creditscope optimizer --brakes                                     # what can be done about it
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()

@@ -41,10 +41,10 @@ class Prefix:
     the short answers decide (arXiv:2601.05002, Prop. 1). Read at ratio 1, before any step.
 
     For example:
-      creditscope prefix runs/mine                        a run that kept rollouts: every method, side by side
-      creditscope prefix runs/mine --method grpo          one method, and where its weights matter most
+      creditscope prefix runs/mine                        # a run that kept rollouts: every method, side by side
+      creditscope prefix runs/mine --method grpo          # one method, and where its weights matter most
       creditscope prefix runs/mine --step 20 --json
-      creditscope prefix rollouts.jsonl --method gspo     tokens, logp, reward, group: see creditscope scope --help
+      creditscope prefix rollouts.jsonl --method gspo     # tokens, logp, reward, group: see creditscope scope --help
     """
 
     source: Annotated[Path, tyro.conf.Positional]

@@ -54,7 +54,7 @@ class Reproduce:
     together, at about 15 ms each and 10 s for a start: about 20 minutes; p2 about 15; full is hours, or a GPU.
 
     For example:
-      creditscope reproduce p1                                     the packaged model
+      creditscope reproduce p1                                     # the packaged model
       creditscope reproduce p2 --budget full --jobs 16
       creditscope reproduce p1 nvidia/Nemotron-Mini-4B-Instruct --task gsm8k:openai/gsm8k --groups 2 4 8 --steps 300
         --lr 1e-6 --max-tokens 320 --accumulate 8                  P1's own model and task, with a GPU that holds it

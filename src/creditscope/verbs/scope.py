@@ -39,8 +39,8 @@ class Scope:
     For example:
       creditscope scope rollouts.jsonl
       creditscope scope rollouts.jsonl --method dapo --json
-      creditscope scope labelled.jsonl --credit step_return        step labels from the file
-      creditscope scope outputs/completions --method trl_dapo --out runs/mine        what TRL logged, as a record
+      creditscope scope labelled.jsonl --credit step_return        # step labels from the file
+      creditscope scope outputs/completions --method trl_dapo --out runs/mine        # what TRL logged, as a record
       creditscope scope rollouts.jsonl --model tiny --out runs/mine
       creditscope scope rollouts.jsonl --model tiny --out runs/mine --resume
     """

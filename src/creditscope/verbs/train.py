@@ -33,17 +33,17 @@ class Train:
     """Train a model by group-based reinforcement learning and record every step.
 
     For example:
-      creditscope train                                        the packaged model, arithmetic, GRPO, R = 8
+      creditscope train                                        # the packaged model, arithmetic, GRPO, R = 8
       creditscope train --method dapo --group 16 --steps 100
       creditscope train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
-      creditscope train --credit optimal_token                  credit for tokens, not only for answers
-      creditscope train --method ppo --critic-warmup 5          a critic, which learns alone at first
-      creditscope train --inner-steps 4 --brake recall          several updates a batch, with a brake on momentum
-      creditscope train --scope light --every 5                 read the geometry of the gradients every fifth step
-      creditscope train --scope light --also step_return salt   the same rollouts under other credits, at each reading
-      creditscope train --scope light --adapt raise_group       more rollouts a prompt once the rank has fallen
-      creditscope train --out runs/mine --resume               go on after a stop or a kill
-      creditscope train --engine trl                           the same by TRL's loop, also under torchrun
+      creditscope train --credit optimal_token                  # credit for tokens, not only for answers
+      creditscope train --method ppo --critic-warmup 5          # a critic, which learns alone at first
+      creditscope train --inner-steps 4 --brake recall          # several updates a batch, with a brake on momentum
+      creditscope train --scope light --every 5                 # read the geometry of the gradients every fifth step
+      creditscope train --scope light --also step_return salt   # the same rollouts under other credits, at each reading
+      creditscope train --scope light --adapt raise_group       # more rollouts a prompt once the rank has fallen
+      creditscope train --out runs/mine --resume               # go on after a stop or a kill
+      creditscope train --engine trl                           # the same by TRL's loop, also under torchrun
     """
 
     config: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)

@@ -33,7 +33,7 @@ class Warmup:
     For example:
       creditscope warmup SmolLM2-135M-Instruct.Q4_1.gguf --task gsm8k:data --epochs 4 --out runs/warm
       creditscope train runs/warm --task gsm8k:data --method p1_grpo
-      creditscope warmup tiny --task turns --steps 60 --lr 2e-3 --out runs/turns       learns two words, up and down
+      creditscope warmup tiny --task turns --steps 60 --lr 2e-3 --out runs/turns       # learns two words, up and down
     """
 
     model: Annotated[str, tyro.conf.Positional]
