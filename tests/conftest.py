@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 # Before torch is loaded, and for every process that a test starts: tests run side by side, one on each core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,3 +23,12 @@ hypothesis.settings.load_profile("house")
 def _one_thread() -> None:
     """Small tensors run faster on one thread, and tests run side by side."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def mini_task() -> Iterator[None]:
+    """The task of `mini` can be found by its name."""
+    import mini
+
+    with mini.known():
+        yield

@@ -69,7 +69,7 @@ def loose_words(verb: Any) -> list[str]:
         known = ESTIMATORS if verb.what == "credit" else BRAKES
         return [name for name in verb.names if ":" not in name and name.partition(",")[0] not in known]
     paths = getattr(verb, "runs", ())
-    return [str(path) for path in paths if not re.search(r"[/.*]", str(path))]
+    return [str(path) for path in paths if not re.search(r"[/.*]", str(path)) and not (ROOT / path).exists()]
 
 
 def mentioned(text: str) -> list[str]:
