@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -17,9 +17,9 @@ import pytest
 WIDEST = 200
 
 
-def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Every case has a `tmp_path` of its own, undoes its `monkeypatch`, and finds `capsys` empty."""
-    given = [name.strip() for name in names.split(",")]
+    given = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
     listed = [case if len(given) > 1 else (case,) for case in cases]
     assert listed, f"no cases of {names}"
 
@@ -63,7 +63,9 @@ def _alone(test: Callable[..., None], number: int, case: dict[str, Any], fixture
 
 
 def _name(case: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={getattr(value, '__name__', value)!r:.60}" for name, value in case.items())
+    """Rows of a table and functions by their names, all else as Python shows it."""
+    return ", ".join(f"{name}={getattr(value, 'name', getattr(value, '__name__', value))!r:.60}"
+                     for name, value in case.items())
 
 
 class Wrong(AssertionError):

@@ -12,6 +12,7 @@ from hypothesis import given
 from creditscope import METHODS, CreditscopeError, Rollouts, advantage
 from creditscope.advantages import token_advantage
 from creditscope.groups import Groups
+from each import each
 from makers import make, random_batches
 
 D = torch.float64
@@ -133,8 +134,8 @@ def test_the_entropy_cost_is_the_mean_entropy_of_the_rollout() -> None:
     assert close(token_advantage(METHODS["gtpo"], batch), .47, -.55)
 
 
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-30, 7e20, 0.0])
-@pytest.mark.parametrize("dtype", [torch.float32, D])
+@each("value", [0.1, 1 / 3, 1e-30, 7e20, 0.0])
+@each("dtype", [torch.float32, D])
 def test_a_unanimous_group_has_advantage_exactly_zero(value: float, dtype: torch.dtype) -> None:
     # The float mean of three 0.1 is not 0.1: an unguarded std turns that ulp into advantages of order one.
     for name in ("grpo", "rloo", "p1_grpo", "opo", "gpg"):

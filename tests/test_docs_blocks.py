@@ -21,6 +21,7 @@ from creditscope.credit import ESTIMATORS
 from creditscope.optimizer.probe import Probe
 from creditscope.optimizer.table import BRAKES
 from creditscope.verbs.compare import Compare
+from each import each
 from makers import make
 from records import write_record
 from small_models import batch, build, objective
@@ -109,7 +110,7 @@ def test_what_stands_behind_a_command_is_a_comment_to_the_shell_too() -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
+@each("page", PAGES)
 def test_a_command_in_the_text_names_a_verb_and_flags_that_exist(page: Path,
                                                                  capsys: pytest.CaptureFixture[str]) -> None:
     for command in mentioned(page.read_text()):

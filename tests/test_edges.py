@@ -16,6 +16,7 @@ from creditscope.edges import EDGES, STOPS, TRUST_EDGES, beyond, bounded_tokens,
 from creditscope.method import AXES
 from creditscope.methods import GRPO
 from creditscope.weights import alpha, kept
+from each import each
 from makers import make
 
 D = torch.float64
@@ -75,7 +76,7 @@ def test_the_clip_has_one_edge_for_each_sign_and_a_second_one_under_dual_clip() 
     assert high.tolist() == [[math.log1p(0.28), math.log(3), INF]]
 
 
-@pytest.mark.parametrize(("log_ratio", "credit", "nats"), [
+@each(("log_ratio", "credit", "nats"), [
     (math.log(1.5), 1.0, math.log(1.5 / 1.2)),   # a good token past the ceiling
     (math.log(0.5), 1.0, 0.0),                   # a good token below the floor is free
     (math.log(0.5), -1.0, math.log(0.8 / 0.5)),  # a bad token past the floor
@@ -209,8 +210,8 @@ def test_every_bound_and_trust_region_has_its_edges_and_says_what_they_do() -> N
     assert set(HARD + SOFT + CAPPED + FREE) == set(ROWS)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", HARD)
+@each("seed", range(3))
+@each("name", HARD)
 def test_a_hard_bound_makes_the_credit_zero_exactly_beyond_its_edge(name: str, seed: int) -> None:
     row = ROWS[name]
     batch, logp, credit = walk(row, seed)
@@ -230,8 +231,8 @@ def at(row: Method, batch: Rollouts, target: Tensor) -> Tensor:
     return batch.logp + (target / even) * batch.mask
 
 
-@pytest.mark.parametrize("name", SOFT)
-@pytest.mark.parametrize("side", [1, -1])
+@each("name", SOFT)
+@each("side", [1, -1])
 def test_a_soft_bound_halves_the_credit_at_its_edge_and_takes_more_beyond(name: str, side: int) -> None:
     row = ROWS[name]
     batch, _, credit = walk(row, 0)
@@ -255,8 +256,8 @@ def test_a_soft_bound_halves_the_credit_at_its_edge_and_takes_more_beyond(name: 
         assert bool((past(-further / 10) == 0).all())
 
 
-@pytest.mark.parametrize("name", CAPPED)
-@pytest.mark.parametrize("sign", [1.0, -1.0])
+@each("name", CAPPED)
+@each("sign", [1.0, -1.0])
 def test_a_cap_stops_the_credit_from_following_the_ratio_and_leaves_it(name: str, sign: float) -> None:
     row = ROWS[name].but(name="x", trust="none", trust_low=None, trust_high=None, whiten="none", scale="none")
     batch = make([1, 0], group=[0, 0], lengths=[1, 1])
@@ -273,7 +274,7 @@ def test_a_cap_stops_the_credit_from_following_the_ratio_and_leaves_it(name: str
     assert w(high) != 0
 
 
-@pytest.mark.parametrize("name", FREE)
+@each("name", FREE)
 def test_a_method_without_bound_has_no_edge(name: str) -> None:
     batch, logp, credit = walk(ROWS[name], 0)
     assert stops(ROWS[name]) is None
@@ -281,7 +282,7 @@ def test_a_method_without_bound_has_no_edge(name: str) -> None:
     assert not bool(beyond(ROWS[name], logp, batch.logp, batch.mask, credit).any())
 
 
-@pytest.mark.parametrize("name", sorted(set(ROWS) - set(FREE)))
+@each("name", sorted(set(ROWS) - set(FREE)))
 def test_bounded_tokens_are_the_chosen_ones_with_credit(name: str) -> None:
     batch, _, credit = walk(ROWS[name], 0)
     assert torch.equal(bounded_tokens(ROWS[name], batch.logp, batch.mask, credit), batch.mask & (credit != 0))
@@ -294,7 +295,7 @@ def test_a_bad_token_too_rare_to_fall_by_delta_has_no_edge(p: float, bounded: bo
     assert bounded_tokens(row, old, mask, -torch.ones(1, 1)).item() is bounded
 
 
-@pytest.mark.parametrize("name", sorted(ROWS))
+@each("name", sorted(ROWS))
 def test_the_slope_of_the_distance_is_that_of_finite_differences(name: str) -> None:
     # Signs of A mixed inside an answer: there a sequence's distance and its surrogate's gradient part ways.
     row = ROWS[name]

@@ -23,6 +23,7 @@ from creditscope.exactness import (
 )
 from creditscope.tasks.tree import Tree
 from creditscope.tasks.turns import Ladder
+from each import each
 
 MEAN = METHODS["p1_grpo"]
 OTHERS = MEAN.but(name="others", baseline="leave_one_out")
@@ -138,7 +139,7 @@ def test_multisets_with_their_orders_are_all_ordered_groups_one_token_at_a_time(
     assert found.gradient_variance == pytest.approx(mean_square - float(mean_gradient.square().sum()), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@each("name", ESTIMATORS)
 def test_no_estimator_knows_the_order_of_a_group(name: str) -> None:
     w = world(UNEQUAL, 0, steps="steps" in ESTIMATORS[name].needs)
     groups = w.groups(SIZE)[0][::40]
@@ -221,9 +222,9 @@ def test_the_optimal_scalar_is_biased_by_its_own_rollout_less_in_larger_groups()
 # -- values --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("spec", ["monte_carlo", "spo_chain,every=1,probability=1"])
-@pytest.mark.parametrize("tree", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+@each("seed", SEEDS)
+@each("spec", ["monte_carlo", "spo_chain,every=1,probability=1"])
+@each("tree", [EQUAL, UNEQUAL])
 def test_exact_values_at_a_cut_before_every_token_give_the_truth(tree: Tree, spec: str, seed: int) -> None:
     found = measure(spec, MEAN, world(tree, seed), SIZE)
     torch.testing.assert_close(found.by_token, found.world.advantage, **TINY)

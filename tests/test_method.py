@@ -16,6 +16,7 @@ from creditscope.methods import GRPO, P2_TABLE_1
 from creditscope.penalties import ESTIMATORS
 from creditscope.ratios import BOUNDS, LOG_RATIOS, TRUSTS
 from creditscope.weights import AGGREGATES, KEEPS, TOKEN_WEIGHTS
+from each import each
 from makers import make
 
 ASKED = {
@@ -30,7 +31,7 @@ def test_the_table_holds_every_method_asked_for_and_p2s_ten_rows() -> None:
     assert len(P2_TABLE_1) == 10
 
 
-@pytest.mark.parametrize("row", METHODS.values(), ids=lambda row: row.name)
+@each("row", METHODS.values())
 def test_every_row_names_its_paper_and_cites_its_choices(row: Method) -> None:
     assert row.arxiv == "" or re.fullmatch(r"\d{4}\.\d{5}", row.arxiv)
     # Williams 1992 is older than arXiv; a row that no paper has says so.
@@ -40,7 +41,7 @@ def test_every_row_names_its_paper_and_cites_its_choices(row: Method) -> None:
     assert set(row.cites) <= axes
 
 
-@pytest.mark.parametrize("row", [*METHODS.values(), *DIALECTS.values()], ids=lambda row: row.name)
+@each("row", [*METHODS.values(), *DIALECTS.values()])
 def test_every_row_is_its_parent_plus_its_diff(row: Method) -> None:
     if row.parent is None:
         return
@@ -66,7 +67,7 @@ def test_a_user_adds_a_method_in_five_lines() -> None:
     assert mine.parent == "grpo"
 
 
-@pytest.mark.parametrize(("changes", "message"), [
+@each(("changes", "message"), [
     ({"baseline": "group_men"}, "unknown baseline of method 'x': 'group_men'; did you mean 'group_mean'"),
     ({"ratio": "none"}, "bound='clip' needs a ratio to bound, but ratio='none'; set ratio='token' or bound='none'"),
     ({"clip_low": None, "clip_high": None}, "bound='clip' needs clip_low or clip_high"),

@@ -15,6 +15,7 @@ from torch import Tensor
 from creditscope import METHODS, CreditscopeError, Method, Record, Rollouts, advantage, effective_credit, surrogate
 from creditscope.methods import GRPO
 from creditscope.weights import conflict_weight
+from each import each
 from makers import make, moved, random_batches
 
 D = torch.float64
@@ -333,7 +334,7 @@ def test_w_is_the_derivative_of_J_by_finite_differences(batch: Rollouts, name: s
 # -- precision, devices, bad input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_bfloat16_inputs_are_computed_in_float32(name: str) -> None:
     exact = make([1, 0, 0, 1], group=[0] * 4, lengths=[3, 5, 2, 4])
     logp = exact.logp.bfloat16()
@@ -353,7 +354,7 @@ def test_the_gpu_agrees_with_the_cpu(name: str) -> None:
     assert torch.allclose(w_of(METHODS[name], batch.to("cuda"), logp.cuda()).cpu(), w_of(METHODS[name], batch, logp))
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_an_all_masked_row_has_zero_credit_and_spoils_no_other(name: str) -> None:
     w = w_of(METHODS[name], make([1, 0, 0, 1], group=[0] * 4, lengths=[2, 0, 3, 1]))
     assert (w[1] == 0).all()
@@ -366,7 +367,7 @@ def test_whitening_over_one_token_is_refused() -> None:
         w_of(METHODS["reinforce_pp"], make([1, 0], group=[0, 0], lengths=[1, 0], width=3))
 
 
-@pytest.mark.parametrize(("call", "message"), [
+@each(("call", "message"), [
     (lambda b: surrogate(GRPO, b.logp[:, :1], b), r"logp must have the rollouts' shape \(2, 3\), got \(2, 1\)"),
     (lambda b: surrogate(GRPO, b.tokens, b), "logp must be floating point, got torch.int64"),
     (lambda b: surrogate(GRPO, b.logp, b, torch.zeros(3)), r"credit must be \(B,\) = \(2,\) or \(B, T\)"),
@@ -406,8 +407,8 @@ def test_conflict_weights_equal_their_definition_read_token_by_token(batch: Roll
             assert weight[i, t] == expected, (i, t)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, D])
-@pytest.mark.parametrize("name", ALL)
+@each("dtype", [torch.float32, D])
+@each("name", ALL)
 def test_a_ratio_that_overflows_gives_no_nan(name: str, dtype: torch.dtype) -> None:
     batch = make([1, 0, 1, 1, 0, 0], group=[0, 0, 1, 1, 2, 2], lengths=[4] * 6, dtype=dtype)
     huge = 900.0 if dtype == D else 95.0
@@ -435,7 +436,7 @@ def test_the_id_of_the_padding_changes_nothing() -> None:
         assert torch.equal(w_of(METHODS[name], other), w_of(METHODS[name], plain)), name
 
 
-@pytest.mark.parametrize(("call", "message"), [
+@each(("call", "message"), [
     (lambda b: advantage("grpo", b.reward, b.group), r"method must be Method, got str; take its row: METHODS"),
     (lambda b: advantage(GRPO, [1.0, 0.0], b.group), r"reward must be Tensor, got list; convert it with torch\."),
     (lambda b: advantage(GRPO, b.reward.to(torch.complex64), b.group), "reward must be real, got torch.complex64"),

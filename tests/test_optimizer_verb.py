@@ -16,6 +16,7 @@ import cli
 from creditscope import Record
 from creditscope.cli import main
 from creditscope.optimizer.table import BRAKES
+from each import each
 
 STEPS = 5
 SWEEP = {"phi": np.array([0.001, 0.1, 1.0]), "change": np.array([0.5, 0.25, 0.0]),
@@ -114,7 +115,7 @@ def test_the_screen_says_each_block_in_a_sentence(tmp_path: Path, capsys: pytest
         assert text in out.replace("\n", " ").replace("  ", " ") or text in out, text
 
 
-@pytest.mark.parametrize(("change", "block", "words"), [
+@each(("change", "block", "words"), [
     ({"overshoot/3/past": 0.004}, "overshoot", "0.40 % of tokens are past the bound, less than 1 %: the bound holds."),
     ({"overshoot/3/distance": None, "overshoot/3/after": None}, "overshoot", "6.0 % of tokens are past the bound. The"),
     ({"overshoot/carry": 0.9}, "overshoot", "predicts 0.68: apart by more than 10 %."),
@@ -154,7 +155,7 @@ def test_three_steps_are_too_few_for_r(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["verdicts"]["progress"].startswith("3 steps are too few")
 
 
-@pytest.mark.parametrize(("config", "kind", "formula"), [
+@each(("config", "kind", "formula"), [
     ({"method": "grpo"}, "zero", "J = 0"),
     ({"method": "grpo", "beta": 0.04}, "penalty", "J = − 0.04·K3"),
     ({"method": "grpo", "beta": 0.5}, "penalty", "J = − 0.5·K3"),
@@ -233,8 +234,8 @@ def test_a_run_or_the_carry_but_not_both(tmp_path: Path, capsys: pytest.CaptureF
         assert "give the folder of a run, or --carry, or --brakes, one of them" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("value", ["0.5", "[red]", True, 1e200, [1.0], {"a": 1}])
-@pytest.mark.parametrize("key", ["overshoot/past", "overshoot/2/after", "update/cosine", "overshoot/max"])
+@each("value", ["0.5", "[red]", True, 1e200, [1.0], {"a": 1}])
+@each("key", ["overshoot/past", "overshoot/2/after", "update/cosine", "overshoot/max"])
 def test_a_value_that_is_no_number_is_refused_by_name(key: str, value: Any, tmp_path: Path,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     assert run(make_run(tmp_path / "a", change={key: value})) == 2
@@ -254,7 +255,7 @@ def test_a_number_that_json_should_not_hold_is_refused(literal: str, words: str,
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("change", "words"), [
+@each(("change", "words"), [
     ({"phi": None}, "phi is not there"),
     ({"phi": np.ones((2, 2))}, "phi is float64 of shape (2, 2)"),
     ({"phi": np.ones(33)}, "not 1 to 32 numbers"),

@@ -13,6 +13,7 @@ from creditscope import METHODS, Rollouts, effective_credit, surrogate
 from creditscope.claims.p2_table import BETA, TABLE, Symbols
 from creditscope.methods import P2_TABLE_1
 from creditscope.weights import conflict_weight
+from each import each
 from makers import make, moved
 
 REPAIRED = [name for name, row in TABLE.items() if row.repaired is not None]
@@ -36,9 +37,9 @@ def test_the_ten_rows_are_all_here() -> None:
     assert tuple(TABLE) == P2_TABLE_1
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("size", [0.0, 3e-4, 0.4])
-@pytest.mark.parametrize("name", P2_TABLE_1)
+@each("seed", range(3))
+@each("size", [0.0, 3e-4, 0.4])
+@each("name", P2_TABLE_1)
 def test_our_row_has_the_credit_of_p2s_row_as_its_method_has_it(name: str, size: float, seed: int) -> None:
     batch = group(seed)
     logp = moved(batch, size, seed)
@@ -80,7 +81,7 @@ def test_conflict_tokens_by_hand() -> None:
     assert Symbols(batch, batch.logp).conflict.tolist() == [[2, 2, 2], [0, 1, 0], [0, 0, 1]]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_the_conflict_of_a_loop_is_the_one_of_our_weights(seed: int) -> None:
     batch = group(seed)
     assert torch.equal(Symbols(batch, batch.logp).conflict * batch.mask, conflict_weight(batch) * batch.mask)

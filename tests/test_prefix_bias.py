@@ -18,6 +18,7 @@ from creditscope.groups import Groups
 from creditscope.methods import even
 from creditscope.prefix_bias import Nodes, length_exponent, measured, nodes, prefix_bias, summary
 from creditscope.properties import properties
+from each import each
 from makers import make
 from small_models import build
 
@@ -72,8 +73,8 @@ def test_text_that_others_wrote_parts_rows_but_is_no_node() -> None:
     assert nodes(batch).index.tolist() == [[0, -1, 1], [0, -1, 2], [0, -1, 1]]
 
 
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@each("holes", [False, True])
+@each("seed", range(4))
 def test_the_nodes_are_the_prefixes_that_a_loop_finds(seed: int, holes: bool) -> None:
     batch, tree, _ = bush(seed, holes)
     found: dict[tuple[int, tuple[int, ...]], set[int]] = {}
@@ -184,8 +185,8 @@ def test_the_gamma_weight_of_a_shared_token_by_hand() -> None:
 # -- closed form against autograd -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0.0, 0.01, 0.4, 1.5])
-@pytest.mark.parametrize("name", sorted(ROWS))
+@each("size", [0.0, 0.01, 0.4, 1.5])
+@each("name", sorted(ROWS))
 def test_the_closed_form_is_what_autograd_finds(name: str, size: float) -> None:
     for seed in range(4):
         batch, tree, draw = bush(seed, holes=seed % 2 == 1)
@@ -196,7 +197,7 @@ def test_the_closed_form_is_what_autograd_finds(name: str, size: float) -> None:
         assert torch.allclose(found.total, measured(ROWS[name], batch, tree, logp, credit), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@each("name", sorted(METHODS))
 def test_the_closed_form_follows_credit_that_differs_inside_an_answer(name: str) -> None:
     batch, tree, draw = bush(5)
     logp = moved(batch, tree, draw, 0.3)
@@ -205,7 +206,7 @@ def test_the_closed_form_follows_credit_that_differs_inside_an_answer(name: str)
     assert torch.allclose(found.total, measured(METHODS[name], batch, tree, logp, credit), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", sorted(OWN))
+@each("name", sorted(OWN))
 def test_w_is_weight_times_credit(name: str) -> None:
     batch, tree, draw = bush(2)
     found = prefix_bias(ROWS[name], batch, moved(batch, tree, draw, 0.3))
@@ -213,7 +214,7 @@ def test_w_is_weight_times_credit(name: str) -> None:
     assert bool((found.weight >= 0).all())
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "gmpo", "cispo", "gcpo", "sapo", "vespo", "dr_grpo", "grpo_even"])
+@each("name", ["grpo", "gspo", "gmpo", "cispo", "gcpo", "sapo", "vespo", "dr_grpo", "grpo_even"])
 def test_W_is_the_gradient_that_reaches_a_tabular_policy(name: str) -> None:
     batch, tree, draw = bush(1)
     log_ratio = moved(batch, tree, draw, 0.2) - batch.logp
@@ -264,7 +265,7 @@ def test_a_language_model_learns_each_node_once_with_weight_W() -> None:
         assert torch.allclose(ours, theirs, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@each("name", sorted(METHODS))
 def test_the_nodes_together_hold_all_credit(name: str) -> None:
     batch, tree, draw = bush(4)
     logp = moved(batch, tree, draw, 0.3)
@@ -279,7 +280,7 @@ def test_the_nodes_together_hold_all_credit(name: str) -> None:
 # -- who cancels ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(OWN))
+@each("name", sorted(OWN))
 def test_a_root_cancels_exactly_where_the_probe_says_so(name: str) -> None:
     batch, *_ = bush(0)
     # GTPO's entropy cost and λ are in W; its other answers stay below the filter of ln 2.
@@ -296,7 +297,7 @@ def test_a_foreign_baseline_leaves_a_root_that_no_weighting_removes(name: str) -
         assert reading["prefix/root"] > 0.01
 
 
-@pytest.mark.parametrize("name", sorted(OWN))
+@each("name", sorted(OWN))
 def test_even_weights_are_one_number_a_group(name: str) -> None:
     row = ROWS[name]
     batch, *_ = bush(0)
@@ -343,7 +344,7 @@ def test_groups_that_are_dropped_do_not_weigh_under_even_dapo(dropped: int) -> N
     assert not bool(both[len(live):].any())
 
 
-@pytest.mark.parametrize("name", [name for name in OWN if ROWS[name].bound in ("stop_gradient", "gamma")])
+@each("name", [name for name in OWN if ROWS[name].bound in ("stop_gradient", "gamma")])
 def test_where_log_pi_carries_the_gradient_the_even_weight_is_the_groups(name: str) -> None:
     assert even(ROWS[name]).aggregate == "group_token_mean"
 
@@ -419,7 +420,7 @@ def test_the_length_exponent_is_the_power_that_made_the_weights(lengths: list[in
     assert length_exponent(found, batch, -1) is None
 
 
-@pytest.mark.parametrize(("name", "power"), [("grpo", -1), ("gspo", -1), ("gmpo", -1), ("sapo", -1), ("dr_grpo", 0),
+@each(("name", "power"), [("grpo", -1), ("gspo", -1), ("gmpo", -1), ("sapo", -1), ("dr_grpo", 0),
                                              ("dapo", 0), ("luspo", 0), ("gcpo", 0), ("grpo_even", 0),
                                              ("gspo_even", 0)])
 def test_the_length_exponent_of_the_rows_at_ratio_1(name: str, power: float) -> None:

@@ -18,6 +18,7 @@ from creditscope.lab.train import kept_arrays
 from creditscope.prefix_bias import prefix_bias, summary
 from creditscope.rollouts_jsonl import read_jsonl
 from creditscope.verbs.prefix import rollouts_of
+from each import each
 from records import write_record
 
 
@@ -120,7 +121,7 @@ def test_text_of_a_model_cannot_move_the_cursor_or_style_the_page(tmp_path: Path
     assert "\\x1b[2J[bold]x«⏎»" in out
 
 
-@pytest.mark.parametrize(("args", "message"), [
+@each(("args", "message"), [
     (("r.jsonl", "--method", "grop"), "unknown method 'grop'; did you mean 'grpo'?"),
     (("r.jsonl", "--method", "grop_even"), "unknown method 'grop'"),
     (("r.jsonl", "--step", "3"), "--step 3 chooses a step of a run, but"),

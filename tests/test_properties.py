@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from creditscope import METHODS, Method
 from creditscope.dialects import DIALECTS
 from creditscope.properties import Properties, properties
+from each import each
 
 
 def from_the_axes(m: Method) -> Properties:
@@ -33,7 +32,7 @@ def from_the_axes(m: Method) -> Properties:
     )
 
 
-@pytest.mark.parametrize("row", [*METHODS.values(), *DIALECTS.values()], ids=lambda row: row.name)
+@each("row", [*METHODS.values(), *DIALECTS.values()])
 def test_the_measured_properties_are_those_that_follow_from_the_axes(row: Method) -> None:
     assert properties(row) == from_the_axes(row)
 

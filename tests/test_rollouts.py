@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from creditscope import CreditscopeError, Rollouts
+from each import each
 from makers import make
 
 
@@ -60,7 +61,7 @@ def test_what_stands_on_padding_is_blanked_not_refused() -> None:
     assert replace(batch, logp=logp).logp[0, 2] == 0
 
 
-@pytest.mark.parametrize(("field", "value", "message"), [
+@each(("field", "value", "message"), [
     ("tokens", torch.zeros(2, 3), r"tokens must be int64, got torch\.float32; convert it with tokens\.long\(\)"),
     ("mask", torch.ones(2, 3, dtype=torch.int64), r"mask must be bool.*mask\.bool\(\)"),
     ("mask", torch.ones(2, 2, dtype=torch.bool), r"mask must have shape \(2, 3\).*got \(2, 2\)"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from creditscope import CreditscopeError, Rollouts
 from creditscope.rollouts_jsonl import read_jsonl, read_rows, to_rows, write_jsonl
+from each import each
 from makers import make, random_batches
 
 GOOD = {"tokens": [1, 2], "logp": [-0.5, -0.25], "reward": 1.0, "group": 0}
@@ -53,7 +54,7 @@ def test_many_batches_stream_into_one_file(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "r.jsonl").group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-@pytest.mark.parametrize(("line", "message"), [
+@each(("line", "message"), [
     ("{", "not valid JSON"),
     ("[1]", "expected a JSON object, got list"),
     (json.dumps(GOOD | {"rewrad": 1}), "unknown field 'rewrad'; did you mean 'reward'"),

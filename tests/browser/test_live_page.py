@@ -98,6 +98,7 @@ def test_a_record_that_is_damaged_on_the_way_leaves_the_page_with_a_notice(brows
         tab.until("document.querySelector('#live-status').textContent === 'Live: finished, 6 of 6 steps.'")
 
 
+@pytest.mark.nightly
 def test_the_page_follows_a_real_training(browser: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "creditscope", "train", "--group", "4", "--prompts", "4", "--steps", "400",

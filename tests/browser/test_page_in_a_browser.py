@@ -12,6 +12,7 @@ import pytest
 
 from browser.opened import READY, opened
 from creditscope.report.build import build
+from depth import FULL
 from makers import edit_config
 from report import records
 
@@ -60,6 +61,7 @@ def test_a_record_with_next_to_nothing_is_a_quiet_page_too(browser: Any, tmp_pat
         assert tab.page.locator(".missing:visible").count() >= 3
 
 
+@pytest.mark.deep
 def test_five_hundred_steps_are_a_quiet_page(browser: Any, long_run: Path, tmp_path: Path) -> None:
     url = write(tmp_path / "long.html", [long_run])
     with opened(browser, url) as tab:
@@ -372,8 +374,9 @@ def test_numbers_and_pictures_can_be_saved(browser: Any, full: str, rich_run: Pa
 # -- for all ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ground", ["light", "dark"])
-@pytest.mark.parametrize("which", ["full", "compared"])
+@pytest.mark.deep
+@pytest.mark.parametrize(("which", "ground"), [("full", "dark"), ("compared", "light"), *(
+    [("full", "light"), ("compared", "dark")] if FULL else [])])
 def test_axe_finds_nothing_serious(which: str, ground: str, browser: Any, request: pytest.FixtureRequest) -> None:
     from axe_playwright_python.sync_playwright import Axe
 

@@ -14,6 +14,7 @@ from creditscope.claims.evidence import Evidence, cells, families, from_json, ga
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.spectrum import spectrum
 from creditscope.record import Record
+from each import each
 
 CONFIG = {"model": "tiny", "task": "arithmetic", "method": "p1_grpo", "group": 4, "seed": 0, "credit": None}
 
@@ -235,7 +236,7 @@ def test_arrays_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
         read_evidence(Record.open(tmp_path / "run"))
 
 
-@pytest.mark.parametrize(("break_it", "said"), [
+@each(("break_it", "said"), [
     (lambda d: d.pop("format"), "holds no evidence"), (lambda d: d.pop("groups"), "damaged"),
     (lambda d: d["steps"].update({"step": [0]}), "damaged"),
     (lambda d: d["steps"].update({"step": ["x", 1, 2]}), "damaged"),

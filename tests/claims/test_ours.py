@@ -27,6 +27,7 @@ from creditscope.claims.ours import (
 )
 from creditscope.claims.verdict import Verdict
 from creditscope.microscope.spectrum import Spectrum, spectrum
+from each import each
 
 # -- C.1 -------------------------------------------------------------------------------------------------------------
 
@@ -237,8 +238,8 @@ def test_shares_about_the_threshold_decide_nothing() -> None:
     assert verdict.outcome == "undecided"
 
 
-@pytest.mark.parametrize("test", [norm_concentration, truncated_two_runs], ids=lambda test: test.__name__)
-@pytest.mark.parametrize("runs", [[], [evidence()], [Evidence(name="x", config={})], [Evidence(
+@each("test", [norm_concentration, truncated_two_runs])
+@each("runs", [[], [evidence()], [Evidence(name="x", config={})], [Evidence(
     name="x", config={"group": 4, "seed": 0}, groups={"step": [0.0], "all/effective_rank": [None]})]])
 def test_without_readings_our_claims_are_undecided(test: Callable[[Sequence[Evidence]], list[Verdict]],
                                                    runs: list[Evidence]) -> None:

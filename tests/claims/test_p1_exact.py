@@ -61,6 +61,7 @@ from creditscope.microscope.geometry import ranks, weighted
 from creditscope.microscope.spectrum import spectrum
 from creditscope.tasks.tree import Tree
 from creditscope.tasks.turns import Ladder
+from each import each
 
 REINFORCE = METHODS["reinforce"]
 BY_STD = P1_GRPO.but(name="by_std", scale="group_std")
@@ -203,7 +204,7 @@ def named(case: tuple[Test, dict[str, Any], str, str]) -> str:
     return f"{case[0].__name__}-{'-'.join(case[1]) or 'as it is'}-{case[2]}-{case[3]}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
+@each("case", CASES)
 def test_a_claim_holds_here_and_is_refuted_there(case: tuple[Test, dict[str, Any], str, str]) -> None:
     test, planted, part, outcome = case
     verdict = the(test(**planted) if planted else as_it_is(test), part)
@@ -212,14 +213,14 @@ def test_a_claim_holds_here_and_is_refuted_there(case: tuple[Test, dict[str, Any
         assert verdict.reason.startswith("needs ")
 
 
-@pytest.mark.parametrize("test", TESTS, ids=lambda test: test.__name__)
+@each("test", TESTS)
 def test_every_definition_has_a_world_for_it_and_one_against_it_and_every_test_can_lack_something(test: Test) -> None:
     for part in {case[2] for case in CASES if case[0] is test} - {""}:
         assert {case[3] for case in CASES if case[0] is test and case[2] == part} >= {"holds", "refuted"}
     assert "undecided" in {case[3] for case in CASES if case[0] is test}
 
 
-@pytest.mark.parametrize("test", TESTS, ids=lambda test: test.__name__)
+@each("test", TESTS)
 def test_a_verdict_says_what_was_expected_what_decided_and_why_in_one_sentence(test: Test) -> None:
     for verdict in as_it_is(test):
         assert verdict.definition

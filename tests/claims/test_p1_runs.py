@@ -45,6 +45,7 @@ from creditscope.claims.p1_runs import (
 )
 from creditscope.claims.reading import ratio_over_runs, sweeps
 from creditscope.claims.verdict import Verdict
+from each import each
 
 TESTS = (uniform_credit, zero_sum, sparsity, rank_about_two, top_share, larger_groups_learn_faster, multi_turn,
          baseline, other_credit, rank_and_spread, rank_aware)
@@ -63,11 +64,10 @@ ALL_RIGHT = {"signal/dead_groups": 1.0, "signal/groups": 1.0, "reward/mean": 1.0
 """A step of one group whose rewards are all 1."""
 
 
-@pytest.mark.parametrize("test", TESTS, ids=lambda test: test.__name__)
-@pytest.mark.parametrize("runs", [[], [evidence()], [Evidence(name="x", config={})],
+@each("test", TESTS)
+@each("runs", [[], [evidence()], [Evidence(name="x", config={})],
                                   [evidence(method="mine", group="eight", seed=None, credit="own:mine")],
-                                  [evidence(inner_steps=[1], minibatches={})], [evidence(group=0, steps=[ALL_RIGHT])]],
-                         ids=["nothing", "empty run", "no settings", "strange settings", "lists", "R = 0"])
+                                  [evidence(inner_steps=[1], minibatches={})], [evidence(group=0, steps=[ALL_RIGHT])]])
 def test_without_what_it_needs_a_claim_is_undecided_and_says_which_flags_give_it(
         test: Callable[[Sequence[Evidence]], list[Verdict]], runs: list[Evidence]) -> None:
     verdict, = test(runs)
@@ -371,7 +371,7 @@ def test_an_interval_across_the_band_is_undecided_with_the_number_of_runs() -> N
     assert "about 75 runs would decide" in verdict.reason
 
 
-@pytest.mark.parametrize(("power", "outcome"), [
+@each(("power", "outcome"), [
     (1.0, "refuted"), (0.5, "refuted"), (1.1 * FLAT, "refuted"), (0.9 * FLAT, "holds"), (0.0, "holds"),
     (-0.9 * FLAT, "holds"), (-1.1 * FLAT, "refuted"), (-0.5, "refuted"), (-1.0, "refuted")])
 def test_the_slope_of_a_power_law_is_its_power(power: float, outcome: str) -> None:
@@ -387,7 +387,7 @@ def test_seeds_that_miss_an_R_have_no_slope() -> None:
     assert of(rank_about_two([ranked(4, 0, 2.0), ranked(8, 1, 2.0)]), "slope").reason.startswith("needs 3 seeds")
 
 
-@pytest.mark.parametrize("changes", [{"adapt": "raise_group,most=16"}, {"adapt": "late_group"},
+@each("changes", [{"adapt": "raise_group,most=16"}, {"adapt": "late_group"},
                                      {"adapt": "denser_credit,to=step_reward"}, {"method": "ppo"},
                                      {"credit": "step_reward"}, {"credit": "leave_one_out"}, {"inner_steps": 2},
                                      {"minibatches": 4}, {"inner_steps": 1, "minibatches": 2}])
@@ -673,7 +673,7 @@ def test_leave_one_out_leaves_the_rank_and_credit_that_sets_rows_apart_raises_it
     assert "× 4.00" in steps.reason
 
 
-@pytest.mark.parametrize(("own", "other", "outcome"), [
+@each(("own", "other", "outcome"), [
     (1.0, 1.6, "refuted"), (1.0, 2.4, "refuted"), (1.9, 2.45, "refuted"), (1.9, 2.6, "holds"), (2.2, 2.6, "refuted"),
     (4.0, 4.4, "refuted"), (4.0, 5.2, "holds"), (4.0, 3.0, "refuted")])
 def test_a_rank_is_broken_where_it_rises_by_a_quarter_and_beyond_two_and_a_half(own: float, other: float, outcome: str

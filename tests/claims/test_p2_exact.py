@@ -31,6 +31,7 @@ from creditscope.optimizer.scale import PHIS, sweep
 from creditscope.prefix_bias import PrefixBias, nodes
 from creditscope.prefix_bias import prefix_bias as predict
 from creditscope.progress import value_at_ratio_one
+from each import each
 
 
 def said(verdicts: list[Verdict], subject: str, definition: str = "") -> Verdict:
@@ -277,7 +278,7 @@ def test_every_condition_is_as_it_is_said_to_be() -> None:
     assert [v.outcome for v in found] == ["holds"] * len(found)
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda c: c.name)
+@each("condition", CONDITIONS)
 def test_the_opposite_of_every_condition_is_refuted(condition: Condition, world: World) -> None:
     opposite = replace(condition, says="broken" if condition.says == "blind" else "blind")
     assert p2_exact._judged(world, opposite).outcome == "refuted"

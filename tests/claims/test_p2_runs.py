@@ -11,6 +11,7 @@ from creditscope import CreditscopeError
 from creditscope.claims.evidence import Evidence
 from creditscope.claims.p2_runs import blind_to_scale, loss_value, momentum_aware, overshoot
 from creditscope.claims.verdict import Verdict
+from each import each
 
 CONFIG = {"model": "tiny", "task": "arithmetic", "method": "grpo", "group": 8, "inner_steps": 1, "lr": 1e-4,
           "optimizer": "adamw", "beta1": 0.9, "eps": 1e-8, "brake": "none"}
@@ -258,7 +259,7 @@ def braked(change: Sequence[float], gain: Sequence[float], brake: str = "recall"
 
 
 # Three values d apart have s = d, and an interval of mean ± 4.3027·d/√3 = mean ± 2.484·d.
-@pytest.mark.parametrize(("change", "gain", "outcome"), [
+@each(("change", "gain", "outcome"), [
     ((-0.7, -0.72, -0.74), (0.01, 0.0, -0.01), "holds"),  # accuracy in ±2.5 points
     ((-0.7, -0.72, -0.74), (0.1, 0.11, 0.12), "holds"),
     ((-0.7, -0.72, -0.74), (-0.01, -0.011, -0.012), "holds"),  # [−1.3, −0.9] points: lost, but less than 3

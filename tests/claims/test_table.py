@@ -10,6 +10,7 @@ import pytest
 
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
 from creditscope.errors import CreditscopeError
+from each import each
 
 IDS = [*(f"P1.{i}" for i in range(1, 15)), *(f"P2.{i}" for i in range(1, 7)), "C.1", "C.2", "C.3"]
 
@@ -19,7 +20,7 @@ def test_every_statement_of_the_papers_is_a_claim_and_three_are_ours() -> None:
     assert [name for name, claim in CLAIMS.items() if claim.where == "ours"] == ["C.1", "C.2", "C.3"]
 
 
-@pytest.mark.parametrize("name", IDS)
+@each("name", IDS)
 def test_a_claim_says_what_it_states_where_it_stands_what_decides_and_what_it_needs(name: str) -> None:
     claim = CLAIMS[name]
     assert min(map(len, (claim.statement, claim.where, claim.rule))) > 3
@@ -30,13 +31,13 @@ def test_a_claim_says_what_it_states_where_it_stands_what_decides_and_what_it_ne
     assert ("record" in claim.needs or "sweep" in claim.needs) == (claim.runs is not None)
 
 
-@pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if claim.exact is not None])
+@each("name", [name for name, claim in CLAIMS.items() if claim.exact is not None])
 def test_an_exact_test_exists_under_its_name(name: str) -> None:
     module, _, function = (CLAIMS[name].exact or "").partition(":")
     assert callable(getattr(importlib.import_module(f"creditscope.claims.{module}"), function))
 
 
-@pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if claim.runs is not None])
+@each("name", [name for name, claim in CLAIMS.items() if claim.runs is not None])
 def test_without_evidence_a_claim_is_undecided_and_says_what_it_needs(name: str) -> None:
     verdicts = check([], [name])
     assert verdicts

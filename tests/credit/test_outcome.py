@@ -17,6 +17,7 @@ from creditscope.credit.optimal_scalar import optimal_scalar
 from creditscope.credit.outcome import outcome
 from creditscope.credit.tools import Tools
 from creditscope.groups import Groups
+from each import each
 from makers import make, random_batches
 
 D = torch.float64
@@ -38,7 +39,7 @@ def on(credit: Tensor, batch: Rollouts) -> Tensor:
     return credit[batch.mask]
 
 
-@pytest.mark.parametrize(("name", "beta"), [*((name, 0.0) for name in OWN), ("rloo", 0.1), ("reinforce_pp", 0.1)])
+@each(("name", "beta"), [*((name, 0.0) for name in OWN), ("rloo", 0.1), ("reinforce_pp", 0.1)])
 def test_outcome_is_the_methods_own_advantage_to_the_bit(name: str, beta: float) -> None:
     row = METHODS[name].but(name="x", beta=beta) if beta else METHODS[name]
     batch = make([1, 0, .25, 1, 0, .5], [0, 0, 0, 1, 1, 1], [4, 2, 7, 1, 3, 5], seed=3)
@@ -110,9 +111,9 @@ def test_a_group_whose_scores_are_all_zero_takes_its_mean() -> None:
     assert on(optimal_scalar(PLAIN, batch, Norms(0, 0, 1, 3)), batch).tolist() == [.5, -.5, .75, -.25]
 
 
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-30, 7e20])
-@pytest.mark.parametrize("dtype", [torch.float32, D])
-@pytest.mark.parametrize("name", ["grpo", "p1_grpo", "reinforce"])
+@each("value", [0.1, 1 / 3, 1e-30, 7e20])
+@each("dtype", [torch.float32, D])
+@each("name", ["grpo", "p1_grpo", "reinforce"])
 def test_a_unanimous_group_has_credit_exactly_zero(value: float, dtype: torch.dtype, name: str) -> None:
     batch = make([value] * 7, [0] * 7, [1, 2, 3, 1, 2, 3, 4], dtype=dtype)
     for found in (leave_one_out(METHODS[name], batch, Tools()),

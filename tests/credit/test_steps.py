@@ -20,6 +20,7 @@ from creditscope.credit.steps import labels
 from creditscope.credit.tools import Tools
 from creditscope.credit.turn_return import turn_return
 from creditscope.method import Method
+from each import each
 from makers import make
 
 D = torch.float64
@@ -234,8 +235,8 @@ def test_a_batch_in_which_no_answer_got_to_a_step_has_no_credit_and_no_error(est
         assert not estimate(method, batch, Tools()).any()
 
 
-@pytest.mark.parametrize("estimate", ESTIMATORS)
-@pytest.mark.parametrize("left", ["nothing", "steps alone"])
+@each("estimate", ESTIMATORS)
+@each("left", ["nothing", "steps alone"])
 def test_without_labels_the_error_names_the_credit_and_the_repair(estimate: Estimate, left: str) -> None:
     batch = make([1, 0], [0, 0], [2, 2])
     if left != "nothing":

@@ -20,6 +20,7 @@ from creditscope import METHODS, CreditscopeError
 from creditscope.credit import ESTIMATORS, NEEDS, Chosen, Estimator, find_estimator
 from creditscope.credit.choice import parse
 from creditscope.credit.tools import Tools
+from each import each
 from makers import make
 
 PLAIN = METHODS["p1_grpo"]
@@ -28,7 +29,7 @@ HELPERS = {"choice", "__init__", "cuts", "estimator", "prefixes", "steps", "tabl
 WHOLE_SIGNATURE = {"gae"}  # its equation stands at the head of its file, above two schedules
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@each("name", ESTIMATORS)
 def test_every_row_has_a_function_of_its_name_with_options_by_keyword_alone(name: str) -> None:
     function = ESTIMATORS[name].function
     assert (function.__name__, function.__module__) == (name, f"creditscope.credit.{name}")
@@ -37,7 +38,7 @@ def test_every_row_has_a_function_of_its_name_with_options_by_keyword_alone(name
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[3:])
 
 
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in WHOLE_SIGNATURE])
+@each("name", [name for name in ESTIMATORS if name not in WHOLE_SIGNATURE])
 def test_every_docstring_starts_with_the_equation(name: str) -> None:
     assert re.match(r"A(_it|') = ", inspect.getdoc(ESTIMATORS[name].function) or "")
 
@@ -47,7 +48,7 @@ def test_every_file_of_the_folder_is_a_row_or_a_helper() -> None:
     assert files == set(ESTIMATORS) | HELPERS
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@each("name", ESTIMATORS)
 def test_the_options_of_the_list_are_those_of_the_function(name: str) -> None:
     parameters = inspect.signature(ESTIMATORS[name].function).parameters.values()
     assert {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} == {
@@ -89,7 +90,7 @@ def test_a_row_that_needs_or_builds_on_something_unknown_is_refused(change: dict
         Estimator(**{"name": "x", "title": "x", "equation": "x", "cost": "x", "cites": "x", **change})
 
 
-@pytest.mark.parametrize("name", [name for name, row in ESTIMATORS.items() if row.needs])
+@each("name", [name for name, row in ESTIMATORS.items() if row.needs])
 def test_a_place_that_cannot_give_what_is_needed_is_refused_before_the_run(name: str) -> None:
     row = ESTIMATORS[name]
     row.require(frozenset(NEEDS), "a place with everything")
@@ -112,7 +113,7 @@ def test_name_and_options_are_read_and_nothing_is_imported(spec: str, name: str,
     assert [type(v) for v in found[1].values()] == [type(v) for v in options.values()]
 
 
-@pytest.mark.parametrize(("spec", "says"), [
+@each(("spec", "says"), [
     ("prefix_tre", "unknown credit 'prefix_tre'; did you mean 'prefix_tree'?.*See: creditscope credit"),
     ("", "unknown credit ''"), ("os.system('x'):f", "unknown credit"), ("mod:", "unknown credit 'mod:'"),
     ("gae,", "--credit gae,: '' is no option; write gae,key=value"), ("gae,lam", "'lam' is no option"),
@@ -208,7 +209,7 @@ def test_the_installed_program_finds_it_too(folder: Path) -> None:
     assert done.stdout.strip() == spec(folder, "own", "mine"), done.stderr
 
 
-@pytest.mark.parametrize(("start", "name", "says"), [
+@each(("start", "name", "says"), [
     ("absent", "f", "no module 'absent_.*'; start creditscope in the folder that has it, or set PYTHONPATH"),
     ("imports", "f", "was found, but it imports 'nothing_of_that_name', which is not installed"),
     ("own", "absent", "module 'own_.*' has no 'absent'"), ("own", "number", "'number' is a int, not a function"),
@@ -241,7 +242,7 @@ def with_nan() -> Tensor:
     return bad
 
 
-@pytest.mark.parametrize(("function", "says"), [
+@each(("function", "says"), [
     (lambda: torch.zeros(3, 2), r"'mine' must return \(B, T\) = \(2, 3\) or \(B,\) = \(2,\), got \(3, 2\)"),
     (lambda: torch.zeros(3), r"got \(3,\)"), (lambda: torch.zeros(()), r"got \(\)"),
     (lambda: torch.zeros(2, 3, 1), r"got \(2, 3, 1\)"),

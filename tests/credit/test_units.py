@@ -24,6 +24,7 @@ from creditscope.credit.turn_return import turn_return
 from creditscope.credit.units import in_units
 from creditscope.groups import Groups
 from creditscope.method import Method
+from each import each
 from makers import make, random_batches
 
 D = torch.float64
@@ -121,8 +122,8 @@ class Equal(Tools):
         return self._value.expand_as(cuts).masked_fill(cuts < 0, torch.nan)
 
 
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-30, 7e20, 0.0])
-@pytest.mark.parametrize("dtype", [torch.float32, D])
+@each("value", [0.1, 1 / 3, 1e-30, 7e20, 0.0])
+@each("dtype", [torch.float32, D])
 def test_a_unanimous_group_gets_exactly_zero_from_every_estimator(value: float, dtype: torch.dtype) -> None:
     # Means of 7, 4 and 3 equal floats differ by an ulp: a std of one ulp would make that a credit of one.
     batch = make([value] * 7, [3] * 7, [5] * 7, dtype=dtype, seed=1)
@@ -144,8 +145,8 @@ def test_a_unanimous_group_with_steps_that_differ_still_carries_signal() -> None
     assert not bool(token_advantage(GRPO, batch).any()), "the outcome alone has none"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, D])
-@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1.0, 1e9])
+@each("dtype", [torch.float32, D])
+@each("scale", [1e-12, 1e-6, 1.0, 1e9])
 def test_a_groups_std_makes_the_size_of_its_rewards_and_of_other_groups_rewards_disappear(
         scale: float, dtype: torch.dtype) -> None:
     # (½, −½)·scale over √½·scale, beside a group that is 10⁷ times as large.

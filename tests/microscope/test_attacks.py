@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils.checkpoint import checkpoint
 
 from creditscope import CreditscopeError, Microscope
+from each import each
 
 EXACT, REFUSED, EITHER = "exact", "refused", "exact or refused"
 D, VOCAB, EXPERTS = 8, 11, 3
@@ -2208,7 +2209,7 @@ def test_zero_initialised_gates_are_exact_before_and_after_a_step() -> None:
     assert measured(trial) == EXACT
 
 
-@pytest.mark.parametrize(("given", "words"), [
+@each(("given", "words"), [
     ({"rows": torch.rand(4)}, "rows="),
     ({"rows": [0, 1]}, "rows="),
     ({"rows": torch.zeros(2, 2, dtype=torch.long)}, "rows"),

@@ -15,6 +15,7 @@ from creditscope import CreditscopeError, spectrum
 from creditscope.microscope import matrices
 from creditscope.microscope.matrices import LayerSpectrum, layer_spectrum, model_spectra
 from creditscope.microscope.spectrum import Spectrum
+from each import each
 
 
 def with_values(values: Tensor, d_out: int, d_in: int, seed: int = 0) -> Tensor:
@@ -61,8 +62,8 @@ def test_the_bounds_by_hand() -> None:
     assert s.energy_rank(0.9) == (2, 3)
 
 
-@pytest.mark.parametrize("shape", [(40, 90), (90, 40), (40, 40)])
-@pytest.mark.parametrize("name", SHAPES)
+@each("shape", [(40, 90), (90, 40), (40, 40)])
+@each("name", SHAPES)
 def test_a_small_layer_has_its_whole_svd(name: str, shape: tuple[int, int]) -> None:
     grad = with_values(SHAPES[name], *shape)
     s = layer_spectrum(grad)
@@ -73,9 +74,9 @@ def test_a_small_layer_has_its_whole_svd(name: str, shape: tuple[int, int]) -> N
     assert s.energy == pytest.approx(float((grad**2).sum()))
 
 
-@pytest.mark.parametrize("shape", [(40, 300), (300, 40)])
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("k", [1, 5, 20])
+@each("shape", [(40, 300), (300, 40)])
+@each("name", SHAPES)
+@each("k", [1, 5, 20])
 def test_a_large_layer_has_values_from_below_and_bounds_that_hold(name: str, shape: tuple[int, int], k: int) -> None:
     grad = with_values(SHAPES[name], *shape)
     s, full = layer_spectrum(grad, k=k, exact_to=0), truth(grad)

@@ -17,6 +17,7 @@ from creditscope.microscope import operations, watch
 from creditscope.microscope.gram import dense_gram, weight_gram
 from creditscope.microscope.operations import name_of
 from creditscope.microscope.scope import Microscope
+from each import each
 from small_models import apart, gradient, grams, loop, total
 
 N, T, D = 3, 5, 4
@@ -170,8 +171,8 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("make", NORMS.values(), ids=NORMS.keys())
-@pytest.mark.parametrize("shape", [(N, D), (N, T, D), (N, T, 2, D)], ids=str)
+@each("make", NORMS.values())
+@each("shape", [(N, D), (N, T, D), (N, T, 2, D)])
 def test_norms_and_scales_are_exact_without_running_them_again(make: Callable[[], nn.Module],
                                                                shape: tuple[int, ...]) -> None:
     with rules() as found:
@@ -336,8 +337,8 @@ class Turned(nn.Module):
         return ((x + turned) @ self.weight).tanh() + x @ self.weight.detach()
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("shape", [(N, T, D), (4, 4, D), (T, N, D), (N, 1, D)], ids=str)
+@each("first", [False, True])
+@each("shape", [(N, T, D), (4, 4, D), (T, N, D), (N, 1, D)])
 def test_a_matrix_that_is_used_straight_and_turned_adds_its_rows_in_one_order(shape: tuple[int, ...],
                                                                               first: bool) -> None:
     # ⟨Gᵀ, Gᵀ⟩ = ⟨G, G⟩, so a use of one kind alone would not show rows that are not turned back.
@@ -385,8 +386,8 @@ def symmetric(line: nn.Linear) -> nn.Module:
     return line
 
 
-@pytest.mark.parametrize("make", [weight_norm, old_weight_norm, spectral_norm, pruned, symmetric])
-@pytest.mark.parametrize("bias", [True, False])
+@each("make", [weight_norm, old_weight_norm, spectral_norm, pruned, symmetric])
+@each("bias", [True, False])
 def test_a_weight_that_is_computed_from_parameters_gives_rows_to_those(make: Callable[[nn.Linear], nn.Module],
                                                                        bias: bool) -> None:
     import torch.nn.utils.prune  # noqa: F401
@@ -426,7 +427,7 @@ MADE: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@each("name", MADE)
 def test_rows_return_through_whatever_a_weight_was_made_by(name: str) -> None:
     make, shape = MADE[name]
     tolerance = 1e-6 if name == "half" else 1e-12
@@ -518,9 +519,9 @@ TORCHS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("make", TORCHS.values(), ids=TORCHS.keys())
-@pytest.mark.parametrize("shape", [(N, T, D), (T, T, D), (2, 2, D)], ids=str)
-@pytest.mark.parametrize("graded", [False, True], ids=["data", "with a gradient"])
+@each("make", TORCHS.values())
+@each("shape", [(N, T, D), (T, T, D), (2, 2, D)])
+@each("graded", [False, True])
 def test_torchs_own_modules_are_exact_also_where_rows_are_the_second_axis(make: Callable[[], nn.Module],
                                                                           shape: tuple[int, ...], graded: bool) -> None:
     against_loop(perturbed(make()), noise(*shape, seed=9).requires_grad_(graded))
@@ -611,8 +612,8 @@ class Named(nn.Linear):
         return F.linear(bias=self.bias, weight=self.weight, input=x)
 
 
-@pytest.mark.parametrize("kind", [Written, Added, ScaledSum, Doubled, Straight, Named])
-@pytest.mark.parametrize("shape", [(N, D), (N, T, D)], ids=str)
+@each("kind", [Written, Added, ScaledSum, Doubled, Straight, Named])
+@each("shape", [(N, D), (N, T, D)])
 def test_a_linear_layer_may_be_written_in_any_way(kind: type[nn.Linear], shape: tuple[int, ...]) -> None:
     against_loop(perturbed(kind(D, 3)), noise(*shape, seed=9))
     model = perturbed(kind(D, 3))
@@ -639,8 +640,8 @@ class Router(nn.Module):
         return (values * (1 + chosen)).view(*x.shape[:-1], 2)
 
 
-@pytest.mark.parametrize("how", ["whole", "bias apart", "weight apart", "bias changed"])
-@pytest.mark.parametrize("frozen", [False, True])
+@each("how", ["whole", "bias apart", "weight apart", "bias changed"])
+@each("frozen", [False, True])
 def test_a_router_is_exact_however_it_uses_its_weight_and_bias(how: str, frozen: bool) -> None:
     model = perturbed(Router(how))
     model.bias.requires_grad_(not frozen)
@@ -709,10 +710,10 @@ class Learned(nn.Embedding):
         return self.weight[None, :ids.shape[1]]
 
 
-@pytest.mark.parametrize("kind", [nn.Embedding, Offset, Indexed, Selected, FromTheEnd, OneHot, Sliced, Ranged,
+@each("kind", [nn.Embedding, Offset, Indexed, Selected, FromTheEnd, OneHot, Sliced, Ranged,
                                   RangedRow, Expanded, Learned])
-@pytest.mark.parametrize("rows", [3, 5], ids=["3 rows of 5", "5 rows of 5"])
-@pytest.mark.parametrize("first", [True, False], ids=["second", "first"])
+@each("rows", [3, 5])
+@each("first", [True, False])
 def test_embeddings_are_exact_however_they_are_looked_up(kind: type[nn.Embedding], rows: int, first: bool) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -866,8 +867,8 @@ KEPT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
-@pytest.mark.parametrize("shape", [(N, T, D), (T, T, D), (4, 4, D), (6, 4, D)], ids=str)
+@each("name", KEPT)
+@each("shape", [(N, T, D), (T, T, D), (4, 4, D), (6, 4, D)])
 def test_activations_may_be_picked_pooled_and_turned_inside_their_rows(name: str, shape: tuple[int, ...]) -> None:
     against_loop(perturbed(Moves(KEPT[name])), noise(*shape, seed=9))
 
@@ -925,8 +926,8 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], T
 }
 
 
-@pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.parametrize("shape", [(N, T, D), (5, 5, D), (4, 4, D), (2, 3, D)], ids=str)
+@each("name", ORDERS)
+@each("shape", [(N, T, D), (5, 5, D), (4, 4, D), (2, 3, D)])
 def test_layers_may_see_rows_and_tokens_in_another_order_number_or_layout(name: str, shape: tuple[int, ...]) -> None:
     # A row's place in the batch decides where it goes, so the loop takes it in its batch.
     against_loop(perturbed(Order(*ORDERS[name])), noise(*shape, seed=9), alone=False)
@@ -1009,9 +1010,9 @@ class Experts(nn.Module):
         return out.view_as(x)
 
 
-@pytest.mark.parametrize("how", ["loop", "all", "gathered"])
-@pytest.mark.parametrize("shape", [(N, T, D), (4, 4, D), (2, 3, D), (3, 1, D)], ids=str)
-@pytest.mark.parametrize("graded", [False, True], ids=["data", "with a gradient"])
+@each("how", ["loop", "all", "gathered"])
+@each("shape", [(N, T, D), (4, 4, D), (2, 3, D), (3, 1, D)])
+@each("graded", [False, True])
 def test_experts_are_exact_however_tokens_are_dealt_out(how: str, shape: tuple[int, ...], graded: bool) -> None:
     # With 3 experts and 3 rows, the axis of experts has the length of the batch.
     against_loop(perturbed(Experts(how)), noise(*shape, seed=9).requires_grad_(graded))
@@ -1038,8 +1039,8 @@ PREPARED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", PREPARED)
-@pytest.mark.parametrize("shape", [(N, T, D), (5, 5, D), (4, 4, D)], ids=str)
+@each("name", PREPARED)
+@each("shape", [(N, T, D), (5, 5, D), (4, 4, D)])
 def test_what_a_model_makes_of_its_input_before_any_layer_keeps_its_rows(name: str, shape: tuple[int, ...]) -> None:
     against_loop(perturbed(Prepared(PREPARED[name])), noise(*shape, seed=9))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from creditscope import CreditscopeError, spectrum
 from creditscope.microscope.geometry import centred_rank, conflict
 from creditscope.microscope.spectrum import orthogonal_null
+from each import each
 
 
 def test_every_rank_by_hand() -> None:
@@ -83,7 +84,7 @@ def test_a_coarser_gram_has_a_higher_floor() -> None:
     assert spectrum(gram, eps=5e-4).numerical_rank == 1
 
 
-@pytest.mark.parametrize(("gram", "message"), [
+@each(("gram", "message"), [
     ([[1.0, 2.0]], r"square Gram matrix \(N, N\), got shape \(1, 2\)"),
     ([[0.0, 0.0], [0.0, 0.0]], "is 0: no rollout has a gradient"),
     ([[1.0, float("nan")], [0.0, 1.0]], r"entry \(0, 1\) is nan"),

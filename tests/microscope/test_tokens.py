@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from creditscope import CreditscopeError
 from creditscope.microscope.tokens import lanczos, token_energy, token_gram_head, token_spectrum
+from each import each
 
 LogProbs = Callable[[dict[str, Tensor]], Tensor]
 
@@ -324,7 +325,7 @@ def test_an_operation_without_a_second_derivative_is_named_with_its_remedy_and_a
         token_spectrum(lambda p: Fused.apply(p["theta"]), theta, torch.ones(4), k=1)
 
 
-@pytest.mark.parametrize(("call", "message"), [
+@each(("call", "message"), [
     (lambda: token_gram_head(torch.ones(3, 4), torch.ones(7, 5), torch.zeros(3).long(), torch.ones(3)),
      r"hidden \(n, d\), weight \(V, d\).*got hidden \(3, 4\), weight \(7, 5\)"),
     (lambda: token_gram_head(torch.ones(1, 4), torch.ones(7, 4), torch.tensor([-100]), torch.ones(1)),

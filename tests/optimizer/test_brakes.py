@@ -15,6 +15,7 @@ from creditscope.methods import GRPO, GSPO, P1_GRPO, SAPO
 from creditscope.optimizer.brakes import CLASSES, Blend, Brake, KlStop, Recall, Restart, Shorten, blend, find_brake
 from creditscope.optimizer.state import first_moment
 from creditscope.optimizer.table import BRAKES, parse_brake
+from each import each
 from makers import make
 from small_models import build
 
@@ -60,8 +61,8 @@ def test_recall_by_hand() -> None:
     assert brake.metrics()["brake/recalled"] == pytest.approx(0.45 / 2.3)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("method", ["grpo", "dapo", "gspo", "gmpo"])
+@each("name", OPTIMIZERS)
+@each("method", ["grpo", "dapo", "gspo", "gmpo"])
 def test_the_account_is_the_optimisers_own_first_moment_and_a_stopped_token_does_not_move(name: str,
                                                                                          method: str) -> None:
     batch, row = two_groups(), METHODS[method]

@@ -15,6 +15,7 @@ from creditscope.edges import beyond, bounded_tokens, edges_of, overhang
 from creditscope.methods import GRPO
 from creditscope.optimizer.overshoot import Overshoot, Reading, first_order
 from creditscope.optimizer.state import Parts, split
+from each import each
 from makers import make, moved
 from small_models import batch as token_batch
 from small_models import build, trainable
@@ -217,8 +218,8 @@ WALKED = {name: METHODS[name] for name in ("grpo", "grpo_v32", "gspo", "gspo_tok
 WALKED["dual"] = METHODS["grpo_v32"].but(name="dual", clip_low=0.5, dual_clip=1.21, trust_high=0.2)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", sorted(WALKED))
+@each("seed", range(4))
+@each("name", sorted(WALKED))
 def test_random_walks_in_minibatches_read_as_a_loop_over_tokens_does(name: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     row = WALKED[name]

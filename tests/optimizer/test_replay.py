@@ -11,6 +11,7 @@ from torch import Tensor
 
 from creditscope import CreditscopeError
 from creditscope.optimizer.replay import adam, adamw, carry, carry_limit, carry_sgd, sgd
+from each import each
 
 IMPLEMENTATIONS: list[dict[str, bool]] = [{"foreach": True}, {"fused": True}, {"foreach": False}]
 BETAS = [(0.9, 0.999), (0.9, 0.95), (0.0, 0.9), (0.8, 0.3)]
@@ -39,10 +40,10 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-12) -> bool:
     return float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-@pytest.mark.parametrize("betas", BETAS)
-@pytest.mark.parametrize("amsgrad", [False, True])
-@pytest.mark.parametrize("steps", [1, 2, 9])
+@each("implementation", IMPLEMENTATIONS)
+@each("betas", BETAS)
+@each("amsgrad", [False, True])
+@each("steps", [1, 2, 9])
 def test_adam_is_torch_adam(implementation: dict[str, bool], betas: tuple[float, float], amsgrad: bool,
                             steps: int) -> None:
     g = history(steps)
@@ -71,9 +72,9 @@ def test_adam_by_hand_after_two_steps() -> None:
     assert float(adam(g, 0.1, (0.5, 0.75), 1.0)) == pytest.approx(-0.1 * 7 / 3 / ((39 / 7) ** 0.5 + 1), rel=1e-14)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01, 3.0])
-@pytest.mark.parametrize("betas", BETAS)
+@each("implementation", IMPLEMENTATIONS)
+@each("weight_decay", [0.0, 0.01, 3.0])
+@each("betas", BETAS)
 def test_adamw_is_torch_adamw(implementation: dict[str, bool], weight_decay: float, betas: tuple[float, float]) -> None:
     g, start = history(8), history(1, seed=1)[0]
     real = train(torch.optim.AdamW, g, start, lr=0.01, betas=betas, eps=1e-3, weight_decay=weight_decay,
@@ -87,11 +88,11 @@ def test_adamw_without_gradients_only_decays() -> None:
     assert float(got) == pytest.approx(6.859, rel=1e-14)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-@pytest.mark.parametrize(("momentum", "dampening", "nesterov"), [
+@each("implementation", IMPLEMENTATIONS)
+@each(("momentum", "dampening", "nesterov"), [
     (0.0, 0.0, False), (0.0, 0.5, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True), (1.0, 0.0, False),
 ])
-@pytest.mark.parametrize("steps", [1, 2, 9])
+@each("steps", [1, 2, 9])
 def test_sgd_is_torch_sgd(implementation: dict[str, bool], momentum: float, dampening: float, nesterov: bool,
                           steps: int) -> None:
     g = history(steps)
@@ -116,9 +117,9 @@ def test_the_carry_has_the_papers_values(step: int, lag: int) -> None:
     assert round(carry(step, lag, (0.9, 0.95)), 4) == PRINTED[step, lag]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.8, 0.3), (0.0, 0.9)])
-@pytest.mark.parametrize(("step", "lag"), [(2, 0), (3, 2), (10, 0), (50, 4)])
+@each("implementation", IMPLEMENTATIONS)
+@each("betas", [(0.9, 0.999), (0.9, 0.95), (0.8, 0.3), (0.0, 0.9)])
+@each(("step", "lag"), [(2, 0), (3, 2), (10, 0), (50, 4)])
 def test_the_carry_is_what_a_real_adamw_does_when_the_gradient_stops(implementation: dict[str, bool],
                                                                      betas: tuple[float, float], step: int,
                                                                      lag: int) -> None:
@@ -132,8 +133,8 @@ def test_the_carry_is_what_a_real_adamw_does_when_the_gradient_stops(implementat
     assert measured == pytest.approx(carry(step, lag, betas), abs=1e-13)
 
 
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.8, 0.3)])
-@pytest.mark.parametrize(("step", "lag"), [(2, 0), (7, 3), (50, 4)])
+@each("betas", [(0.9, 0.999), (0.9, 0.95), (0.8, 0.3)])
+@each(("step", "lag"), [(2, 0), (7, 3), (50, 4)])
 def test_the_carry_is_the_replay_of_ones_and_zeros(betas: tuple[float, float], step: int, lag: int) -> None:
     g = torch.cat([torch.ones(step - 1), torch.zeros(lag + 1)]).double()
     assert carry(step, lag, betas) == pytest.approx(-float(adam(g, 1.0, betas, 0.0)), rel=1e-13)
@@ -157,9 +158,9 @@ def test_a_long_lag_does_not_overflow() -> None:
     assert math.isfinite(carry(50, 20_000, (0.9, 0.81001)))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize(("step", "lag"), [(2, 0), (3, 2), (50, 4)])
+@each("implementation", IMPLEMENTATIONS)
+@each("momentum", [0.0, 0.5, 0.9])
+@each(("step", "lag"), [(2, 0), (3, 2), (50, 4)])
 def test_the_carry_of_sgd_is_what_a_real_sgd_does(implementation: dict[str, bool], momentum: float, step: int,
                                                   lag: int) -> None:
     ones, zeros = torch.ones(step - 1, 1, dtype=torch.float64), torch.zeros(lag + 1, 1, dtype=torch.float64)

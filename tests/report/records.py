@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.record import SHELVES, Record, spacing
+from depth import FULL
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -39,13 +40,17 @@ def shared(base: Path) -> Path:
 # -- a real one --------------------------------------------------------------------------------------------------------
 
 
-def rich(path: Path, steps: int = 5) -> Path:
+SIZE, STEPS = (8, 5) if FULL else (4, 4)
+"""R and P of the run with everything on, and its steps: a full one is of the size that people look at."""
+
+
+def rich(path: Path, steps: int = STEPS) -> Path:
     """Everything on: scope and probe full, μ = 2, another credit, every second step kept. The packaged model."""
     from creditscope.lab.config import Config
     from creditscope.lab.train import train
     from creditscope.verbs.env import environment
 
-    config = Config(group=8, prompts=8, steps=steps, inner_steps=2, lr=1e-4, scope="full", every=2, probe="full",
+    config = Config(group=SIZE, prompts=SIZE, steps=steps, inner_steps=2, lr=1e-4, scope="full", every=2, probe="full",
                     probe_every=2, keep_every=2, also=("step_reward",), eval_problems=20)
     for _ in train(config, path, environment()):
         pass
@@ -147,8 +152,11 @@ HOSTILE = (
 MEGABYTE = 10**6
 
 
-def hostile(path: Path) -> Path:
-    """A record in which every text is hostile: settings, versions, names of layers and metrics, prompts, tokens."""
+def hostile(path: Path, longest: int = MEGABYTE) -> Path:
+    """A record in which every text is hostile: settings, versions, names of layers and metrics, prompts, tokens.
+
+    One token has `longest` characters. All texts of an array are stored at the length of the longest.
+    """
     config = {"model": HOSTILE[0], "task": HOSTILE[1], "method": HOSTILE[2], "credit": HOSTILE[3], "reward": HOSTILE[5],
               "group": 2, "prompts": 2, "steps": 3, "seed": 0, "optimizer": HOSTILE[4], "lr": 1e-4, "inner_steps": 2,
               "scope": "full", "every": 1, "probe": "full", "keep_every": 1, "also": list(HOSTILE[6:9]),
@@ -157,7 +165,7 @@ def hostile(path: Path) -> Path:
     with Record.create(path, config, versions) as record:
         for step in range(3):
             record.append(step, hostile_line(step))
-            record.save_group(step, hostile_rollouts(step))
+            record.save_group(step, hostile_rollouts(step, longest))
             record.save_reading(step, hostile_reading())
             record.save_optimizer(step, hostile_probe())
     return path
@@ -174,9 +182,9 @@ def hostile_line(step: int) -> dict[str, Any]:
             HOSTILE[0]: 1.0, HOSTILE[7]: HOSTILE[1]}
 
 
-def hostile_rollouts(step: int) -> Arrays:
-    """Two groups of two answers of three tokens; one token of the first step is a megabyte long."""
-    long = "<b>" + "x" * MEGABYTE if step == 0 else HOSTILE[0]
+def hostile_rollouts(step: int, longest: int = MEGABYTE) -> Arrays:
+    """Two groups of two answers of three tokens; one token of the first step is the long one."""
+    long = "<b>" + "x" * longest if step == 0 else HOSTILE[0]
     pieces = [[long, *HOSTILE[0:2]], list(HOSTILE[2:5]), list(HOSTILE[5:8]), list(HOSTILE[8:11])]
     credit = np.array([[1.0] * 3, [-1.0] * 3, [0.0] * 3, [0.0] * 3], dtype=np.float32)
     return {"tokens": np.arange(12).reshape(4, 3), "mask": np.ones((4, 3), dtype=bool),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from creditscope.report.answers import (
     signal,
 )
 from creditscope.report.run import Run, read_run
+from each import each
+from records import write_record
 
 Line = dict[str, Any]
 Make = Callable[..., Run]
@@ -41,13 +44,12 @@ PLAIN: Line = {
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
+    numbers = itertools.count()
+
     def made(lines: Sequence[Line], probe: dict[str, Any] | None = None, **config: Any) -> Run:
-        with Record.create(tmp_path / "run", {"method": "grpo", "group": 8} | config, {}) as record:
-            for step, line in enumerate(lines):
-                record.append(step, line)
-            if probe is not None:
-                record.save_optimizer(0, {name: np.array(value) for name, value in probe.items()})
-        return read_run(tmp_path / "run")
+        kept = {} if probe is None else {0: {name: np.array(value) for name, value in probe.items()}}
+        return read_run(write_record(tmp_path / f"run-{next(numbers)}", lines,
+                                     {"method": "grpo", "group": 8} | config, probes=kept))
 
     return made
 
@@ -78,7 +80,7 @@ def test_a_run_without_a_step_is_unknown_four_times(make: Make) -> None:
     assert [answer.state for answer in answers(make([]))] == ["unknown"] * 4
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@each("name", PLAIN)
 def test_no_number_is_needed_to_give_four_answers(make: Make, name: str) -> None:
     found = answers(make([{key: value for key, value in line.items() if key != name} for line in but()]))
     assert len(found) == 4
@@ -256,7 +258,7 @@ def test_thirds_are_told_apart_by_the_interval_of_their_difference() -> None:
     assert reward_trend([{"reward/mean": x} for x in (0.5,) * 3 + (0.4,) * 5]) is None  # thirds of two say nothing
 
 
-@pytest.mark.parametrize("name", METHODS)
+@each("name", METHODS)
 def test_what_the_loss_says_is_the_law_of_the_row(name: str) -> None:
     assert loss_sentence({"method": name}) == LOSS[law(METHODS[name]).kind]
 

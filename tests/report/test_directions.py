@@ -132,6 +132,7 @@ def test_a_draw_that_gives_credit_to_no_score_is_left_out() -> None:
     assert found.tolist() == [[1.0, 0.0]] * len(found)
 
 
+@pytest.mark.slow
 def test_the_mean_of_live_groups_is_what_the_run_recorded(rich_run: Path) -> None:
     """`gram/group/…`, `scores/group/…`, `null/group/…` and `also/…`, to the four digits of the page."""
     run = read_run(rich_run)
@@ -152,6 +153,7 @@ def test_the_mean_of_live_groups_is_what_the_run_recorded(rich_run: Path) -> Non
     assert compared >= len(data["looks"]) * (13 + 8 + 1)
 
 
+@pytest.mark.slow
 def test_every_group_is_read_as_the_library_reads_it(rich_run: Path) -> None:
     run = read_run(rich_run)
     data = shown(section(run))
@@ -175,6 +177,7 @@ def test_every_group_is_read_as_the_library_reads_it(rich_run: Path) -> None:
             np.testing.assert_allclose(np.array(cosines(group["cos"])) / 100, cosine, atol=0.00501)
 
 
+@pytest.mark.slow
 def test_the_answers_beside_a_cell_are_those_of_its_rows(rich_run: Path) -> None:
     run = read_run(rich_run)
     told = [look for look in shown(section(run))["looks"] if look["texts"]]
@@ -254,6 +257,8 @@ def test_a_run_of_damaged_readings_alone_is_a_sentence(tmp_path: Path) -> None:
 # -- what it costs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.deep
 def test_a_long_run_stays_within_its_bytes_and_keeps_its_last_reading(long_run: Path) -> None:
     run = read_run(long_run)
     data = shown(section(run))

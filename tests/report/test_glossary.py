@@ -12,6 +12,7 @@ import creditscope.report
 from creditscope.microscope.geometry import RANKS
 from creditscope.microscope.spectrum import spectrum
 from creditscope.report import glossary
+from each import each
 
 REPORT = Path(creditscope.report.__file__).parent
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,7 +41,7 @@ def named() -> list[str]:
     return sorted(text for text in found if METRIC.fullmatch(text))
 
 
-@pytest.mark.parametrize("metric", named())
+@each("metric", named())
 def test_every_metric_that_the_page_names_has_an_entry(metric: str) -> None:
     assert glossary.key(metric) is not None, f"{metric} is not in report/glossary.py"
 
@@ -58,7 +59,7 @@ def test_every_metric_of_the_docs_has_an_entry(name: str) -> None:
     assert [metric for metric in metrics if glossary.key(metric) is None] == []
 
 
-@pytest.mark.parametrize("name", RANKS)
+@each("name", RANKS)
 def test_every_rank_has_an_entry_with_an_equation(name: str) -> None:
     assert glossary.TERMS[name].equation
 

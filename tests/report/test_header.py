@@ -19,6 +19,7 @@ from creditscope.report.answers import SHAPES, answers
 from creditscope.report.header import differences, facts, first_screen, standing
 from creditscope.report.methods import changes
 from creditscope.report.run import Run, read_run
+from each import each
 
 STEP: dict[str, Any] = {"rollouts/spent": 64, "reward/mean": 0.5, "signal/groups": 8, "signal/live_groups": 5,
                         "time/step": 10.0}
@@ -114,7 +115,7 @@ def test_a_minute_of_silence_means_nothing(tmp_path: Path) -> None:
 # -- the row ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*METHODS, *DIALECTS])
+@each("name", [*METHODS, *DIALECTS])
 def test_a_row_is_told_axis_by_axis_where_it_is_not_grpo(name: str) -> None:
     told = differences(find(name))
     assert [axis for axis, _, _ in told] == [axis for axis, _, _ in changes(find(name))]

@@ -80,6 +80,7 @@ def test_a_kind_is_the_last_part_of_a_name_that_means_something(name: str, expec
 # -- identities --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_number_is_the_records_own(rich_run: Path) -> None:
     run = read_run(rich_run)
     data = shown(section(run))
@@ -100,6 +101,7 @@ def test_every_number_is_the_records_own(rich_run: Path) -> None:
                 assert value == (None if expected[column] is None else pytest.approx(expected[column], rel=5.1e-4))
 
 
+@pytest.mark.slow
 def test_shares_of_a_step_add_to_one(rich_run: Path) -> None:
     data = shown(section(read_run(rich_run)))
     for table in (data["layers"], data["kinds"]):
@@ -152,6 +154,8 @@ def test_without_matrices_the_page_says_what_would_read_them(tmp_path: Path) -> 
 # -- what it costs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.deep
 def test_a_long_run_stays_within_its_bytes(long_run: Path) -> None:
     run = read_run(long_run)
     data = shown(section(run))

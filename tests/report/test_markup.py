@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from creditscope.report.markup import Html, join, shown, table, tag
+from each import each
 from report.records import HOSTILE
 
 
@@ -31,7 +31,7 @@ class Reader(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@each("text", HOSTILE)
 def test_a_hostile_text_is_one_element_s_text_and_one_attribute_s_value(text: str) -> None:
     found = Reader(tag("p", text, title=text))
     assert found.elements == ["p"]

@@ -107,6 +107,7 @@ def test_a_run_without_a_brake_says_nothing_of_it(tmp_path: Path, brake: object)
 # -- identities --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_means_are_those_of_the_verb(rich_run: Path) -> None:
     run, found = read_run(rich_run), read(rich_run)
     assert by_update(run) == {k: {name: row[name] for name in row if name in {m.key for m in BY_UPDATE}}
@@ -121,6 +122,7 @@ def test_all_means_are_those_of_the_verb(rich_run: Path) -> None:
     assert found.update
 
 
+@pytest.mark.slow
 def test_the_sweep_is_that_of_the_verb(rich_run: Path) -> None:
     run = read_run(rich_run)
     sweeps = shown(section(run))["sweeps"]
@@ -135,6 +137,7 @@ def test_the_sweep_is_that_of_the_verb(rich_run: Path) -> None:
     assert mine["layers"][0][0] == most[1]
 
 
+@pytest.mark.slow
 def test_charts_hold_the_steps_of_the_record(rich_run: Path) -> None:
     run = read_run(rich_run)
     charts = {chart["name"]: chart for chart in shown(section(run))["charts"]}
@@ -187,6 +190,8 @@ def test_a_metric_that_is_text_is_no_number(tmp_path: Path) -> None:
 # -- what it costs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.deep
 def test_a_long_run_stays_within_its_bytes(long_run: Path) -> None:
     data = shown(section(read_run(long_run)))
     assert size(data) <= 250_000

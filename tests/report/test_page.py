@@ -23,6 +23,7 @@ from creditscope.report.page import packed, page, policy
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
 from creditscope.verbs.check import write_file
+from depth import FULL
 from report import records
 
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -82,6 +83,7 @@ def test_a_page_is_one_file_with_two_scripts_of_ours_whatever_the_record_says(
     text.encode()  # no half of a surrogate pair is left
 
 
+@pytest.mark.slow
 def test_every_section_is_there_for_a_real_run(rich_run: Path) -> None:
     text = build([rich_run])
     for make in SECTIONS:
@@ -91,17 +93,18 @@ def test_every_section_is_there_for_a_real_run(rich_run: Path) -> None:
 
 @pytest.mark.parametrize("spoil", ["groups", "scope", "optimizer"])
 def test_a_damaged_part_is_named_and_the_rest_of_the_page_stands(spoil: str, tmp_path: Path) -> None:
-    path = records.hostile(tmp_path / "run")
+    path = records.hostile(tmp_path / "run", longest=100)
     for file in (path / spoil).glob("*.npz"):
         file.write_bytes(b"not a zip")
     text = build([path])
     assert text.count("<section ") == len(SECTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shelf", ["groups", "scope", "optimizer"])
 def test_arrays_that_are_not_there_leave_a_page(shelf: str, tmp_path: Path) -> None:
     """Each array of a shelf is left out in turn: an older or foreign record may lack any of them."""
-    path = records.hostile(tmp_path / "run")
+    path = records.hostile(tmp_path / "run", longest=100)
     with Record.resume(path, Record.open(path).config) as record:
         load, save = {"groups": (record.group, record.save_group), "scope": (record.reading, record.save_reading),
                       "optimizer": (record.optimizer_reading, record.save_optimizer)}[shelf]
@@ -124,16 +127,19 @@ def test_a_run_without_a_step_and_one_with_nothing_but_numbers_leave_a_page(tmp_
 
 
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")  # the claims read what they need themselves
+@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("shelf", ["groups", "scope", "optimizer"])
 def test_arrays_of_another_kind_leave_a_page(shelf: str, tmp_path: Path) -> None:
-    """Each array of a shelf in turn is complex, then a date: numbers of no kind that a run writes."""
-    path = records.hostile(tmp_path / "run")
+    """Each array of a shelf in turn is complex or a date (at full depth both): kinds that no run writes."""
+    path = records.hostile(tmp_path / "run", longest=100)
     with Record.resume(path, Record.open(path).config) as record:
         load, save = {"groups": (record.group, record.save_group), "scope": (record.reading, record.save_reading),
                       "optimizer": (record.optimizer_reading, record.save_optimizer)}[shelf]
         whole = load(1)
-        for name, value in whole.items():
-            for odd in (np.ones(value.shape, complex), np.zeros(value.shape, "M8[s]")):
+        for number, (name, value) in enumerate(whole.items()):
+            kinds = [np.ones(value.shape, complex), np.zeros(value.shape, "M8[s]")]
+            for odd in kinds if FULL else [kinds[number % 2]]:
                 save(1, whole | {name: odd})
                 text = build([path])
                 assert text.count("<section ") == len(SECTIONS), f"{name} as {odd.dtype}"
@@ -156,6 +162,8 @@ def test_a_section_that_cannot_be_made_is_named_and_a_bug_of_ours_is_not_hidden(
         made(bug, run)
 
 
+@pytest.mark.slow
+@pytest.mark.deep
 def test_five_hundred_steps_take_at_most_two_and_a_half_megabytes(long_run: Path) -> None:
     assert len(build([long_run]).encode()) <= 2.5e6
 
@@ -167,12 +175,13 @@ def test_a_link_that_lies_where_a_file_is_made_is_not_written_through(tmp_path: 
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"other": "theirs", "report.html": "ours"}
 
 
+@pytest.mark.slow
 def test_a_page_is_the_same_bytes_when_it_is_made_again(rich_run: Path) -> None:
     assert build([rich_run]) == build([rich_run])
 
 
 def test_building_a_page_loads_no_torch(tmp_path: Path) -> None:
-    path = records.hostile(tmp_path / "run")
+    path = records.hostile(tmp_path / "run", longest=100)
     code = ("import sys; from pathlib import Path; from creditscope.report.build import build\n"
             "build([Path(sys.argv[1])])\n"
             "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'altair', 'pandas')))")

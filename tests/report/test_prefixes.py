@@ -9,6 +9,7 @@ import torch
 from creditscope.prefix_bias import nodes
 from creditscope.report.prefixes import Line, node_index, totals, tree
 from creditscope.rollouts import Rollouts
+from each import each
 
 
 def test_a_tree_by_hand() -> None:
@@ -61,7 +62,7 @@ def test_a_group_without_a_chosen_token_has_no_tree() -> None:
     assert tree(np.ones((2, 0), dtype=int), np.zeros((2, 0), dtype=bool), np.ones((2, 0))) == []
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_nodes_and_sums_are_those_of_prefix_bias(seed: int) -> None:
     draw = np.random.default_rng(seed)
     rows, width = 12, 7

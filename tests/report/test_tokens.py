@@ -19,6 +19,7 @@ from creditscope.report.markup import tag
 from creditscope.report.page import asset, packed, page
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import spaced
+from each import each
 from records import write_record
 
 Arrays = dict[str, NDArray[Any]]
@@ -134,8 +135,8 @@ def test_a_token_without_text_is_shown_by_its_number_and_text_without_tokens_aft
 # -- odd records -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(two()) - {"tokens", "mask", "group"}))
-@pytest.mark.parametrize("odd", ["absent", "short", "text", "nan"])
+@each("name", sorted(set(two()) - {"tokens", "mask", "group"}))
+@each("odd", ["absent", "short", "text", "nan"])
 def test_an_array_that_is_absent_or_odd_costs_its_own_number_alone(name: str, odd: str, tmp_path: Path) -> None:
     arrays = two()
     other = {"absent": None, "short": arrays[name][:1], "text": np.full(arrays[name].shape, "x"),

@@ -19,6 +19,7 @@ import pytest
 from creditscope.errors import CreditscopeError
 from creditscope.record import Record
 from creditscope.report.watch import HOST, Server, Watched, version
+from each import each
 from report import records
 
 PAGE = '<!doctype html>\n<html lang="en"><head></head><body>{}</body></html>\n'
@@ -146,7 +147,7 @@ def test_the_two_names_of_this_machine_are_answered(host: str, server: Server) -
     assert ask(server.port, host=host.format(server.port))[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/run.json", "/steps.jsonl", "/..", "/../run.json", "/%2e%2e/run.json", "/?x",
+@each("path", ["/run.json", "/steps.jsonl", "/..", "/../run.json", "/%2e%2e/run.json", "/?x",
                                   "/version/", "/index.html", "/favicon.ico", "*"])
 def test_no_other_path_is_answered(path: str, server: Server) -> None:
     assert ask(server.port, path)[0] == 404
