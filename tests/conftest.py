@@ -14,9 +14,18 @@ import torch
 
 from depth import examples
 
-# The machine is noisy: a slow example is not a failure. Examples are fixed, so a red run can be run again.
-hypothesis.settings.register_profile("house", deadline=None, max_examples=examples(40), derandomize=True)
+# The machine is noisy: a slow example is not a failure. Examples are fixed, so a red run can be run again. A planted bug
+# (tests/mutants.py) need not be shown by the smallest example.
+PHASES = set(hypothesis.Phase) - ({hypothesis.Phase.shrink} if "CREDITSCOPE_MUTANT" in os.environ else set())
+hypothesis.settings.register_profile("house", deadline=None, max_examples=examples(40), derandomize=True, phases=PHASES)
 hypothesis.settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What hypothesis draws for is deep: a part of its draws in `make test`, all of them in the gate."""
+    for item in items:
+        if hypothesis.is_hypothesis_test(getattr(item, "function", None)):
+            item.add_marker(pytest.mark.deep)
 
 
 @pytest.fixture(autouse=True)

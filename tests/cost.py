@@ -1,6 +1,7 @@
 """What each test costs: a pytest plugin that adds up wall and CPU seconds by file.
 
-    python -m pytest -n 2 -p cost --cost costs.json
+    python -m pytest -n 2 -p cost --cost costs.json         the costs, and the dearest files on the terminal
+    python tests/cost.py before.json after.json             both as a Markdown table, file by file
 
 CPU is user plus system time of the worker and of the processes that it started and waited for, because wall time
 on a shared machine says little and a test that starts processes hides its cost in them. A fixture is charged to the
@@ -9,6 +10,7 @@ test that first asked for it. The file holds ``{test: {"wall": s, "cpu": s}}``; 
 
 import json
 import resource
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -79,6 +81,21 @@ def table(tests) -> list[str]:
     ]
 
 
+def compared(before, after) -> list[str]:
+    """Two runs beside each other, the files that were dearest first."""
+    old, new = by_file(before), by_file(after)
+    none = {"tests": 0, "wall": 0.0, "cpu": 0.0}
+    lines = ["| file | tests before | after | CPU s before | after |", "|---|---:|---:|---:|---:|"]
+    for name in sorted(old | new, key=lambda name: -old.get(name, none)["cpu"]):
+        a, b = old.get(name, none), new.get(name, none)
+        lines.append(f"| {name} | {a['tests']} | {b['tests']} | {a['cpu']:.1f} | {b['cpu']:.1f} |")
+    return lines
+
+
 def pytest_configure(config):
     if config.getoption("--cost") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Costs(config.getoption("--cost")), "costs")
+
+
+if __name__ == "__main__":
+    print(*compared(*(json.loads(Path(name).read_text()) for name in sys.argv[1:3])), sep="\n")

@@ -217,7 +217,7 @@ class Count:
 def run_tests(mutant: Mutant, folder: Path) -> None:
     """In the forked process: the mutant's tests, with its copy of the package before the real one."""
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = str(folder)  # for processes that a test starts
+    os.environ |= {"PYTHONPATH": str(folder), "CREDITSCOPE_MUTANT": mutant.name}  # for processes that a test starts too
     os.chdir(ROOT)
     with (folder / "output").open("wb") as out:
         os.dup2(out.fileno(), 1)
