@@ -14,8 +14,8 @@ import torch
 
 from depth import examples
 
-# The machine is noisy: a slow example is not a failure. Examples are fixed, so a red run can be run again. A planted bug
-# (tests/mutants.py) need not be shown by the smallest example.
+# The machine is noisy: a slow example is not a failure. Examples are fixed, so a red run can be run again. A planted
+# bug (tests/mutants.py) need not be shown by the smallest example.
 PHASES = set(hypothesis.Phase) - ({hypothesis.Phase.shrink} if "CREDITSCOPE_MUTANT" in os.environ else set())
 hypothesis.settings.register_profile("house", deadline=None, max_examples=examples(40), derandomize=True, phases=PHASES)
 hypothesis.settings.load_profile("house")

@@ -182,6 +182,8 @@ MUTANTS = [
 ]
 
 
+CONTROL = Mutant("nothing planted (the control: no test may be red)", "errors.py", "from __future__",
+                 "from __future__", tuple(sorted({test for mutant in MUTANTS for test in mutant.tests})))
 ARCHITECTURES = ("llama", "qwen2", "gpt2", "mixtral", "qwen3_moe", "gpt_oss")
 WARM = ("torch", "transformers", "pytest", "hypothesis", "rich", "tyro",
         *(f"transformers.models.{name}.modeling_{name}" for name in ARCHITECTURES))
@@ -288,11 +290,12 @@ def main() -> int:
         files = changed()
         chosen = [mutant for mutant in chosen if files & {f"src/creditscope/{mutant.file}", *mutant.tests}]
         print(f"{len(chosen)} of {len(MUTANTS)} mutants stand in files that changed or are guarded by tests that did")
-    weak = 0
-    for mutant, count, seconds in reds(chosen):
-        weak += count < ENOUGH
-        print(f"{'ok  ' if count >= ENOUGH else 'WEAK'} {count:4d} red  {seconds:5.1f} s  {mutant.name}", flush=True)
-    return 1 if weak else 0
+    wrong = 0
+    for mutant, count, seconds in reds([CONTROL, *chosen] if len(chosen) == len(MUTANTS) else chosen):
+        right = count == 0 if mutant is CONTROL else count >= ENOUGH
+        wrong += not right
+        print(f"{'ok  ' if right else 'WEAK'} {count:4d} red  {seconds:5.1f} s  {mutant.name}", flush=True)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
