@@ -204,12 +204,11 @@ def test_dapo_replaces_dead_groups_and_counts_what_it_spent(tmp_path: Path) -> N
     steps = run(config, tmp_path / "run")
     lazy = run(replace(config, resample=0), tmp_path / "lazy")
     assert sum(s["rollouts/sampled"] for s in steps) > sum(s["rollouts/sampled"] for s in lazy)
-    assert sum(s["signal/live_groups"] for s in steps) >= sum(s["signal/live_groups"] for s in lazy)
     assert all(s["rollouts/used"] == 8 for s in steps)
     # The signal is that of the first draw, which replacing does not beautify: same seed, same first step.
     for honest in ("reward/mean", "signal/dead_groups", "length/mean"):
         assert steps[0][honest] == lazy[0][honest]
-    assert steps[0]["signal/used_live_groups"] >= lazy[0]["signal/used_live_groups"]
+    assert steps[0]["signal/used_live_groups"] > lazy[0]["signal/used_live_groups"]
 
 
 def test_credit_that_is_whitened_over_the_batch_does_not_see_minibatches(tmp_path: Path) -> None:
