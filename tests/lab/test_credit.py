@@ -74,6 +74,7 @@ def test_states_of_turns_reach_the_estimator(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+@pytest.mark.slow
 @each("kind", ["head", "model"])
 def test_ppo_learns_its_critic_and_resumes_bit_by_bit(kind: str, tmp_path: Path) -> None:
     config = replace(SMALL, method="ppo", critic=kind, steps=4, critic_warmup=1, inner_steps=2, minibatches=2)
