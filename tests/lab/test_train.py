@@ -137,6 +137,7 @@ def test_every_method_of_the_table_takes_steps(name: str, tmp_path: Path) -> Non
     config = replace(MINI, method=name, steps=1, inner_steps=2, minibatches=2, resample=1, temperature=0.3, seed=2)
     (step,) = run(config, tmp_path / "run")
     assert step["reward/mean"] >= 0
+    assert "absent" not in step
     assert step["optimizer/updates"] == 4
     assert step["grad/norm"] > 0
     assert not equal(weights(tmp_path / "run"), load_file(Path(MINI.model) / "model.safetensors"))
