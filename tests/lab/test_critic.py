@@ -1,10 +1,7 @@
-"""The critic on the packaged model: what it reads, what it learns, and that the policy does not feel it."""
+"""The critic: what it reads, what it learns, and that the policy does not feel it."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -15,24 +12,32 @@ import pytest
 import torch
 from torch import Tensor
 
-import creditscope
+import mini
 from creditscope import METHODS, CreditscopeError, Rollouts, effective_credit, surrogate
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.critic import KINDS, Critic, reward_to_go
 from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.tasks import find_task
+from each import each
 from makers import make
 
 PPO = METHODS["ppo"]
+MODEL = mini.model()
+BOTH = [(kind, lora) for kind in KINDS for lora in (0, 4)]
 
 
 @cache
 def drawn(seed: int = 0, prompts: int = 3, group: int = 4) -> Batch:
-    """Rollouts of the packaged model; tests share them and change none."""
-    policy, task = load_policy("tiny"), find_task("arithmetic")
+    """Rollouts of the small model; tests share them and change none."""
+    with mini.known():
+        return rolled(MODEL, mini.TASK, seed, prompts, group, max_tokens=24)
+
+
+def rolled(model: str, name: str, seed: int, prompts: int, group: int, max_tokens: int) -> Batch:
+    policy, task = load_policy(model), find_task(name)
     problems = list(islice(task.problems("train", seed), prompts))
-    return roll_out(policy, task, problems, group, max_tokens=56, temperature=1.0, top_p=1.0,
+    return roll_out(policy, task, problems, group, max_tokens=max_tokens, temperature=1.0, top_p=1.0,
                     generator=torch.Generator().manual_seed(seed))
 
 
@@ -63,9 +68,9 @@ def test_returns_to_go_by_hand() -> None:
     assert reward_to_go(batch, 0.0).tolist() == [[0.0, 0.0, 0.0, 8.0]]
 
 
-@pytest.mark.parametrize("lora", [0, 4])
+@each("lora", [0, 4])
 def test_the_value_before_a_token_is_the_heads_answer_to_the_text_before_it(lora: int) -> None:
-    policy = load_policy("tiny", dtype="float64", lora=lora)
+    policy = load_policy(MODEL, dtype="float64", lora=lora)
     critic, batch = taught(policy, lr=1e-2), drawn()
     values = critic.values(batch.prompts, batch.rollouts)
     for i in (0, 5):
@@ -81,7 +86,7 @@ def test_the_value_before_a_token_is_the_heads_answer_to_the_text_before_it(lora
 
 
 def test_a_value_is_blind_to_the_token_it_stands_before() -> None:
-    policy = load_policy("tiny", dtype="float64")
+    policy = load_policy(MODEL, dtype="float64")
     critic, batch = taught(policy, lr=1e-2), drawn()
     r, t = batch.rollouts, 7
     tokens = r.tokens.clone()
@@ -91,9 +96,9 @@ def test_a_value_is_blind_to_the_token_it_stands_before() -> None:
     assert not torch.equal(before[:, t + 1], after[:, t + 1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_padding_and_micro_batches_change_no_value(kind: str) -> None:
-    policy = load_policy("tiny", dtype="float64")
+    policy = load_policy(MODEL, dtype="float64")
     critic, batch = taught(policy, kind), drawn()
     r = batch.rollouts
     whole = critic.values(batch.prompts, r)
@@ -107,7 +112,7 @@ def test_padding_and_micro_batches_change_no_value(kind: str) -> None:
 
 
 def test_values_skip_what_others_wrote_but_have_read_it() -> None:
-    policy = load_policy("tiny", dtype="float64")
+    policy = load_policy(MODEL, dtype="float64")
     critic, batch = taught(policy, lr=1e-2), drawn()
     hole = batch.rollouts.mask.clone()
     hole[:, 4:7] = False
@@ -119,9 +124,9 @@ def test_values_skip_what_others_wrote_but_have_read_it() -> None:
 # -- what it learns --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_fitting_one_batch_again_and_again_lowers_its_loss(kind: str) -> None:
-    critic, batch = Critic(load_policy("tiny"), kind=kind), drawn()
+    critic, batch = Critic(load_policy(MODEL), kind=kind), drawn()
     losses = [critic.fit(batch.prompts, batch.rollouts)["critic/loss"] for _ in range(12)]
     returns = reward_to_go(batch.rollouts, 1.0)[batch.rollouts.mask].double()
     # First V = 0, so the loss is the mean square; then the bias is the mean, so it is at most about the variance.
@@ -130,14 +135,29 @@ def test_fitting_one_batch_again_and_again_lowers_its_loss(kind: str) -> None:
     assert losses[-1] < 0.95 * losses[1]
 
 
-@pytest.mark.slow
 def test_a_model_learns_to_foretell_fresh_rollouts_from_their_prompts() -> None:
+    # The reward is the parity of the prompt's first token, which stands 3 to 6 tokens before the values.
+    critic, found = Critic(load_policy(MODEL), kind="model", lr=1e-2), []
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        prompts, tokens = (torch.randint(10, 18, (32, n), generator=draw) for n in (3, 4))
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        rollouts = Rollouts(tokens=tokens + 20, mask=mask, logp=-mask.float(), reward=(prompts[:, 0] % 2).float(),
+                            group=torch.arange(32))
+        found.append(critic.fit(prompts.tolist(), rollouts))
+    explained = [line["critic/explained_variance"] for line in found]
+    assert abs(explained[0]) < 1e-6, "a constant explains nothing"
+    assert sum(explained[-6:]) / 6 > 0.8, explained
+
+
+@pytest.mark.nightly
+def test_the_packaged_model_learns_to_foretell_fresh_rollouts_from_their_prompts() -> None:
     # Not the task's own reward: of that, fresh batches of 64 showed an explained variance of about 0.04 after 100 fits
     # (one seed). How many lines an answer will have stands in the question. A head did not learn that in 24 batches at
     # three settings, so only the model is held to it.
     critic, found = Critic(load_policy("tiny"), kind="model"), []
     for seed in range(24):
-        batch = drawn(100 + seed, prompts=8, group=2)
+        batch = rolled("tiny", "arithmetic", 100 + seed, prompts=8, group=2, max_tokens=56)
         lines = [float(text.count("\n") >= 3) for text in batch.rollouts.text]
         found.append(critic.fit(batch.prompts, replace(batch.rollouts, reward=torch.tensor(lines))))
     explained = [line.get("critic/explained_variance", 0.0) for line in found]
@@ -148,7 +168,7 @@ def test_a_model_learns_to_foretell_fresh_rollouts_from_their_prompts() -> None:
 def test_micro_batches_give_the_same_fit() -> None:
     batch, found = drawn(), []
     for parts in (1, 5):
-        critic = Critic(load_policy("tiny", dtype="float64"), kind="model", epochs=2)
+        critic = Critic(load_policy(MODEL, dtype="float64"), kind="model", epochs=2)
         metrics = critic.fit(batch.prompts, batch.rollouts, parts)
         found.append((metrics, snapshot(critic.trainable())))
     (one, whole), (two, dealt) = found
@@ -160,7 +180,7 @@ def test_micro_batches_give_the_same_fit() -> None:
 
 
 def test_the_explained_variance_is_that_of_the_values_before_the_step() -> None:
-    critic, batch = taught(load_policy("tiny"), lr=1e-2), drawn(1)
+    critic, batch = taught(load_policy(MODEL), lr=1e-2), drawn(1)
     values = critic.values(batch.prompts, batch.rollouts)
     metrics = critic.fit(batch.prompts, batch.rollouts)
     mask = batch.rollouts.mask
@@ -173,12 +193,12 @@ def test_the_explained_variance_is_that_of_the_values_before_the_step() -> None:
 
 def test_returns_that_are_all_equal_have_no_explained_variance() -> None:
     batch = drawn()
-    metrics = Critic(load_policy("tiny")).fit(batch.prompts, replace(batch.rollouts, reward=torch.ones(12)))
+    metrics = Critic(load_policy(MODEL)).fit(batch.prompts, replace(batch.rollouts, reward=torch.ones(12)))
     assert set(metrics) == {"critic/loss"}
 
 
 def test_gamma_reaches_the_target() -> None:
-    critic, batch = Critic(load_policy("tiny"), gamma=0.9), drawn()
+    critic, batch = Critic(load_policy(MODEL), gamma=0.9), drawn()
     expected = reward_to_go(batch.rollouts, 0.9)[batch.rollouts.mask].square().mean()
     assert critic.fit(batch.prompts, batch.rollouts)["critic/loss"] == pytest.approx(float(expected), rel=1e-5)
 
@@ -187,7 +207,7 @@ def test_a_clipped_value_stops_pulling_once_it_has_gone_the_range() -> None:
     # max((V−G)², (clip(V)−G)²) has no gradient where V moved towards G by more than ε: many epochs move V no further.
     batch, moved = drawn(), {}
     for clip in (None, 0.01):
-        critic = Critic(load_policy("tiny"), epochs=40, lr=3e-3, clip=clip)
+        critic = Critic(load_policy(MODEL), epochs=150, lr=3e-4, clip=clip)
         critic.fit(batch.prompts, batch.rollouts)
         start = reward_to_go(batch.rollouts, 1.0)[batch.rollouts.mask].mean()
         moved[clip] = float((critic.values(batch.prompts, batch.rollouts)[batch.rollouts.mask] - start).abs().mean())
@@ -197,10 +217,9 @@ def test_a_clipped_value_stops_pulling_once_it_has_gone_the_range() -> None:
 # -- what the policy feels -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lora", [0, 4])
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind, lora", BOTH)
 def test_the_policy_has_the_same_weights_gradients_and_w_as_without_a_critic(kind: str, lora: int) -> None:
-    policy, batch = load_policy("tiny", lora=lora), drawn()
+    policy, batch = load_policy(MODEL, lora=lora), drawn()
     r = batch.rollouts
     credit = torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)) * r.mask
 
@@ -225,9 +244,9 @@ def test_the_policy_has_the_same_weights_gradients_and_w_as_without_a_critic(kin
     assert not any(id(p) in mine for p in critic.trainable().values())
 
 
-@pytest.mark.parametrize(("kind", "lora"), [("head", 0), ("head", 4), ("model", 0), ("model", 4)])
+@each("kind, lora", BOTH)
 def test_every_parameter_of_the_critic_learns(kind: str, lora: int) -> None:
-    policy = load_policy("tiny", lora=lora)
+    policy = load_policy(MODEL, lora=lora)
     critic = Critic(policy, kind=kind)
     before = snapshot(critic.trainable())
     for _ in range(3):  # a zero last layer lets the layers below it learn from the second step on
@@ -238,41 +257,25 @@ def test_every_parameter_of_the_critic_learns(kind: str, lora: int) -> None:
     assert all("lora_" in name for name in before if name.startswith("body.")) or not lora
 
 
-HALF = """
-import torch
-from creditscope import Rollouts
-from creditscope.lab.critic import KINDS, Critic
-from creditscope.lab.policy import load_policy
-
-policy, g = load_policy("tiny", dtype="bfloat16"), torch.Generator().manual_seed(0)
-mask = torch.ones(4, 6, dtype=torch.bool)
-r = Rollouts(tokens=torch.randint(3, 90, (4, 6), generator=g), mask=mask, logp=-torch.ones(4, 6),
-             reward=torch.tensor([1.0, 0.0, 1.0, 0.0]), group=torch.zeros(4, dtype=torch.int64))
-for kind in KINDS:
-    critic = Critic(policy, kind=kind)
-    losses = [critic.fit([[1, 5, 6]] * 4, r)["critic/loss"] for _ in range(6)]
-    assert losses[-1] < losses[1], losses
-    assert critic.values([[1, 5, 6]] * 4, r).dtype == torch.float32
+@pytest.mark.filterwarnings("ignore:TF32")
+@each("kind", KINDS)
+def test_the_head_on_a_bfloat16_policy_works_in_float32(kind: str) -> None:
+    # Virtual machines that announce AMX and do not allow it kill every bfloat16 product of oneDNN.
+    with torch.backends.mkldnn.flags(enabled=False):
+        critic, r = Critic(load_policy(MODEL, dtype="bfloat16"), kind=kind), drawn().rollouts
+        losses = [critic.fit(drawn().prompts, r)["critic/loss"] for _ in range(6)]
+        assert losses[-1] < losses[1], losses
+        assert critic.values(drawn().prompts, r).dtype == torch.float32
     kinds = {name.split(".")[0]: p.dtype for name, p in critic.trainable().items()}
     assert kinds == {"head": torch.float32} | ({"body": torch.bfloat16} if kind == "model" else {}), kinds
-"""
-
-
-def test_the_head_on_a_bfloat16_policy_works_in_float32() -> None:
-    # A process of its own: virtual machines that promise AMX and lack it kill every bfloat16 product, unless oneDNN is
-    # told to do without, and it listens only at its start.
-    env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(Path(creditscope.__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", HALF], env=env, capture_output=True, text=True, check=False,
-                          timeout=200)
-    assert done.returncode == 0, done.stderr
 
 
 # -- seeds and checkpoints -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_one_seed_is_one_critic_bit_by_bit_and_the_global_generator_is_left_alone(kind: str) -> None:
-    policy = load_policy("tiny")
+    policy = load_policy(MODEL)
     torch.manual_seed(123)
     state = torch.get_rng_state()
     one = taught(policy, kind)
@@ -283,10 +286,10 @@ def test_one_seed_is_one_critic_bit_by_bit_and_the_global_generator_is_left_alon
     assert not same(one.trainable(), other.trainable())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_a_critic_from_a_checkpoint_goes_on_bit_by_bit(kind: str, tmp_path: Path) -> None:
     def start() -> tuple[Policy, torch.optim.Optimizer, Critic]:
-        policy = load_policy("tiny")
+        policy = load_policy(MODEL)
         return policy, torch.optim.AdamW(policy.trainable().values(), 1e-4), Critic(policy, kind=kind)
 
     policy, optimizer, critic = start()
@@ -301,7 +304,7 @@ def test_a_critic_from_a_checkpoint_goes_on_bit_by_bit(kind: str, tmp_path: Path
 
 
 def test_a_checkpoint_without_a_critic_or_with_another_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    policy = load_policy("tiny")
+    policy = load_policy(MODEL)
     optimizer = torch.optim.AdamW(policy.trainable().values(), 1e-4)
     save_checkpoint(tmp_path, policy, optimizer, {"step": 1})
     with pytest.raises(CreditscopeError, match="has no critic, and this run needs one; resume it with the settings"):
@@ -319,7 +322,7 @@ def test_a_checkpoint_without_a_critic_or_with_another_is_refused_and_changes_no
         load_checkpoint(tmp_path, policy, optimizer, Critic(policy, width=8))
 
 
-@pytest.mark.parametrize(("options", "message"), [
+@each("options, message", [
     ({"kind": "modle"}, "unknown critic 'modle'; did you mean 'model'"),
     ({"epochs": 0}, "epochs of the critic must be at least 1, got 0"),
     ({"lr": 0.0}, "lr of the critic must be above 0 and finite, got 0.0"),
@@ -328,4 +331,4 @@ def test_a_checkpoint_without_a_critic_or_with_another_is_refused_and_changes_no
 ])
 def test_a_critic_that_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):
-        Critic(load_policy("tiny"), **options)
+        Critic(load_policy(MODEL), **options)

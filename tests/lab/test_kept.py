@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mini
 from creditscope import Record
 from creditscope.lab.config import Config
 from creditscope.lab.train import train
 
-SMALL = Config(prompts=4, group=4, steps=2, max_tokens=40, eval_problems=0, checkpoint_every=1, keep_every=1, lr=3e-3,
-               device="cpu", probe="off")
+pytestmark = pytest.mark.usefixtures("mini_task")
+
+SMALL = Config(model=mini.model(), task=mini.TASK, prompts=4, group=4, steps=2, eval_problems=0, checkpoint_every=1,
+               keep_every=1, lr=3e-2, device="cpu", probe="off")
 
 
 def run(config: Config, out: Path) -> Record:
@@ -36,6 +39,7 @@ def test_clipped_is_where_w_is_0_though_a_is_not(tmp_path: Path) -> None:
 
 def test_a_method_without_a_bound_clips_nothing(tmp_path: Path) -> None:
     kept = run(replace(SMALL, method="p1_grpo", minibatches=2), tmp_path / "run").group(1)
+    assert kept["credit"].any()
     assert not kept["clipped"].any()
 
 

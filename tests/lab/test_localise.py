@@ -26,6 +26,7 @@ from creditscope.lab.scoring import encode_exactly, score_tokens
 from creditscope.rollouts import Rollouts
 from creditscope.tasks import Problem
 from creditscope.tasks.arithmetic import Arithmetic
+from each import each
 
 TASK = Arithmetic()
 ENTRY = {"id": "e-0", "generator": "none", "problem": "Mia has 12 apples. She buys 7 more apples. How many?",
@@ -35,6 +36,14 @@ ENTRY = {"id": "e-0", "generator": "none", "problem": "Mia has 12 apples. She bu
 @pytest.fixture(scope="module")
 def tiny() -> Policy:
     return load_policy("tiny", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def planted(tiny: Policy) -> tuple[Rollouts, torch.Tensor]:
+    """Groups of 4 with an error planted in one rollout each, and the step of the error."""
+    made = planted_batch(tiny, TASK, list(islice(TASK.problems("test"), 6)), Config(group=4), seed=0)
+    assert made is not None
+    return made[0].rollouts, made[1]
 
 
 def small(step: list[int], reward: float = 0.0) -> Rollouts:
@@ -62,7 +71,7 @@ def test_auc_equals_the_count_over_all_pairs() -> None:
     assert auc(-score, positive) == pytest.approx(1 - auc(score, positive), abs=1e-12)
 
 
-@pytest.mark.parametrize("positive", [[True, True], [False, False]])
+@each("positive", [[True, True], [False, False]])
 def test_auc_refuses_a_rollout_with_nothing_to_compare(positive: list[bool]) -> None:
     with pytest.raises(CreditscopeError, match="positives with negatives"):
         auc(torch.zeros(2), torch.tensor(positive))
@@ -120,7 +129,7 @@ def test_the_culprit_is_the_first_step_marked_wrong_of_a_wrong_answer() -> None:
 # -- planting ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each("seed", range(4))
 def test_planted_text_differs_in_one_line_which_the_verifier_marks_as_the_first_wrong_one(seed: int) -> None:
     rng = random.Random(seed)
     for problem in islice(TASK.problems("test"), 60):
@@ -136,7 +145,7 @@ def test_planted_text_differs_in_one_line_which_the_verifier_marks_as_the_first_
         assert 1 <= planted.wrong <= 99
 
 
-@pytest.mark.parametrize("right", range(1, 100))
+@each("right", range(1, 100))
 def test_there_is_a_wrong_number_for_every_right_one(right: int) -> None:
     found = wrong_numbers(right, 99)
     assert found
@@ -158,12 +167,10 @@ def test_a_tail_is_kept_only_where_it_follows_from_the_wrong_number_to_a_wrong_a
     assert not follows(TASK, problem, planted, f"{n} - 9 = {n - 9}"), "no answer"
 
 
-def test_each_group_of_a_planted_batch_has_one_culprit_and_its_tokens_are_the_planted_line(tiny: Policy) -> None:
-    problems = list(islice(TASK.problems("test"), 6))
-    made = planted_batch(tiny, TASK, problems, Config(group=4), seed=0)
-    assert made is not None
-    batch, culprit = made
-    rows = batch.rollouts
+def test_each_group_of_a_planted_batch_has_one_culprit_and_its_tokens_are_the_planted_line(
+        planted: tuple[Rollouts, torch.Tensor]) -> None:
+    rows, culprit = planted
+    assert (culprit >= 0).any()
     assert rows.group[culprit >= 0].tolist() == rows.group.unique().tolist()
     assert (torch.bincount(rows.group) == 4).all()
     assert (rows.reward[culprit >= 0] == 0).all()
@@ -183,18 +190,20 @@ def test_text_that_the_tokenizer_cannot_give_back_is_refused(tiny: Policy) -> No
 # -- scoring -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("temperature", "budget"), [(1.0, 2**26), (0.7, 2**26), (1.0, 20_000), (1.0, 1)])
-def test_scores_of_sampled_tokens_are_the_sampler_s_own(tiny: Policy, temperature: float, budget: int,
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_of_sampled_tokens_are_the_sampler_s_own(tiny: Policy, temperature: float,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "LOGITS", budget)
-    monkeypatch.setattr(scoring, "COLUMNS", 7)
     batch = roll_out(tiny, TASK, list(islice(TASK.problems("test"), 4)), 3, max_tokens=60, temperature=temperature,
                      top_p=1.0, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(scoring, "COLUMNS", 7)
     rows, ticks = batch.rollouts, []
-    found = score_tokens(tiny, batch.prompts, rows.tokens, rows.mask, temperature, lambda *done: ticks.append(done))
-    for name in ("logp", "entropy", "collision"):
-        torch.testing.assert_close(getattr(found, name), getattr(rows, name), atol=1e-5, rtol=0)
-    assert ticks[-1] == (12, 12)
+    for budget in (2**26, 20_000, 1):
+        monkeypatch.setattr(scoring, "LOGITS", budget)
+        ticks.clear()
+        found = score_tokens(tiny, batch.prompts, rows.tokens, rows.mask, temperature, lambda *done: ticks.append(done))
+        for name in ("logp", "entropy", "collision"):
+            torch.testing.assert_close(getattr(found, name), getattr(rows, name), atol=1e-5, rtol=0)
+        assert ticks[-1] == (12, 12)
 
 
 def test_what_does_not_fit_into_the_model_is_refused_by_row(tiny: Policy) -> None:
@@ -214,7 +223,7 @@ def written(tmp_path: Path, content: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("change", "message"), [
+@each("change, message", [
     ({"label": 3}, r"entry 1 \('e-0'\): label must be a step from 0 to 2, or -1 for none, got 3"),
     ({"label": -2}, r"label must be a step from 0 to 2, or -1 for none, got -2"),
     ({"label": True}, r"label must be int, got bool 'True'"),
@@ -233,13 +242,13 @@ def test_a_faulty_entry_is_named(tmp_path: Path, change: dict[str, Any], message
         read_processbench(written(tmp_path, [ENTRY, ENTRY | change]))
 
 
-@pytest.mark.parametrize("name", ["id", "problem", "steps", "final_answer_correct", "label"])
+@each("name", ["id", "problem", "steps", "final_answer_correct", "label"])
 def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(CreditscopeError, match=rf"entry 0.* has no '{name}'"):
         read_processbench(written(tmp_path, [{k: v for k, v in ENTRY.items() if k != name}]))
 
 
-@pytest.mark.parametrize(("content", "message"), [
+@each("content, message", [
     ("", "is not JSON"), ("[{", "is not JSON"), ("[]", "an empty list"), ("{}", "got dict"),
     ("[1]", "entry 0 must be an object"), ("[" * 100_000, "nested too deeply|is not JSON"),
 ])
@@ -282,30 +291,34 @@ def test_a_file_without_a_marked_step_says_so(tmp_path: Path, tiny: Policy) -> N
 # -- whole runs --------------------------------------------------------------------------------------------
 
 
-def test_outcome_is_a_half_on_planted_errors_too_whatever_the_method(tiny: Policy) -> None:
-    made = planted_batch(tiny, TASK, list(islice(TASK.problems("test"), 4)), Config(group=4), seed=0)
-    assert made is not None
-    batch, culprit = made
+def test_outcome_is_a_half_on_planted_errors_too_whatever_the_method(planted: tuple[Rollouts, torch.Tensor]) -> None:
+    rows, culprit = planted
     found = Localiser(seed=0)
     for name in ("grpo", "dr_grpo", "rloo"):
-        found.add(name, find_estimator("outcome")(METHODS[name], batch.rollouts, Tools()), batch.rollouts, culprit)
+        found.add(name, find_estimator("outcome")(METHODS[name], rows, Tools()), rows, culprit)
     assert [(row.size.mean, row.blame.mean) for row in found.findings()] == [(0.5, 0.5)] * 3
 
 
 @pytest.mark.slow
 def test_monte_carlo_finds_planted_errors_and_outcome_does_not(tiny: Policy) -> None:
     ticks: list[tuple[int, int]] = []
-    credit = ["outcome", "monte_carlo,samples=4"]
-    runs = [localise_planted(tiny, TASK, problems=20, group=4, samples=4, seed=1, credit=credit,
-                             tick=lambda *done: ticks.append(done)) for _ in range(2)]
-    assert runs[0].tables == runs[1].tables, "one seed, one result"
-    table = {row.name: row for row in runs[0].tables["planted"]}
+    found = localise_planted(tiny, TASK, problems=20, group=4, samples=4, seed=1,
+                             credit=["outcome", "monte_carlo,samples=4"], tick=lambda *done: ticks.append(done))
+    table = {row.name: row for row in found.tables["planted"]}
     assert table["outcome"].size.mean == 0.5
     assert table["monte_carlo,samples=4"].size.low > 0.6
     assert table["monte_carlo,samples=4"].hit.low > table["outcome"].chance
     with pytest.raises(CreditscopeError, match="credit 'state_return' needs a task that names the state"):
         localise_planted(tiny, TASK, problems=20, group=4, samples=4, seed=1, credit=["state_return"])
     assert ticks[-1] == (20, 20)
+
+
+@pytest.mark.slow
+def test_one_seed_is_one_table(tiny: Policy) -> None:
+    credit = ["outcome", "monte_carlo,samples=1"]
+    one, two, other = (localise_planted(tiny, TASK, problems=3, group=2, samples=1, seed=seed, credit=credit).tables
+                       for seed in (1, 1, 2))
+    assert one == two != other
 
 
 @pytest.mark.slow
@@ -318,7 +331,7 @@ def test_the_verb_prints_its_tables_and_json(tmp_path: Path, capsys: pytest.Capt
         assert expected in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("flags", "message"), [
+@each("flags, message", [
     (["--problems", "0"], "--problems must be at least 1, got 0"),
     (["--problems", "9999"], "the test split has 1000"),
     (["--group", "1"], "--group must be at least 2, got 1"),

@@ -33,6 +33,7 @@ from creditscope.errors import CreditscopeError
 from creditscope.lab import decoding
 from creditscope.lab.sampling import Samples, draw, sample
 from creditscope.selftest.trl_live import in_dtype
+from each import each
 
 V, END = 23, [1, 2]
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [3, 3, 4]]
@@ -112,14 +113,14 @@ def test_logp_and_entropy_are_those_of_a_plain_forward(name: str) -> None:
     torch.testing.assert_close(samples.entropy, entropy.float(), **CLOSE[name in SINGLE])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_models_take_the_fast_path_where_it_is_right(name: str) -> None:
     model = make(name)
     decoder, _ = decoding.start(model, PROMPTS, 3, 12, 0)
     assert type(decoder) is (decoding.Growing if name in GROWING else decoding.Slots)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 1.0), (1.0, 0.6), (1.5, 0.8), (1.0, 1e-9)])
+@each("temperature, top_p", [(0.7, 1.0), (1.0, 0.6), (1.5, 0.8), (1.0, 1e-9)])
 def test_logp_is_renormalised_after_temperature_and_top_p(temperature: float, top_p: float) -> None:
     model = make()
     samples = run(model, temperature=temperature, top_p=top_p)
@@ -171,7 +172,7 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral, window 5"])
+@each("name", ["llama", "mistral, window 5"])
 def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     model = make(name).float()
     one, two, other = run(model, 3), run(model, 3), run(model, 4)
@@ -180,7 +181,7 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     assert one.tokens.shape != other.tokens.shape or not torch.equal(one.tokens, other.tokens)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral, window 5"])
+@each("name", ["llama", "mistral, window 5"])
 def test_torchs_default_dtype_changes_nothing(name: str) -> None:
     model = make(name)
     usual = run(model)
@@ -279,7 +280,7 @@ def test_every_module_keeps_its_own_training_flag() -> None:
     assert torch.equal(quiet.tokens, run(model.eval()).tokens)
 
 
-@pytest.mark.parametrize("outer", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@each("outer", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_results_are_plain_tensors_whatever_mode_surrounds_the_call(outer: Any) -> None:
     model = make()
     with outer():
@@ -306,7 +307,7 @@ def test_a_lora_adapter_speaks_and_can_be_silenced() -> None:
 # -- bad input -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("changes", "words"), [
+@each("changes, words", [
     ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
     ({"group": 0}, "group must be at least 1, got 0"),
     ({"temperature": -0.5}, r"temperature must be 0 \(greedy\) or positive, got -0.5"),

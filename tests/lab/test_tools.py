@@ -33,6 +33,7 @@ def tools(policy: Policy, batch: Batch, config: Config = SURE, parts: int = 1) -
                     None)
 
 
+@pytest.mark.slow
 def test_the_value_of_a_prefix_is_the_reward_of_its_likeliest_end(made: tuple[Policy, Batch]) -> None:
     policy, batch = made
     cuts = torch.tensor([[0, 5], [9, -1], [14, 20], [0, 7], [12, 18], [-1, -1]])

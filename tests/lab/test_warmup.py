@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import mini
 from creditscope.errors import CreditscopeError
 from creditscope.lab.config import Config
 from creditscope.lab.policy import Policy, load_policy
@@ -35,9 +36,11 @@ from creditscope.tasks import Problem, find_task
 from creditscope.tasks.turns import MOVES, Ladder
 from creditscope.verbs.output import Output
 from creditscope.verbs.warmup import Warmup
+from each import each
 from small_models import apart, build
 
 EXACT = 1e-12
+MODEL = mini.model()
 
 
 def finish(work: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -52,7 +55,7 @@ def finish(work: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 def warmed(out: Path, task: str = "arithmetic", batch: int = 8, **changes: Any) -> tuple[list[dict[str, Any]],
                                                                                         dict[str, Any]]:
-    settings = {"steps": 4, "lr": 5e-4, "eval_problems": 0} | changes
+    settings = {"model": MODEL, "steps": 4, "lr": 1e-2, "eval_problems": 0} | changes
     return finish(warm_up(Config(task=task, **settings), out, {}, batch=batch))
 
 
@@ -211,7 +214,7 @@ def numbered(count: int) -> list[Example]:
     return [Example([i], [0] * (1 + (i * 7) % 13)) for i in range(count)]
 
 
-@pytest.mark.parametrize(("count", "size", "steps"), [(10, 4, 5), (100, 8, 25), (3, 4, 2)])
+@each("count, size, steps", [(10, 4, 5), (100, 8, 25), (3, 4, 2)])
 def test_an_epoch_sees_every_example_once(count: int, size: int, steps: int) -> None:
     seen = [e.prompt[0] for batch in deal_out(numbered(count), size, steps, seed=0) for e in batch]
     assert len(seen) == size * steps
@@ -237,14 +240,14 @@ def test_batches_are_of_like_length_and_their_order_is_the_seeds() -> None:
 
 
 def test_the_loss_falls_and_the_folder_loads_samples_and_says_how_it_was_made(tmp_path: Path) -> None:
-    lines, notes = warmed(tmp_path / "warm", steps=16, lr=2e-4, eval_problems=4, batch=16)
+    lines, notes = warmed(tmp_path / "warm", steps=16, eval_problems=4, batch=16)
     unseen = list(islice(find_task("arithmetic").problems("train", seed=1), 64))
 
     def loss(model: str) -> float:
         policy = load_policy(model)
         return backward(policy, encode_examples(policy, unseen, max_tokens=80), logits=10**9)
 
-    assert 0 < loss(str(tmp_path / "warm")) < 0.8 * loss("tiny")
+    assert 0 < loss(str(tmp_path / "warm")) < 0.8 * loss(MODEL)
     assert [line["step"] for line in lines] == [0, *range(1, 17), 16]
     assert {p.name for p in tmp_path.iterdir()} == {"warm"}
     policy, task = load_policy(str(tmp_path / "warm")), find_task("arithmetic")
@@ -265,10 +268,10 @@ def test_one_seed_gives_the_same_weights_and_another_others(tmp_path: Path) -> N
     assert a == b != c
 
 
-@pytest.mark.parametrize("lr", [1e-4, 1e-3])
+@each("lr", [1e-4, 1e-3])
 def test_the_weights_move_as_adamw_says_on_the_first_step(lr: float, tmp_path: Path) -> None:
     # AdamW's first step is lr·g/(|g| + ε): with one step of warm-up, lr itself for every weight with a gradient.
-    start = load_policy("tiny").trainable()
+    start = load_policy(MODEL).trainable()
     warmed(tmp_path / "warm", steps=1, lr=lr)
     end = load_policy(str(tmp_path / "warm")).trainable()
     name = "model.layers.0.mlp.up_proj.weight"
@@ -285,18 +288,18 @@ def word_problems(folder: Path, rows: list[tuple[str, str]]) -> str:
     return f"gsm8k:{folder}"
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(1, 6), (2, 11), (3, 16), (4, 21)])
+@each("epochs, steps", [(1, 6), (2, 11), (3, 16), (4, 21)])
 def test_epochs_are_passes_over_a_file(epochs: int, steps: int, tmp_path: Path) -> None:
     # So many times 21 examples in batches of four, the last one filled up.
     rows = [(f"Tom has {i} apples.", f"#### {i}") for i in range(21)]
-    config = Config(task=word_problems(tmp_path / "data", rows), eval_problems=0, steps=999)
+    config = Config(model=MODEL, task=word_problems(tmp_path / "data", rows), eval_problems=0, steps=999)
     lines, notes = finish(warm_up(config, tmp_path / "warm", {}, batch=4, epochs=epochs))
     assert notes["examples"] == 21
     assert len(notes["losses"]) == notes["settings"]["steps"] == lines[-1]["steps"] == steps
 
 
 def test_nothing_is_left_of_a_warm_up_that_is_stopped(tmp_path: Path) -> None:
-    work = warm_up(Config(eval_problems=0, steps=5), tmp_path / "deep" / "warm", {}, batch=2)
+    work = warm_up(Config(model=MODEL, eval_problems=0, steps=5), tmp_path / "deep" / "warm", {}, batch=2)
     next(work)
     next(work)
     work.close()  # what Ctrl-C does to a generator
@@ -344,8 +347,11 @@ def test_train_problems_of_turns_come_with_a_random_walk_and_test_problems_with_
 
 
 @pytest.mark.slow
-def test_after_a_warm_up_tiny_plays_turns_by_the_rules_and_as_fair_coins(tmp_path: Path) -> None:
-    _, notes = warmed(tmp_path / "warm", task="turns", steps=45, lr=2e-3, batch=32)
+@pytest.mark.parametrize(("model", "steps", "lr"), [
+    (MODEL, 80, 2e-2), pytest.param("tiny", 45, 2e-3, marks=pytest.mark.nightly)], ids=["mini", "tiny"])
+def test_after_a_warm_up_a_model_plays_turns_by_the_rules_and_as_fair_coins(model: str, steps: int, lr: float,
+                                                                           tmp_path: Path) -> None:
+    _, notes = warmed(tmp_path / "warm", task="turns", model=model, steps=steps, lr=lr, batch=32)
     # Three fair coins, two line breaks and the end: no policy does better than 3·ln 2 nats over six tokens.
     assert notes["losses"][-1] == pytest.approx(math.log(2) / 2, abs=0.01)
     assert notes["new_words"] == ["down", "up"]
@@ -395,7 +401,7 @@ def test_a_nemotron_folder_is_warmed_up_and_trained_and_the_microscope_reads_eve
 def test_the_verb_prints_loss_what_it_wrote_and_the_next_command(tmp_path: Path,
                                                                  capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "warm"
-    assert Warmup("tiny", "arithmetic", out, steps=2, batch=4, eval_problems=2).run() == 0
+    assert Warmup(MODEL, "arithmetic", out, steps=2, batch=4, eval_problems=2).run() == 0
     shown = capsys.readouterr().out
     assert "2 steps on 8 examples" in shown
     assert "step 2/2  loss" in shown
@@ -404,12 +410,12 @@ def test_the_verb_prints_loss_what_it_wrote_and_the_next_command(tmp_path: Path,
 
 
 def test_the_verb_gives_programs_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    verb = Warmup("tiny", "arithmetic", tmp_path / "warm", steps=1, batch=2, eval_problems=0, output=Output(json=True))
+    verb = Warmup(MODEL, "arithmetic", tmp_path / "warm", steps=1, batch=2, eval_problems=0, output=Output(json=True))
     assert verb.run() == 0
     assert len(json.loads(capsys.readouterr().out)["losses"]) == 1
 
 
-@pytest.mark.parametrize(("flags", "message"), [
+@each("flags, message", [
     ({"steps": 3, "epochs": 1}, "both say how long; give one"),
     ({"epochs": 0}, "--epochs must be at least 1, got 0"),
     ({"batch": 0}, "--batch must be at least 1, got 0"),
@@ -420,5 +426,5 @@ def test_the_verb_gives_programs_one_object(tmp_path: Path, capsys: pytest.Captu
 ])
 def test_bad_flags_are_refused_in_words(flags: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CreditscopeError, match=message):
-        Warmup("tiny", "arithmetic", tmp_path / "warm", **flags).run()
+        Warmup(MODEL, "arithmetic", tmp_path / "warm", **flags).run()
     assert not (tmp_path / "warm").exists()

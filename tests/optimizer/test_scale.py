@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 
 from creditscope import METHODS, CreditscopeError, Rollouts, surrogate
 from creditscope.optimizer.scale import PHIS, REST, Clipping, RewardParts, Sweep, sensitivity, sweep
+from depth import some
+from each import each
 from small_models import build
 
 METHOD = METHODS["p1_grpo"]  # r − mean, no division by the std: the gradient does see the reward's scale
@@ -34,6 +38,17 @@ KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adam L2 maximize": (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 0.1, "maximize": True}),
     "adamw fused": (torch.optim.AdamW, {"lr": 1e-3, "fused": True}),
 }
+
+
+def kinds(*names: str) -> list[tuple[str, float]]:
+    """Each of these with each ε; SGD has none, and comes once."""
+    return [(kind, eps) for kind in names for eps in (EPS[:1] if KINDS[kind][0] is torch.optim.SGD else EPS)]
+
+
+def each_of(*cases: Any) -> list[tuple[Any, ...]]:
+    """Every combination, with pairs taken apart."""
+    return [tuple(x for part in parts for x in (part if isinstance(part, tuple) else (part,)))
+            for parts in itertools.product(*cases)]
 
 
 def make(kind: str, model: nn.Module, eps: float, lr: float | None = None) -> torch.optim.Optimizer:
@@ -57,6 +72,15 @@ class World:
 
     @staticmethod
     def start() -> World:
+        """At its first weights. There is one world: a run in it ends when the next one starts."""
+        world, first = World.made()
+        load(world.model, first)
+        world.model.zero_grad()
+        return world
+
+    @staticmethod
+    @cache
+    def made() -> tuple[World, Grads]:
         model = build("llama", num_hidden_layers=1, hidden_size=16, intermediate_size=24)
         draw = torch.Generator().manual_seed(0)
         ids = torch.randint(3, 50, (8, 7), generator=draw)
@@ -64,19 +88,20 @@ class World:
             logp = log_probs(model, ids)
         reward = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.0, 1.0, 1.0, 0.25], dtype=torch.float64)
         ref = logp + 0.3 * torch.randn(logp.shape, dtype=torch.float64, generator=draw)
-        return World(model, ids, Rollouts(tokens=ids[:, 1:], mask=torch.ones_like(ids[:, 1:], dtype=torch.bool),
-                                          logp=logp, reward=reward, group=torch.arange(8) // 4, ref_logp=ref))
+        rollouts = Rollouts(tokens=ids[:, 1:], mask=torch.ones_like(ids[:, 1:], dtype=torch.bool), logp=logp,
+                            reward=reward, group=torch.arange(8) // 4, ref_logp=ref)
+        return World(model, ids, rollouts), weights(model)
 
     def gradients(self, phi: float, beta: float, t: int) -> tuple[Grads, Grads]:
         """(the part of −∇J that comes from the reward times φ, the part that comes from the KL term) at step t."""
         named = dict(self.model.named_parameters())
         rows = replace(self.rollouts, reward=phi * SIZES[t] * self.rollouts.reward)
         logp = log_probs(self.model, self.ids)
-        reward = surrogate(METHOD, logp, rows)
-        kl = 0 * reward
+        r = torch.autograd.grad(-surrogate(METHOD, logp, rows), list(named.values()), retain_graph=beta > 0)
+        k = tuple(map(torch.zeros_like, r))
         if beta:
             kl = surrogate(METHOD.but(name="with_kl", kl="k3", beta=beta), logp, rows, credit=torch.zeros(8))
-        r, k = (torch.autograd.grad(-x, list(named.values()), retain_graph=True) for x in (reward, kl))
+            k = torch.autograd.grad(-kl, list(named.values()))
         return dict(zip(named, r, strict=True)), dict(zip(named, k, strict=True))
 
 
@@ -107,7 +132,7 @@ def set_grads(model: nn.Module, step: Step, phi: float, clip: float | None, sign
 
 @dataclass
 class Recorded:
-    """A run with rewards as they are, its probe at the last step, and its steps."""
+    """A run with rewards as they are, its probe at the last step, and its steps. Tests share it and change nothing."""
 
     steps: list[Step]
     sweeps: dict[str, Sweep]
@@ -115,6 +140,7 @@ class Recorded:
     optimizer: torch.optim.Optimizer
 
 
+@cache
 def record(kind: str, eps: float, beta: float, clip: float | None = None, parts: bool = True,
            phis: tuple[float, ...] = FIVE, steps: int = STEPS, lr: float | None = None) -> Recorded:
     world = World.start()
@@ -173,10 +199,8 @@ def agree(found: Sweep, i: int, change: float, cosine: float, tolerance: float) 
 
 # Exact: a real optimiser that is fed the same gradients, their reward part times φ.
 
-@pytest.mark.parametrize("since", ["start", "now"])
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("eps", EPS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@each("kind, eps, beta, since", each_of(kinds(*KINDS), BETAS, ["start", "now"]))
 def test_the_probe_is_what_the_optimiser_does_with_the_same_gradients(kind: str, eps: float, beta: float,
                                                                       since: str) -> None:
     run = record(kind, eps, beta)
@@ -185,7 +209,7 @@ def test_the_probe_is_what_the_optimiser_does_with_the_same_gradients(kind: str,
         agree(run.sweeps[since], i, *compare(fed(kind, eps, run.steps, phi, since), one), 1e-8)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "sgd", "sgd dampened", "adamw fused"])
+@each("kind", ["adamw", "sgd", "sgd dampened", "adamw fused"])
 def test_without_a_rest_no_parts_are_needed(kind: str) -> None:
     with_parts, without = record(kind, 1e-8, 0.0), record(kind, 1e-8, 0.0, parts=False)
     for since in ("start", "now"):
@@ -198,9 +222,8 @@ def test_without_a_rest_no_parts_are_needed(kind: str) -> None:
 CLIPS = {"never": 100.0, "always": 0.5, "in between": 3.0}
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("kind", ["adamw", "adam L2", "sgd", "sgd nesterov L2"])
+@pytest.mark.slow
+@each("kind, beta, clip", each_of(["adamw", "adam L2", "sgd", "sgd nesterov L2"], BETAS, CLIPS))
 def test_clipping_now_is_exact_for_every_scale(kind: str, beta: float, clip: str) -> None:
     run = record(kind, 1e-8, beta, CLIPS[clip])
     one = fed(kind, 1e-8, run.steps, 1.0, "now", CLIPS[clip])
@@ -208,14 +231,13 @@ def test_clipping_now_is_exact_for_every_scale(kind: str, beta: float, clip: str
         agree(run.sweeps["now"], i, *compare(fed(kind, 1e-8, run.steps, phi, "now", CLIPS[clip]), one), 1e-8)
 
 
-@pytest.mark.parametrize(("clip", "answered"), [
+@each("kind, clip, answered", each_of(["adamw", "adam L2", "sgd dampened", "sgd nesterov L2"], [
     # × 10 the largest norm is 64, below 100; × 1000 no norm is.
     ("never", {1e-6, 1e-3, 1e-1, 10.0}),
     # At c = 0.5 all are clipped, and × 10 too; × 0.1 only the second is.
     ("always", {10.0, 1e3}),
     ("in between", set()),
-])
-@pytest.mark.parametrize("kind", ["adamw", "adam L2", "sgd dampened", "sgd nesterov L2"])
+]))
 def test_clipping_since_the_start_is_answered_where_the_state_determines_it(kind: str, clip: str,
                                                                           answered: set[float]) -> None:
     run = record(kind, 1e-8, 0.0, CLIPS[clip])
@@ -230,7 +252,7 @@ def test_clipping_since_the_start_is_answered_where_the_state_determines_it(kind
             assert math.isnan(float(run.sweeps["start"].cosine[i]))
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+@each("clip", CLIPS)
 def test_plain_sgd_has_no_memory_so_its_clipping_is_always_determined(clip: str) -> None:
     run = record("sgd", 1e-8, 0.1, CLIPS[clip])
     one = fed("sgd", 1e-8, run.steps, 1.0, "start", CLIPS[clip])
@@ -238,7 +260,7 @@ def test_plain_sgd_has_no_memory_so_its_clipping_is_always_determined(clip: str)
         agree(run.sweeps["start"], i, *compare(fed("sgd", 1e-8, run.steps, phi, "start", CLIPS[clip]), one), 1e-8)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam L2", "sgd dampened", "sgd nesterov L2"])
+@each("kind", ["adamw", "adam L2", "sgd dampened", "sgd nesterov L2"])
 def test_with_a_kl_term_clipping_is_answered_where_nothing_is_clipped_otherwise(kind: str) -> None:
     run = record(kind, 1e-8, 0.1, CLIPS["never"])
     one = fed(kind, 1e-8, run.steps, 1.0, "start", CLIPS["never"])
@@ -253,10 +275,8 @@ def test_with_a_kl_term_clipping_is_answered_where_nothing_is_clipped_otherwise(
 
 # Really trained twice.
 
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("eps", EPS)
-@pytest.mark.parametrize("kind", ["adamw", "adam L2", "sgd"])
+@pytest.mark.slow
+@each("kind, eps, beta, clip", each_of(kinds("adamw", "adam L2", "sgd"), BETAS, [None, 0.5]))
 def test_the_first_step_of_a_run_with_other_rewards_is_as_predicted(kind: str, eps: float, beta: float,
                                                                    clip: float | None) -> None:
     # Powers of 2 near the five decades: rewards, and so gradients, are then scaled without rounding.
@@ -267,10 +287,9 @@ def test_the_first_step_of_a_run_with_other_rewards_is_as_predicted(kind: str, e
         agree(found, i, *compare(trained(kind, eps, beta, phi, clip, steps=1), one), 1e-8)
 
 
-@pytest.mark.parametrize("clip", [None, 100.0, 0.5])
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("eps", EPS)
-@pytest.mark.parametrize("kind", ["adamw", "adam L2", "sgd"])
+@pytest.mark.slow
+@pytest.mark.deep
+@each("kind, eps, beta, clip", some(each_of(kinds("adamw", "adam L2", "sgd"), BETAS, [None, 100.0, 0.5])))
 def test_a_run_that_drifts_away_stays_near_the_prediction(kind: str, eps: float, beta: float,
                                                          clip: float | None) -> None:
     """Five steps of 1e-3 with other rewards lead to other parameters, whose gradients are not the recorded ones.
@@ -287,8 +306,8 @@ def test_a_run_that_drifts_away_stays_near_the_prediction(kind: str, eps: float,
             assert cosine == pytest.approx(float(found.cosine[i]), abs=0.2)
 
 
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("kind", ["adamw", "adam L2", "sgd", "sgd nesterov L2"])
+@pytest.mark.slow
+@each("kind, beta", each_of(["adamw", "adam L2", "sgd", "sgd nesterov L2"], BETAS))
 def test_the_drift_vanishes_with_the_learning_rate(kind: str, beta: float) -> None:
     """So the misses above are drift and nothing else: at lr = 1e-7 they are a thousand times smaller."""
     found, one = record(kind, 1e-8, beta, lr=1e-7).sweeps["start"], trained(kind, 1e-8, beta, 1.0, lr=1e-7)
@@ -310,9 +329,12 @@ def test_adamw_is_blind_to_the_rewards_scale_over_a_wide_range() -> None:
     assert change[1e-6] > 0.5
 
 
-@pytest.mark.parametrize(("kind", "eps", "beta"), [
-    ("adamw", 1e-5, 0.0), ("adamw", 1e-8, 0.1), ("adam L2", 1e-8, 0.0), ("sgd", 1e-8, 0.0),
-], ids=["large ε", "KL", "coupled decay", "SGD"])
+@each("kind, eps, beta", [
+    ("adamw", 1e-5, 0.0),  # large ε
+    ("adamw", 1e-8, 0.1),  # KL
+    ("adam L2", 1e-8, 0.0),  # coupled decay
+    ("sgd", 1e-8, 0.0),
+])
 def test_what_breaks_the_blindness_shows(kind: str, eps: float, beta: float) -> None:
     assert float(record(kind, eps, beta).sweeps["start"].change[2]) > 0.1
 
@@ -426,7 +448,7 @@ def test_amsgrad_scales_too() -> None:
     assert predicted == pytest.approx(abs(ends[0] - ends[1]) / abs(ends[1]), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad])
+@each("kind", [torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad])
 def test_any_optimiser_answers_from_this_step_on(kind: type[torch.optim.Optimizer]) -> None:
     grads = [3.0, -1.0, 0.5]
     optimizer, p = one_number(kind, grads, lr=0.1)
@@ -480,7 +502,7 @@ def test_a_stride_weighs_parameters_by_their_size_by_hand() -> None:
         assert sensitivity(optimizer, stride) == pytest.approx((far / (4 / 4 + 2 * 0.81)) ** 0.5, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "L2" not in kind])
+@each("kind", [kind for kind in KINDS if "L2" not in kind])
 def test_following_the_parts_leaves_training_as_it_was_to_the_bit(kind: str) -> None:
     plain, followed = record(kind, 1e-8, 0.1, parts=False, steps=3), record(kind, 1e-8, 0.1, steps=3)
     for a, b in zip(plain.steps, followed.steps, strict=True):
@@ -489,7 +511,7 @@ def test_following_the_parts_leaves_training_as_it_was_to_the_bit(kind: str) -> 
     assert (set(REST) if "adam" in kind else set(REST[:1])) == set(REST) & set(state)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam L2", "sgd nesterov L2"])
+@each("kind", ["adamw", "adam L2", "sgd nesterov L2"])
 def test_a_checkpoint_of_the_optimiser_carries_the_parts(kind: str) -> None:
     steps = record(kind, 1e-8, 0.1).steps
     model, answers = World.start().model, []
@@ -553,7 +575,7 @@ def refused(kind: type[torch.optim.Optimizer] = torch.optim.AdamW, grads: tuple[
     sweep(optimizer, given.pop("named", [("p", p)]), parts=follow, **given)
 
 
-@pytest.mark.parametrize(("call", "says"), [
+@each("call, says", [
     (lambda: refused(since="then"), "unknown since 'then'.*Choices: now, start"),
     (lambda: refused(phis=(0.0, 1.0)), r"finite φ > 0, got \[0.0, 1.0\]"),
     (lambda: refused(torch.optim.NAdam), "not NAdam; ask since='now'"),
