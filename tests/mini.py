@@ -39,7 +39,7 @@ class Coins:
     max_tokens: int = 12
 
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
-        every = (Problem(f"{split}-{seed}-{i}", f"Question: {10 + 7 * seed % 50 + i % 40} + {i % 9}\nAnswer:\n", "")
+        every = (Problem(f"{split}-{seed}-{i}", f"Question: {10 + 7 * seed % 50 + i % 40} + {i % 9}\nAnswer:\n", "0")
                  for i in itertools.count(0 if split == "train" else 1000))
         return every if split == "train" else itertools.islice(every, 100)
 
