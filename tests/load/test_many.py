@@ -73,10 +73,10 @@ def test_a_reading_with_keep_most_keeps_so_many_files(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def thousands(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Runs of 3,000 and of 24,000 steps."""
+    """Runs of 1,000, 3,000 and 24,000 steps."""
     folder = tmp_path_factory.mktemp("thousands")
     source = records.bare(folder / "source")
-    return {count: records.lengthened(folder / str(count), source, count) for count in (3_000, 24_000)}
+    return {count: records.lengthened(folder / str(count), source, count) for count in (1_000, 3_000, 24_000)}
 
 
 def test_a_page_of_eight_times_as_many_steps_is_no_larger(thousands: dict[int, Path]) -> None:
@@ -86,8 +86,9 @@ def test_a_page_of_eight_times_as_many_steps_is_no_larger(thousands: dict[int, P
 
 
 def test_steps_are_read_in_a_fifth_of_the_memory_of_their_dicts(thousands: dict[int, Path]) -> None:
-    record = Record.open(thousands[24_000])
-    assert peak(record.columns) < peak(record.steps) / 5
+    """What 2,000 steps more take: the buffer into which a file is read in parts is no larger for them."""
+    short, long = (Record.open(thousands[count]) for count in (1_000, 3_000))
+    assert peak(long.columns) - peak(short.columns) < (peak(long.steps) - peak(short.steps)) / 5
 
 
 def test_answers_and_tables_do_not_depend_on_how_many_steps_are_drawn(thousands: dict[int, Path],
