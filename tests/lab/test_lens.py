@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import mini
 from creditscope import CreditscopeError, Record, Rollouts, spectrum
 from creditscope.advantages import token_advantage
 from creditscope.lab.config import Config
@@ -23,16 +24,19 @@ from creditscope.optimizer.brakes import Brake
 from creditscope.tasks import find_task
 from small_models import build
 
-LOOK = Config(prompts=3, group=4, steps=2, max_tokens=56, eval_problems=0, checkpoint_every=1, keep_every=0, lr=1e-4,
-              scope="full", dtype="float64")
+pytestmark = pytest.mark.usefixtures("mini_task")
+LOOK = Config(model=mini.model(), task=mini.TASK, prompts=3, group=4, steps=2, max_tokens=12, eval_problems=0,
+              checkpoint_every=1, keep_every=0, lr=1e-4, scope="full", dtype="float64")
 
 
 def sampled(config: Config) -> tuple[Policy, Batch]:
+    """The policy's head is tied to its embedding, as the packaged model's is."""
     policy = load_policy(config.model, dtype=config.dtype)
+    policy.model.lm_head.weight = policy.model.get_input_embeddings().weight
     task = find_task(config.task)
     problems = [problem for problem, _ in zip(task.problems("train", 0), range(config.prompts), strict=False)]
-    batch = roll_out(policy, task, problems, config.group, max_tokens=config.max_tokens or 56, temperature=1.0,
-                     top_p=1.0, generator=torch.Generator().manual_seed(1))
+    batch = roll_out(policy, task, problems, config.group, max_tokens=12, temperature=1.0, top_p=1.0,
+                     generator=torch.Generator().manual_seed(1))
     # Rewards of our own: one dead group, two live ones, so that every reading has something to read.
     reward = torch.tensor([0.0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 1], dtype=batch.rollouts.reward.dtype)
     return policy, replace(batch, rollouts=replace(batch.rollouts, reward=reward))
@@ -108,6 +112,7 @@ def test_the_path_holds_the_sketches_of_the_gradient_and_of_the_update() -> None
     for name, p in policy.trainable().items():
         gradient[name] = total[at:at + p.numel()].view_as(p)
         at += p.numel()
+    assert np.abs(arrays["path_gradient"]).max() > 1e-3
     assert np.allclose(arrays["path_gradient"], Sketcher().gradient(gradient.items()).double().numpy(), atol=1e-8)
 
 
@@ -115,10 +120,11 @@ def test_the_norms_of_single_tokens_are_those_of_the_head_alone() -> None:
     policy, lens, rollouts, w, before, batch = looked(LOOK)
     policy.model.load_state_dict(before, strict=False)
     norms, line = lens.arrays(rollouts, w)["token_norms_head"], lens.metrics(rollouts, w, lens.seconds + 1.0)
-    head = torch.nn.Linear(1, 1, bias=False)  # an untied head: the packaged model's is tied to its embedding
+    head = torch.nn.Linear(1, 1, bias=False)  # an untied head: the policy's is tied to its embedding
     head.weight = torch.nn.Parameter(policy.model.get_output_embeddings().weight.detach().clone())
     policy.model.lm_head = head
-    for i, t in ((0, 0), (3, 5), (9, 2)):
+    for i, t in ((0, 0), (3, 1), (9, 4)):
+        assert rollouts.mask[i, t]
         r = rollouts.rows(torch.tensor([i]))
         logp = token_logp(policy, [batch.prompts[i]], r.tokens, r.mask, 1.0)[0, t]
         (grad,) = torch.autograd.grad(logp, head.weight)
@@ -142,7 +148,7 @@ def test_what_a_model_does_to_its_logits_after_the_head_is_in_the_norms_of_the_h
 
 def test_the_path_of_a_step_with_several_updates_is_where_they_led_together(tmp_path: Path) -> None:
     config = replace(LOOK, prompts=4, minibatches=2, inner_steps=2, steps=1)
-    start = load_policy("tiny", dtype="float64").trainable()
+    start = load_policy(LOOK.model, dtype="float64").trainable()
     list(train(config, tmp_path, {}))
     end = load_file(Record.open(tmp_path).checkpoint_path(1) / "policy.safetensors")
     moved = {name: end[name] - p.detach() for name, p in start.items()}
@@ -170,7 +176,8 @@ def test_looking_changes_the_run_by_rounding_only(tmp_path: Path) -> None:
         list(train(replace(LOOK, scope=scope), tmp_path / scope, {}))
         return load_file(Record.open(tmp_path / scope).checkpoint_path(2) / "policy.safetensors")
 
-    plain = last("off")
+    plain, start = last("off"), load_policy(LOOK.model, dtype="float64").trainable()
+    assert max(float((plain[name] - p.detach()).abs().max()) for name, p in start.items()) > 1e-4, "it learns"
     for scope in ("light", "full"):
         for name, weight in last(scope).items():
             assert torch.allclose(weight, plain[name], rtol=0, atol=1e-9), (scope, name)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+import mini
 from creditscope import CreditscopeError, Record
 from creditscope.lab.config import Config
 from creditscope.lab.train import train
 
-SMALL = Config(steps=3, prompts=2, group=4, eval_problems=0, keep_every=0, checkpoint_every=1, lr=3e-4, device="cpu",
-               inner_steps=3, probe_every=1)
+SMALL = Config(model=mini.model(), task=mini.TASK, steps=3, prompts=2, group=4, eval_problems=0, keep_every=0,
+               checkpoint_every=1, lr=3e-4, device="cpu", inner_steps=3, probe_every=1)
+pytestmark = pytest.mark.usefixtures("mini_task")
 
 
 def lines(config: Config, out: Path, resume: bool = False, stop_after: int | None = None) -> list[dict[str, Any]]:
@@ -31,10 +33,10 @@ def lines(config: Config, out: Path, resume: bool = False, stop_after: int | Non
 def test_every_brake_trains_and_closes_its_accounts(brake: str, tmp_path: Path) -> None:
     found = lines(replace(SMALL, brake=brake), tmp_path / "run")
     assert len(found) == 3
-    assert any("optimizer/overshoot" in line for line in found)
+    assert any(line["optimizer/overshoot"] > 0 for line in found)
     for line in found:
         assert 1 <= line["optimizer/updates"] <= 3
-        assert line["policy/sampler_gap"] < 1e-3
+        assert line["policy/sampler_gap"] < 1e-4
     if brake.startswith("shorten"):
         assert found[0]["overshoot/past"] <= 0.02 + 0.02  # along the line, not on the path
     if brake.startswith("kl_stop"):
@@ -42,10 +44,11 @@ def test_every_brake_trains_and_closes_its_accounts(brake: str, tmp_path: Path) 
 
 
 def test_a_brake_that_stops_in_the_first_pass_leaves_the_other_rows_as_sampled(tmp_path: Path) -> None:
-    config = replace(SMALL, brake="kl_stop,limit=1e-9", minibatches=2, lr=1e-3, steps=1)
+    config = replace(SMALL, brake="kl_stop,limit=1e-9", minibatches=2, lr=1e-3, steps=1, seed=1)
     line = lines(config, tmp_path / "run")[0]
     assert line["optimizer/updates"] == 1
-    assert line["policy/sampler_gap"] < 1e-3
+    assert line["overshoot/past"] > 0, "the update has moved tokens"
+    assert line["policy/sampler_gap"] < 1e-4
 
 
 def test_a_probe_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
