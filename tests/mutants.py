@@ -232,11 +232,6 @@ REPLANTED = [
     fixed("readings that some groups lack are weighed by all live groups", "lab/lens.py",
           "if len(blocks) < 2:", "if blocks:",
           f"{CALLBACK}::test_means_over_groups_do_not_hang_on_how_many_share_a_pass"),
-    fixed("micro-batches without a token are dropped", "plugins/trl/batch.py",
-          "    inputs = {name: torch.cat([part[name] for part in parts]) for name, value in parts[0].items()",
-          "    parts = [part for part in parts if bool(mask_of(part).any())]\n"
-          "    inputs = {name: torch.cat([part[name] for part in parts]) for name, value in parts[0].items()",
-          f"{CALLBACK}::test_our_gradient_is_the_one_that_trl_steps_on"),
     fixed("TRL's rows are not proven", "plugins/trl/callback.py",
           "self._proofs.run(due, self._scope, pull, rollouts)", "pass",
           f"{CALLBACK}::test_rows_under_wrong_names_are_found_out_at_the_first_reading_and_none_is_believed"),
