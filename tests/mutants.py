@@ -1,8 +1,11 @@
-"""Plant a bug in a formula and count the tests that turn red: a suite that stays green guards nothing.
+"""Plant a bug and count the tests that turn red: a suite that stays green guards nothing.
 
-    python tests/mutants.py              every mutant must turn at least three tests or cases red; else exit code 1
+    python tests/mutants.py              every mutant must turn enough tests or cases red; else exit code 1
     python tests/mutants.py credit       only those of files whose name holds that word
     python tests/mutants.py --changed    only those whose formula or whose tests differ from the main branch
+
+MUTANTS are bugs that could be made: three red tests or cases are enough. REPLANTED are bugs that were found and fixed
+(docs/reliability.md): the fix is undone, and one red test is enough, since many were fixed with one test.
 
 Each mutant is one textual change in a copy of the package. It runs in a process forked from one that has loaded torch
 and transformers but not creditscope, two at a time, against the tests of its part that `make test` runs, until enough
@@ -15,6 +18,7 @@ import argparse
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,7 +48,6 @@ NODES, ANSWERS = ("tests/report/test_prefixes.py",), ("tests/report/test_answers
 MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), ("tests/doctor/test_rules.py",)
 VERL = ("tests/plugins/test_verl_loss.py",)
 PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
-ENOUGH = 3
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...] = FORMULAS
+    """Files, or single tests (FILE::TEST) of a file that takes long."""
+    enough: int = 3
+    """Red tests or cases, after which no more are run."""
+
+    @property
+    def files(self) -> set[str]:
+        """The files of its tests."""
+        return {test.partition("::")[0] for test in self.tests}
 
 
 MUTANTS = [
@@ -182,8 +193,208 @@ MUTANTS = [
 ]
 
 
-CONTROL = Mutant("nothing planted (the control: no test may be red)", "errors.py", "from __future__",
-                 "from __future__", tuple(sorted({test for mutant in MUTANTS for test in mutant.tests})))
+def fixed(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    """A bug that was found and fixed: `old` is the fix."""
+    return Mutant(name, file, old, new, tests, enough=1)
+
+
+LIMITS, DAMAGE = "tests/fuzz/test_limits.py", "tests/faults/test_damage.py"
+CALLBACK, MANY = "tests/plugins/test_trl_callback.py", "tests/load/test_many.py"
+REWARDS, SIZES, TRAINING = ("tests/stress/test_rewards.py", "tests/stress/test_geometry_at_the_edge.py",
+                            "tests/stress/test_training.py")
+MODELS, PAGES, STRANGERS = ("tests/security/test_models.py", "tests/security/test_pages.py",
+                            "tests/security/test_records.py")
+NAMED = f"{DAMAGE}::test_a_damaged_file_is_named_by_whoever_reads_it_and_no_number_is_another"
+FUZZ = "tests/fuzz/test_strangers_bytes.py"
+SETTINGS = "tests/lab/test_train.py::test_settings_that_cannot_work_are_refused_before_anything_starts"
+
+REPLANTED = [
+    # Numbers of any size.
+    fixed("squares of a group's rewards overflow and vanish", "groups.py",
+          "unit = binary_unit(self.largest(centred))", "unit = torch.ones_like(centred)", REWARDS),
+    fixed("infinite advantages are given out", "advantages.py", "if bool(bad.any()):", "if False:", REWARDS),
+    fixed("products of tiny gradients vanish", "microscope/gram.py",
+          "unit = binary_unit(rows.abs().max()) if rows.numel() else rows.new_ones(())", "return gram", SIZES),
+    fixed("squared norms of tiny gradients vanish", "microscope/gram.py",
+          "for i in ((totals < SQUARABLE[0]) | ~(totals < SQUARABLE[1])).nonzero().flatten().tolist():",
+          "for i in ():", SIZES),
+    fixed("a Gram of NaN passes the self-check", "microscope/scope.py",
+          "if not check.error <= check.tolerance:", "if check.error > check.tolerance:", PLANTED[0]),
+    fixed("an update that makes weights NaN is kept", "lab/train.py",
+          "if spoilt is not None:", "if False:", TRAINING),
+    fixed("why a run stopped is not recorded", "lab/train.py",
+          '{"run/stopped": str(error)}', "{}", TRAINING),
+    # TRL, and means over several passes.
+    fixed("a group that is all masked is passed through the model", "plugins/trl/callback.py",
+          "ids = torch.unique(window.rollouts.group[window.rollouts.mask.any(dim=1)])",
+          "ids = torch.unique(window.rollouts.group)",
+          f"{CALLBACK}::test_a_group_of_answers_that_are_all_masked_does_not_hide_the_others"),
+    fixed("readings that some groups lack are weighed by all live groups", "lab/lens.py",
+          "if len(blocks) < 2:", "if blocks:",
+          f"{CALLBACK}::test_means_over_groups_do_not_hang_on_how_many_share_a_pass"),
+    fixed("TRL's rows are not proven", "plugins/trl/callback.py",
+          "self._proofs.run(due, self._scope, pull, rollouts)", "pass",
+          f"{CALLBACK}::test_rows_under_wrong_names_are_found_out_at_the_first_reading_and_none_is_believed"),
+    # Files of strangers.
+    fixed("metadata of a parquet file are read in this process", "offline/files.py",
+          "    found = subprocess.run(",
+          "    import pyarrow.parquet\n"
+          "    for about in map(pyarrow.parquet.read_metadata, files):\n"
+          "        [about.row_group(0).column(i) for i in range(about.num_columns)]\n"
+          "    found = subprocess.run(",
+          f"{LIMITS}::test_a_parquet_file_whose_columns_lie_about_themselves_ends_no_process"),
+    fixed("JSON of any depth is read", "jsonlines.py", "        if level:", "        if False:",
+          f"{LIMITS}::test_a_value_as_deep_as_allowed_is_read_and_one_level_more_is_refused"),
+    fixed("an option may be an integer of 400 digits", "options.py",
+          "huge = isinstance(number, int) and abs(number) > LARGEST", "huge = False", FUZZ),
+    fixed("an error repeats an option of any length", "options.py", "got {value!r:.60}", "got {value!r}",
+          f"{LIMITS}::test_an_odd_option_is_one_short_sentence"),
+    fixed("a setting may be an integer of 400 digits", "lab/config.py",
+          "huge = isinstance(value, int) and abs(value) > LARGEST", "huge = False", SETTINGS),
+    fixed("evidence may hold an integer of 400 digits", "claims/evidence.py",
+          "except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:",
+          "except (KeyError, ValueError, TypeError, AttributeError) as error:", FUZZ),
+    fixed("ranks below 1/2 are believed", "claims/ours.py", "if min(null, other, rank) > 0.5]", "]", FUZZ),
+    fixed("settings of a record may be of any kind", "verbs/check.py",
+          "raise CreditscopeError(f\"{place}: {name} is", "CreditscopeError(f\"{place}: {name} is",
+          "tests/test_check_verb.py"),
+    fixed("YAML of strangers may have tags", "doctor/read.py", "yaml.AliasToken | yaml.TagToken", "yaml.AliasToken",
+          f"{LIMITS}::test_yaml_that_no_trainer_writes_is_refused_in_a_sentence"),
+    fixed("YAML may hold a number longer than Python writes", "doctor/read.py",
+          "json.dumps(found, default=str)", "pass",
+          f"{LIMITS}::test_yaml_that_no_trainer_writes_is_refused_in_a_sentence"),
+    fixed("every column of a table is read for every row", "doctor/read.py",
+          "in KNOWN or name in STEPS}", "is not None}",
+          f"{LIMITS}::test_the_doctor_takes_time_in_proportion_to_the_log"),
+    fixed("a prompt is read once for each choice", "offline/dumps.py",
+          "name, bad), prompt=prompt,", "name, bad), prompt=_prompt(messages['messages'], bad),",
+          f"{LIMITS}::test_many_choices_to_a_long_chat_take_time_in_proportion_to_the_line"),
+    fixed("steps are padded without bound", "rollouts_jsonl.py",
+          'for name in ("tokens", "step_reward"):', 'for name in ("tokens",):',
+          f"{LIMITS}::test_a_long_answer_beside_many_short_ones_is_refused_before_it_is_padded"),
+    fixed("lone surrogates in rollouts reach the tokenizer", "offline/assemble.py",
+          "except (UnicodeEncodeError, TypeError):", "except ZeroDivisionError:", "tests/offline/test_scope.py"),
+    fixed("a name too long for a file is an OSError", "claims/evidence.py",
+          "except OSError as error:\n            raise CreditscopeError(f\"cannot look",
+          "except PermissionError as error:\n            raise CreditscopeError(f\"cannot look",
+          "tests/report/test_report_verb.py"),
+    fixed("transformers may ask to run a model's code", "lab/policy.py",
+          'extra = extra | {"trust_remote_code": False}', "extra = dict(extra)", MODELS),
+    fixed("an index may name any file", "lab/untrusted.py",
+          'if Path(file).name != file or not file.endswith(".safetensors"):', "if False:", MODELS),
+    fixed("a config may name a kernel of the hub", "lab/untrusted.py", 'and "/" in json.dumps(value):', "and False:",
+          MODELS),
+    fixed("adapters may name a model anywhere", "lab/untrusted.py",
+          'if (folder / "adapter_config.json").exists():', "if False:", MODELS),
+    fixed("missing weights are random numbers", "lab/policy.py",
+          'if missing := sorted(loaded["missing_keys"]):', "if missing := []:", MODELS),
+    fixed("a GGUF file may declare more than it holds", "lab/untrusted.py",
+          "if count * each > self.size - before:", "if False:", MODELS),
+    # Records of strangers, and what is shown of them.
+    fixed("a lock that is a link empties its target", "record.py",
+          'lock = os.fdopen(os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "w")',
+          'lock = (path / "run.lock").open("w")',
+          f"{STRANGERS}::test_a_lock_that_is_a_link_empties_no_other_file"),
+    fixed("an npz file unpacks to gigabytes", "strangers.py", "if size > most:", "if False:",
+          f"{STRANGERS}::test_an_archive_that_would_unpack_to_gigabytes_is_refused_before_it_is_unpacked"),
+    fixed("an npz file lies about its size", "strangers.py", "data.read(part.file_size)", "data.read()",
+          f"{STRANGERS}::test_an_archive_that_lies_about_its_size_gives_no_more_than_it_said"),
+    fixed("JSON on a terminal has control characters", "verbs/output.py",
+          'print("".join(c if c.isprintable() or c == "\\n" else json.dumps(c)[1:-1] for c in text))', "print(text)",
+          f"{STRANGERS}::test_json_escapes_what_a_terminal_would_obey_and_reads_back_the_same"),
+    fixed("a terminal obeys a record's control characters", "verbs/output.py",
+          "super().render_str(printable(text), **options)", "super().render_str(text, **options)",
+          f"{STRANGERS}::test_no_command_prints_a_control_character_of_a_hostile_record"),
+    fixed("a page offers any command to paste", "report/header.py",
+          'return words[:1] == ["creditscope"] and shlex.join(words) == command', "return True", PAGES),
+    fixed("a script that others can write is trusted", "report/page.py", "st_mode & 0o022", "st_mode & 0", PAGES),
+    fixed("passwords reach run.json", "record.py",
+          '"config": masked(dict(config)), "versions"', '"config": dict(config), "versions"',
+          f"{STRANGERS}::test_passwords_and_keys_in_settings_do_not_reach_the_record"),
+    # Long runs.
+    fixed("the lab keeps every step's metrics", "lab/train.py",
+          "            if adapts:\n                lines.append(line)", "            lines.append(line)",
+          "tests/load/test_soak.py"),
+    fixed("a page that follows a run reads everything anew", "report/watch.py",
+          "before = remembered.set(self._looks)", "before = remembered.set({})",
+          f"{MANY}::test_a_page_that_follows_a_run_remembers_its_readings"),
+    fixed("remembered readings grow without bound", "claims/evidence.py", "and len(known) < LOOKS:", "and True:",
+          f"{MANY}::test_what_is_remembered_of_readings_is_bounded"),
+    fixed("the doctor judges a log by its start", "doctor/read.py",
+          "return [*first, *last]", "return first", "tests/doctor/test_read.py"),
+    fixed("--keep-most keeps all", "record.py", "                    if kept % apart:", "                    if False:",
+          f"{MANY}::test_a_reading_with_keep_most_keeps_so_many_files"),
+    # Kills and damage.
+    fixed("what a kill left blocks a new run", "record.py",
+          "for entry in path.iterdir() if not _scrap(entry))", "for entry in path.iterdir())",
+          f"{DAMAGE}::test_what_a_kill_leaves_before_run_json_is_no_obstacle_to_starting_there"),
+    fixed("a new run looks before it locks", "record.py",
+          "lock = _locked(path)\n        try:\n"
+          "            # Asked under the lock: another process may have started and ended a run here just now.\n"
+          "            if (path / \"run.json\").exists() and cls.open(path).steps():",
+          "held = (path / \"run.json\").exists() and cls.open(path).steps()\n"
+          "        lock = _locked(path)\n        try:\n            if held:",
+          f"{DAMAGE}::test_a_run_that_starts_and_ends_while_another_is_about_to_start_is_not_written_over"),
+    fixed("a checkpoint is deleted under its name", "record.py",
+          "    folder.replace(part)\n    shutil.rmtree(part)", "    shutil.rmtree(folder)",
+          f"{DAMAGE}::test_half_a_checkpoint_never_has_a_checkpoints_name"),
+    fixed("an old checkpoint stays for ever", "record.py",
+          "for old in self.checkpoints()[:-KEEP]:", "for old in ():",
+          f"{DAMAGE}::test_an_old_checkpoint_that_a_kill_kept_from_going_goes_when_the_run_goes_on"),
+    fixed("a step's line comes before its kept rollouts", "lab/train.py",
+          "            if updates and config.keep_every and step % config.keep_every == 0:\n"
+          "                record.save_group(step, kept_arrays(method, rollouts, credit, w, live, after, also))\n"
+          "            record.append(step, line)",
+          "            record.append(step, line)\n"
+          "            if updates and config.keep_every and step % config.keep_every == 0:\n"
+          "                record.save_group(step, kept_arrays(method, rollouts, credit, w, live, after, also))\n"
+          "           ", NAMED),
+    fixed("a flipped bit of run.json is believed", "record.py",
+          "if told is not None and told != _crc(json.dumps(run).encode()):", "if False:",
+          f"{DAMAGE}::test_no_flipped_bit_changes_what_a_record_says"),
+    fixed("a flipped digit of a step is believed", "record.py",
+          "if tail != f'{_crc(body)}\"}}'.encode() if sealed else _SUM.search(line):", "if False:",
+          f"{DAMAGE}::test_no_flipped_bit_changes_what_a_record_says"),
+    fixed("a flipped weight is trained on", "lab/checkpoint.py", "        verify(folder)", "        pass",
+          f"{DAMAGE}::test_a_flipped_weight_is_noticed_and_without_the_sums_it_would_be_trained_on"),
+    fixed("a steps file that was cut resumes with a hole", "record.py",
+          "if taken and (last is None or last < taken - 1):", "if False:",
+          f"{DAMAGE}::test_a_steps_file_that_was_cut_at_a_line_is_shorter_than_its_checkpoint_and_says_so"),
+    fixed("a resume into a read-only folder forgets steps first", "record.py",
+          "if not os.access(place, os.W_OK,", "if False and not os.access(place, os.W_OK,",
+          f"{DAMAGE}::test_a_record_that_becomes_read_only_ends_the_run_in_words_and_can_be_read"),
+    fixed("a removed npz file is absent without a word", "record.py",
+          "gone = self.missing(steps)", "gone: list[str] = []",
+          NAMED),
+    fixed("sums of a trained model are not compared", "lab/policy.py", "            verify(path, whole=False)",
+          "            pass", f"{DAMAGE}::test_a_model_that_was_damaged_after_the_run_is_not_trained_on"),
+    # Words instead of tracebacks.
+    fixed("Ctrl-C while the program loads is a traceback", "__main__.py",
+          "except KeyboardInterrupt:", "except ZeroDivisionError:",
+          "tests/faults/test_signals.py::test_ctrl_c_while_the_verbs_are_loading_is_no_traceback"),
+    fixed("--lr 1e38 reaches torch", "lab/config.py", "0 <= value <= MOST:", "0 <= value < math.inf:",
+          SETTINGS),
+    fixed("sampling follows torch's default dtype", "lab/sampling.py",
+          "floats = {name: torch.zeros(shape, device=device, dtype=torch.float32)",
+          "floats = {name: torch.zeros(shape, device=device)", "tests/lab/test_sampling.py"),
+    fixed("a fault before the first page drops the watcher", "report/watch.py",
+          "except Exception as error:  # the run may not", "except ZeroDivisionError as error:  # the run may not",
+          "tests/report/test_watch.py"),
+]
+"""Bugs of docs/reliability.md ("What it found") that one change of one file brings back."""
+
+ALL = [*MUTANTS, *REPLANTED]
+
+
+def control() -> Mutant:
+    """Nothing planted, and every test that guards a mutant; a single test only where its file is not there whole."""
+    tests = {test for mutant in ALL for test in mutant.tests}
+    tests = {test for test in tests if "::" not in test or test.partition("::")[0] not in tests}
+    return Mutant("nothing planted (the control: no test may be red)", "errors.py", "from __future__",
+                  "from __future__", tuple(sorted(tests)), enough=1)
+
+
+CONTROL = control()
 ARCHITECTURES = ("llama", "qwen2", "gpt2", "mixtral", "qwen3_moe", "gpt_oss")
 WARM = ("torch", "transformers", "pytest", "hypothesis", "rich", "tyro",
         *(f"transformers.models.{name}.modeling_{name}" for name in ARCHITECTURES))
@@ -204,15 +415,15 @@ def plant(mutant: Mutant, folder: Path) -> None:
 class Count:
     """Red tests, and red cases of tests that hold many; enough of them end the session."""
 
-    def __init__(self) -> None:
-        self.red = 0
+    def __init__(self, enough: int) -> None:
+        self.red, self.enough = 0, enough
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         import pytest
 
         if call.excinfo is not None and not call.excinfo.errisinstance((pytest.skip.Exception, pytest.xfail.Exception)):
             self.red += getattr(call.excinfo.value, "count", 1)
-            if self.red >= ENOUGH:
+            if self.red >= self.enough:
                 item.session.shouldstop = "enough"
 
 
@@ -226,7 +437,7 @@ def run_tests(mutant: Mutant, folder: Path) -> None:
         os.dup2(out.fileno(), 2)
     import pytest
 
-    count = Count()
+    count = Count(mutant.enough)
     code = pytest.main([*mutant.tests, "-p", "no:cacheprovider", "--no-header", "-m", "not nightly"], plugins=[count])
     import creditscope
 
@@ -237,10 +448,12 @@ def run_tests(mutant: Mutant, folder: Path) -> None:
     os._exit(0)
 
 
-def outcome(folder: Path) -> int:
-    """How many tests and cases were red; -1 where the suite did not run."""
+def outcome(folder: Path, status: int) -> int:
+    """How many tests and cases were red; -1 where the suite did not run. A test that aborts the process is red."""
     if (folder / "red").exists():
         return int((folder / "red").read_text())
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGABRT:
+        return 1
     print((folder / "output").read_text(errors="replace")[-2000:])
     return -1
 
@@ -259,9 +472,9 @@ def reds(mutants: list[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
                 if not (child := os.fork()):
                     run_tests(mutant, folder)
                 running[child] = mutant, folder, time.monotonic()
-            child, _ = os.wait()
+            child, status = os.wait()
             mutant, folder, start = running.pop(child)
-            yield mutant, outcome(folder), time.monotonic() - start
+            yield mutant, outcome(folder, status), time.monotonic() - start
             shutil.rmtree(folder)
 
 
@@ -283,16 +496,16 @@ def main() -> int:
     given.add_argument("word", nargs="?", default="", help="only mutants of files whose name holds it")
     given.add_argument("--changed", action="store_true", help="only mutants whose formula or tests changed")
     args = given.parse_args()
-    chosen = [mutant for mutant in MUTANTS if args.word in mutant.file]
+    chosen = [mutant for mutant in ALL if args.word in mutant.file]
     if not chosen:
         raise SystemExit(f"no mutant stands in a file with {args.word!r} in its name")
     if args.changed:
         files = changed()
-        chosen = [mutant for mutant in chosen if files & {f"src/creditscope/{mutant.file}", *mutant.tests}]
-        print(f"{len(chosen)} of {len(MUTANTS)} mutants stand in files that changed or are guarded by tests that did")
+        chosen = [mutant for mutant in chosen if files & {f"src/creditscope/{mutant.file}", *mutant.files}]
+        print(f"{len(chosen)} of {len(ALL)} mutants stand in files that changed or are guarded by tests that did")
     wrong = 0
-    for mutant, count, seconds in reds([CONTROL, *chosen] if len(chosen) == len(MUTANTS) else chosen):
-        right = count == 0 if mutant is CONTROL else count >= ENOUGH
+    for mutant, count, seconds in reds([CONTROL, *chosen] if len(chosen) == len(ALL) else chosen):
+        right = count == 0 if mutant is CONTROL else count >= mutant.enough
         wrong += not right
         print(f"{'ok  ' if right else 'WEAK'} {count:4d} red  {seconds:5.1f} s  {mutant.name}", flush=True)
     return 1 if wrong else 0
