@@ -17,6 +17,7 @@ trl = pytest.importorskip("trl", reason="its trainers are read")
 
 from transformers import TrainerCallback  # noqa: E402
 
+import mini  # noqa: E402
 from creditscope.claims.evidence import read_evidence  # noqa: E402
 from creditscope.dialects import DIALECTS  # noqa: E402
 from creditscope.errors import CreditscopeError  # noqa: E402
@@ -27,8 +28,9 @@ from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, r
 from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
 from creditscope.plugins.trl.stated import stated  # noqa: E402
 from creditscope.record import Record  # noqa: E402
+from each import each  # noqa: E402
 from makers import load_script  # noqa: E402
-from plugins.trl_makers import in_double, reward, trainer, weights  # noqa: E402
+from plugins.trl_makers import in_double, pairs, reward, trainer, weights  # noqa: E402
 from plugins.trl_two_ranks import build  # noqa: E402
 from small_models import apart  # noqa: E402
 
@@ -80,8 +82,8 @@ def told(live: Any, name: str) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["GRPOTrainer", "RLOOTrainer"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.deep
+@pytest.mark.parametrize(("kind", "shape"), pairs(["GRPOTrainer", "RLOOTrainer"], SHAPES))
 def test_training_is_the_same_bit_by_bit_with_and_without_the_callback(kind: str, shape: str, tmp_path: Path) -> None:
     settings = {"dtype": "float32"} | SHAPES[shape]
     plain = trainer(getattr(trl, kind), **settings)
@@ -127,8 +129,8 @@ def test_a_pass_of_ours_leaves_gradients_modes_and_random_numbers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["minibatches", "kl", "truncated"])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.deep
+@pytest.mark.parametrize(("loss", "shape"), pairs(LOSSES, ["minibatches", "kl", "truncated"]))
 def test_our_gradient_is_the_one_that_trl_steps_on(loss: str, shape: str) -> None:
     # TRL's head works in float32, whatever the model's precision: its gradient has seven digits.
     live = watched(**(LOSSES[loss] | SHAPES[shape]))
@@ -335,10 +337,14 @@ def test_answers_without_a_reward_are_counted_as_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("model", ["mini", pytest.param("as it stands", marks=pytest.mark.nightly)])
+def test_the_example_runs(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                          capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     script = load_script(Path(__file__).parents[2] / "examples" / "trl_callback.py")
+    if model == "mini":
+        monkeypatch.setattr(script, "TINY", mini.model())
+        monkeypatch.setattr(script, "task", mini.Coins())
     script.main(steps=5)
     assert "groups carry signal; their 8 answers push in" in capsys.readouterr().out
     assert read_evidence(Record.open("runs/trl")).column("all/effective_rank")
@@ -410,7 +416,7 @@ def test_a_subclass_with_a_loss_of_its_own_is_told_that_the_row_is_not_its_loss(
     assert told(live, "scope/agreement")[0] < 0.99
 
 
-@pytest.mark.parametrize(("settings", "name"), [
+@each("settings, name", [
     ({"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2"),
     ({"loss_type": "vespo", "beta": 0.1}, "use_bias_correction_kl=True"),
     ({"loss_type": "grpo", "delta": 1.1}, r"delta=1.1 is not above 1 \+ epsilon_high = 1.2"),
@@ -444,13 +450,13 @@ def test_no_groups_at_all_are_refused() -> None:
         ScopeCallback(trainer(), groups=0)
 
 
-@pytest.mark.parametrize("every", [0, 2.5, "10", True])
+@each("every", [0, 2.5, "10", True])
 def test_a_schedule_that_is_no_whole_number_of_steps_is_refused(every: Any) -> None:
     with pytest.raises(CreditscopeError, match=f"a whole number of at least 1, got {every!r}$"):
         ScopeCallback(trainer(), every=every)
 
 
-@pytest.mark.parametrize(("kind", "says"), [
+@each("kind, says", [
     ("FSDP", "sharded by FSDP 1.*set fsdp_version to 2"), ("DEEPSPEED", "steps inside its own backward.*FSDP 2"),
     ("MEGATRON_LM", "runs under MEGATRON_LM.*in one process, with DDP or with FSDP 2")])
 def test_an_engine_that_cannot_be_read_is_refused_with_the_choices(kind: str, says: str) -> None:
@@ -471,7 +477,7 @@ def test_ranks_that_share_rows_are_refused() -> None:
         ScopeCallback(live)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@each("loss", LOSSES)
 def test_the_stated_row_has_the_settings_numbers(loss: str) -> None:
     row, settings = stated(trainer(**LOSSES[loss])), LOSSES[loss]
     assert row.name == loss

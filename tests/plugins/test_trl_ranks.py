@@ -48,7 +48,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """What two ranks left, scenarios in one start, and beside it what one process makes of the same rows."""
     folder = tmp_path_factory.mktemp("ranks")
     launcher = TORCHRUN if request.param == "whole" else []
-    done = subprocess.run([sys.executable, *launcher, str(HERE / "trl_two_ranks.py"), str(folder)], capture_output=True, text=True, check=False, timeout=SECONDS,
+    done = subprocess.run([sys.executable, *launcher, str(HERE / "trl_two_ranks.py"), str(folder)],
+                          capture_output=True, text=True, check=False, timeout=SECONDS,
                           env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == 0, done.stderr[-3000:]
     with in_double():

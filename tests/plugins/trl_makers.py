@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
 
 from creditscope.selftest.trl_live import in_dtype
+from depth import FULL
 
 WORDS = ["<pad>", "<eos>", "a", "b", "c", "d", "e", "f"]
 FOLDER = tempfile.TemporaryDirectory(prefix="creditscope-trl-")
@@ -75,6 +78,14 @@ def trainer(kind: Any = None, *, dtype: str = "float64", peft: Any = None, funcs
     return kind(model=folder, args=config(**(usual | settings)), reward_funcs=funcs or reward,
                 train_dataset=Dataset.from_list([{"prompt": p} for p in prompts]),
                 processing_class=AutoTokenizer.from_pretrained(folder), peft_config=peft, **(extra or {}))
+
+
+def pairs(one: Iterable[str], other: Iterable[str]) -> list[tuple[str, str]]:
+    """Each with each at full depth; in `make test` all of either side, in as few pairs as that takes."""
+    one, other = list(one), list(other)
+    if FULL:
+        return list(product(one, other))
+    return [(one[i % len(one)], other[i % len(other)]) for i in range(max(len(one), len(other)))]
 
 
 def in_double() -> AbstractContextManager[None]:
