@@ -200,6 +200,7 @@ def test_a_batch_that_would_not_fit_is_refused(tmp_path: Path, monkeypatch: pyte
         list(scope_file(write(tmp_path / "g.jsonl", long), Settings()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "grows"), [(True, 10), (False, 160)])
 def test_memory_grows_by_a_number_a_group_and_not_at_all_with_steps(steps: bool, grows: int, tmp_path: Path) -> None:
     # A number of 64 bits is 36 bytes, and its place in a set 27 to 107; a group of this file is about 3 kB of samples.
