@@ -28,6 +28,7 @@ from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, r
 from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
 from creditscope.plugins.trl.stated import stated  # noqa: E402
 from creditscope.record import Record  # noqa: E402
+from depth import some  # noqa: E402
 from each import each  # noqa: E402
 from makers import load_script  # noqa: E402
 from plugins.trl_makers import in_double, pairs, reward, trainer, weights  # noqa: E402
@@ -141,7 +142,8 @@ def test_our_gradient_is_the_one_that_trl_steps_on(loss: str, shape: str) -> Non
     assert ours == pytest.approx(theirs, rel=3e-6)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.deep
+@pytest.mark.parametrize("shape", some(list(SHAPES), "kl", every=3))
 def test_our_gradient_is_the_one_that_rloo_steps_on(shape: str) -> None:
     live = watched(trl.RLOOTrainer, **SHAPES[shape])
     theirs = [entry["grad_norm"] for entry in live.state.log_history if "grad_norm" in entry]
@@ -214,9 +216,17 @@ def test_means_over_groups_do_not_hang_on_how_many_share_a_pass(tmp_path: Path) 
         assert {name: several[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-7)
 
 
-def test_every_row_has_the_reward_and_the_group_of_its_answer(tmp_path: Path) -> None:
-    watched(out=tmp_path / "run", **SHAPES["accumulation"])
-    record = Record.open(tmp_path / "run")
+@pytest.fixture(scope="module")
+def accumulated(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Three steps of two micro-batches, every one read."""
+    out = tmp_path_factory.mktemp("accumulated") / "run"
+    assert watched(out=out, **SHAPES["accumulation"]).state.global_step == 3
+    return Record.open(out)
+
+
+def test_every_row_has_the_reward_and_the_group_of_its_answer(accumulated: Record) -> None:
+    record = accumulated
+    assert record.groups() == [0, 1, 2]
     for step in record.groups():
         kept = record.group(step)
         assert kept["reward"].tolist() == pytest.approx(reward(list(kept["text"])))
@@ -267,8 +277,10 @@ def test_what_a_tool_wrote_is_not_the_policys_choice() -> None:
 # -- the record ------------------------------------------------------------------------------------------------------
 
 
-def test_the_record_is_read_as_evidence_and_holds_what_the_lab_keeps(tmp_path: Path) -> None:
-    watched(every=2, out=tmp_path / "run", max_steps=5)
+def test_the_record_is_read_as_evidence_with_readings_on_schedule_and_signal_with_every_batch(tmp_path: Path) -> None:
+    run = watched(every=2, out=tmp_path / "run", max_steps=5)
+    assert len(told(run, "gram/group/effective_rank")) == 3
+    assert len(told(run, "signal/live_groups")) == 5
     record = Record.open(tmp_path / "run")
     assert [line["step"] for line in record.steps()] == [0, 1, 2, 3, 4]
     assert record.readings() == record.groups() == [0, 2, 4]
@@ -287,13 +299,8 @@ def test_a_batch_that_is_used_twice_is_counted_once(tmp_path: Path) -> None:
     assert ["reward/mean" in line for line in lines] == [True, False, True, False]
 
 
-def test_readings_come_on_schedule_and_signal_with_every_batch() -> None:
-    live = watched(every=3, max_steps=7)
-    assert len(told(live, "gram/group/effective_rank")) == 3
-    assert len(told(live, "signal/live_groups")) == 7
-
-
-def test_a_reading_takes_so_many_whole_groups_after_a_first_that_takes_all(tmp_path: Path) -> None:
+def test_a_reading_takes_so_many_whole_groups_after_a_first_that_takes_all(
+        accumulated: Record, tmp_path: Path) -> None:
     live = trainer(**SHAPES["accumulation"])
     live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run", groups=2))
     live.train()
@@ -301,11 +308,9 @@ def test_a_reading_takes_so_many_whole_groups_after_a_first_that_takes_all(tmp_p
     assert [sorted(set(record.group(step)["group"].tolist())) for step in range(3)] == [[0, 1, 2, 3], [0, 1], [0, 1]]
     assert [len(record.reading(step)["gram"]) for step in range(3)] == [16, 8, 8]
     assert ["scope/agreement" in line for line in record.steps()] == [True, False, False]
-    all_of_them = watched(out=tmp_path / "all", **SHAPES["accumulation"])
-    assert all_of_them.state.global_step == 3
-    some, whole = record.reading(1), Record.open(tmp_path / "all").reading(1)
+    part, whole = record.reading(1), accumulated.reading(1)
     for group in (0, 1):  # the block of a group does not hang on what else was read
-        a, b = (reading["gram"][np.ix_(*[reading["group"] == group] * 2)] for reading in (some, whole))
+        a, b = (reading["gram"][np.ix_(*[reading["group"] == group] * 2)] for reading in (part, whole))
         assert np.sort(np.diag(a)) == pytest.approx(np.sort(np.diag(b)), rel=1e-9)
 
 
@@ -328,10 +333,10 @@ def test_training_that_goes_on_from_a_checkpoint_goes_on_in_its_record(tmp_path:
 
 
 def test_answers_without_a_reward_are_counted_as_errors(tmp_path: Path) -> None:
-    def some(completions: list[str], **_: Any) -> list[float | None]:
+    def lacking(completions: list[str], **_: Any) -> list[float | None]:
         return [None if i == 0 else r for i, r in enumerate(reward(completions))]
 
-    live = watched(out=tmp_path / "run", funcs=some)
+    live = watched(out=tmp_path / "run", funcs=lacking)
     assert [line["reward/errors"] for line in Record.open(tmp_path / "run").steps()] == [1, 1, 1]
     assert min(told(live, "scope/agreement")) > 1 - 1e-10  # TRL gives them advantage 0
 

@@ -21,7 +21,7 @@ from creditscope.plugins.trl.batch import Window, objective  # noqa: E402
 from creditscope.plugins.trl.passes import chosen, entropy, logits  # noqa: E402
 from creditscope.record import Record  # noqa: E402
 from creditscope.weights import aggregate, alpha, kept  # noqa: E402
-from depth import FULL  # noqa: E402
+from depth import FULL, some  # noqa: E402
 from each import each  # noqa: E402
 from makers import make  # noqa: E402
 from plugins.trl_makers import in_double, pairs, trainer, weights  # noqa: E402
@@ -116,7 +116,9 @@ def test_the_papers_dapo_is_trls_where_no_group_is_unanimous_but_for_its_1e_4_in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["dapo", "grpo_even", "cppo", "reinforce_pp", "kimi", "rloo", "trl_cispo"])
+@pytest.mark.deep
+@pytest.mark.parametrize("row", some(["dapo", "grpo_even", "cppo", "reinforce_pp", "kimi", "rloo", "trl_cispo"],
+                                     "reinforce_pp", every=2))
 def test_accumulation_changes_memory_and_nothing_else(row: str) -> None:
     """Weights are fixed on the whole generation, so denominators that span groups do not see micro-batches."""
     ended = []
