@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +27,7 @@ from transformers import TrainerCallback
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import cli
 import mini
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback, together
 from creditscope.plugins.trl.batch import ALPHA
@@ -243,7 +244,6 @@ def traffic(folder: Path) -> dict[str, Any]:
 
 def command(folder: Path, world: int) -> None:
     """`creditscope train --engine trl`, with scripted answers."""
-    from creditscope.cli import main
     from creditscope.plugins.trl.engine import Judge
 
     def answers(self: Any, prompts: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
@@ -263,8 +263,8 @@ def command(folder: Path, world: int) -> None:
              "12", "--scope", "light", "--every", "1", "--method", "dr_grpo", "--dtype", "float64", "--eval-problems",
              "4", "--json"]
     with mini.known(), mock.patch.object(ScopedGRPOTrainer, "_generate_single_turn", answers), \
-            mock.patch.object(Judge, "reward", judged), suppress(SystemExit):
-        main(["train", mini.model(), "--engine", "trl", *flags, "--out", str(folder / f"command {world}")])
+            mock.patch.object(Judge, "reward", judged):
+        assert cli.run("train", mini.model(), "--engine", "trl", *flags, "--out", folder / f"command {world}") == 0
 
 
 def main(folder: Path, whole: bool) -> None:
