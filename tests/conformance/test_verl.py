@@ -6,6 +6,7 @@ Some numbers of verl's code no axis of ours carries; `test_verls_safety_clamps_a
 from __future__ import annotations
 
 import importlib.util
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,22 +15,23 @@ import verl_peer
 from batches import batches
 from ours import as_rollouts
 from torch import Tensor
-from verl_peer import CASES, Case
+from verl_peer import CASES
 from verl_table import differences, goldens, verls
 
 from creditscope import METHODS
 from creditscope.credit.optimal_token import optimal_token
 from creditscope.credit.tools import Tools
 from creditscope.dialects import DIALECTS
+from each import each
 
 pytestmark = pytest.mark.conformance
 BATCHES = tuple(batches())
 BY_NAME = {case.name: case for case in CASES}
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_our_row_gives_each_token_the_credit_that_verl_gives(case: Case, batch: str) -> None:
+@each("name, batch", product(BY_NAME, BATCHES))
+def test_our_row_gives_each_token_the_credit_that_verl_gives(name: str, batch: str) -> None:
+    case = BY_NAME[name]
     advantages, w = differences(case, batch)
     assert advantages <= case.tolerance, f"advantages differ by {advantages:.2e} of the largest"
     assert w <= case.tolerance, f"w differs by {w:.2e} of the largest"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import mini
 from cli import run
 from creditscope import METHODS, CreditscopeError, Record, Rollouts, advantage, effective_credit, metrics, surrogate
 from creditscope.credit import find_estimator
@@ -25,7 +26,7 @@ from creditscope.offline.dumps import Sample
 from creditscope.offline.scope import Summary, passes, scope_file
 from creditscope.offline.settings import Settings
 from creditscope.rollouts_jsonl import to_rows
-from creditscope.tasks import find_task
+from each import each
 from makers import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,15 +35,21 @@ DUMPS = Path(__file__).parent / "dumps"
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return load_policy("tiny", device="cpu")
+    return load_policy(mini.model(), device="cpu")
 
 
 @pytest.fixture(scope="module")
 def sampled(policy: Policy) -> Batch:
     """Three problems, four answers each; two groups are live."""
-    task = find_task("arithmetic")
-    return roll_out(policy, task, list(islice(task.problems("train", 9), 3)), 4, max_tokens=64, temperature=1.0,
-                    top_p=1.0, generator=torch.Generator().manual_seed(9))
+    task = mini.Coins()
+    found = roll_out(policy, task, list(islice(task.problems("train", 9), 3)), 4, max_tokens=16, temperature=1.0,
+                     top_p=1.0, generator=torch.Generator().manual_seed(33))
+    assert metrics.signal(found.rollouts)["signal/live_groups"] == 2
+    assert found.rollouts.lengths[5] > 4
+    assert found.rollouts.group[5] == 1
+    assert len(set(found.rollouts.lengths.tolist())) > 4
+    assert found.rollouts.reward[4:8].unique().numel() == 2
+    return found
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -60,7 +67,7 @@ def texts(batch: Batch) -> list[dict[str, Any]]:
 # -- without a model -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["grpo", "dapo", "dr_grpo", "rloo", "gspo", "sapo", "dro", "vespo"])
+@each("method", ["grpo", "dapo", "dr_grpo", "rloo", "gspo", "sapo", "dro", "vespo"])
 def test_a_file_of_tokens_reads_as_the_batch_it_was(method: str, sampled: Batch, tmp_path: Path) -> None:
     file = write(tmp_path / "f.jsonl", list(to_rows(sampled.rollouts)))
     read, = scope_file(file, Settings(method=method))
@@ -70,7 +77,7 @@ def test_a_file_of_tokens_reads_as_the_batch_it_was(method: str, sampled: Batch,
     assert {name: read.line[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"ppo"}))
+@each("method", sorted(set(METHODS) - {"ppo"}))
 def test_credit_without_log_probs_is_the_credit_at_ratio_one_or_is_refused(method: str, sampled: Batch,
                                                                            tmp_path: Path) -> None:
     def found(*drop: str) -> dict[str, Any]:
@@ -143,14 +150,15 @@ def from_text(policy: Policy, batch: Batch) -> Rollouts:
 def test_the_gram_of_a_text_log_is_that_of_one_backward_a_rollout(logits: int, sampled: Batch, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("creditscope.offline.scope.LOGITS", logits)  # 1: every group has a pass of its own
-    read, = scope_file(write(tmp_path / "f.jsonl", texts(sampled)), Settings(model="tiny", dtype="float64"),
+    read, = scope_file(write(tmp_path / "f.jsonl", texts(sampled)), Settings(model=mini.model(), dtype="float64"),
                        tmp_path / "run")
-    wide = load_policy("tiny", device="cpu", dtype="float64")
+    wide = load_policy(mini.model(), device="cpu", dtype="float64")
     rollouts = from_text(wide, sampled)
     # GRPO at ratio 1, a mean over rows of means over tokens: w_it = A_i / (B·L_i).
     a = advantage(METHODS["grpo"], rollouts.reward, rollouts.group)
     w = a[:, None] / (12 * rollouts.lengths[:, None]) * rollouts.mask
     expected = slow_gram(wide, rollouts, w)
+    assert (expected.diagonal() > 0).sum() == 8  # of the two live groups
     found = torch.from_numpy(Record.open(tmp_path / "run").reading(0)["gram"])
     met = rollouts.group[:, None] == rollouts.group if logits == 1 else torch.ones(12, 12, dtype=torch.bool)
     assert torch.allclose(found[met], expected[met], rtol=1e-9, atol=1e-12 * float(expected.max()))
@@ -164,7 +172,7 @@ def test_the_file_s_log_probs_are_kept_and_the_model_s_distance_from_them_is_tol
         policy: Policy, sampled: Batch, tmp_path: Path) -> None:
     live = token_logp(policy, sampled.prompts, sampled.rollouts.tokens, sampled.rollouts.mask, 1.0, grad=False)
     rows = list(to_rows(replace(sampled.rollouts, logp=live)))
-    settings = Settings(model="tiny", method="reinforce", scope="off")
+    settings = Settings(model=mini.model(), method="reinforce", scope="off")
     read, = scope_file(write(tmp_path / "f.jsonl", rows), settings)
     assert read.line["policy/sampler_gap"] < 1e-5  # other paddings, other roundings
     rows[5]["logp"][3] -= 0.25
@@ -184,30 +192,32 @@ def test_the_file_s_log_probs_are_kept_and_the_model_s_distance_from_them_is_tol
 
 def test_entropies_come_from_the_file_or_from_the_model(sampled: Batch, tmp_path: Path) -> None:
     rows = list(to_rows(sampled.rollouts))
-    given, = scope_file(write(tmp_path / "f.jsonl", rows), Settings(model="tiny", scope="off"))
+    given, = scope_file(write(tmp_path / "f.jsonl", rows), Settings(model=mini.model(), scope="off"))
     assert given.line["entropy/mean"] == metrics.signal(sampled.rollouts)["entropy/mean"]
     for row in rows:
         del row["entropy"]
-    made, = scope_file(write(tmp_path / "f.jsonl", rows), Settings(model="tiny", scope="off"))
+    made, = scope_file(write(tmp_path / "f.jsonl", rows), Settings(model=mini.model(), scope="off"))
     assert made.line["entropy/mean"] == pytest.approx(given.line["entropy/mean"], rel=1e-4)
 
 
 def test_salt_has_the_gram_it_needs_once_there_is_a_model(sampled: Batch, tmp_path: Path) -> None:
     rows = list(to_rows(sampled.rollouts))
     file = write(tmp_path / "f.jsonl", rows)
-    read, = scope_file(file, Settings(model="tiny", credit="salt", scope="off"), tmp_path / "run")
+    read, = scope_file(file, Settings(model=mini.model(), credit="salt", scope="off"), tmp_path / "run")
 
     class Slow(Tools):
         def gram(self) -> torch.Tensor:
-            wide = load_policy("tiny", device="cpu", dtype="float64")
+            wide = load_policy(mini.model(), device="cpu", dtype="float64")
             return slow_gram(wide, replace(sampled.rollouts), sampled.rollouts.mask.double())
 
     expected = find_estimator("salt")(METHODS["grpo"], sampled.rollouts, Slow())
+    plain = advantage(METHODS["grpo"], sampled.rollouts.reward, sampled.rollouts.group)
+    assert (expected[:, 0] - plain).abs().max() > 0.01
     assert Record.open(tmp_path / "run").group(0)["credit"] == pytest.approx(expected.numpy(), rel=1e-3, abs=1e-4)
     assert read.line["credit/within"] == pytest.approx(metrics.assigned(expected, sampled.rollouts)["credit/within"],
                                                        abs=1e-4)
     with pytest.raises(CreditscopeError, match="this credit needs a policy to sample from and a verifier"):
-        list(scope_file(file, Settings(model="tiny", credit="monte_carlo", scope="off")))
+        list(scope_file(file, Settings(model=mini.model(), credit="monte_carlo", scope="off")))
 
 
 def test_tokens_that_are_spelled_are_the_model_s_where_both_cut_alike(policy: Policy, sampled: Batch,
@@ -222,7 +232,7 @@ def test_tokens_that_are_spelled_are_the_model_s_where_both_cut_alike(policy: Po
                          "prompt_token_ids": policy.encode(row["prompt"])})
         return write(tmp_path / "f.jsonl", rows)
 
-    settings = Settings(model="tiny", scope="off", format="openai")
+    settings = Settings(model=mini.model(), scope="off", format="openai")
     alike, = scope_file(log(list), settings)
     assert alike.line["policy/logp"] == "file"
     assert alike.line["policy/sampler_gap"] > 0.1
@@ -235,7 +245,7 @@ def test_tokens_that_are_spelled_are_the_model_s_where_both_cut_alike(policy: Po
     assert bare.line["credit/top10_mass"] == pytest.approx(otherwise.line["credit/top10_mass"], rel=1e-5)
 
 
-@pytest.mark.parametrize(("change", "message"), [
+@each("change, message", [
     ({"tokens": [10**6], "logp": [-1.0]}, "line 1: token 1000000 is not one of the [0-9,]+ of model 'tiny'"),
     ({"prompt_tokens": [-1]}, "line 1: token -1 is not one of"),
     ({"prompt_tokens": []}, "line 1: the prompt is empty"),
@@ -288,16 +298,16 @@ def test_a_pass_holds_whole_groups_and_every_row_has_one(sampled: Batch) -> None
 def test_the_other_readers_read_the_record(sampled: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row | {"step": s} for s in range(3) for row in texts(sampled)]
     out = tmp_path / "run"
-    assert run("scope", str(write(tmp_path / "f.jsonl", rows)), "--model", "tiny", "--scope", "full", "--keep-every",
-               "1", "--out", str(out), "--json") == 0
+    assert run("scope", str(write(tmp_path / "f.jsonl", rows)), "--model", mini.model(), "--scope", "full",
+               "--keep-every", "1", "--out", str(out), "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["batches"], facts["rollouts"], facts["finished"]) == (3, 36, True)
     record = Record.open(out)
     assert [line["file/step"] for line in record.steps()] == [0, 1, 2]
     assert (record.groups(), record.readings()) == ([0, 1, 2], [0, 1, 2])
-    assert {"engine": "offline", "steps": 3, "group": 4, "prompts": 3, "model": "tiny", "scope": "full"}.items() <= \
-        record.config.items()
-    assert not any("/tmp" in str(value) for value in record.config.values())
+    known = {"engine": "offline", "steps": 3, "group": 4, "prompts": 3, "model": mini.model(), "scope": "full"}
+    assert known.items() <= record.config.items()
+    assert not any(str(tmp_path) in str(value) for value in record.config.values())
     assert run("check", str(out), "--json") == 0
     capsys.readouterr()
     assert run("report", str(out), "-o", str(tmp_path / "r.html")) == 0
@@ -306,7 +316,7 @@ def test_the_other_readers_read_the_record(sampled: Batch, tmp_path: Path, capsy
 
 def test_groups_of_unequal_sizes_are_recorded_without_layers(sampled: Batch, tmp_path: Path) -> None:
     file = write(tmp_path / "f.jsonl", texts(sampled)[:-1])
-    list(scope_file(file, Settings(model="tiny"), tmp_path / "run"))
+    list(scope_file(file, Settings(model=mini.model()), tmp_path / "run"))
     record = Record.open(tmp_path / "run")
     assert "layers" not in record.reading(0)
     assert record.reading(0)["gram"].shape == (11, 11)
@@ -368,7 +378,7 @@ def test_counts_add_up_extremes_stay_and_the_rest_is_weighted_by_rollouts() -> N
 # -- the verb --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("flags", "message"), [
+@each("flags, message", [
     (["--resume"], "--resume goes on with a record; name its folder with --out"),
     (["--format", "trl2"], "unknown --format 'trl2'; did you mean 'trl'?"),
     (["--scope", "ful"], "unknown --scope 'ful'; did you mean 'full'?"),

@@ -17,6 +17,7 @@ trl = pytest.importorskip("trl", reason="its trainers are read")
 
 from transformers import TrainerCallback  # noqa: E402
 
+import mini  # noqa: E402
 from creditscope.claims.evidence import read_evidence  # noqa: E402
 from creditscope.dialects import DIALECTS  # noqa: E402
 from creditscope.errors import CreditscopeError  # noqa: E402
@@ -27,8 +28,10 @@ from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, r
 from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
 from creditscope.plugins.trl.stated import stated  # noqa: E402
 from creditscope.record import Record  # noqa: E402
+from depth import some  # noqa: E402
+from each import each  # noqa: E402
 from makers import load_script  # noqa: E402
-from plugins.trl_makers import in_double, reward, trainer, weights  # noqa: E402
+from plugins.trl_makers import in_double, pairs, reward, trainer, weights  # noqa: E402
 from plugins.trl_two_ranks import build  # noqa: E402
 from small_models import apart  # noqa: E402
 
@@ -80,8 +83,8 @@ def told(live: Any, name: str) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["GRPOTrainer", "RLOOTrainer"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.deep
+@pytest.mark.parametrize(("kind", "shape"), pairs(["GRPOTrainer", "RLOOTrainer"], SHAPES))
 def test_training_is_the_same_bit_by_bit_with_and_without_the_callback(kind: str, shape: str, tmp_path: Path) -> None:
     settings = {"dtype": "float32"} | SHAPES[shape]
     plain = trainer(getattr(trl, kind), **settings)
@@ -127,8 +130,8 @@ def test_a_pass_of_ours_leaves_gradients_modes_and_random_numbers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["minibatches", "kl", "truncated"])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.deep
+@pytest.mark.parametrize(("loss", "shape"), pairs(LOSSES, ["minibatches", "kl", "truncated"]))
 def test_our_gradient_is_the_one_that_trl_steps_on(loss: str, shape: str) -> None:
     # TRL's head works in float32, whatever the model's precision: its gradient has seven digits.
     live = watched(**(LOSSES[loss] | SHAPES[shape]))
@@ -139,7 +142,8 @@ def test_our_gradient_is_the_one_that_trl_steps_on(loss: str, shape: str) -> Non
     assert ours == pytest.approx(theirs, rel=3e-6)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.deep
+@pytest.mark.parametrize("shape", some(list(SHAPES), "kl", every=3))
 def test_our_gradient_is_the_one_that_rloo_steps_on(shape: str) -> None:
     live = watched(trl.RLOOTrainer, **SHAPES[shape])
     theirs = [entry["grad_norm"] for entry in live.state.log_history if "grad_norm" in entry]
@@ -212,9 +216,17 @@ def test_means_over_groups_do_not_hang_on_how_many_share_a_pass(tmp_path: Path) 
         assert {name: several[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-7)
 
 
-def test_every_row_has_the_reward_and_the_group_of_its_answer(tmp_path: Path) -> None:
-    watched(out=tmp_path / "run", **SHAPES["accumulation"])
-    record = Record.open(tmp_path / "run")
+@pytest.fixture(scope="module")
+def accumulated(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Three steps of two micro-batches, every one read."""
+    out = tmp_path_factory.mktemp("accumulated") / "run"
+    assert watched(out=out, **SHAPES["accumulation"]).state.global_step == 3
+    return Record.open(out)
+
+
+def test_every_row_has_the_reward_and_the_group_of_its_answer(accumulated: Record) -> None:
+    record = accumulated
+    assert record.groups() == [0, 1, 2]
     for step in record.groups():
         kept = record.group(step)
         assert kept["reward"].tolist() == pytest.approx(reward(list(kept["text"])))
@@ -265,8 +277,10 @@ def test_what_a_tool_wrote_is_not_the_policys_choice() -> None:
 # -- the record ------------------------------------------------------------------------------------------------------
 
 
-def test_the_record_is_read_as_evidence_and_holds_what_the_lab_keeps(tmp_path: Path) -> None:
-    watched(every=2, out=tmp_path / "run", max_steps=5)
+def test_the_record_is_read_as_evidence_with_readings_on_schedule_and_signal_with_every_batch(tmp_path: Path) -> None:
+    run = watched(every=2, out=tmp_path / "run", max_steps=5)
+    assert len(told(run, "gram/group/effective_rank")) == 3
+    assert len(told(run, "signal/live_groups")) == 5
     record = Record.open(tmp_path / "run")
     assert [line["step"] for line in record.steps()] == [0, 1, 2, 3, 4]
     assert record.readings() == record.groups() == [0, 2, 4]
@@ -285,13 +299,8 @@ def test_a_batch_that_is_used_twice_is_counted_once(tmp_path: Path) -> None:
     assert ["reward/mean" in line for line in lines] == [True, False, True, False]
 
 
-def test_readings_come_on_schedule_and_signal_with_every_batch() -> None:
-    live = watched(every=3, max_steps=7)
-    assert len(told(live, "gram/group/effective_rank")) == 3
-    assert len(told(live, "signal/live_groups")) == 7
-
-
-def test_a_reading_takes_so_many_whole_groups_after_a_first_that_takes_all(tmp_path: Path) -> None:
+def test_a_reading_takes_so_many_whole_groups_after_a_first_that_takes_all(
+        accumulated: Record, tmp_path: Path) -> None:
     live = trainer(**SHAPES["accumulation"])
     live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run", groups=2))
     live.train()
@@ -299,11 +308,9 @@ def test_a_reading_takes_so_many_whole_groups_after_a_first_that_takes_all(tmp_p
     assert [sorted(set(record.group(step)["group"].tolist())) for step in range(3)] == [[0, 1, 2, 3], [0, 1], [0, 1]]
     assert [len(record.reading(step)["gram"]) for step in range(3)] == [16, 8, 8]
     assert ["scope/agreement" in line for line in record.steps()] == [True, False, False]
-    all_of_them = watched(out=tmp_path / "all", **SHAPES["accumulation"])
-    assert all_of_them.state.global_step == 3
-    some, whole = record.reading(1), Record.open(tmp_path / "all").reading(1)
+    part, whole = record.reading(1), accumulated.reading(1)
     for group in (0, 1):  # the block of a group does not hang on what else was read
-        a, b = (reading["gram"][np.ix_(*[reading["group"] == group] * 2)] for reading in (some, whole))
+        a, b = (reading["gram"][np.ix_(*[reading["group"] == group] * 2)] for reading in (part, whole))
         assert np.sort(np.diag(a)) == pytest.approx(np.sort(np.diag(b)), rel=1e-9)
 
 
@@ -326,19 +333,23 @@ def test_training_that_goes_on_from_a_checkpoint_goes_on_in_its_record(tmp_path:
 
 
 def test_answers_without_a_reward_are_counted_as_errors(tmp_path: Path) -> None:
-    def some(completions: list[str], **_: Any) -> list[float | None]:
+    def lacking(completions: list[str], **_: Any) -> list[float | None]:
         return [None if i == 0 else r for i, r in enumerate(reward(completions))]
 
-    live = watched(out=tmp_path / "run", funcs=some)
+    live = watched(out=tmp_path / "run", funcs=lacking)
     assert [line["reward/errors"] for line in Record.open(tmp_path / "run").steps()] == [1, 1, 1]
     assert min(told(live, "scope/agreement")) > 1 - 1e-10  # TRL gives them advantage 0
 
 
 @pytest.mark.slow
-def test_the_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("model", ["mini", pytest.param("as it stands", marks=pytest.mark.nightly)])
+def test_the_example_runs(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                          capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     script = load_script(Path(__file__).parents[2] / "examples" / "trl_callback.py")
+    if model == "mini":
+        monkeypatch.setattr(script, "TINY", mini.model())
+        monkeypatch.setattr(script, "task", mini.Coins())
     script.main(steps=5)
     assert "groups carry signal; their 8 answers push in" in capsys.readouterr().out
     assert read_evidence(Record.open("runs/trl")).column("all/effective_rank")
@@ -410,7 +421,7 @@ def test_a_subclass_with_a_loss_of_its_own_is_told_that_the_row_is_not_its_loss(
     assert told(live, "scope/agreement")[0] < 0.99
 
 
-@pytest.mark.parametrize(("settings", "name"), [
+@each("settings, name", [
     ({"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2"),
     ({"loss_type": "vespo", "beta": 0.1}, "use_bias_correction_kl=True"),
     ({"loss_type": "grpo", "delta": 1.1}, r"delta=1.1 is not above 1 \+ epsilon_high = 1.2"),
@@ -444,13 +455,13 @@ def test_no_groups_at_all_are_refused() -> None:
         ScopeCallback(trainer(), groups=0)
 
 
-@pytest.mark.parametrize("every", [0, 2.5, "10", True])
+@each("every", [0, 2.5, "10", True])
 def test_a_schedule_that_is_no_whole_number_of_steps_is_refused(every: Any) -> None:
     with pytest.raises(CreditscopeError, match=f"a whole number of at least 1, got {every!r}$"):
         ScopeCallback(trainer(), every=every)
 
 
-@pytest.mark.parametrize(("kind", "says"), [
+@each("kind, says", [
     ("FSDP", "sharded by FSDP 1.*set fsdp_version to 2"), ("DEEPSPEED", "steps inside its own backward.*FSDP 2"),
     ("MEGATRON_LM", "runs under MEGATRON_LM.*in one process, with DDP or with FSDP 2")])
 def test_an_engine_that_cannot_be_read_is_refused_with_the_choices(kind: str, says: str) -> None:
@@ -471,7 +482,7 @@ def test_ranks_that_share_rows_are_refused() -> None:
         ScopeCallback(live)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@each("loss", LOSSES)
 def test_the_stated_row_has_the_settings_numbers(loss: str) -> None:
     row, settings = stated(trainer(**LOSSES[loss])), LOSSES[loss]
     assert row.name == loss

@@ -14,6 +14,7 @@ trl = pytest.importorskip("trl", reason="the other side of the contract")
 from creditscope.errors import CreditscopeError  # noqa: E402
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, names  # noqa: E402
 from creditscope.record import Record  # noqa: E402
+from each import each  # noqa: E402
 from plugins.trl_makers import trainer, weights  # noqa: E402
 
 pytestmark = pytest.mark.conformance
@@ -63,7 +64,7 @@ def test_our_row_trains_in_trls_loop() -> None:
     assert "creditscope/gram/group/effective_rank" in live.state.log_history[0]
 
 
-@pytest.mark.parametrize("gone", ["_buffered_inputs", "_logs", "_generate_and_score_completions"])
+@each("gone", ["_buffered_inputs", "_logs", "_generate_and_score_completions"])
 def test_a_version_without_a_private_name_is_refused_by_version_and_name(gone: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(names, "version", lambda: "9.9")
 

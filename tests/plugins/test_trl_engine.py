@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,26 @@ import torch
 pytest.importorskip("trl", reason="its loop is used")
 
 import cli
+import mini
 from creditscope.claims.evidence import read_evidence
-from creditscope.cli import main
 from creditscope.errors import CreditscopeError
 from creditscope.lab.config import Config
 from creditscope.lab.policy import load_policy
 from creditscope.plugins.trl.engine import Judge, arguments, refuse, train_by_trl
 from creditscope.record import Record
 from creditscope.tasks import find_task
+from each import each
+from plugins.trl_makers import settle
 
-pytestmark = pytest.mark.conformance
+pytestmark = [pytest.mark.conformance, pytest.mark.usefixtures("mini_task")]
 
-SMALL = ["--prompts", "2", "--group", "4", "--steps", "3", "--device", "cpu", "--max-tokens", "48", "--eval-problems",
+SMALL = ["--task", mini.TASK, "--prompts", "2", "--group", "4", "--steps", "3", "--device", "cpu", "--eval-problems",
          "10"]
 
 
-run = partial(cli.run, "train", "--engine", "trl", *SMALL)
+def run(*flags: str) -> int:
+    settle()
+    return cli.run("train", mini.model(), "--engine", "trl", *SMALL, *flags)
 
 
 def test_the_labs_command_line_trains_by_trl_and_leaves_a_whole_record(tmp_path: Path, capsys: Any) -> None:
@@ -49,7 +52,7 @@ def test_the_labs_command_line_trains_by_trl_and_leaves_a_whole_record(tmp_path:
     assert len(evidence.points()) == 2
     assert "Next: creditscope report" in capsys.readouterr().out
     moved = load_policy(str(out / "model")).trainable()
-    start = load_policy("tiny").trainable()
+    start = load_policy(mini.model()).trainable()
     assert any(not torch.equal(moved[name], start[name]) for name in start)
 
 
@@ -57,24 +60,25 @@ def test_check_and_report_read_what_trl_left(tmp_path: Path, capsys: Any) -> Non
     out = tmp_path / "run"
     run("--out", str(out), "--scope", "light", "--json")
     assert json.loads(capsys.readouterr().out)["finished"]
-    for verb in (["check", str(out), "--json"], ["optimizer", str(out), "--json"], ["prefix", str(out), "--json"]):
-        with pytest.raises(SystemExit) as end:
-            main(verb)
-        assert not end.value.code, verb
-        assert json.loads(capsys.readouterr().out)
+    for verb in ("check", "optimizer", "prefix"):
+        assert cli.run_json(capsys, verb, out), verb
 
 
-def test_credit_by_steps_comes_from_the_task(tmp_path: Path) -> None:
+def test_credit_by_steps_comes_from_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mini.Coins, "may_tell_steps", True, raising=False)
     out = tmp_path / "run"
     assert run("--out", str(out), "--credit", "step_reward", "--steps", "1", "--json") == 0
     kept = Record.open(out).group(0)
     assert kept["step_reward"].shape[1] > 0
     inside = kept["mask"] & (kept["step"] >= 0)
     reward = np.take_along_axis(kept["step_reward"], kept["step"].clip(0), axis=1)
+    mixed = 0
     for i in range(8):  # a right step is worth more than a wrong one of the same answer
         right, wrong = inside[i] & (reward[i] == 1), inside[i] & (reward[i] == 0)
         if right.any() and wrong.any():
+            mixed += 1
             assert kept["credit"][i][right].min() > kept["credit"][i][wrong].max()
+    assert mixed >= 2
     assert run("--out", str(tmp_path / "again"), "--credit", "step_reward", "--scope", "light", "--json") == 0
 
 
@@ -87,7 +91,7 @@ def test_rewards_are_the_tasks_own() -> None:
     assert judge.steps(policy.decode(right), {"number": 0})
 
 
-@pytest.mark.parametrize(("settings", "says"), [
+@each("settings, says", [
     ({"rollouts": 100}, "--rollouts 100: --engine trl cannot do that; it ends after --steps"),
     ({"brake": "recall", "inner_steps": 2}, "--brake recall: --engine trl"),
     ({"scope": "full"}, "--scope full: --engine trl cannot do that; use --scope light"),
@@ -128,7 +132,7 @@ def test_the_command_line_in_trls_words() -> None:
 
 
 def test_a_run_that_is_asked_to_stop_keeps_its_steps(tmp_path: Path) -> None:
-    config = Config(prompts=2, group=4, steps=5, device="cpu", max_tokens=16, eval_problems=0)
+    config = Config(model=mini.model(), task=mini.TASK, prompts=2, group=4, steps=5, device="cpu", eval_problems=0)
     lines: list[dict[str, Any]] = []
     assert not train_by_trl(config, tmp_path / "run", lines.append, lambda: len(lines) == 2)
     assert len(Record.open(tmp_path / "run").steps()) == 2

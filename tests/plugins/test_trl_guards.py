@@ -15,12 +15,13 @@ from trl import GRPOTrainer
 
 from creditscope.errors import CreditscopeError
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback
+from each import each
 from plugins.trl_makers import in_double, trainer
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("settings", [
+@each("settings", [
     {"entropy_coef": 0.5}, {"sapo_temperature_neg": 5.0}, {"vespo_k_pos": 7.0}, {"use_bias_correction_kl": False}])
 def test_a_part_of_trls_loss_that_the_row_would_drop_is_refused_by_its_name(settings: dict[str, Any]) -> None:
     (name, _), = settings.items()

@@ -21,8 +21,10 @@ from creditscope.plugins.trl.batch import Window, objective  # noqa: E402
 from creditscope.plugins.trl.passes import chosen, entropy, logits  # noqa: E402
 from creditscope.record import Record  # noqa: E402
 from creditscope.weights import aggregate, alpha, kept  # noqa: E402
+from depth import FULL, some  # noqa: E402
+from each import each  # noqa: E402
 from makers import make  # noqa: E402
-from plugins.trl_makers import in_double, trainer, weights  # noqa: E402
+from plugins.trl_makers import in_double, pairs, trainer, weights  # noqa: E402
 from small_models import apart  # noqa: E402
 
 pytestmark = pytest.mark.conformance
@@ -72,10 +74,11 @@ def exactly(live: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(("row", "shape"), [
-    *((row, "minibatches") for row in PARITY),
-    *((row, "kl") for row in PARITY if row != "trl_vespo"),  # TRL weighs its KL by a ratio that no axis has
-    ("trl_dapo", "two_passes"), ("trl_dapo", "truncated"), ("trl_grpo", "truncated")])
+    *(pair for pair in pairs(PARITY, ["minibatches", "kl"])
+      if pair != ("trl_vespo", "kl")),  # TRL weighs its KL by a ratio that no axis has
+    ("trl_dapo", "two_passes"), ("trl_grpo", "truncated"), *([("trl_dapo", "truncated")] if FULL else [])])
 def test_trl_with_our_row_is_trl_with_its_own_loss(row: str, shape: str) -> None:
     settings = SHAPES[shape] | PLAIN
     with in_double():
@@ -112,12 +115,15 @@ def test_the_papers_dapo_is_trls_where_no_group_is_unanimous_but_for_its_1e_4_in
     assert 1e-6 < apart(weights(ours) - start, weights(theirs) - start) < 1e-4
 
 
-@pytest.mark.parametrize("row", ["dapo", "grpo_even", "cppo", "reinforce_pp", "kimi", "rloo", "trl_cispo"])
+@pytest.mark.slow
+@pytest.mark.deep
+@pytest.mark.parametrize("row", some(["dapo", "grpo_even", "cppo", "reinforce_pp", "kimi", "rloo", "trl_cispo"],
+                                     "reinforce_pp", every=2))
 def test_accumulation_changes_memory_and_nothing_else(row: str) -> None:
     """Weights are fixed on the whole generation, so denominators that span groups do not see micro-batches."""
     ended = []
     for parts in (1, 4):
-        live = trainer(ScopedGRPOTrainer, gradient_accumulation_steps=parts, max_grad_norm=0.0,
+        live = trainer(ScopedGRPOTrainer, gradient_accumulation_steps=parts, max_grad_norm=0.0, max_steps=2,
                        per_device_train_batch_size=16 // parts, **PLAIN, extra={"method": row})
         start = weights(live).clone()
         live.train()
@@ -125,7 +131,7 @@ def test_accumulation_changes_memory_and_nothing_else(row: str) -> None:
     assert apart(ended[1], ended[0]) < 1e-6  # the answers' rows are padded in float32 rewards, all else is exact
 
 
-@pytest.mark.parametrize("name", [*METHODS, *(name for name in DIALECTS if name.startswith("trl_"))])
+@each("name", [*METHODS, *(name for name in DIALECTS if name.startswith("trl_"))])
 def test_with_the_weights_of_its_own_rows_the_objective_is_the_surrogate(name: str) -> None:
     method = find(name)
     if method.kl != "none" and method.kl_in == "loss" and not method.beta:
@@ -169,13 +175,13 @@ def test_step_rewards_reach_the_tokens_of_their_steps(tmp_path: Path) -> None:
                                     "optimal_token", "optimal_sequence"])
 def test_credits_that_need_no_sampler_train(credit: str) -> None:
     live = trainer(ScopedGRPOTrainer, gradient_accumulation_steps=2, per_device_train_batch_size=8,
-                   extra={"method": "grpo", "credit": credit, "every": 1})
+                   max_steps=2, extra={"method": "grpo", "credit": credit, "every": 1})
     live.train()
-    assert all(entry["creditscope/scope/agreement"] > 1 - 1e-10 for entry in live.state.log_history
-               if "creditscope/scope/agreement" in entry)
+    assert [entry["creditscope/scope/agreement"] > 1 - 1e-10 for entry in live.state.log_history
+            if "loss" in entry] == [True, True]
 
 
-@pytest.mark.parametrize(("extra", "settings", "says"), [
+@each("extra, settings, says", [
     ({"credit": "monte_carlo"}, {}, "a policy to sample from and a verifier, which TRL's trainer"),
     ({"credit": "gae"}, {}, "a learned value function"),
     ({"credit": "optimal_scalar"}, {}, "a backward pass under the microscope"),
@@ -214,14 +220,15 @@ class Blind(CreditMixin, trl.GRPOTrainer):  # type: ignore[misc, name-defined]
         self.scope.open = lambda: False  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("clip", [1.0, 1e-3, 0.0])
-@pytest.mark.parametrize("row", ["grpo", "gspo", "cispo"])
-def test_what_is_read_inside_the_backward_is_what_a_pass_of_its_own_reads(row: str, clip: float,
+@pytest.mark.slow
+@pytest.mark.deep
+@pytest.mark.parametrize(("row", "clip"), pairs(["grpo", "gspo", "cispo"], ["1.0", "1e-3", "0.0"]))
+def test_what_is_read_inside_the_backward_is_what_a_pass_of_its_own_reads(row: str, clip: str,
                                                                            tmp_path: Path) -> None:
     grams = {}
     for kind in (ScopedGRPOTrainer, Blind):
         out = tmp_path / kind.__name__
-        live = trainer(kind, num_iterations=2, max_grad_norm=clip, extra={"method": row, "every": 1, "out": out})
+        live = trainer(kind, num_iterations=2, max_grad_norm=float(clip), extra={"method": row, "every": 1, "out": out})
         live.train()
         own_pass = ["scope/agreement" in line for line in Record.open(out).steps()]
         assert own_pass == [kind is Blind] * 3

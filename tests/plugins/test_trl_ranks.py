@@ -1,4 +1,7 @@
-"""Real TRL trainers on two processes, under DDP and FSDP2, against one process with the same rows."""
+"""Real TRL trainers on two processes, under DDP and FSDP2, against one process with the same rows.
+
+`make test` starts two processes for a part of the scenarios; `make nightly` starts them by torchrun for all of them.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,32 @@ HERE = Path(__file__).parent
 SECONDS = 600  # forty short trainings on a busy machine
 ALONE = ("time/", "crc32", "entropy/mean")  # TRL's entropy is that of its last micro-batch
 CLOSE = 1e-7  # the model's norms are computed in float32, whatever its precision
-RUNS = [*ranks.SCRIPTED, "dapo sharded", "masked sharded", "cut sharded"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint",
+            "localhost:0"]
+WHOLE = pytest.param("whole", marks=pytest.mark.nightly)
+in_whole = pytest.mark.parametrize("folder", [WHOLE], indirect=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks left, all scenarios in one start, and beside it what one process makes of the same rows."""
+def of(*names: str) -> pytest.MarkDecorator:
+    """Each of the names in the folder of all scenarios, and those that are in PART in the folder of these too."""
+    return pytest.mark.parametrize(("folder", "name"), [
+        *(("part", name) for name in names if name in ranks.PART),
+        *(pytest.param("whole", name, marks=pytest.mark.nightly) for name in names)], indirect=["folder"])
+
+
+@pytest.fixture(scope="module", params=["part", WHOLE])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left, scenarios in one start, and beside it what one process makes of the same rows."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", "localhost:0", str(HERE / "trl_two_ranks.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS,
+    launcher = TORCHRUN if request.param == "whole" else []
+    done = subprocess.run([sys.executable, *launcher, str(HERE / "trl_two_ranks.py"), str(folder)],
+                          capture_output=True, text=True, check=False, timeout=SECONDS,
                           env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == 0, done.stderr[-3000:]
     with in_double():
         for name in ranks.SCRIPTED:
+            if not any(path.name.startswith(name) for path in folder.iterdir()):
+                continue
             live = ranks.watched(ranks.build(name, 1), folder / f"{name} alone")
             torch.save(ranks.ended(live), folder / f"{name} alone.pt")
     return folder
@@ -71,6 +86,7 @@ def test_two_ranks_train_as_trl_does_and_the_reading_is_not_noticed(found: dict[
     assert found["parity"]["wrong"] > 0.1  # the control: half the weight is half the gradient
 
 
+@in_whole
 def test_sharded_weights_end_the_same_bit_by_bit(found: dict[str, Any]) -> None:
     told = found["sharding"]
     assert told["kind"].startswith("FSDP")
@@ -89,7 +105,7 @@ def test_a_step_without_a_reading_sends_nothing_more(found: dict[str, Any]) -> N
 # -- all ranks' rows ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RUNS)
+@of(*ranks.RUNS)
 def test_readings_of_two_ranks_are_those_of_one_process_with_the_same_rows(name: str, folder: Path) -> None:
     alone, both = steps(folder, f"{name.split()[0]} alone"), steps(folder, name)
     assert len(alone) == len(both) == 2
@@ -107,7 +123,7 @@ def test_readings_of_two_ranks_are_those_of_one_process_with_the_same_rows(name:
         assert not gone, gone
 
 
-@pytest.mark.parametrize("name", RUNS)
+@of(*ranks.RUNS)
 def test_rows_credits_and_grams_of_two_ranks_are_those_of_one_process(name: str, folder: Path) -> None:
     alone, both = Record.open(folder / f"{name.split()[0]} alone"), Record.open(folder / name)
     for step in (0, 1):
@@ -127,7 +143,7 @@ def test_rows_credits_and_grams_of_two_ranks_are_those_of_one_process(name: str,
         assert not met[one["group"][ours] == without].any(), "part of a group is not the group"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@of(*ranks.RUNS)
 def test_our_gradient_is_the_one_that_trl_steps_on_over_all_ranks(name: str, folder: Path,
                                                                   found: dict[str, Any]) -> None:
     told = found["readings"][name]
@@ -138,33 +154,41 @@ def test_our_gradient_is_the_one_that_trl_steps_on_over_all_ranks(name: str, fol
     assert apart(torch.tensor(told["weights"], dtype=torch.float64), weights) < CLOSE
 
 
-def test_a_group_on_two_ranks_is_counted_and_sketched(folder: Path) -> None:
-    for name in ("cut", "cut sharded"):
-        for line in steps(folder, name):
-            assert line["gram/cut_groups"] == 1
-            assert 1 <= line["gram/live_groups"] <= 2
-            assert line["sketch/group/effective_rank"] > 1
-            assert 0 < line["sketch/relative_error"] < 1
-    assert all(line["gram/cut_groups"] == 0 for line in steps(folder, "dapo"))
+@of("cut", "cut sharded")
+def test_a_group_on_two_ranks_is_counted_and_sketched(name: str, folder: Path) -> None:
+    for line in steps(folder, name):
+        assert line["gram/cut_groups"] == 1
+        assert 1 <= line["gram/live_groups"] <= 2
+        assert line["sketch/group/effective_rank"] > 1
+        assert 0 < line["sketch/relative_error"] < 1
+
+
+@of("dapo", "masked sharded")
+def test_where_no_group_is_on_two_ranks_none_is_counted(name: str, folder: Path) -> None:
+    assert all(line["gram/cut_groups"] == 0 for line in steps(folder, name))
 
 
 # -- what must not pass in silence -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("one rank fails", "rank 1 could not take part in the reading: RuntimeError: planted"),
-    ("one sharded rank fails", "rank 1 could not take part in the reading: RuntimeError: planted"),
-    ("sum for mean", "self-check failed: with s = 1 .*s = 0.5 would fit best"),
-    ("nothing on a rank", "rank 1 could not take part in the reading: .*no token of the step is learned from")])
+FAILS = {
+    "one rank fails": "rank 1 could not take part in the reading: RuntimeError: planted",
+    "one sharded rank fails": "rank 1 could not take part in the reading: RuntimeError: planted",
+    "sum for mean": "self-check failed: with s = 1 .*s = 0.5 would fit best",
+    "nothing on a rank": "rank 1 could not take part in the reading: .*no token of the step is learned from"}
+
+
+@of(*FAILS)
 def test_a_reading_that_one_rank_cannot_make_is_absent_on_all_and_training_goes_on(
-        name: str, says: str, found: dict[str, Any]) -> None:
+        name: str, found: dict[str, Any]) -> None:
     absent = found["absent"][name]
     assert len(absent) == 2
     for why in absent:
         assert why is not None
-        assert re.search(says, why), why
+        assert re.search(FAILS[name], why), why
 
 
+@in_whole
 def test_another_loss_on_two_ranks_is_noticed(folder: Path) -> None:
     assert steps(folder, "another loss")[0]["scope/agreement"] < 0.99
 

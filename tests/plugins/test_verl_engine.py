@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,16 @@ from creditscope.advantages import token_advantage
 from creditscope.dialects import DIALECTS
 from creditscope.metrics import credit as spread
 from creditscope.microscope.sketch import Sketcher
+from depth import FULL
+from each import each
 from plugins import verl_batch
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "verl_golden" / "engine.npz"
 TINY = HERE.parents[1] / "src/creditscope/models/tiny"
-RUNS = (*verl_batch.METHODS, "vanilla", "packed")
+STORED = (*verl_batch.METHODS, "vanilla", "packed")
+RUNS = STORED if FULL else ("dapo", "packed", "kimi")
+UPDATES = list(product(RUNS, (0, 1)))
 REAL = [row for row in verl_batch.everyone() if not row.uid.startswith("pad")]
 ROWS = len(verl_batch.everyone())
 EXACT = 1e-10  # float64, two versions of transformers, a sum of 1.3 million products
@@ -53,9 +58,13 @@ def rollouts(old: list[Tensor]) -> Rollouts:
                     group=torch.tensor(["abcd".index(row.uid) for row in REAL]))
 
 
-@cache
 def reference(run: str) -> list[dict[str, Any]]:
-    """For each of two updates: loss, norm, Gram of all rows, w."""
+    """For each of two updates: loss, norm, Gram of all rows, w. Packing changes nothing in it."""
+    return _reference("dapo" if run == "packed" else run)
+
+
+@cache
+def _reference(run: str) -> list[dict[str, Any]]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float64)
@@ -66,7 +75,7 @@ def reference(run: str) -> list[dict[str, Any]]:
         # creditscope_grpo counts rows, so its advantages carry 16/14 for the two rows of padding.
         method, credit = DIALECTS["verl_grpo"], token_advantage(METHODS["grpo"], batch) * ROWS / len(REAL)
     else:
-        method, credit = METHODS["dapo" if run == "packed" else run], None
+        method, credit = METHODS[run], None
     if run == "kimi":
         # Its penalty is no part of A, so nothing takes the two rows of padding out of verl's count.
         method = method.but(name="kimi_padded", beta=method.beta * len(REAL) / ROWS)
@@ -98,16 +107,17 @@ def live(run: str) -> str:
     return "acd" if run == "kimi" else "ac"
 
 
-@pytest.mark.parametrize("update", [0, 1])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.slow
+@pytest.mark.deep
+@each("run, update", UPDATES)
 def test_loss_and_gradient_norm_of_two_ranks_equal_those_of_one_surrogate(run: str, update: int) -> None:
     loss = np.mean([said(run, update, rank)["loss"] for rank in (0, 1)])
     assert loss == pytest.approx(reference(run)[update]["loss"], rel=EXACT)
     assert said(run, update)["grad_norm"] == pytest.approx(reference(run)[update]["norm"], rel=EXACT)
 
 
-@pytest.mark.parametrize("update", [0, 1])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.deep
+@each("run, update", UPDATES)
 def test_the_engines_gram_equals_one_backward_a_rollout(run: str, update: int) -> None:
     whole = reference(run)[update]["gram"]
     for rank, uids in ((0, "ad"), (1, "c")):
@@ -121,7 +131,8 @@ def test_the_engines_gram_equals_one_backward_a_rollout(run: str, update: int) -
             assert (expected.max() > 0) == (uid in live(run))
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.deep
+@each("run", RUNS)
 def test_the_batch_trains_and_clips_bind_in_it(run: str) -> None:
     first, second = reference(run)
     assert abs(first["norm"] - second["norm"]) > 1e-3 * first["norm"], "the second update is another one"
@@ -130,8 +141,8 @@ def test_the_batch_trains_and_clips_bind_in_it(run: str) -> None:
         assert 0 < int(given.sum()) < int(first["mask"].sum())
 
 
-@pytest.mark.parametrize("update", [0, 1])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.deep
+@each("run, update", UPDATES)
 def test_readings_in_verls_metrics_are_those_of_the_whole_batch(run: str, update: int) -> None:
     told, here = said(run, update), reference(run)[update]
     assert told == pytest.approx(said(run, update, rank=1) | _of_rank(told), rel=1e-12), "the same on both ranks"
@@ -160,8 +171,8 @@ def test_the_losss_own_readings_are_means_over_micro_batches() -> None:
     assert told["credit/stopped"] < told["credit/zero"]
 
 
-@pytest.mark.parametrize("update", [0, 1])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.deep
+@each("run, update", UPDATES)
 def test_groups_that_verl_cut_are_read_from_the_sketches_of_both_ranks(run: str, update: int) -> None:
     rows, found = reference(run)[update]["sketch"], []
     for uid in sorted({*live(run), "b"}):
@@ -173,7 +184,7 @@ def test_groups_that_verl_cut_are_read_from_the_sketches_of_both_ranks(run: str,
     assert 0 < told["sketch/relative_error"] < 1
 
 
-@pytest.mark.parametrize("run", RUNS)
+@each("run", STORED)
 def test_readings_survive_verls_own_way_into_its_log(run: str) -> None:
     both, log = [said(run, 0, rank) for rank in (0, 1)], said(run, 0, kind="logged")
     readings = [name for name in both[0] if name.split("/")[0] in ("credit", "signal", "gram", "sketch")]
@@ -184,7 +195,7 @@ def test_readings_survive_verls_own_way_into_its_log(run: str) -> None:
 
 def test_the_golden_run_was_verls_own() -> None:
     assert str(golden()["verl"]) == "0.9.1"
-    assert {name.split("/")[0] for name in golden()} == {"verl", "torch", *RUNS}
+    assert {name.split("/")[0] for name in golden()} == {"verl", "torch", *STORED}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl lives in its own environment")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from batches import batches
 from torch import Tensor
-from verl_peer import CASES, Case
+from verl_peer import CASES
 from verl_table import method_of, verls
 
 from creditscope import METHODS, Rollouts, effective_credit, surrogate
@@ -21,20 +22,21 @@ from creditscope.method import Method
 from creditscope.plugins.verl.advantage import advantages_of, credit_of, group_share, numbered, turns
 from creditscope.plugins.verl.loss import DECIDED, MODES, policy_loss, refuse_settings, share
 from creditscope.plugins.verl.table import BY_TOKENS, countable, refuse_credit, refuse_method
+from each import each
 from makers import make, moved
 
 REFUSED = {"gtpo": "the tokens"}
-FED = [method for name, method in METHODS.items() if name not in REFUSED and method.baseline != "external"]
+FED = [name for name, method in METHODS.items() if name not in REFUSED and method.baseline != "external"]
+BY_NAME = {case.name: case for case in CASES}
 
 
 # -- conformance: verl's own estimators and losses ---------------------------------------------------------------------
 
 
 @pytest.mark.conformance
-@pytest.mark.parametrize("batch", tuple(batches()))
-@pytest.mark.parametrize("case", [c for c in CASES if not (c.kl_loss or c.kl_reward)], ids=lambda case: case.name)
-def test_our_loss_in_verls_place_gives_each_token_the_credit_that_verls_loss_gives(case: Case, batch: str) -> None:
-    here = batches()[batch]
+@each("name, batch", product([c.name for c in CASES if not (c.kl_loss or c.kl_reward)], batches()))
+def test_our_loss_in_verls_place_gives_each_token_the_credit_that_verls_loss_gives(name: str, batch: str) -> None:
+    case, here = BY_NAME[name], batches()[batch]
     advantages, w = verls(case, batch)
     rows = len(here["mask"]) if case.global_rows else int(here["mask"].any(dim=1).sum())
     # Where verl divides by its batch's rows, geo_mean counts the empty ones too.
@@ -47,8 +49,7 @@ def test_our_loss_in_verls_place_gives_each_token_the_credit_that_verls_loss_giv
 
 
 @pytest.mark.conformance
-@pytest.mark.parametrize("batch", tuple(batches()))
-@pytest.mark.parametrize("name", ["verl_grpo", "verl_dr_grpo", "verl_rloo", "verl_opo", "verl_gpg"])
+@each("name, batch", product(["verl_grpo", "verl_dr_grpo", "verl_rloo", "verl_opo", "verl_gpg"], batches()))
 def test_our_advantages_in_verls_place_are_verls(name: str, batch: str) -> None:
     case, here = next(c for c in CASES if c.row == name and not c.label), batches()[batch]
     mine, returns = advantages_of(countable(method_of(case)))(
@@ -94,11 +95,9 @@ def in_pieces(method: Method, advantages: Tensor, old: Tensor, live: Tensor, mas
     return total.detach(), torch.autograd.grad(total, leaf)[0]
 
 
-@pytest.mark.parametrize("size", [0.0, 0.4], ids=["on_policy", "off_policy"])
-@pytest.mark.parametrize("method", FED, ids=lambda method: method.name)
-def test_estimator_and_loss_of_a_row_are_its_surrogate_however_verl_deals_the_rows_out(method: Method,
-                                                                                      size: float) -> None:
-    rollouts = make(REWARD, GROUP, LENGTHS)
+@each("name, size", product(FED, (0.0, 0.4)))
+def test_estimator_and_loss_of_a_row_are_its_surrogate_however_verl_deals_the_rows_out(name: str, size: float) -> None:
+    method, rollouts = METHODS[name], make(REWARD, GROUP, LENGTHS)
     logp = moved(rollouts, size)
     row = method.but(name=method.name, max_tokens=9) if method.aggregate == "constant" else method
     if method.has_loss_kl and method.aggregate != "token_mean":  # verl counts its padding where A cannot reach
@@ -219,7 +218,7 @@ def _ask(compute: Any, **changes: Any) -> Any:
     return compute(**({"token_level_rewards": two, "response_mask": torch.ones(2, 1), "index": ["a", "a"]} | changes))
 
 
-@pytest.mark.parametrize(("compute", "changes", "word"), [
+@each("compute, changes, word", [
     (advantages_of(METHODS["ppo"]), {}, "algorithm.adv_estimator=gae"),
     (advantages_of(METHODS["gtpo"]), {}, "needs the tokens"),
     (advantages_of(METHODS["grpo"]), {"index": None}, "no uid"),
@@ -254,7 +253,7 @@ def test_every_method_is_fed_or_refused() -> None:
         assert countable(method).aggregate in MODES
 
 
-@pytest.mark.parametrize("name", sorted(DECIDED))
+@each("name", sorted(DECIDED))
 def test_a_setting_that_the_row_decides_is_refused(name: str) -> None:
     with pytest.raises(CreditscopeError, match=f"actor.{name}=0.123: the row of method 'dapo' decides"):
         refuse_settings(METHODS["dapo"], "token-mean", SimpleNamespace(**{name: 0.123}))

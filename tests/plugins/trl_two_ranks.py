@@ -1,6 +1,10 @@
-"""Run by torchrun: real TRL trainers on two ranks under DDP and FSDP2. FOLDER gets their records and what was found.
+"""Real TRL trainers on two ranks under DDP and FSDP2. FOLDER gets their records and what was found.
 
-    torchrun --nproc_per_node 2 tests/plugins/trl_two_ranks.py FOLDER
+    torchrun --nproc_per_node 2 tests/plugins/trl_two_ranks.py FOLDER      all scenarios
+    python tests/plugins/trl_two_ranks.py FOLDER                           PART of them
+
+The second forks its ranks from one process that has loaded TRL, which takes longer than what they do. They find each
+other through a file, so no port has to be free.
 
 With scripted answers a prompt's copies get the same answers on one process and on many, so that runs can be compared.
 """
@@ -8,24 +12,28 @@ With scripted answers a prompt's copies get the same answers on one process and 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as processes
 from transformers import TrainerCallback
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import cli
+import mini
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback, together
 from creditscope.plugins.trl.batch import ALPHA
 from creditscope.record import Record
 from plugins.test_trl_mixin import exactly
-from plugins.trl_makers import WORDS, in_double, model_folder, trainer
+from plugins.trl_makers import WORDS, in_double, model_folder, settle, trainer
 from small_models import apart
 
 SETTINGS: dict[str, Any] = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "num_iterations": 2,
@@ -41,6 +49,9 @@ SCRIPTED: dict[str, dict[str, Any]] = {
     # Six rows a rank: the second of three groups lies on both.
     "cut": PLAIN | {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 1}}
 """For one process; with W the batch of each is its W-th part."""
+RUNS = (*SCRIPTED, "dapo sharded", "masked sharded", "cut sharded")
+PART = ("cut", "masked sharded", "one rank fails")
+"""Of the scripted runs and of the failures. The groups of a rank's rows are cut, or of unequal lengths."""
 EVEN = [f"{a} {b}" for a in WORDS[2:] for b in WORDS[2:]]
 """Prompts of one length: padding on the left turns the rotary angles, which are float32's."""
 
@@ -149,30 +160,38 @@ def sharding(folder: Path) -> dict[str, Any]:
 
 def readings(folder: Path) -> dict[str, Any]:
     """Scripted runs, whose records one process must equal."""
-    found = {}
-    for name in SCRIPTED:
-        live = watched(build(name, 2), folder / name)
-        found[name] = {"weights": ended(live).tolist(), "norms": norms(live)}
-    with fsdp() as how:
-        for name in ("dapo", "masked", "cut"):
-            live = watched(build(name, 2, **how), folder / f"{name} sharded")
-            found[f"{name} sharded"] = {"weights": ended(live).tolist(), "norms": norms(live)}
-    return found
+    return {name: reading(folder / name) for name in RUNS}
+
+
+def some_readings(folder: Path) -> dict[str, Any]:
+    return {name: reading(folder / name) for name in RUNS if name in PART}
+
+
+def reading(out: Path) -> dict[str, Any]:
+    name, _, sharded = out.name.partition(" ")
+    with fsdp() if sharded else nullcontext({}) as how:
+        live = watched(build(name, 2, **how), out)
+        return {"weights": ended(live).tolist(), "norms": norms(live)}
 
 
 def norms(live: Any) -> list[float]:
     return [entry["grad_norm"] for entry in live.state.log_history if "grad_norm" in entry]
 
 
-def failures(folder: Path) -> None:
-    """What must not pass in silence, and must not hang."""
-    rank = dist.get_rank()
+def planted(*_: Any) -> Any:
+    raise RuntimeError("planted")
 
-    def planted(*_: Any) -> Any:
-        raise RuntimeError("planted")
 
-    with mock.patch.object(callback, "entropy", planted) if rank == 1 else mock.MagicMock():
+def one_rank_fails(folder: Path) -> None:
+    """It must not pass in silence, and must not hang."""
+    with mock.patch.object(callback, "entropy", planted) if dist.get_rank() == 1 else mock.MagicMock():
         watched(build("dapo", 2), folder / "one rank fails")
+
+
+def failures(folder: Path) -> None:
+    """What else must not pass in silence, and must not hang."""
+    rank = dist.get_rank()
+    one_rank_fails(folder)
     with fsdp() as how, mock.patch.object(callback, "entropy", planted) if rank == 1 else mock.MagicMock():
         watched(build("dapo", 2, **how), folder / "one sharded rank fails")
     with mock.patch.object(together, "scale", return_value=1.0):
@@ -225,7 +244,6 @@ def traffic(folder: Path) -> dict[str, Any]:
 
 def command(folder: Path, world: int) -> None:
     """`creditscope train --engine trl`, with scripted answers."""
-    from creditscope.cli import main
     from creditscope.plugins.trl.engine import Judge
 
     def answers(self: Any, prompts: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
@@ -241,20 +259,21 @@ def command(folder: Path, world: int) -> None:
         inner(self, completion_ids, **about)
         return [float(sum(ids) % 2) for ids in completion_ids]
 
-    flags = ["--prompts", "4", "--group", "4", "--steps", "2", "--device", "cpu", "--max-tokens", "12", "--scope",
-             "light", "--every", "1", "--method", "dr_grpo", "--dtype", "float64", "--eval-problems", "4", "--json"]
-    with mock.patch.object(ScopedGRPOTrainer, "_generate_single_turn", answers), \
-            mock.patch.object(Judge, "reward", judged), suppress(SystemExit):
-        main(["train", "--engine", "trl", *flags, "--out", str(folder / f"command {world}")])
+    flags = ["--task", mini.TASK, "--prompts", "4", "--group", "4", "--steps", "2", "--device", "cpu", "--max-tokens",
+             "12", "--scope", "light", "--every", "1", "--method", "dr_grpo", "--dtype", "float64", "--eval-problems",
+             "4", "--json"]
+    with mini.known(), mock.patch.object(ScopedGRPOTrainer, "_generate_single_turn", answers), \
+            mock.patch.object(Judge, "reward", judged):
+        assert cli.run("train", mini.model(), "--engine", "trl", *flags, "--out", folder / f"command {world}") == 0
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, whole: bool) -> None:
     torch.set_num_threads(1)
-    model_folder()  # before the ranks meet: then only the first would write it
+    load()
     found: dict[str, Any] = {}
     with in_double():
-        for scenario in (parity, sharding, readings, failures, traffic):
-            found[scenario.__name__] = scenario(folder)
+        for scenario in WHOLE if whole else SOME:
+            found[scenario.__name__.removeprefix("some_")] = scenario(folder)
     assert dist.get_world_size() == 2
     command(folder, 2)
     if dist.get_rank() == 0:
@@ -264,5 +283,27 @@ def main(folder: Path) -> None:
         (folder / "found.json").write_text(json.dumps(found))
 
 
+def load() -> None:
+    """Before the ranks meet: then only the first would write the models."""
+    model_folder()
+    mini.model()
+    settle()
+
+
+def rank(number: int, folder: Path) -> None:
+    """One of two, in the environment that a launcher makes."""
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=number, world_size=2)
+    main(folder, whole=False)
+    dist.destroy_process_group()
+
+
+WHOLE = (parity, sharding, readings, failures, traffic)
+SOME = (parity, some_readings, one_rank_fails, traffic)
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if "RANK" in os.environ:
+        main(Path(sys.argv[1]), whole=True)
+    else:
+        load()
+        processes.start_processes(rank, (Path(sys.argv[1]),), nprocs=2, start_method="fork")

@@ -1,8 +1,9 @@
-"""One rank of several: runs every engine on its share of a batch and writes down what it read.
+"""Several ranks: each runs every engine on its share of a batch and writes down what it read.
 
-    python tests/ranks/worker.py SCENARIOS RANK WORLD FOLDER      one process a rank; FOLDER/rank.RANK.pt is its results
+    python tests/ranks/worker.py FOLDER SCENARIOS…      one process per rank; FOLDER/SCENARIOS/RANK.pt is its results
 
-The ranks find each other through a file in FOLDER, so no port has to be free.
+The ranks are forked from a process that has loaded torch, which takes longer than what they do. They find each other
+through a file, so no port has to be free.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as processes
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -41,7 +43,7 @@ ROWS = ("o_proj", "down_proj")
 Saved = dict[str, Any]
 
 
-def main(which: str, rank: int, world: int, folder: Path) -> None:
+def main(rank: int, which: str, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
     assert dist.get_world_size() == world
@@ -49,7 +51,7 @@ def main(which: str, rank: int, world: int, folder: Path) -> None:
     for scenario in SCENARIOS[which]:
         dist.barrier()
         results[scenario.__name__] = scenario(rank)
-    torch.save({"world": dist.get_world_size(), **results}, folder / f"rank.{rank}.pt")
+    torch.save({"world": dist.get_world_size(), **results}, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -313,6 +315,11 @@ SCENARIOS: dict[str, list[Callable[[int], Saved]]] = {
                   seeds_differ, tp, tp_by_features, tp_counted_twice, tp_refused],
     "four ranks": [hybrid, fsdp_and_tp],
     "deepspeed": [zero]}
+WORLD = {"two ranks": 2, "four ranks": 4, "deepspeed": 2}
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    build(FAMILY)  # transformers loads a family when it is asked for
+    for which in sys.argv[2:]:
+        world, folder = WORLD[which], Path(sys.argv[1]) / which
+        folder.mkdir()
+        processes.start_processes(main, (which, world, folder), nprocs=world, start_method="fork")

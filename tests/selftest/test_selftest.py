@@ -7,29 +7,30 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import mini
 from creditscope import METHODS, CreditscopeError, advantages, cli, penalties, ratios, record, weights
 from creditscope.microscope import recorder, scope
 from creditscope.microscope import sketch as sketches
-from creditscope.selftest import conformance, formulas, sketch, table, twin
+from creditscope.selftest import conformance, formulas, sketch, table, training, twin
 from creditscope.selftest.check import Found, Line, lacking, run_checks, worst_of
 from creditscope.selftest.citation import commit, counts, digest, sentence, versions
 from creditscope.verbs.selftest import find_device
+from depth import FULL
+from plugins.trl_makers import settle
 
+HOME = Path(formulas.__file__).parent
 CPU = torch.device("cpu")
 BY_NAME = {check.name: check for check in table.CHECKS}
 Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    sketch._drawn.cache_clear()
 
 
 def said(name: str) -> Line:
@@ -40,11 +41,42 @@ def said(name: str) -> Line:
 # -- it passes -------------------------------------------------------------------------------------------------------
 
 
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training of the check that takes a fortieth of the packaged model's time."""
+    monkeypatch.setattr(training, "SMALL", replace(training.SMALL, model=mini.model(), task=mini.TASK))
+
+
+def one_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the claims the one whose verdicts the planted bug changes."""
+    published = {name: found for name, found in json.loads((HOME / formulas.VERDICTS).read_text()).items()
+                 if name.startswith("P1.10 |")}
+    monkeypatch.setattr(formulas, "files", lambda _: SimpleNamespace(joinpath=lambda _: SimpleNamespace(
+        read_text=lambda encoding: json.dumps(published))))
+    monkeypatch.setattr(formulas, "run_exact", partial(formulas.run_exact, ["P1.10"]))
+
+
+NARROW: dict[str, Plant] = {"training/bits": small, "training/resume": small, "methods/verdicts": one_claim}
+"""Checks that take seconds, on less than what is shipped. The planted bug must be what turns them red: without it
+`make test` sees them pass on as little."""
+
+
 @pytest.mark.slow
+@pytest.mark.deep
+@pytest.mark.usefixtures("mini_task")
 @pytest.mark.parametrize("name", BY_NAME)
-def test_the_check_passes_on_this_machine_or_says_what_it_needs(name: str) -> None:
+def test_the_check_passes_on_this_machine_or_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "training/trl bits" and not lacking("trl", CPU):
+        settle()
+    if NARROW.get(name) is small and not FULL:
+        small(monkeypatch)
     line = said(name)
     assert line.verdict == ("not run" if lacking(BY_NAME[name].needs, CPU) else "pass"), line
+
+
+def test_one_claim_alone_passes_so_that_it_is_the_planted_bug_that_turns_it_red(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    one_claim(monkeypatch)
+    assert said("methods/verdicts").verdict == "pass"
 
 
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 1)])
@@ -325,16 +357,20 @@ PLANTS: dict[str, list[Plant]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mini_task")
 @pytest.mark.parametrize(("name", "plant"), [(name, plant) for name, plants in PLANTS.items() for plant in plants],
                          ids=lambda x: x if isinstance(x, str) else "")
 def test_a_planted_bug_turns_its_line_red_and_the_exit_code_to_1(
         name: str, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if lacking(BY_NAME[name].needs, CPU):
         pytest.skip(f"needs {BY_NAME[name].needs}")
+    sketch._drawn.cache_clear()
+    NARROW.get(name, lambda _: None)(monkeypatch)
     plant(monkeypatch)
     monkeypatch.setattr(table, "CHECKS", (BY_NAME[name],))
     with pytest.raises(SystemExit) as ended:
         cli.main(["selftest", "--device", "cpu"])
+    sketch._drawn.cache_clear()
     printed = capsys.readouterr().out
     assert f"✗ {name}" in printed
     assert ended.value.code == 1
