@@ -28,7 +28,6 @@ from creditscope.compare import KINDS, Comparison, area, at, compare, read_folde
 from creditscope.intervals import T975, Interval, mean_interval, overlap, paired, quantile
 from creditscope.record import Record
 from creditscope.verbs.compare import Compare, arguments, folder
-from creditscope.verbs.fleet import Fleet
 from creditscope.verbs.processes import Job, run_jobs
 from jobs import run_here
 from makers import edit_config
@@ -816,27 +815,33 @@ def test_two_brakes_are_trained_compared_and_used_again(
     assert json.loads(capsys.readouterr().out) == first
 
 
-STOPPED = ("compare", "credit", "outcome", "--seeds", "1", "--group", "2", "--prompts", "2", "--rollouts", "40",
-           "--eval-problems", "2", "--points", "1", "--every", "10")
+STOPPED = ("compare", "credit", "outcome", "--seeds", "1", "--rollouts", "160", *LITTLE)
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_done_and_the_same_command_goes_on(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is a process of its own, which is stopped; the test's process is the one in which Ctrl-C is pressed."""
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], mini_runs: tuple[str, ...],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run and the whole are stopped by one signal each, as `run_jobs` stops them; below, by one in a terminal."""
     steps = tmp_path / "outcome" / "seed-0" / "steps.jsonl"
-    show, pressed = Fleet.show, []
+    args = (*STOPPED, *mini_runs, "--out", str(tmp_path))
+    append = Record.append
 
-    def press(*args: Any) -> None:
-        show(*args)
-        if not pressed and steps.exists() and steps.read_bytes().count(b"\n") >= 2:
-            pressed.append(True)
+    def press(record: Record, step: int, *rest: Any) -> None:
+        append(record, step, *rest)
+        if step == 1:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Fleet, "show", press)
-    assert run(*STOPPED, "--out", str(tmp_path)) == 130
+    def stopped_here(*given: Any) -> dict[str, str | None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Record, "append", press)
+            assert run_here(*given) == {"outcome/seed-0": "exit code 130"}
+        signal.raise_signal(signal.SIGINT)
+        return {}
+
+    monkeypatch.setattr("creditscope.verbs.compare.run_jobs", stopped_here)
+    assert run(*args) == 130
     said = capsys.readouterr()
-    assert pressed
     assert "Next: the same command goes on" in said.out
     assert "Traceback" not in said.err
     assert not (tmp_path / "table.md").exists()
@@ -844,7 +849,7 @@ def test_ctrl_c_keeps_what_was_done_and_the_same_command_goes_on(
     kept = steps.read_text().splitlines()
     assert 2 <= len(kept) < 11  # ten steps and the evaluation after them
     monkeypatch.setattr("creditscope.verbs.compare.run_jobs", run_here)
-    assert run(*STOPPED, "--out", str(tmp_path)) == 0
+    assert run(*args) == 0
     assert steps.read_text().splitlines()[: len(kept)] == kept
     assert (tmp_path / "table.md").exists()
 
