@@ -514,7 +514,7 @@ def left(out: Path, whole: Path, folder: Path, complete: set[int], kill: Kill) -
     steps = {line["step"] for line in record.steps()}
     kill.on_disk, kill.checkpoints = len(steps), record.checkpoints()
     said = [f"step {step} was complete and is not on disk" for step in sorted(complete - steps)]
-    return said + differences(out, whole) + looked_at(out, folder, len(steps))
+    return said + differences(out, whole) or looked_at(out, folder, len(steps))
 
 
 def command(out: Path, setting: str) -> list[str]:
