@@ -11,7 +11,7 @@ import pytest
 from faults.kills import warm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def forks() -> Iterator[ProcessPoolExecutor]:
     """Whatever is submitted runs there."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=warm) as pool:

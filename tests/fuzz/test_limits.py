@@ -37,7 +37,6 @@ from creditscope.tasks.gsm8k import Gsm8k, final_answer, number_of
 from creditscope.tasks.jsonl import read_rows
 from creditscope.tasks.turns import Ladder
 from creditscope.tasks.worker import Worker, WorkerError
-from depth import FULL
 from each import each
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -46,8 +45,6 @@ GROWTH = 8
 LEAST = 1e-3
 """Seconds below which a clock says nothing."""
 TRIES = 12
-LONG = 4 if FULL else 1
-"""What multiplies the lengths: a small quadratic term shows in a long input first."""
 
 
 def grows_in_proportion(short: Callable[[], object], long: Callable[[], object]) -> bool:
@@ -58,9 +55,12 @@ def grows_in_proportion(short: Callable[[], object], long: Callable[[], object])
         work()
         return time.process_time() - start
 
-    gc.collect()
-    most = GROWTH * max(LEAST, min(once(short) for _ in range(3)))
-    return any(once(long) < most for _ in range(TRIES))
+    gc.disable()  # a collection in the middle is no work of theirs
+    try:
+        most = GROWTH * max(LEAST, min(once(short) for _ in range(3)))
+        return any(once(long) < most for _ in range(TRIES))
+    finally:
+        gc.enable()
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -77,7 +77,6 @@ ANSWERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.deep
 @each("piece", ANSWERS.values())
 def test_verifiers_take_time_in_proportion_to_the_answer(piece: str) -> None:
     sums = Problem("0", "Mia has 12 apples and buys 7.", "19", {"chain": ("12 + 7 = 19",)})
@@ -97,7 +96,7 @@ def test_verifiers_take_time_in_proportion_to_the_answer(piece: str) -> None:
 
         return judge
 
-    assert grows_in_proportion(work(1000 * LONG), work(4000 * LONG))
+    assert grows_in_proportion(work(4000), work(16_000))
 
 
 FILES: dict[str, Callable[[int], tuple[str, str]]] = {
@@ -114,7 +113,6 @@ FILES: dict[str, Callable[[int], tuple[str, str]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.deep
 @each("make", FILES.values())
 def test_the_doctor_takes_time_in_proportion_to_the_log(make: Callable[[int], tuple[str, str]], tmp_path: Path) -> None:
     def work(length: int) -> Callable[[], object]:
@@ -128,7 +126,7 @@ def test_the_doctor_takes_time_in_proportion_to_the_log(make: Callable[[int], tu
 
         return read
 
-    assert grows_in_proportion(work(250 * LONG), work(1000 * LONG))
+    assert grows_in_proportion(work(1000), work(4000))
 
 
 @pytest.mark.slow
