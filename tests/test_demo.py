@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import mini
 from creditscope.cli import main
+from creditscope.lab.config import Config
 from creditscope.record import Record
 from creditscope.verbs import demo
 
 
+@pytest.fixture
+def mini_demo(mini_task: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo's settings, with a very small model."""
+    monkeypatch.setattr(demo, "Config", partial(Config, model=mini.model(), task=mini.TASK, max_tokens=12))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["mini", pytest.param("packaged", marks=pytest.mark.nightly)])
 def test_the_demo_trains_three_runs_and_ends_with_their_pages(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        model: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    if model == "mini":
+        request.getfixturevalue("mini_demo")
     monkeypatch.setattr(demo, "PROBLEMS", 10)
     out = tmp_path / "demo"
     with pytest.raises(SystemExit) as stop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from functools import partial
 from io import StringIO
@@ -15,6 +16,7 @@ import tyro
 from rich.console import Console
 
 import cli
+import mini
 from creditscope.claims.evidence import APART
 from creditscope.claims.page import FIGURES
 from creditscope.claims.table import CLAIMS
@@ -31,6 +33,7 @@ from creditscope.verbs.compare import arguments
 from creditscope.verbs.fleet import Fleet
 from creditscope.verbs.reproduce import CLAIMS_OF, Choices, Reproduce, is_done, placed
 from creditscope.verbs.train import Train
+from jobs import run_here
 from records import write_record
 
 SMALL, FULL = Size(), Size(budget="full")
@@ -312,17 +315,17 @@ def test_a_curve_without_an_interval_is_drawn_without_a_band(percent: bool) -> N
 
 
 @pytest.mark.slow
-def test_a_sweep_of_a_model_of_one_s_own_is_run_reported_and_then_reused(tmp_path: Path,
-                                                                         capsys: pytest.CaptureFixture[str]) -> None:
-    from creditscope.lab.policy import load_policy
-
-    load_policy("tiny").save(tmp_path / "mine")
-    args = ("p1", tmp_path / "mine", "--groups", "2", "--seeds", "1", "--steps", "1", "--prompts", "2", "--out",
+@pytest.mark.usefixtures("mini_task")
+def test_a_sweep_of_a_model_of_one_s_own_is_run_reported_and_then_reused(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("creditscope.verbs.reproduce.run_jobs", run_here)
+    mine = shutil.copytree(mini.model(), tmp_path / "mine")
+    args = ("p1", mine, "--task", mini.TASK, "--groups", "2", "--seeds", "1", "--steps", "1", "--prompts", "4", "--out",
             tmp_path / "out")
     assert run(*args) == 0
     out = capsys.readouterr().out
-    assert "1 runs of 4 rollouts together, 1 at a time" in out
-    assert "mine · arithmetic · p1_grpo" in out
+    assert "1 runs of 8 rollouts together, 1 at a time" in out
+    assert "mine · coins · p1_grpo" in out
     before = (tmp_path / "out" / "r2" / "seed-0" / "steps.jsonl").read_bytes()
     assert run(*args) == 0
     assert "runs of" not in capsys.readouterr().out

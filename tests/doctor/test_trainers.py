@@ -301,7 +301,7 @@ def test_settings_that_trl_dumps_as_json_imply_what_was_given(tmp_path: Path) ->
     assert not log.settings.assumed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.conformance
 def test_a_fresh_run_of_trl_is_read_like_the_one_that_was_kept(tmp_path: Path) -> None:
     pytest.importorskip("trl")

@@ -1,107 +1,97 @@
-"""A run that is killed, resumed and interrupted in a hurry, while a page follows it."""
+"""A run that is killed, resumed and interrupted in a hurry, while a page follows it; and verbs that wait for a pipe.
+
+Each verb is a process of its own, forked by one that has loaded what it needs.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from creditscope.record import Record
+from faults.kills import LONGEST, Follower, ended, facts, started
 
 FLAGS = ["--prompts", "2", "--group", "4", "--max-tokens", "40", "--eval-problems", "0", "--checkpoint-every", "2",
          "--keep-every", "1", "--lr", "1e-4", "--steps", "500", "--device", "cpu"]
 
-
-def training(out: Path, *flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "creditscope", "train", *flags, "--out", str(out)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+pytestmark = pytest.mark.slow
 
 
-def lines(out: Path) -> bytes:
-    return (out / "steps.jsonl").read_bytes() if (out / "steps.jsonl").exists() else b""
-
-
-class Page:
-    """A `creditscope report --watch`, as a browser meets it."""
-
-    def __init__(self, out: Path) -> None:
-        self.child = subprocess.Popen([sys.executable, "-m", "creditscope", "report", str(out), "--watch", "--json"],
-                                      text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert self.child.stdout is not None
-        told = ""
-        while line := self.child.stdout.readline():
-            told += line
-            if line == "}\n":
-                break
-        self.url = json.loads(told)["url"]
-
-    def stands(self) -> bool:
-        """Whether a whole page is answered, and nothing keeps it from being the newest."""
-        with urllib.request.urlopen(self.url, timeout=400) as answer, \
-                urllib.request.urlopen(f"{self.url}version", timeout=400) as version:
-            return answer.read().endswith(b"</html>\n") and json.loads(version.read())["notice"] == ""
-
-    def end(self) -> tuple[int, str]:
-        """(exit code, what it complained of) after Ctrl-C."""
-        self.child.send_signal(signal.SIGINT)
-        _, said = self.child.communicate(timeout=200)
-        return self.child.returncode, said
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    found = Page(tmp_path / "run")
-    yield found
-    found.child.kill()
-    found.child.wait()
-
-
-def wait_until(child: subprocess.Popen[str], out: Path, page: Page, before: bytes, more: int) -> None:
-    """Look at the page until the run has written so many lines that were not there before."""
+def wait_until(come: Callable[[], bool], pid: int, log: Path) -> None:
+    """However slow the machine is; the process must live."""
     start = time.monotonic()
-    while len(set(lines(out).splitlines()) - set(before.splitlines())) < more:
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() - start < 400, "the run did not get under way"
-        if Record.open(out).steps() if (out / "run.json").exists() else ():
-            assert page.stands()
-        time.sleep(0.2)
+    while not come():
+        assert ended(pid) is None, log.read_text()
+        assert time.monotonic() - start < LONGEST, log.read_text()
+        time.sleep(0.02)
 
 
-@pytest.mark.slow
+def end_of(pid: int) -> int:
+    """Its exit code, once it has ended."""
+    start = time.monotonic()
+    while (code := ended(pid)) is None:
+        if time.monotonic() - start > LONGEST:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return code
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
 def test_two_ctrl_c_at_once_leave_nothing_half_written_and_say_how_to_go_on_and_the_page_outlives_it_all(
-        tmp_path: Path, page: Page) -> None:
-    out = tmp_path / "run"
-    child = training(out, *FLAGS)
-    wait_until(child, out, page, b"", more=3)
-    child.kill()
-    child.communicate()
-    before = lines(out)
-    steps = Record.open(out).steps()
-    assert page.stands()
+        tmp_path: Path, forks: ProcessPoolExecutor) -> None:
+    forks.submit(hurry, tmp_path / "run", tmp_path).result()
 
-    child = training(out, "--resume")
-    wait_until(child, out, page, before, more=2)
-    for _ in range(2):
-        child.send_signal(signal.SIGINT)
-        time.sleep(0.05)
-    stdout, stderr = child.communicate(timeout=200)
-    assert child.returncode == 130, stderr
-    assert "Traceback" not in stderr
-    assert f"creditscope train --out {out} --resume" in stdout + stderr
-    assert not list(out.rglob(".*.part"))
-    again = Record.open(out).steps()
-    assert [{**line, **{name: 0 for name in line if name.startswith("time/")}} for line in again[:len(steps)]] == [
-        {**line, **{name: 0 for name in line if name.startswith("time/")}} for line in steps]
-    assert page.stands()
-    assert page.end() == (0, "")
+
+def hurry(out: Path, place: Path) -> None:
+    page = Follower(out, place / "page.log")
+    try:
+        pid, log = started(["train", *FLAGS, "--out", str(out)], place / "log"), place / "log"
+        wait_until(lambda: written(out, b"", page) >= 3, pid, log)
+        os.kill(pid, signal.SIGKILL)
+        assert end_of(pid) == -signal.SIGKILL
+        before, steps = (out / "steps.jsonl").read_bytes(), Record.open(out).steps()
+        assert page.answer() == 200
+
+        pid = started(["train", "--out", str(out), "--resume"], log)
+        wait_until(lambda: written(out, before, page) >= 2, pid, log)
+        os.kill(pid, signal.SIGINT)
+        wait_until(lambda: "stopping after this step" in log.read_text(), pid, log)
+        os.kill(pid, signal.SIGINT)
+        assert end_of(pid) == 130, log.read_text()
+        said = log.read_text()
+        assert "Traceback" not in said
+        assert f"creditscope train --out {out} --resume" in said
+        assert not list(out.rglob(".*.part"))
+        assert [facts(line) for line in Record.open(out).steps()[:len(steps)]] == [facts(line) for line in steps]
+        assert page.answer() == 200
+        os.kill(page.pid, signal.SIGINT)
+        assert end_of(page.pid) == 0
+        assert json.loads((place / "page.log").read_text())["url"] == page.url  # and it said nothing else
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, as it should
+            page.close()
+
+
+def written(out: Path, before: bytes, page: Follower) -> int:
+    """How many lines a run has written that were not there before; while it writes, the page stands."""
+    now = (out / "steps.jsonl").read_bytes() if (out / "steps.jsonl").exists() else b""
+    if (out / "run.json").exists() and Record.open(out).steps():
+        assert page.answer() == 200
+    return len(set(now.splitlines()) - set(before.splitlines()))
 
 
 def test_ctrl_c_while_the_verbs_are_loading_is_no_traceback() -> None:
@@ -120,49 +110,59 @@ main()
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "creditscope: interrupted\n")
 
 
+# -- a pipe ------------------------------------------------------------------------------------------------------------
+
+BEGIN = "grpo  loading the model, then one answer to each of 400 test problems\n"  # what `train` says first
+
 @pytest.mark.parametrize(("verb", "number"), [("scope", signal.SIGTERM), ("scope", signal.SIGINT),
                                               ("train", signal.SIGTERM)])
-def test_the_first_signal_ends_a_verb_that_waits_for_a_pipe(verb: str, number: signal.Signals, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
+def test_the_first_signal_ends_a_verb_that_waits_for_a_pipe(verb: str, number: signal.Signals, tmp_path: Path,
+                                                            forks: ProcessPoolExecutor) -> None:
+    pipe, place = tmp_path / "pipe", tmp_path / "place"
+    args = {"scope": ["scope", str(pipe)], "train": ["train", "--task", f"gsm8k:{pipe}", "--out", str(place / "run")]}
+    code, said = forks.submit(interrupted, args[verb], pipe, b"", number).result()
+    assert code == 130
+    assert said.removeprefix(BEGIN) == "creditscope: interrupted\n"
+    assert not place.exists()
+
+
+def test_the_first_signal_ends_a_verb_between_two_lines_of_a_pipe_with_what_it_read(tmp_path: Path,
+                                                                                    forks: ProcessPoolExecutor) -> None:
+    rows = [{"prompt": "p", "response": "r", "reward": reward, "step": 1} for reward in (1, 0) * 3]
+    rows.append({"prompt": "p", "response": "r", "reward": 1, "step": 2})  # the first step is whole
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    args = ["scope", str(tmp_path / "pipe"), "--rows", "2"]
+    code, said = forks.submit(interrupted, args, tmp_path / "pipe", data, signal.SIGTERM).result()
+    assert code == 130
+    assert "rollouts                   6\n" in said
+    assert "creditscope: " not in said
+    assert "Traceback" not in said
+
+
+def interrupted(args: list[str], pipe: Path, data: bytes, number: int) -> tuple[int, str]:
+    """(exit code, all it said) of a verb that has read the data from a pipe and waits for more when a signal comes."""
     os.mkfifo(pipe)
-    args = {"scope": ["scope", str(pipe)],
-            "train": ["train", "--task", f"gsm8k:{pipe}", "--out", str(tmp_path / "run")]}[verb]
-    child = subprocess.Popen([sys.executable, "-m", "creditscope", *args], stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True)
-    end = connect(child, pipe)
-    child.send_signal(number)
-    _, said = child.communicate(timeout=60)
-    os.close(end)
-    assert (child.returncode, said) == (130, "creditscope: interrupted\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    log, ends = pipe.with_name("log"), []
+    pid = started(args, log)
 
-
-def test_the_first_signal_ends_a_verb_between_two_lines_of_a_pipe_with_what_it_read(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    child = subprocess.Popen([sys.executable, "-m", "creditscope", "scope", str(pipe), "--rows", "2"], text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with pipe.open("w") as out:
-        for reward in (1, 0) * 3:
-            out.write(json.dumps({"prompt": "p", "response": "r", "reward": reward, "step": 1}) + "\n")
-        out.write('{"prompt": "p", "response": "r", "reward": 1, "step": 2}\n')  # the first step is whole
-        out.flush()
-        time.sleep(2)
-        child.send_signal(signal.SIGTERM)
-        told, said = child.communicate(timeout=60)
-    assert (child.returncode, said) == (130, "")
-    assert "rollouts                   6\n" in told
-
-
-def connect(child: subprocess.Popen[str], pipe: Path) -> int:
-    """The writing end, once the child has opened the other: it gets nothing, and waits."""
-    start = time.monotonic()
-    while time.monotonic() - start < 60 and child.poll() is None:
+    def connected() -> bool:
         try:
-            end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            ends.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
         except OSError:  # nobody reads yet
-            time.sleep(0.1)
-            continue
-        time.sleep(0.5)
-        return end
-    raise AssertionError(child.communicate())
+            return False
+        return True
+
+    wait_until(connected, pid, log)
+    os.write(ends[0], data)
+    wait_until(lambda: all(sleeps(pid, ends[0]) for _ in range(10)), pid, log)
+    os.kill(pid, number)
+    code = end_of(pid)
+    os.close(ends[0])
+    return code, log.read_text()
+
+
+def sleeps(pid: int, pipe: int) -> bool:
+    """Whether nothing is left in the pipe and the process waits, as it does for more."""
+    time.sleep(0.03)
+    left = int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return not left and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"

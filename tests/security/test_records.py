@@ -212,6 +212,12 @@ NAMES: dict[str, Any] = {"credit": HOOK, "reward": HOOK, "also": [HOOK], "adapt"
                          "brake": HOOK, "task": HOOK, "model": HOOK, "command": HOOK}
 
 
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """To be copied."""
+    return records.hostile(tmp_path_factory.mktemp("hostile") / "run")
+
+
 @pytest.fixture
 def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a module that leaves a file when it is imported; the current one, as for a user who unpacked it."""
@@ -235,9 +241,8 @@ VERBS: dict[str, Callable[[str], list[str]]] = {
 
 @pytest.mark.parametrize(("verb", "where"), [*((verb, "all") for verb in VERBS), *(
     ("resume", where) for where in NAMES)])
-def test_a_function_that_a_record_names_is_not_imported(verb: str, where: str, hooked: Path) -> None:
-    run = hooked / "mu4" / "none" / "seed-0"
-    records.hostile(run)
+def test_a_function_that_a_record_names_is_not_imported(verb: str, where: str, hooked: Path, hostile: Path) -> None:
+    run = shutil.copytree(hostile, hooked / "mu4" / "none" / "seed-0")
     file = run / "run.json"
     found = json.loads(file.read_text())
     found.pop("crc32", None)
@@ -279,8 +284,9 @@ def test_the_hook_of_these_tests_would_run(hooked: Path) -> None:
 
 @pytest.mark.parametrize("json_too", [False, True], ids=["words", "json"])
 @pytest.mark.parametrize("verb", ["report", "check", "doctor", "optimizer", "prefix", "compare", "resume"])
-def test_no_command_prints_a_control_character_of_a_hostile_record(verb: str, json_too: bool, hooked: Path) -> None:
-    run = records.hostile(hooked / "mu4 \x1b[31m" / "none \x07\x9b" / "seed-0")
+def test_no_command_prints_a_control_character_of_a_hostile_record(verb: str, json_too: bool, hooked: Path,
+                                                                    hostile: Path) -> None:
+    run = shutil.copytree(hostile, hooked / "mu4 \x1b[31m" / "none \x07\x9b" / "seed-0")
     code, said = said_by(*VERBS[verb](str(run)), *["--json"] * json_too)
     assert {c for c in said if not c.isprintable()} <= {"\n"}
     assert "Traceback" not in said

@@ -34,7 +34,7 @@ for words in {commands!r}:
     try:
         main(words)
     except SystemExit as end:
-        print("CODE", words[0], end.code)
+        print("CODE", words[0], end.code, flush=True)
 """
 
 
@@ -49,7 +49,8 @@ def run(commands: list[list[str]], folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """(the folder, what was said) after a run was trained, resumed, read and reported, and a file was scoped."""
+    """(the folder, what was said) after a run was trained, resumed, read and reported, and a file was scoped. Last
+    comes a model on the hub: who asks for the network ends the process."""
     folder = tmp_path_factory.mktemp("lived")
     row = {"prompt": "1+1=", "response": "2", "reward": 1.0}
     (folder / "rows.jsonl").write_text("".join(json.dumps(row | {"reward": float(n % 2)}) + "\n" for n in range(4)))
@@ -61,18 +62,25 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     said = run([train, ["train", "--out", "run", "--resume", "--steps", "3"], judged, ["report", "run"],
                 ["check", "run", "--save", "saved"], ["doctor", "run"], ["optimizer", "run"], ["prefix", "run"],
                 ["scope", "rows.jsonl", "--model", "tiny", "--out", "scoped"], ["env"], ["methods"], ["credit"],
-                ["train", "no/such/model", "--out", "none"]], folder)
+                ["train", "no/such/model", "--out", "none"], ["train", "owner/name", "--out", "hub"]], folder)
     return folder, said
 
 
 @pytest.mark.slow
 def test_every_verb_works_on_local_data_without_a_network(lived: tuple[Path, str]) -> None:
     _, said = lived
-    assert "NETWORK" not in said
     codes = [line.split()[1:] for line in said.splitlines() if line.startswith("CODE")]
     assert codes == [["train", "0"], ["train", "0"], ["train", "0"], ["report", "0"], ["check", "0"], ["doctor", "0"],
                      ["optimizer", "0"], ["prefix", "0"], ["scope", "0"], ["env", "0"], ["methods", "0"],
                      ["credit", "0"], ["train", "2"]], said
+
+
+@pytest.mark.slow
+def test_the_blocked_network_of_these_tests_is_noticed(lived: tuple[Path, str]) -> None:
+    """Can fail: the last command asks for the hub."""
+    _, said = lived
+    assert said.count("NETWORK") == 1
+    assert "huggingface.co" in said.partition("NETWORK")[2]
 
 
 @pytest.mark.slow
@@ -94,7 +102,3 @@ def test_nothing_that_a_run_writes_can_be_run_or_written_by_others(lived: tuple[
         mode = path.stat().st_mode
         assert not mode & stat.S_IWOTH, path
         assert path.is_dir() or not mode & 0o111, path
-
-
-def test_the_blocked_network_of_these_tests_is_noticed(tmp_path: Path) -> None:
-    assert "NETWORK" in run([["train", "owner/name", "--out", "run"]], tmp_path)
