@@ -237,3 +237,14 @@ def test_a_run_that_is_older_than_a_setting_can_be_resumed(tmp_path: Path) -> No
         assert record.config == {"lr": 1.0, "scope": "off"}
     with pytest.raises(CreditscopeError, match="its scope is 'off', not 'full'"):
         Record.resume(tmp_path / "run", {"lr": 1.0, "scope": "full"})
+
+
+@pytest.mark.parametrize("size", [2**63, -2**63, 10**399])
+def test_a_whole_number_that_no_array_holds_is_damage(size: int, tmp_path: Path) -> None:
+    with Record.create(tmp_path / "run", {}, {}) as record:
+        record.append(0, {"rollouts/spent": 2**63 - 1})
+    assert len(Record.open(tmp_path / "run").steps()) == 1
+    with (tmp_path / "run" / "steps.jsonl").open("a") as out:
+        out.write(f'{{"step": 1, "rollouts/spent": {size}}}\n')
+    with pytest.raises(CreditscopeError, match="line 2: not a step"):
+        Record.open(tmp_path / "run").steps()

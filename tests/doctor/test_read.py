@@ -321,7 +321,8 @@ def test_a_document_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(("text", "why"), [
     ("a: &a [1]\nb: *a\n", "uses aliases"), ("!!python/object/apply:os.system ['exit 1']", "tags"),
     ("- 1", "no settings"), ("a: [", "not YAML"), ("[" * 50_000, "nested too deep"), ("", "no settings"),
-    ("a: \x00", "not YAML"), ("a: 2020-99-99", "not YAML")])
+    ("a: \x00", "not YAML"), ("a: 2020-99-99", "not YAML"),
+    ("a: " + "1:" * 30 + "1", "many parts between colons")])
 def test_hostile_yaml_is_refused_in_a_sentence(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)

@@ -14,14 +14,18 @@ from safetensors.torch import load_file
 import mini
 from creditscope import CreditscopeError, Record, Rollouts, spectrum
 from creditscope.advantages import token_advantage
+from creditscope.lab import lens as lens_module
 from creditscope.lab.config import Config
 from creditscope.lab.lens import Lens, row_credit
 from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.lab.train import make_optimizer, take_step, train
+from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.sketch import Sketcher
+from creditscope.microscope.sources import Source
 from creditscope.optimizer.brakes import Brake
 from creditscope.tasks import find_task
+from makers import make
 from small_models import build
 
 pytestmark = pytest.mark.usefixtures("mini_task")
@@ -223,3 +227,26 @@ def test_groups_that_micro_batches_would_cut_are_refused_with_the_numbers() -> N
         replace(LOOK, accumulate=4)
     with pytest.raises(CreditscopeError, match="ligth"):
         replace(LOOK, scope="ligth")
+
+
+def test_swapped_rows_are_found_by_the_proof_of_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Can-fail: the check of every pass is blind to rows that change places."""
+    real = Recorder.matrix
+
+    def planted(self: Recorder, source: Source, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        order = torch.arange(len(delta)).flip(0) if source.names[0].endswith("up_proj.weight") else slice(None)
+        return real(self, source, delta[order], a[order])
+
+    monkeypatch.setattr(Recorder, "matrix", planted)
+    with pytest.raises(CreditscopeError, match="alone has a gradient through rollout 0"):
+        looked(LOOK)
+
+
+def test_answers_are_right_or_wrong_only_where_all_rewards_of_the_batch_are() -> None:
+    """A graded reward in another pass counts: how a batch is cut must not change what is read."""
+    rows = torch.tensor([0, 1])
+    plain, graded = make([0, 1, 1, 0], [0, 0, 1, 1], [2] * 4), make([0, 1, 0.5, 0], [0, 0, 1, 1], [2] * 4)
+    right = lens_module._right(plain, rows)
+    assert right is not None
+    assert right.tolist() == [False, True]
+    assert lens_module._right(graded, rows) is None

@@ -236,6 +236,8 @@ def written(tmp_path: Path, content: Any) -> Path:
     ({"problem": None}, r"problem must be str, got NoneType"),
     ({"final_answer_correct": 1}, r"final_answer_correct must be bool, got int '1'"),
     ({"id": 5}, r"entry 1: id must be str, got int '5'"),
+    ({"problem": "\ud800"}, r"entry 1 .* has half a character"),
+    ({"steps": ["a", "b \udfff", "c"]}, r"entry 1 .* has half a character"),
 ])
 def test_a_faulty_entry_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):

@@ -241,3 +241,11 @@ def test_the_reward_cannot_come_from_the_data(file: Path) -> None:
 def test_text_that_is_not_plain_reaches_the_function(task: Jsonl) -> None:
     assert task.verify(Problem("x", "p", "a", {"extra": [1]}), "line\nbreak \u2028 \ud800 ٣").reward == 1
     assert "not JSON" in str(task.verify(Problem("x", "p", "a", {"extra": {1}}), "").error)
+
+
+@pytest.mark.parametrize("key", ["prompt", "answer"])
+def test_half_a_character_is_refused_where_it_stands(key: str, file: Path) -> None:
+    row = {"prompt": "1 + 1", "answer": "2"}
+    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {key: "\ud800"}) + "\n")
+    with pytest.raises(CreditscopeError, match=f"line 2: '{key}' has half a character"):
+        find_task(f"jsonl:{file}", reward="my_rewards:by_lines")
