@@ -207,7 +207,9 @@ def no_child(*_: object) -> None:
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is drawn: runs that are trained, below, have their figure."""
     monkeypatch.setattr("creditscope.verbs.compare.run_jobs", no_child)
+    monkeypatch.setattr("creditscope.verbs.compare.can_draw", lambda: False)
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -786,6 +788,10 @@ def test_two_estimators_are_trained_compared_and_used_again(
     # The same start: before the first step both solve the same problems.
     assert lines["outcome"]["curve"][0] == lines["monte_carlo,samples=1"]["curve"][0]
     assert first["failed"] == {}
+    if figures.can_draw():
+        assert first["files"] == ["table.md", "table.json", "figure.svg"]
+        assert (tmp_path / "figure.svg").read_text().count(">outcome<") == 2
+        assert "figure.svg" in (tmp_path / "table.md").read_text()
     monkeypatch.setattr("creditscope.verbs.compare.run_jobs", no_child)
     assert run(*args, "--json") == 0
     assert json.loads(capsys.readouterr().out) == first

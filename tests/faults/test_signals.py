@@ -29,13 +29,13 @@ FLAGS = ["--prompts", "2", "--group", "4", "--max-tokens", "40", "--eval-problem
 pytestmark = pytest.mark.slow
 
 
-def wait_until(come: Callable[[], bool], pid: int, log: Path) -> None:
-    """However slow the machine is; the process must live."""
+def wait_until(come: Callable[[], bool], pid: int, log: Path, pause: float = 0.02) -> None:
+    """However slow the machine is; the process must live. A pause of 0.2 s where looking is dear."""
     start = time.monotonic()
     while not come():
         assert ended(pid) is None, log.read_text()
         assert time.monotonic() - start < LONGEST, log.read_text()
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def end_of(pid: int) -> int:
@@ -60,14 +60,14 @@ def hurry(out: Path, place: Path) -> None:
     page = Follower(out, place / "page.log")
     try:
         pid, log = started(["train", *FLAGS, "--out", str(out)], place / "log"), place / "log"
-        wait_until(lambda: written(out, b"", page) >= 3, pid, log)
+        wait_until(lambda: written(out, b"", page) >= 3, pid, log, 0.2)
         os.kill(pid, signal.SIGKILL)
         assert end_of(pid) == -signal.SIGKILL
         before, steps = (out / "steps.jsonl").read_bytes(), Record.open(out).steps()
         assert page.answer() == 200
 
         pid = started(["train", "--out", str(out), "--resume"], log)
-        wait_until(lambda: written(out, before, page) >= 2, pid, log)
+        wait_until(lambda: written(out, before, page) >= 2, pid, log, 0.2)
         os.kill(pid, signal.SIGINT)
         wait_until(lambda: "stopping after this step" in log.read_text(), pid, log)
         os.kill(pid, signal.SIGINT)

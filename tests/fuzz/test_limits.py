@@ -44,7 +44,7 @@ GROWTH = 8
 """Most times the work for an input four times as long: linear takes 4, quadratic 16."""
 LEAST = 1e-3
 """Seconds below which a clock says nothing."""
-TRIES = 12
+TRIES = 6
 
 
 def grows_in_proportion(short: Callable[[], object], long: Callable[[], object]) -> bool:
