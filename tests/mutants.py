@@ -380,10 +380,7 @@ REPLANTED = [
     fixed("a fault before the first page drops the watcher", "report/watch.py",
           "except Exception as error:  # the run may not", "except ZeroDivisionError as error:  # the run may not",
           "tests/report/test_watch.py"),
-]
-"""Bugs of docs/reliability.md ("What it found") that one change of one file brings back."""
-
-ALL = [*MUTANTS, *REPLANTED    # Fixes that no test held until they were planted again.
+    # Fixes that no test held until they were planted again.
     fixed("the norm of a tiny gradient reads 0", "lab/train.py", "if norm < VANISHING", "if False", TRAINING),
     fixed("a whole number of 400 digits is a step's metric", "record.py",
           "type(value) is int and abs(value) >= 2**63]", "False]", "tests/test_record.py"),
@@ -398,6 +395,9 @@ ALL = [*MUTANTS, *REPLANTED    # Fixes that no test held until they were planted
     fixed("lone surrogates of ProcessBench reach the tokenizer", "lab/processbench.py",
           "if not all(map(encodable,", "if False and all(map(encodable,", "tests/lab/test_localise.py"),
 ]
+"""Bugs of docs/reliability.md ("What it found") that one change of one file brings back."""
+
+ALL = [*MUTANTS, *REPLANTED]
 
 
 def control() -> Mutant:

@@ -40,7 +40,7 @@ def shared(base: Path) -> Path:
 # -- a real one --------------------------------------------------------------------------------------------------------
 
 
-SIZE, STEPS = (8, 5) if FULL else (4, 4)
+SIZE, STEPS = (8, 5) if FULL else (4, 5)
 """R and P of the run with everything on, and its steps: a full one is of the size that people look at."""
 
 
