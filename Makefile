@@ -23,7 +23,7 @@ test: $(VENV)/test.ready chromium lint  ## set up, then linters, the tests of ev
 	$(PY) tests/mutants.py --changed
 
 fast: $(VENV)/test.ready  ## the tests that take no time (a minute)
-	$(TESTS) -m "not slow and not nightly and not conformance and not browser"
+	$(TESTS) tests -m "not slow and not nightly and not conformance and not browser"
 
 gate: $(VENV)/test.ready chromium  ## with `make test`, all that a change must pass before it lands
 	CREDITSCOPE_DEPTH=full $(TESTS) -m "nightly or deep"

@@ -196,6 +196,7 @@ def test_half_precision_rewards_are_summed_in_float32() -> None:
     assert got[1].item() == pytest.approx(1 / 4096, rel=1e-4)  # bfloat16 sums would stop at 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 def test_beta_density_does_not_fit_a_spike_to_rounding(dtype: torch.dtype) -> None:
     # The same rewards in another order: means that differ by an ulp, and a density of 1 for both groups.

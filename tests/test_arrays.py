@@ -51,6 +51,7 @@ def record(path: Path, kept: dict[str, Array], read: dict[str, Array]) -> Record
     return Record.open(path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("shelf", "name"), [*(("groups", name) for name in KEPT), *(("scope", name) for name in READ)])
 def test_an_array_that_does_not_fit_is_refused_or_read(shelf: str, name: str, tmp_path: Path) -> None:

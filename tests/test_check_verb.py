@@ -86,6 +86,7 @@ def test_rank_two_at_every_r_holds_and_rank_r_is_refuted(two: Path, full: Path,
     assert outcomes(data(capsys, full, "--claim", "P1.5")) == ["refuted"]
 
 
+@pytest.mark.slow
 def test_strict_fails_for_a_refuted_claim_alone(two: Path, full: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(full, "--claim", "P1.5") == 0
     assert run(full, "--claim", "P1.5", "--strict") == 1
@@ -121,6 +122,7 @@ def test_what_holds_and_what_is_undecided_together_are_no_failure(two: Path) -> 
     assert run(two, "--claim", "P1.1", "P1.8", "--strict", "--json") == 0
 
 
+@pytest.mark.slow
 def test_one_folder_given_twice_has_the_sample_of_one(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(two, "--save", two / "evidence") == 0
     capsys.readouterr()
@@ -264,6 +266,7 @@ def flipped(whole: bytes, at: int) -> bytes:
     return whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1:]
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_anywhere_in_a_reading_is_an_error_or_changes_nothing(two: Path) -> None:
     folder = two / "r4" / "seed-0"
     before = to_json(read_runs([folder])[0])
@@ -332,6 +335,7 @@ def load_no_torch(args: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_checking_runs_loads_no_torch(two: Path) -> None:
     done = load_no_torch(["check", str(two)])
     assert done.returncode == 0, done.stderr

@@ -71,6 +71,7 @@ def test_an_unknown_method_is_exit_code_2_with_the_nearest_name(capsys: pytest.C
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_credit_lists_every_estimator_without_loading_torch() -> None:
     code = ("import sys; from creditscope.cli import main\ntry: main(['credit'])\nexcept SystemExit: pass\n"
             "sys.exit('torch' in sys.modules)")
@@ -120,6 +121,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("creditscope 0.")
 
 
+@pytest.mark.slow
 def test_an_unknown_verb_and_an_unknown_flag_are_exit_code_2() -> None:
     assert run("methds") == 2
     assert run("methods", "--jsn") == 2
@@ -172,6 +174,7 @@ def test_credit_that_a_file_cannot_give_is_exit_code_2_in_words(credit: str, mes
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "message"), [
     ([ROW | {"step": [0, 2], "step_reward": [1.0, 0.0]}] * 2, "line 1: 'step' names step 2, but 'step_reward' has 2"),
     ([ROW, ROW | {"group": 1}, ROW], "group 1 has one rollout"),
@@ -213,6 +216,7 @@ HOSTILE = "my run $(touch x); 'y' [bold] " + "and a long name " * 11
 """A folder's name that a shell would run, and longer than a line of output."""
 
 
+@pytest.mark.slow
 def test_the_next_line_of_every_verb_is_one_command_whatever_the_path(tmp_path: Path,
                                                                       monkeypatch: pytest.MonkeyPatch,
                                                                       capsys: pytest.CaptureFixture[str]) -> None:

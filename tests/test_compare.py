@@ -273,6 +273,7 @@ def test_the_evidence_of_runs_gives_the_table_that_the_runs_gave(tmp_path: Path)
     assert "76.0 %" in tables[0]
 
 
+@pytest.mark.slow
 def test_no_run_leaves_out_what_is_not_finished_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70, 0.72])
     write_run(tmp_path, "gae", 0, [0.5, 0.5, 0.5], finished=False)
@@ -282,6 +283,7 @@ def test_no_run_leaves_out_what_is_not_finished_and_says_so(tmp_path: Path, caps
     assert "left out: 1 runs that are not finished" in said.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize(("args", "message"), [
     (("outcom",), "unknown credit 'outcom'; did you mean 'outcome'?"),
@@ -326,6 +328,7 @@ def test_a_missing_library_is_named_with_its_repair(tmp_path: Path, monkeypatch:
         figures.accuracy_svg(seeds_of(tmp_path, outcome=[0.5, 0.6]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_figure_names_every_estimator_and_needs_no_network(seeds: int, tmp_path: Path) -> None:
     pytest.importorskip("altair")
@@ -627,6 +630,7 @@ def test_a_page_of_credit_says_mu_where_it_is_not_one(tmp_path: Path) -> None:
     assert "--inner-steps 2" in pages[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("inner_steps", [4, 8])
 def test_the_command_in_a_page_of_brakes_makes_the_page_wherever_the_folder_is(
@@ -647,6 +651,7 @@ def test_the_command_in_a_page_of_brakes_makes_the_page_wherever_the_folder_is(
     assert (new / "table.md").read_text() == page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize(("args", "message"), [
     (("recal",), "unknown brake 'recal'; did you mean 'recall'?"),
@@ -675,6 +680,7 @@ def test_without_names_every_brake_is_asked_for_in_a_folder_of_its_own(monkeypat
     assert next(iter(Compare("credit")._asked())) == Path("runs/compare/outcome/seed-0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_figure_of_brakes_names_each_in_both_panels_and_what_they_measure(seeds: int, tmp_path: Path) -> None:
     pytest.importorskip("altair")
@@ -695,6 +701,7 @@ def job(tmp_path: Path, name: str, *args: str) -> Job:
     return Job(name, args, tmp_path / f"{name}.log")
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path: Path) -> None:
     jobs = [job(tmp_path, "bad", "methods", "grop"), job(tmp_path, "good", "--version")]
     ended = run_jobs(jobs, 1, lambda: False, lambda running, ended: None)
@@ -745,6 +752,7 @@ def test_an_error_leaves_no_child_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert [child.returncode for child in children] == [-signal.SIGKILL] * 2
 
 
+@pytest.mark.slow
 def test_failed_runs_are_in_the_table_and_exit_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70])

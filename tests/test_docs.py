@@ -72,6 +72,7 @@ def test_the_page_of_claims_and_the_readmes_verdicts_are_what_the_evidence_says(
     assert pages.readme() == (ROOT / "README.md").read_text(), "run: make docs"
 
 
+@pytest.mark.slow
 def test_the_page_of_claims_says_of_every_run_what_the_evidence_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the exact verdicts, which take seconds and are tested in tests/claims."""
     pages = generator()

@@ -210,6 +210,7 @@ def test_every_bound_and_trust_region_has_its_edges_and_says_what_they_do() -> N
     assert set(HARD + SOFT + CAPPED + FREE) == set(ROWS)
 
 
+@pytest.mark.slow
 @each("seed", range(3))
 @each("name", HARD)
 def test_a_hard_bound_makes_the_credit_zero_exactly_beyond_its_edge(name: str, seed: int) -> None:
@@ -295,6 +296,7 @@ def test_a_bad_token_too_rare_to_fall_by_delta_has_no_edge(p: float, bounded: bo
     assert bounded_tokens(row, old, mask, -torch.ones(1, 1)).item() is bounded
 
 
+@pytest.mark.slow
 @each("name", sorted(ROWS))
 def test_the_slope_of_the_distance_is_that_of_finite_differences(name: str) -> None:
     # Signs of A mixed inside an answer: there a sequence's distance and its surrogate's gradient part ways.

@@ -319,6 +319,7 @@ def test_a_mask_by_entropy_turns_the_gradient_away_and_a_mask_of_nothing_does_no
     torch.testing.assert_close(whole.gradient, 2 / 3 * w.gradient, **TINY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least", "most"), [
     ("entropy_shaping", 1e-4, 0.01), ("salt", 5e-3, 0.03), ("prefix_share", 0.02, 0.06), ("optimal_scalar", 0.1, 0.4),
     ("optimal_token", 0.05, 0.7)])
@@ -327,6 +328,7 @@ def test_these_gradients_are_right_up_to_no_factor_but_nearly(name: str, least: 
         assert least < measure(name, MEAN, world(UNEQUAL, seed), SIZE).gradient_shape < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefix_share", "entropy_shaping", "salt"])
 def test_what_reshapes_an_advantage_is_proportional_to_it(name: str) -> None:
     mean, others = (measure(name, row, world(UNEQUAL, 0), SIZE) for row in (MEAN, OTHERS))

@@ -115,6 +115,7 @@ def test_the_screen_says_each_block_in_a_sentence(tmp_path: Path, capsys: pytest
         assert text in out.replace("\n", " ").replace("  ", " ") or text in out, text
 
 
+@pytest.mark.slow
 @each(("change", "block", "words"), [
     ({"overshoot/3/past": 0.004}, "overshoot", "0.40 % of tokens are past the bound, less than 1 %: the bound holds."),
     ({"overshoot/3/distance": None, "overshoot/3/after": None}, "overshoot", "6.0 % of tokens are past the bound. The"),
@@ -155,6 +156,7 @@ def test_three_steps_are_too_few_for_r(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["verdicts"]["progress"].startswith("3 steps are too few")
 
 
+@pytest.mark.slow
 @each(("config", "kind", "formula"), [
     ({"method": "grpo"}, "zero", "J = 0"),
     ({"method": "grpo", "beta": 0.04}, "penalty", "J = − 0.04·K3"),
@@ -234,6 +236,7 @@ def test_a_run_or_the_carry_but_not_both(tmp_path: Path, capsys: pytest.CaptureF
         assert "give the folder of a run, or --carry, or --brakes, one of them" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @each("value", ["0.5", "[red]", True, 1e200, [1.0], {"a": 1}])
 @each("key", ["overshoot/past", "overshoot/2/after", "update/cosine", "overshoot/max"])
 def test_a_value_that_is_no_number_is_refused_by_name(key: str, value: Any, tmp_path: Path,
@@ -335,6 +338,7 @@ def test_betas_that_adam_cannot_have_are_refused_in_words(betas: tuple[str, str]
     assert "β" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_reading_a_run_loads_no_torch(tmp_path: Path) -> None:
     code = ("import sys; from creditscope.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
             "sys.exit('torch' in sys.modules)")

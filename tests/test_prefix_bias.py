@@ -185,6 +185,7 @@ def test_the_gamma_weight_of_a_shared_token_by_hand() -> None:
 # -- closed form against autograd -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("size", [0.0, 0.01, 0.4, 1.5])
 @each("name", sorted(ROWS))
 def test_the_closed_form_is_what_autograd_finds(name: str, size: float) -> None:
@@ -280,6 +281,7 @@ def test_the_nodes_together_hold_all_credit(name: str) -> None:
 # -- who cancels ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("name", sorted(OWN))
 def test_a_root_cancels_exactly_where_the_probe_says_so(name: str) -> None:
     batch, *_ = bush(0)

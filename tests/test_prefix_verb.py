@@ -165,6 +165,7 @@ def test_what_a_run_kept_comes_back_as_the_rollouts_it_was(tmp_path: Path) -> No
     assert np.array(back.pieces[1]).tolist() == ["a"] * 4
 
 
+@pytest.mark.slow
 def test_a_wrong_name_is_told_before_torch_is_loaded() -> None:
     code = ("import sys; from creditscope.cli import main\ntry: main(['prefix', 'x.jsonl', '--method', 'grop'])\n"
             "except SystemExit: pass\nsys.exit('torch' in sys.modules)")

@@ -62,6 +62,7 @@ def given_credit(row: Method, rollouts: Rollouts) -> Tensor | None:
 # -- the closed form ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [w for row in ROWS for w in weighted(row)], ids=lambda row: f"{row.name}-{row.beta}")
 def test_the_closed_form_is_the_surrogate_at_ratio_1(row: Method) -> None:
     for rollouts in (BATCH, LEVEL):
@@ -70,6 +71,7 @@ def test_the_closed_form_is_the_surrogate_at_ratio_1(row: Method) -> None:
         assert abs(value_at_ratio_one(row, rollouts, credit) - twin) <= 1e-12
 
 
+@pytest.mark.slow
 @given(rollouts=random_batches())
 def test_the_closed_form_is_the_surrogate_on_any_batch(rollouts: Rollouts) -> None:
     for row in [weighed for name in METHODS for weighed in weighted(METHODS[name])]:
@@ -190,6 +192,7 @@ def law_by_numbers(row: Method) -> str:
     return "reward" if bool((paid > plain + 0.1).all()) else "weights"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [r for r in ROWS if r.baseline != "external"], ids=lambda row: row.name)
 def test_the_law_from_the_axes_is_the_law_from_numbers(row: Method) -> None:
     bare = row.but(name=row.name, beta=0.0)

@@ -190,6 +190,7 @@ def there(tmp_path: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_finished_runs_are_used_as_they_are_and_reported(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("p1", *FLAGS, "--out", there) == 0
     out = capsys.readouterr().out
@@ -204,6 +205,7 @@ def test_finished_runs_are_used_as_they_are_and_reported(there: Path, capsys: py
         there / "claims.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_sweep_are_p1_s_three(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
@@ -217,6 +219,7 @@ def test_the_figures_of_a_sweep_are_p1_s_three(there: Path, capsys: pytest.Captu
         assert "R = 8" in text
 
 
+@pytest.mark.slow
 def test_the_report_is_one_object_for_programs(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("p1", *FLAGS, "--out", there, "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -301,6 +304,7 @@ def test_the_time_left_counts_each_run_by_its_own_budget(tmp_path: Path) -> None
     assert "short    1 steps  100 rollouts  (1 of 2, left 30 s)" in said.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("percent", [False, True])
 def test_a_curve_without_an_interval_is_drawn_without_a_band(percent: bool) -> None:
     pytest.importorskip("altair")

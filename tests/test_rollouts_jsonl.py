@@ -86,6 +86,7 @@ def test_bytes_that_are_not_utf8_are_reported_with_their_line(tmp_path: Path) ->
         list(read_rows(path))
 
 
+@pytest.mark.slow
 def test_a_line_without_end_stops_at_the_limit_and_not_at_the_end_of_memory(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     with path.open("wb") as out:  # 10 GB in one line, as a sparse file

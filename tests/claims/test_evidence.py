@@ -245,6 +245,7 @@ def test_arrays_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
     (lambda d: d["config"].update(lr=math.nan), "damaged"), (lambda d: d["config"].update(lr=-math.inf), "damaged"),
     (lambda d: d["config"].update(deep=[{"x": math.nan}]), "damaged"),
     (lambda d: d["layers"].update(x={"top1": math.nan}), "damaged"),
+    (lambda d: d["layers"].update(x={"top1": 10**400}), "damaged"),
     (lambda d: d["groups"].update(size=[10**400] * 3), "damaged")])
 def test_a_file_that_is_not_as_it_was_written_is_refused(run: Path, tmp_path: Path, break_it: Any, said: str) -> None:
     data = json.loads(to_json(read_evidence(Record.open(run))))

@@ -135,6 +135,7 @@ def test_evidence_from_before_the_second_order_lacks_its_column_and_not_a_low_ra
     assert "1.00 times below" not in last.reason  # it is 4 times below
 
 
+@pytest.mark.slow
 @given(st.integers(0, 999), st.integers(2, 12))
 def test_the_rank_never_exceeds_the_null_of_its_norms(seed: int, size: int) -> None:
     """Majorisation: so alignment only ever lowers the rank, and gap − part ≥ 0."""

@@ -204,6 +204,7 @@ def named(case: tuple[Test, dict[str, Any], str, str]) -> str:
     return f"{case[0].__name__}-{'-'.join(case[1]) or 'as it is'}-{case[2]}-{case[3]}"
 
 
+@pytest.mark.slow
 @each("case", CASES)
 def test_a_claim_holds_here_and_is_refuted_there(case: tuple[Test, dict[str, Any], str, str]) -> None:
     test, planted, part, outcome = case
@@ -341,6 +342,7 @@ def test_prompts_of_unlike_difficulty_have_an_eighth_more_dead_pairs_than_their_
     assert verdict.observed == pytest.approx(0.125, abs=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chances", [(0.1, 0.1), (0.1, 0.9), (0.02, 0.3)])
 def test_a_mixture_of_prompts_has_as_many_dead_groups_as_its_mean_or_more(chances: tuple[float, float]) -> None:
     verdict = the(dead_groups(chances=chances), "different p")
@@ -422,6 +424,7 @@ def test_the_bias_and_its_cost_in_variance_are_there_and_the_gradient_s_is_not_f
     assert the(found, "costs variance").outcome == "holds"
 
 
+@pytest.mark.slow
 def test_the_rms_bias_of_outcome_credit_is_that_of_p1_s_formula_walk_by_walk() -> None:
     policy = constant_policy(LADDER)
     squares = sum(LADDER.probability(policy, START, moves) * LADDER.bias(policy, START, moves) ** 2
@@ -431,6 +434,7 @@ def test_the_rms_bias_of_outcome_credit_is_that_of_p1_s_formula_walk_by_walk() -
     torch.testing.assert_close(found, squares.sqrt(), **TINY)
 
 
+@pytest.mark.slow
 def test_two_siblings_know_no_more_by_state_than_by_turn_and_eight_do() -> None:
     for row in bias_by_turn(size=2):
         assert row.state_return == pytest.approx(row.turn_return, abs=1e-12)

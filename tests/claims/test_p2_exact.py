@@ -62,6 +62,7 @@ def ten() -> list[Verdict]:
     return p2_exact.ten_methods()
 
 
+@pytest.mark.slow
 def test_five_printed_rows_are_their_methods_four_depart_and_one_cannot_be_told(ten: list[Verdict]) -> None:
     printed = {v.subject: v.outcome for v in ten if "as printed" in v.definition}
     assert tuple(printed) == P2_TABLE_1
@@ -87,6 +88,7 @@ def test_a_row_written_from_the_table_is_not_confirmed_by_it(ten: list[Verdict])
     assert found.reason.startswith("needs gcpo's own loss")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in P2_TABLE_1 if name != "gcpo"])
 def test_another_loss_under_the_methods_name_refutes_its_row(name: str) -> None:
     other = METHODS[name].but(name=name, aggregate="sequence_sum")
@@ -94,12 +96,14 @@ def test_another_loss_under_the_methods_name_refutes_its_row(name: str) -> None:
     assert last.outcome == "refuted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"clip_high": 0.25}, {"clip_low": 0.25}, {"std": "population"}, {"kl": "k2"}])
 def test_a_small_change_of_grpo_refutes_its_row(changes: dict[str, Any]) -> None:
     found = said(p2_exact.ten_methods(methods=swapped(grpo=METHODS["grpo"].but(name="grpo", **changes))), "grpo")
     assert found.outcome == "refuted"
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_there_is_asked_for() -> None:
     found = said(p2_exact.ten_methods(methods=without("dapo")), "dapo")
     assert (found.outcome, found.reason) == ("undecided", "needs a row 'dapo' in the table of methods")
@@ -150,6 +154,7 @@ def prefix() -> list[Verdict]:
     return p2_exact.prefix_bias()
 
 
+@pytest.mark.slow
 def test_prefix_bias_is_predicted_and_falls_on_whom_p2_says(prefix: list[Verdict]) -> None:
     for words in ("predicted and by autograd", "who cancels", "after one inner step"):
         assert said(prefix, "tabular policy", words).outcome == "holds", words
@@ -174,6 +179,7 @@ def test_the_pair_of_answers_has_the_W_of_a_hand(prefix: list[Verdict]) -> None:
     assert float(total) == pytest.approx(0.15 / math.sqrt(2), abs=1e-15)
 
 
+@pytest.mark.slow
 def test_a_prediction_of_the_wrong_sign_refutes_it() -> None:
     def flipped(*given: Any) -> PrefixBias:
         found = predict(*given)
@@ -182,6 +188,7 @@ def test_a_prediction_of_the_wrong_sign_refutes_it() -> None:
     assert said(p2_exact.prefix_bias(predict=flipped), "tabular policy", "predicted").outcome == "refuted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "aggregate"), [("dr_grpo", "sequence_mean"), ("grpo", "constant")])
 def test_a_row_with_the_other_weights_refutes_the_list(name: str, aggregate: str) -> None:
     rows = swapped(**{name: METHODS[name].but(name=name, aggregate=aggregate)})
@@ -190,11 +197,13 @@ def test_a_row_with_the_other_weights_refutes_the_list(name: str, aggregate: str
     assert found.reason == f"1 of 11 rows are not as listed: {name}"
 
 
+@pytest.mark.slow
 def test_even_weights_refute_that_short_answers_are_favoured() -> None:
     rows = swapped(grpo=METHODS["grpo_even"])
     assert said(p2_exact.prefix_bias(methods=rows), "grpo", "favours short").outcome == "refuted"
 
 
+@pytest.mark.slow
 def test_a_weight_that_favours_long_answers_refutes_it_too() -> None:
     # OPO's baseline Σ L r / Σ L of two answers: A = L_bad/ΣL and −L_good/ΣL, so W has the sign of L_bad − L_good as
     # well; REINFORCE with r alone has W > 0 whoever is longer.
@@ -203,6 +212,7 @@ def test_a_weight_that_favours_long_answers_refutes_it_too() -> None:
     assert (found.outcome, found.observed) == ("refuted", 21.0)  # 15 pairs with a longer good answer, 6 equally long
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ratio"), [("gcpo", "token"), ("dr_grpo", "sequence_product")])
 def test_the_other_ratio_refutes_what_a_step_does(name: str, ratio: str) -> None:
     rows = swapped(**{name: METHODS[name].but(name=name, ratio=ratio, aggregate="token_mean")})
@@ -272,12 +282,14 @@ def test_even_weights_ask_for_the_rows_they_need_and_for_no_others() -> None:
 # -- P2.3 -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_condition_is_as_it_is_said_to_be() -> None:
     found = p2_exact.blind_to_scale()
     assert [v.subject for v in found] == [*(c.name for c in CONDITIONS), "tabular policy"]
     assert [v.outcome for v in found] == ["holds"] * len(found)
 
 
+@pytest.mark.slow
 @each("condition", CONDITIONS)
 def test_the_opposite_of_every_condition_is_refuted(condition: Condition, world: World) -> None:
     opposite = replace(condition, says="broken" if condition.says == "blind" else "blind")
@@ -380,12 +392,14 @@ def test_another_closed_form_is_refuted(wrong: Any) -> None:
 # -- P2.5 -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_loss_is_what_proposition_4_leaves_of_it() -> None:
     found = p2_exact.loss_value()
     assert [v.outcome for v in found] == ["holds"] * 5
     assert [v.subject.split(", ")[1] for v in found] == [f"{n} methods" for n in (30, 4, 2, 4, 10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes", "law"), [
     ("grpo", {"aggregate": "token_mean"}, "even over answers"),
     ("gspo", {"baseline": "none", "scale": "none"}, "even over answers"),
@@ -406,6 +420,7 @@ def test_a_loss_without_a_baseline_is_a_progress_signal() -> None:
     assert found.outcome == "refuted"
 
 
+@pytest.mark.slow
 def test_a_closed_form_with_another_weight_of_kl_is_refuted() -> None:
     found = p2_exact.loss_value(closed_form=lambda row, batch: value_at_ratio_one(
         row.but(name=row.name, beta=row.beta * 1.001), batch))
@@ -427,6 +442,7 @@ def test_the_length_statistic_of_two_answers_by_hand() -> None:
     assert len(nodes(rollouts)) == 6
 
 
+@pytest.mark.slow
 def test_every_verdict_says_its_number_in_one_sentence(ten: list[Verdict], prefix: list[Verdict]) -> None:
     for verdict in (*ten, *prefix, *p2_exact.overshoot(), *p2_exact.loss_value()):
         assert any(c.isdigit() for c in verdict.reason)

@@ -72,6 +72,7 @@ def test_claims_come_in_the_order_of_the_table_whatever_the_order_of_the_asking(
     assert len(find_claims()) == len(IDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["P2.2", "C.2", "C.3"])  # P2.2 and C.3 lie in one module
 def test_an_exact_claim_alone_gives_its_own_verdicts_alone(name: str) -> None:
     verdicts = list(run_exact([name, "P1.5"]))  # P1.5 has no exact test

@@ -41,6 +41,7 @@ def test_the_threshold_is_torchs_quantile(values: list[float], share: float) -> 
     torch.testing.assert_close(threshold(given_values, share), given_values.quantile(1 - share), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_threshold_takes_more_values_than_torchs_quantile() -> None:
     many = torch.arange(2**24 + 5, dtype=torch.float32)
     with pytest.raises(RuntimeError, match="too large"):

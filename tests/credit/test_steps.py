@@ -155,6 +155,7 @@ def test_permuting_the_rows_permutes_the_credit(estimate: Estimate, batch: Rollo
     torch.testing.assert_close(moved, estimate(MEAN, batch, Tools())[order], rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimate", ESTIMATORS)
 @given(batch=stepped(), shift=st.integers(1, 1000))
 def test_group_ids_are_names_and_nothing_more(estimate: Estimate, batch: Rollouts, shift: int) -> None:
@@ -162,6 +163,7 @@ def test_group_ids_are_names_and_nothing_more(estimate: Estimate, batch: Rollout
     torch.testing.assert_close(estimate(MEAN, renamed, Tools()), estimate(MEAN, batch, Tools()), rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimate", ESTIMATORS)
 @given(batch=stepped())
 def test_padding_of_tokens_and_of_steps_changes_nothing(estimate: Estimate, batch: Rollouts) -> None:
@@ -174,6 +176,7 @@ def test_padding_of_tokens_and_of_steps_changes_nothing(estimate: Estimate, batc
     assert not bool(found[:, -2:].any())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimate", ESTIMATORS)
 @pytest.mark.parametrize("method", [MEAN, OTHERS, NONE, BY_LENGTH], ids=lambda m: m.name)
 @given(batch=stepped())

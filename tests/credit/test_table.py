@@ -200,6 +200,7 @@ def test_the_current_folder_is_the_last_place_to_look_once_the_function_is_found
     assert sys.path == [*before, str(folder)]
 
 
+@pytest.mark.slow
 def test_the_installed_program_finds_it_too(folder: Path) -> None:
     """A console script has its own folder on the path, not the current one: -P leaves that out."""
     code = ("from creditscope.credit import find_estimator; "

@@ -45,12 +45,14 @@ def same_as_the_methods_own(method: Method, batch: Rollouts) -> None:
     assert not bool(ours[~batch.mask].any())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 @given(batch=random_batches())
 def test_the_reward_minus_its_baseline_comes_out_as_the_methods_own_advantage(name: str, batch: Rollouts) -> None:
     same_as_the_methods_own(METHODS[name], batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [
     {"std": "population"}, {"std_eps": 0.3}, {"scale": "batch_std"}, {"scale": "nonzero_rewards"},
     {"whiten": "tokens", "whiten_eps": 0.1}, {"whiten": "rollouts"}, {"whiten": "rollouts", "scale": "none"},

@@ -110,6 +110,7 @@ def test_the_page_has_a_row_for_every_rule_in_their_order() -> None:
     assert table[2:] == list(RULES)
 
 
+@pytest.mark.slow
 def test_the_doctor_loads_no_torch() -> None:
     code = ("import sys; from pathlib import Path; from creditscope.verbs.doctor import Doctor;"
             f"Doctor(Path({str(LOGS / 'verl-steady')!r})).run(); sys.exit('torch' in sys.modules)")

@@ -283,6 +283,7 @@ def test_a_closed_last_line_without_a_newline_is_a_row(tmp_path: Path) -> None:
     assert len(read(file).rows) == 1
 
 
+@pytest.mark.slow
 def test_a_line_without_end_is_passed_over_in_bounded_memory(tmp_path: Path) -> None:
     file = tmp_path / "huge.log"
     with file.open("wb") as out:
@@ -339,6 +340,7 @@ def test_numbers_beyond_all_bounds_are_left_out(tmp_path: Path) -> None:
     diagnose(log)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.lists(st.one_of(st.binary(max_size=80), st.sampled_from(PIECES)), max_size=12),
        suffix=st.sampled_from([".log", ".csv", ".jsonl", ".json"]))

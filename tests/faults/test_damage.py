@@ -235,6 +235,7 @@ def changed(out: Path, name: str, change: Callable[[bytearray], None], truth: di
         (out / name).write_bytes(before)
 
 
+@pytest.mark.slow
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["run.json", "steps.jsonl", "groups/000001.npz", "scope/000001.npz"])
 def test_no_flipped_bit_changes_what_a_record_says(name: str, shown: Path) -> None:
@@ -252,6 +253,7 @@ def test_no_flipped_bit_changes_what_a_record_says(name: str, shown: Path) -> No
     assert silent == []
 
 
+@pytest.mark.slow
 @pytest.mark.deep
 def test_no_flipped_bit_of_a_zip_files_directory_hides_an_array(tmp_path: Path) -> None:
     """Every bit of it, at full depth: a wrong length there can swallow the entries that follow, and no sum covers it.

@@ -248,6 +248,7 @@ def test_a_line_of_200_megabytes_is_refused_by_every_reader_in_less_than_its_own
             list(numbered_lines(path, max_line=2 * LINE))
 
 
+@pytest.mark.slow
 @bounded
 def test_a_line_of_ten_gigabytes_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (tmp_path / "huge.jsonl").open("wb") as out:
@@ -298,6 +299,7 @@ def test_yaml_that_no_trainer_writes_is_refused_in_a_sentence(settings: str, tmp
         read_log(tmp_path / "t.log", tmp_path / "c.yaml")
 
 
+@pytest.mark.slow
 def test_a_parquet_file_whose_columns_lie_about_themselves_ends_no_process(tmp_path: Path) -> None:
     whole = (TESTS / "offline" / "dumps" / "trl" / "completions_00003.parquet").read_bytes()
     # can-fail: one byte in what it says of a column, and pyarrow calls terminate(), which nobody can catch.

@@ -21,6 +21,7 @@ EXAMPLES = examples(120)
 damage = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @pytest.mark.deep
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_a_damaged_file_gives_a_right_answer_or_an_error_of_ours(name: str, tmp_path: Path) -> None:
@@ -37,6 +38,7 @@ def test_a_damaged_file_gives_a_right_answer_or_an_error_of_ours(name: str, tmp_
     try_it()
 
 
+@pytest.mark.slow
 @pytest.mark.deep
 @pytest.mark.parametrize("name", targets.TARGETS)
 def test_bytes_that_are_no_file_give_an_error_of_ours(name: str, tmp_path: Path) -> None:
@@ -65,6 +67,7 @@ def test_what_once_raised_something_else_no_longer_does(case: Path, tmp_path: Pa
 LOG = b'\2{"log_history": [{"reward": 1, "frac_reward_zero_std": 0.5}]}' + targets.PART
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "module", "data"), [
     ("offline", "rollouts_jsonl", b'{"prompt": [{"role": "user", "content": DEEP}], "response": "2", "reward": 1}\n'),
     ("task_files", "tasks.jsonl", b'{"question": "q", "answer": "#### 2", "id": DEEP}\n'),

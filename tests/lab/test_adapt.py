@@ -201,6 +201,7 @@ def test_the_budget_may_not_change_on_resume_where_the_rule_goes_by_its_share() 
 # -- a run follows it --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_late_group_raises_R_at_its_share_and_the_budget_ends_the_run(tmp_path: Path) -> None:
     # 2 prompts: 4 rollouts a step at R = 2, so 8 of 16 are spent after two; the third has R = 4 and spends the rest.
     # Brake, full probe and microscope meet both sizes.
@@ -216,6 +217,7 @@ def test_late_group_raises_R_at_its_share_and_the_budget_ends_the_run(tmp_path: 
     assert [len(record.group(step)["reward"]) for step in range(3)] == [4, 4, 8]
 
 
+@pytest.mark.slow
 def test_a_critic_and_a_resumed_run_meet_both_sizes(tmp_path: Path) -> None:
     config = replace(SMALL, adapt="late_group", rollouts=16, method="ppo")
     whole = run(config, tmp_path / "whole")

@@ -78,6 +78,7 @@ def facts(out: Path) -> list[dict[str, Any]]:
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"method": "gspo"}, {"method": "dapo", "accumulate": 2}])
 def test_the_run_s_own_credit_read_as_another_gives_its_own_gram(changes: dict[str, Any]) -> None:
     _, lens, batch, w, _ = looked(replace(LOOK, also=("outcome",), **changes))
@@ -89,6 +90,7 @@ def test_the_run_s_own_credit_read_as_another_gives_its_own_gram(changes: dict[s
     assert line["also/outcome/effective_rank"] == pytest.approx(line["gram/group/effective_rank"], rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["step_return", "optimal_token", "entropy_mask,share=0.05"])
 def test_the_gram_of_another_credit_is_that_of_its_own_rows_taken_one_by_one(spec: str) -> None:
     config = replace(LOOK, method="grpo", also=("step_reward", spec))
@@ -127,6 +129,7 @@ def test_the_metric_is_the_mean_over_groups_in_which_that_credit_is_not_0() -> N
     assert line["also/step_reward/effective_rank"] == pytest.approx(np.mean(ranks), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_micro_batches_and_minibatches_leave_each_group_s_block_as_it_is() -> None:
     also = ("step_return", "outcome")
     _, lens, batch, w, _ = looked(replace(LOOK, also=also))
@@ -149,6 +152,7 @@ def test_micro_batches_and_minibatches_leave_each_group_s_block_as_it_is() -> No
 # -- the run does not notice -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "also"), [
     ({}, ("monte_carlo,samples=2", "step_return")),
     ({"accumulate": 1, "credit": "monte_carlo,samples=2"}, ("spo_chain,samples=1", "salt")),
@@ -174,6 +178,7 @@ def test_a_run_is_the_same_bit_by_bit_whatever_is_read_also(changes: dict[str, A
     assert any(f"also/{name}/effective_rank" in line for name in also for line in other.steps())
 
 
+@pytest.mark.slow
 def test_continuations_for_other_credits_are_not_spent(tmp_path: Path) -> None:
     config = replace(SMALL, steps=1, inner_steps=1, minibatches=1)
     list(train(replace(config, also=("monte_carlo,samples=2",)), tmp_path / "also", {}))
@@ -187,6 +192,7 @@ def test_continuations_for_other_credits_are_not_spent(tmp_path: Path) -> None:
     assert np.abs(first["other_grams"][0] - second["gram"]).max() < 1e-5 * np.abs(second["gram"]).max()
 
 
+@pytest.mark.slow
 def test_a_critic_s_credit_is_read_before_the_critic_learns_from_the_batch(tmp_path: Path) -> None:
     config = replace(SMALL, method="ppo", also=("gae",), inner_steps=1)
     list(train(config, tmp_path / "run", {}))
@@ -196,6 +202,7 @@ def test_a_critic_s_credit_is_read_before_the_critic_learns_from_the_batch(tmp_p
         assert np.nanmax(np.abs(found["other_grams"][0] - found["gram"])) < 1e-5 * np.nanmax(found["gram"])
 
 
+@pytest.mark.slow
 def test_other_credits_are_read_with_the_microscope_s_schedule_and_reach_the_evidence(tmp_path: Path) -> None:
     config = replace(SMALL, steps=3, every=2, inner_steps=1, also=("step_return", "optimal_token"))
     list(train(config, tmp_path / "run", {}))
@@ -207,6 +214,7 @@ def test_other_credits_are_read_with_the_microscope_s_schedule_and_reach_the_evi
     assert {"credit:step_return/effective_rank", "credit:optimal_token/effective_rank"} <= columns.keys()
 
 
+@pytest.mark.slow
 def test_what_is_read_also_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
     list(train(replace(SMALL, steps=1, also=("step_return",)), tmp_path / "cut", {}))
     list(train(replace(SMALL, steps=2, also=("salt", "outcome")), tmp_path / "cut", {}, resume=True))
@@ -217,6 +225,7 @@ def test_what_is_read_also_may_change_when_a_run_is_resumed(tmp_path: Path) -> N
     assert "other_names" not in Record.open(tmp_path / "whole").reading(0)
 
 
+@pytest.mark.slow
 def test_a_full_probe_reads_the_same_with_and_without_the_microscope(tmp_path: Path) -> None:
     """Both take gradients of the second minibatch, whose tokens the first has moved."""
     config = replace(SMALL, method="ppo", probe="full", lr=0.01, inner_steps=1, steps=1, dtype="float64")

@@ -106,6 +106,7 @@ def same(ours: Samples, other: Samples, atol: float = 2e-5, ties: int = 0) -> No
 # -- the same as from a prompt -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prefix_cut_from_the_cache_is_continued_as_if_it_were_a_prompt(name: str) -> None:
     model = make(name)
@@ -126,6 +127,7 @@ def test_caches_are_cut_where_they_are_whole_and_both_decoders_take_them(name: s
         decoding.Growing if name in GROWING else decoding.Slots)
 
 
+@pytest.mark.slow
 @each("temperature, top_p", [(0.7, 1.0), (1.0, 0.6), (1.5, 0.8)])
 def test_temperature_and_top_p_are_those_of_sample(temperature: float, top_p: float) -> None:
     model = make()
@@ -134,6 +136,7 @@ def test_temperature_and_top_p_are_those_of_sample(temperature: float, top_p: fl
     same(run(*given, temperature=temperature, top_p=top_p), twin(*given, temperature=temperature, top_p=top_p))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_greedy_completion_continued_from_any_cut_is_its_own_tail(name: str) -> None:
     model = make(name)
@@ -147,6 +150,7 @@ def test_a_greedy_completion_continued_from_any_cut_is_its_own_tail(name: str) -
             assert tails.finished[k] == samples.finished[i]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "bloom", "mistral, window 5", "mistral, window 22"])
 def test_a_row_does_not_depend_on_the_others_in_its_chunk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to rounding: bloom runs in float32, where seed 1 has a uniform 1e-8 from the border between two tokens."""
@@ -160,6 +164,7 @@ def test_a_row_does_not_depend_on_the_others_in_its_chunk(name: str, monkeypatch
         same(run(*given, generator=seeded(2)), together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "bloom", "gpt_neo", "mistral, window 22"])
 def test_rows_that_stay_in_the_batch_after_their_limit_disturb_nobody(name: str,
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +292,7 @@ def test_a_prefix_that_leaves_no_room_has_no_continuation() -> None:
 # -- Σπ² -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("name, temperature, top_p", [(name, *given) for name in ("llama", "gpt2", "bloom")
                                    for given in ((1.0, 1.0), (0.7, 1.0), (1.6, 0.5))])
 def test_collision_is_the_sum_of_squares_of_a_plain_forward(name: str, temperature: float, top_p: float) -> None:

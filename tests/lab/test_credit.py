@@ -107,6 +107,7 @@ def test_continuations_count_as_rollouts_and_a_budget_ends_the_run(tmp_path: Pat
     assert run(config, tmp_path / "run", resume=True) == []
 
 
+@pytest.mark.slow
 def test_monte_carlo_resumes_bit_by_bit(tmp_path: Path) -> None:
     config = replace(SMALL, credit="monte_carlo,samples=2", steps=3)
     run(config, tmp_path / "whole")
@@ -117,6 +118,7 @@ def test_monte_carlo_resumes_bit_by_bit(tmp_path: Path) -> None:
     assert learnt(first)
 
 
+@pytest.mark.slow
 def test_evaluations_come_when_rollouts_have_been_spent(tmp_path: Path) -> None:
     config = replace(SMALL, steps=5, eval_rollouts=16, eval_problems=4)
     lines = run(config, tmp_path / "run")
@@ -205,6 +207,7 @@ def test_no_name_is_no_estimator() -> None:
         replace(SMALL, credit="")
 
 
+@pytest.mark.slow
 def test_evaluations_draw_the_same_numbers_for_every_seed_and_others_for_another_eval_seed(tmp_path: Path) -> None:
     def first(**changes: int) -> float:
         out = tmp_path / "-".join(map(str, changes.values()))

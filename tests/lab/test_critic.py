@@ -135,6 +135,7 @@ def test_fitting_one_batch_again_and_again_lowers_its_loss(kind: str) -> None:
     assert losses[-1] < 0.95 * losses[1]
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_foretell_fresh_rollouts_from_their_prompts() -> None:
     # The reward is the parity of the prompt's first token, which stands 3 to 6 tokens before the values.
     critic, found = Critic(load_policy(MODEL), kind="model", lr=1e-2), []
@@ -203,6 +204,7 @@ def test_gamma_reaches_the_target() -> None:
     assert critic.fit(batch.prompts, batch.rollouts)["critic/loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_clipped_value_stops_pulling_once_it_has_gone_the_range() -> None:
     # max((V−G)², (clip(V)−G)²) has no gradient where V moved towards G by more than ε: many epochs move V no further.
     batch, moved = drawn(), {}

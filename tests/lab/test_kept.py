@@ -55,6 +55,7 @@ def test_what_lies_past_the_bound_afterwards_is_the_overshoot_that_the_step_repo
     assert (np.expm1(log_ratio) - log_ratio).mean() == pytest.approx(line["overshoot/kl"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_log_probs_afterwards_are_kept_only_where_the_probe_asked_for_them(tmp_path: Path) -> None:
     record = run(replace(SMALL, probe="light", probe_every=2), tmp_path / "run")
     assert {"after_logp", "after_past"} <= set(record.group(0))
@@ -62,6 +63,7 @@ def test_log_probs_afterwards_are_kept_only_where_the_probe_asked_for_them(tmp_p
     assert "after_logp" not in run(SMALL, tmp_path / "unprobed").group(0)
 
 
+@pytest.mark.slow
 def test_other_credits_are_kept_at_the_steps_that_were_read(tmp_path: Path) -> None:
     record = run(replace(SMALL, method="p1_grpo", scope="light", every=2, also=("leave_one_out", "step_reward")),
                  tmp_path / "run")

@@ -71,6 +71,7 @@ def slow_rows(policy: Policy, batch: Batch, w: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 def test_the_recorded_grams_are_those_of_rows_taken_one_by_one() -> None:
     policy, lens, rollouts, w, before, batch = looked(LOOK)
     arrays = lens.arrays(rollouts, w)
@@ -86,6 +87,7 @@ def test_the_recorded_grams_are_those_of_rows_taken_one_by_one() -> None:
         assert np.abs(block - inside).max() <= 1e-5 * max(np.abs(inside).max(), 1e-12)
 
 
+@pytest.mark.slow
 def test_the_readings_are_those_of_the_recorded_grams() -> None:
     _, lens, rollouts, w, _, _ = looked(LOOK)
     arrays, line = lens.arrays(rollouts, w), lens.metrics(rollouts, w, lens.seconds + 1.0)
@@ -120,6 +122,7 @@ def test_the_path_holds_the_sketches_of_the_gradient_and_of_the_update() -> None
     assert np.allclose(arrays["path_gradient"], Sketcher().gradient(gradient.items()).double().numpy(), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_norms_of_single_tokens_are_those_of_the_head_alone() -> None:
     policy, lens, rollouts, w, before, batch = looked(LOOK)
     policy.model.load_state_dict(before, strict=False)
@@ -150,6 +153,7 @@ def test_what_a_model_does_to_its_logits_after_the_head_is_in_the_norms_of_the_h
         assert float(norms[0, t]) == pytest.approx(float(grad.norm()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_path_of_a_step_with_several_updates_is_where_they_led_together(tmp_path: Path) -> None:
     config = replace(LOOK, prompts=4, minibatches=2, inner_steps=2, steps=1)
     start = load_policy(LOOK.model, dtype="float64").trainable()
@@ -160,6 +164,7 @@ def test_the_path_of_a_step_with_several_updates_is_where_they_led_together(tmp_
     assert np.linalg.norm(Record.open(tmp_path).reading(0)["path_update"] - want) < 1e-6 * np.linalg.norm(want)
 
 
+@pytest.mark.slow
 def test_micro_batches_keep_groups_whole_so_their_readings_do_not_change() -> None:
     _, lens, rollouts, w, _, _ = looked(LOOK)
     _, parted, same, v, _, _ = looked(replace(LOOK, accumulate=2))
@@ -175,6 +180,7 @@ def test_micro_batches_keep_groups_whole_so_their_readings_do_not_change() -> No
     assert not np.isnan(lens.arrays(rollouts, w)["gram"]).any()
 
 
+@pytest.mark.slow
 def test_looking_changes_the_run_by_rounding_only(tmp_path: Path) -> None:
     def last(scope: str) -> dict[str, torch.Tensor]:
         list(train(replace(LOOK, scope=scope), tmp_path / scope, {}))
@@ -187,6 +193,7 @@ def test_looking_changes_the_run_by_rounding_only(tmp_path: Path) -> None:
             assert torch.allclose(weight, plain[name], rtol=0, atol=1e-9), (scope, name)
 
 
+@pytest.mark.slow
 def test_readings_come_on_schedule_and_a_rewound_run_forgets_them(tmp_path: Path) -> None:
     config = replace(LOOK, scope="light", every=2, steps=3, dtype="float32")
     list(train(config, tmp_path, {}))

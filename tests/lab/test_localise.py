@@ -167,6 +167,7 @@ def test_a_tail_is_kept_only_where_it_follows_from_the_wrong_number_to_a_wrong_a
     assert not follows(TASK, problem, planted, f"{n} - 9 = {n - 9}"), "no answer"
 
 
+@pytest.mark.slow
 def test_each_group_of_a_planted_batch_has_one_culprit_and_its_tokens_are_the_planted_line(
         planted: tuple[Rollouts, torch.Tensor]) -> None:
     rows, culprit = planted
@@ -190,6 +191,7 @@ def test_text_that_the_tokenizer_cannot_give_back_is_refused(tiny: Policy) -> No
 # -- scoring -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_scores_of_sampled_tokens_are_the_sampler_s_own(tiny: Policy, temperature: float,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ def fail(error: Exception) -> Callable[..., Any]:
     return instead
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "error", "doing", "change"), [
     ("creditscope.lab.train.token_logp", torch.OutOfMemoryError(CUDA), "passing the batch through the model",
      "raise --accumulate, or lower --prompts, --group or --max-tokens"),

@@ -29,6 +29,7 @@ def lines(config: Config, out: Path, resume: bool = False, stop_after: int | Non
     return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in Record.open(out).steps()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("brake", ["none", "recall", "shorten,share=0.02", "restart", "kl_stop,limit=0.0001"])
 def test_every_brake_trains_and_closes_its_accounts(brake: str, tmp_path: Path) -> None:
     found = lines(replace(SMALL, brake=brake), tmp_path / "run")
@@ -51,6 +52,7 @@ def test_a_brake_that_stops_in_the_first_pass_leaves_the_other_rows_as_sampled(t
     assert line["policy/sampler_gap"] < 1e-4
 
 
+@pytest.mark.slow
 def test_a_probe_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
     runs = {level: lines(replace(SMALL, probe=level), tmp_path / level) for level in ("off", "light", "full")}
     for off, *others in zip(*runs.values(), strict=True):
@@ -61,6 +63,7 @@ def test_a_probe_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
     assert Record.open(tmp_path / "light").optimizer_readings() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"beta": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}])
 def test_what_does_not_scale_with_reward_is_followed_by_full_over_a_resume(changes: dict[str, Any],
                                                                           tmp_path: Path) -> None:

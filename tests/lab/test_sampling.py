@@ -104,6 +104,7 @@ def plain(model: Any, samples: Samples, temperature: float = 1.0, top_p: float =
 # -- the numbers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_logp_and_entropy_are_those_of_a_plain_forward(name: str) -> None:
     model = make(name)
@@ -129,6 +130,7 @@ def test_logp_is_renormalised_after_temperature_and_top_p(temperature: float, to
     torch.testing.assert_close(samples.entropy, entropy.float(), atol=2e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_temperature_zero_is_generates_greedy(name: str) -> None:
     model = make(name)
@@ -192,6 +194,7 @@ def test_torchs_default_dtype_changes_nothing(name: str) -> None:
         assert getattr(usual, field).dtype == getattr(wide, field).dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "mistral, window 5"])
 def test_a_row_does_not_depend_on_when_others_leave(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(name)

@@ -51,6 +51,7 @@ def test_the_value_of_a_prefix_is_the_reward_of_its_likeliest_end(made: tuple[Po
     assert 0 < sum(values) < len(values), "both kinds of answers are needed to tell rows apart"
 
 
+@pytest.mark.slow
 def test_equal_prefixes_are_continued_once_and_only_within_their_group(made: tuple[Policy, Batch]) -> None:
     policy, batch = made
     giver = tools(policy, batch)
@@ -65,6 +66,7 @@ def test_equal_prefixes_are_continued_once_and_only_within_their_group(made: tup
     assert giver.continuations == 2 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_gram_is_that_of_scores_taken_one_by_one_and_the_gradient_stays(made: tuple[Policy, Batch],
                                                                             parts: int) -> None:

@@ -83,6 +83,7 @@ def fresh(temperature: float) -> tuple[Policy, Batch]:
     return policy, batch
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_equal_bit_by_bit_and_another_seed_differs(tmp_path: Path) -> None:
     config = replace(MINI, eval_problems=8)
     first, second = run(config, tmp_path / "a"), run(config, tmp_path / "b")
@@ -191,6 +192,7 @@ def test_minibatches_hold_whole_groups_and_every_row_once() -> None:
     assert not set(group[parts[0]].tolist()) & set(group[parts[1]].tolist())
 
 
+@pytest.mark.slow
 def test_a_kl_term_does_nothing_while_the_policy_is_its_own_reference_and_something_later(tmp_path: Path) -> None:
     plain = run(MINI, tmp_path / "plain")
     pulled = run(replace(MINI, beta=5.0), tmp_path / "pulled")
@@ -200,6 +202,7 @@ def test_a_kl_term_does_nothing_while_the_policy_is_its_own_reference_and_someth
     assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_dapo_replaces_dead_groups_and_counts_what_it_spent(tmp_path: Path) -> None:
     config = replace(MINI, method="dapo", prompts=4, group=2, steps=2)
     steps = run(config, tmp_path / "run")
@@ -432,6 +435,7 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path, capsys: p
     assert f"creditscope report {out}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_longer_run_that_is_stopped_does_not_pass_for_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     out, append = tmp_path / "run", Record.append

@@ -239,6 +239,7 @@ def test_batches_are_of_like_length_and_their_order_is_the_seeds() -> None:
 # -- the whole ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_the_folder_loads_samples_and_says_how_it_was_made(tmp_path: Path) -> None:
     lines, notes = warmed(tmp_path / "warm", steps=16, eval_problems=4, batch=16)
     unseen = list(islice(find_task("arithmetic").problems("train", seed=1), 64))
@@ -288,6 +289,7 @@ def word_problems(folder: Path, rows: list[tuple[str, str]]) -> str:
     return f"gsm8k:{folder}"
 
 
+@pytest.mark.slow
 @each("epochs, steps", [(1, 6), (2, 11), (3, 16), (4, 21)])
 def test_epochs_are_passes_over_a_file(epochs: int, steps: int, tmp_path: Path) -> None:
     # So many times 21 examples in batches of four, the last one filled up.

@@ -61,6 +61,7 @@ def test_a_file_eight_times_as_long_is_read_in_the_same_memory(tmp_path: Path) -
     assert peak(lambda: list(Reader(Source(long), rows=32).batches())) > 1_000_000
 
 
+@pytest.mark.slow
 def test_a_reading_with_keep_most_keeps_so_many_files(tmp_path: Path) -> None:
     """48 batches of 32, all kept: 2^k apart with at most five in 0 … 47 is 16 (0, 16, 32)."""
     file = write_rollouts(tmp_path / "r.jsonl", 1536)
@@ -94,6 +95,7 @@ def test_steps_are_read_in_a_fifth_of_the_memory_of_their_dicts(thousands: dict[
     assert peak(long.columns) - peak(short.columns) < (peak(long.steps) - peak(short.steps)) / 5
 
 
+@pytest.mark.slow
 def test_answers_and_tables_do_not_depend_on_how_many_steps_are_drawn(thousands: dict[int, Path],
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     thin = build([thousands[3_000]])
@@ -135,6 +137,7 @@ def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
+@pytest.mark.slow
 def test_a_page_of_fifty_runs_costs_two_kilobytes_a_run_more_than_one_of_ten(fifty: Path) -> None:
     whole, some = build([fifty]), build([fifty / "lr0", fifty / "lr1"])
     assert "50 runs in 10 settings" in whole
@@ -150,6 +153,7 @@ def test_fifty_runs_are_read_and_a_copy_of_one_is_counted_once(fifty: Path, tmp_
 # -- a page that follows a run ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_page_that_follows_a_run_remembers_its_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with growing(tmp_path / "run") as record:
         watched = Watched([tmp_path / "run"], lambda: build([tmp_path / "run"], live=True))

@@ -111,6 +111,7 @@ def test_spacing_is_the_least_that_leaves_room(most: int) -> None:
         assert apart == 3 or step // (apart // 2) + 1 > most
 
 
+@pytest.mark.slow
 def test_a_run_with_keep_most_keeps_the_same_files_after_a_stop(tmp_path: Path) -> None:
     config = replace(SMALL, steps=9, scope="light", probe="off", also=(), inner_steps=1, keep_every=1, keep_most=3)
     for _ in train(config, tmp_path / "whole", {}):
@@ -219,6 +220,7 @@ def test_of_pairs_of_steps_the_median_ratio_decides_and_a_few_disturbed_ones_do_
     assert soak.ratio([seconds + 0.1 for seconds in aged], [1.0] * 101).verdict(soak.STEADY) == "grows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drag", [0.0, 1.0])
 def test_a_process_that_gets_slower_with_its_age_is_told_from_a_fresh_one_on_the_same_steps(
         soak: ModuleType, drag: float, tmp_path: Path) -> None:

@@ -2140,6 +2140,7 @@ def dropout_and_noise() -> Trial:
 # -- the tests ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=OPEN[name])) if name in OPEN else name
     for name in TABLE])

@@ -47,6 +47,7 @@ def gradient_error(model: Any, plain: dict[str, Tensor]) -> float:
                if p.grad is not None) / largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "changes"), CASES, ids=NAMES)
 def test_in_float64_every_parameter_has_the_loops_gram_and_the_plain_gradient(family: str,
                                                                               changes: dict[str, Any]) -> None:
@@ -69,6 +70,7 @@ def test_in_float64_every_parameter_has_the_loops_gram_and_the_plain_gradient(fa
         assert check.error <= (1e-7 if gemma and "norm" in name else 1e-13), name
 
 
+@pytest.mark.slow
 @pytest.mark.deep
 @pytest.mark.parametrize(("family", "changes"), [case for case, _ in SOME], ids=[name for _, name in SOME])
 def test_in_float32_the_gram_is_that_of_a_float64_loop_to_a_millionth(family: str, changes: dict[str, Any]) -> None:
@@ -82,6 +84,7 @@ def test_in_float32_the_gram_is_that_of_a_float64_loop_to_a_millionth(family: st
     assert max(check.error for check in scope.checks.values()) <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", EXPERTS)
 def test_grouped_experts_give_the_same_gram_as_experts_one_by_one(family: str) -> None:
     model, (ids, credit) = build(family, torch.float32, experts="grouped_mm"), batch()
@@ -89,6 +92,7 @@ def test_grouped_experts_give_the_same_gram_as_experts_one_by_one(family: str) -
     assert apart(under_the_scope(model, ids, credit).gram, total(want)) <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.deep
 @pytest.mark.parametrize("family", FAMILIES if FULL else KINDS)
 def test_in_bfloat16_the_gram_is_that_of_the_loops_rows_to_a_thousandth(family: str) -> None:
@@ -114,6 +118,7 @@ def test_the_gram_changes_with_one_weight_so_the_comparison_can_fail() -> None:
     assert apart(under_the_scope(model, ids, credit).gram, want) > 1e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("experts", "want"), [
     ("eager", {("gpt_oss", "cat")}), ("grouped_mm", {("gpt_oss", "cat")}),
     ("batched_mm", {("gpt_oss", "cat"), *((family, "getitem") for family in EXPERTS)})])

@@ -160,6 +160,7 @@ def test_the_noise_scale_by_hand() -> None:
     assert found == pytest.approx(1 / (4 - 1 / 3))
 
 
+@pytest.mark.slow
 def test_the_noise_scale_of_many_samples_is_the_true_one() -> None:
     # G = (1, 0, ..., 0), Σ = 0.5²·I in 8 dimensions: tr Σ / ‖G‖² = 2. Rows are divided by N: they sum to the gradient.
     g = (np.eye(1, 8) + 0.5 * rows(4000, 8, 0)) / 4000
@@ -185,6 +186,7 @@ def test_a_gradient_that_cannot_be_seen_has_no_noise_scale() -> None:
     assert noise_scale([[3.0]]) is None
 
 
+@pytest.mark.slow
 def test_rollouts_of_one_prompt_understate_the_noise_and_pooled_groups_do_not() -> None:
     # Prompt gradients G_p = G + u_p with tr Cov(u) = 8, two rollouts a prompt with tr Cov = 8 of their own, ‖G‖² = 1.
     # A prompt's sum is 2G + 2u + noise of 16: B in prompts = (4·8 + 16)/4 = 12. Rollouts share u: their pairs see more

@@ -519,6 +519,7 @@ TORCHS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @each("make", TORCHS.values())
 @each("shape", [(N, T, D), (T, T, D), (2, 2, D)])
 @each("graded", [False, True])
@@ -867,6 +868,7 @@ KEPT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @each("name", KEPT)
 @each("shape", [(N, T, D), (T, T, D), (4, 4, D), (6, 4, D)])
 def test_activations_may_be_picked_pooled_and_turned_inside_their_rows(name: str, shape: tuple[int, ...]) -> None:
@@ -926,6 +928,7 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], T
 }
 
 
+@pytest.mark.slow
 @each("name", ORDERS)
 @each("shape", [(N, T, D), (5, 5, D), (4, 4, D), (2, 3, D)])
 def test_layers_may_see_rows_and_tokens_in_another_order_number_or_layout(name: str, shape: tuple[int, ...]) -> None:

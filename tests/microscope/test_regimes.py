@@ -42,6 +42,7 @@ def check(model: nn.Module, loss: Callable[[], Tensor], want: dict[str, Tensor],
 
 # Checkpoints.
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 @pytest.mark.parametrize("family", ["llama", "gemma", "gpt2", "opt", "mixtral", "gpt_oss"])
 def test_checkpointing_changes_no_number(family: str, reentrant: bool) -> None:
@@ -234,6 +235,7 @@ def packed(family: str, lengths: list[list[int]], gap: int = 0) -> tuple[Any, di
     return model, want, lambda: objective(model, ids, weight, attention_mask=mask, position_ids=places), segments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2", "phi"])
 @pytest.mark.parametrize("gap", [0, 2], ids=["dense", "with gaps"])
 def test_packed_rows_with_segments_give_the_unpacked_gram(family: str, gap: int) -> None:
@@ -243,6 +245,7 @@ def test_packed_rows_with_segments_give_the_unpacked_gram(family: str, gap: int)
     assert scope.gram.shape == (5, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("gap", [0, 1], ids=["dense", "with gaps"])
 def test_packed_experts_and_packed_attention_with_sinks_are_exact(family: str, gap: int) -> None:
@@ -258,6 +261,7 @@ def test_segments_may_join_pieces_of_one_rollout_from_several_rows() -> None:
     check(model, loss, rows, segments=joined[segments])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", [[0, 0, 1, 1], [1, 0, 0, 0], [0, 2, 1, 0], [0, 0, 0, 0]])
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
 def test_rows_of_one_rollout_are_added_before_the_products(owner: list[int], family: str) -> None:

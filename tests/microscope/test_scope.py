@@ -49,6 +49,7 @@ class Breaks(torch.autograd.Function):
 
 # Left behind.
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gpt_oss"])
 @pytest.mark.parametrize("how", ["well", "forward fails", "backward fails", "nothing is done"])
 def test_the_model_is_afterwards_what_it_was_before(family: str, how: str) -> None:
@@ -202,6 +203,7 @@ def test_nothing_that_was_measured_holds_the_graph_or_the_models_activations() -
     assert all(gram.grad_fn is None for gram in scope.layers.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["well", "checkpointed", "checkpointed, reentrant", "torch.autograd.backward",
                                  "one Microscope", "refused", "backward fails"])
 def test_passes_leave_no_tensor_behind(how: str, only_new_objects: None) -> None:
@@ -546,6 +548,7 @@ def test_a_key_value_cache_changes_nothing() -> None:
         assert apart(scope.gram, total(grams(by_loop(model, ids, credit)))) <= 1e-12
 
 
+@pytest.mark.slow
 def test_frozen_and_scattered_and_compiled_models_are_refused() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with refuses("no trainable parameter"):
@@ -589,6 +592,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 # The sketch.
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "gemma"])
 def test_the_sketch_is_that_of_the_explicit_rows_with_or_without_the_exact_gram(family: str) -> None:
     model, (ids, credit) = build(family), batch()
@@ -605,6 +609,7 @@ def test_the_sketch_is_that_of_the_explicit_rows_with_or_without_the_exact_gram(
         assert all(p.grad is not None and apart(p.grad, plain[name]) <= 1e-6 for name, p in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_sketched_gram_is_as_far_from_the_exact_one_as_it_says() -> None:
     model, (ids, credit) = build("llama"), batch()
     errors, claims = [], []

@@ -123,6 +123,7 @@ def test_a_whole_gradient_is_the_sum_over_names_and_over_rollouts() -> None:
 PINNED = "from creditscope.microscope.sketch import signs; print(signs(3, 'model.layers.0.q', 'in', 2, 5).tolist())"
 
 
+@pytest.mark.slow
 def test_signs_are_pinned_and_the_same_in_another_process_with_another_hash_seed() -> None:
     # SHAKE-256 of "creditscope sketch|3|in|model.layers.0.q" begins with the bits 10111100 11...: 1 is +, 0 is −.
     expected = [[1, -1, 1, 1, 1], [1, -1, -1, 1, 1]]
@@ -228,6 +229,7 @@ def two_layers() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return delta, a, delta + 0.3 * random(N, T, OUT, seed=2), a + 0.3 * random(N, T, IN, seed=3)
 
 
+@pytest.mark.slow
 def test_the_gram_over_layers_is_unbiased_and_one_name_for_two_layers_biases_it() -> None:
     d1, a1, d2, a2 = two_layers()
     g1, g2 = outer(d1, a1).flatten(1), outer(d2, a2).flatten(1)
@@ -247,6 +249,7 @@ def test_the_gram_over_layers_is_unbiased_and_one_name_for_two_layers_biases_it(
     assert z_scores(lambda seed: 1.1 * gram(seed, "two"), truth, 1500).abs().max() > 4.5
 
 
+@pytest.mark.slow
 def test_rows_and_vectors_are_unbiased_over_seeds() -> None:
     ids, delta, g = torch.tensor([[0, 1, 1], [2, 0, 1]]), random(2, 3, 4), random(2, 5, seed=1)
     table = outer(torch.nn.functional.one_hot(ids, 3).double(), delta).flatten(1)
@@ -263,6 +266,7 @@ def test_rows_and_vectors_are_unbiased_over_seeds() -> None:
     assert z_scores(vector, g @ g.T, 1500).abs().max() < 4.5
 
 
+@pytest.mark.slow
 def test_a_vector_has_the_variance_of_a_dense_projection_to_k_squared_numbers() -> None:
     # Var = (|x|²|y|² + (x·y)² − 2Σx²y²)/k². For x = y = (1, 1, 1, 1): (16 + 16 − 8)/9 = 24/9.
     ones = torch.ones(4, dtype=torch.float64)
@@ -289,6 +293,7 @@ def model(seed: int, k: int = 8) -> tuple[Sketch, Tensor]:
     return Sketch(rows, k, seed, tuple(name for name, _ in parts)), total
 
 
+@pytest.mark.slow
 def test_the_measured_error_is_right_on_average_and_covers() -> None:
     runs = [model(seed) for seed in range(250)]
     truth = runs[0][1]
@@ -314,6 +319,7 @@ def test_twice_the_k_gives_an_error_smaller_by_a_factor_between_root_two_and_two
     assert 2**0.5 * 0.95 < errors[0] / errors[1] < 2 * 1.05
 
 
+@pytest.mark.slow
 def test_the_jackknife_error_of_a_rank_covers_its_spread_and_is_not_idle() -> None:
     def rank(gram: Tensor) -> float:
         return spectrum(gram).effective_rank

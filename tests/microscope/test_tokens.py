@@ -129,6 +129,7 @@ def test_the_head_alone_is_not_the_model() -> None:
 
 # The whole model.
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_the_leading_values_are_those_of_explicit_rows(make: Callable[[str], nn.Module], attention: str) -> None:

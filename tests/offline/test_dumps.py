@@ -57,6 +57,7 @@ def test_our_advantage_of_what_trl_logged_is_the_advantage_that_trl_logged() -> 
         assert len(names) == 4  # R = 4 of 16
 
 
+@pytest.mark.slow
 def test_a_generation_that_trl_logs_again_at_its_second_step_is_read_once() -> None:
     pytest.importorskip("pyarrow")
     reader = Reader(Source(DUMPS / "trl"))
@@ -69,6 +70,7 @@ def test_a_generation_that_trl_logs_again_at_its_second_step_is_read_once() -> N
     assert again.repeats == 1
 
 
+@pytest.mark.slow
 def test_two_reward_functions_of_trl_must_be_named_and_are_summed() -> None:
     pytest.importorskip("pyarrow")
     with pytest.raises(CreditscopeError, match="row 1: several columns that may be rewards: right, words; give "
@@ -97,6 +99,7 @@ def test_a_chat_that_trl_logged_is_its_messages_and_what_was_said() -> None:
     assert (sample.prompt, sample.text, sample.batch) == (CHAT, "2", 1)
 
 
+@pytest.mark.slow
 def test_what_parquet_can_hold_beside_text_and_numbers_is_read_or_told(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     asked = [{"role": "user", "content": "1 + 1 =", "at": datetime(2026, 1, 1), "raw": b"\xff"}]

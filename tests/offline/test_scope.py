@@ -77,6 +77,7 @@ def test_a_file_of_tokens_reads_as_the_batch_it_was(method: str, sampled: Batch,
     assert {name: read.line[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @each("method", sorted(set(METHODS) - {"ppo"}))
 def test_credit_without_log_probs_is_the_credit_at_ratio_one_or_is_refused(method: str, sampled: Batch,
                                                                            tmp_path: Path) -> None:
@@ -146,6 +147,7 @@ def from_text(policy: Policy, batch: Batch) -> Rollouts:
                     reward=r.reward.double(), prompt=r.prompt, text=r.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logits", [2**26, 1])
 def test_the_gram_of_a_text_log_is_that_of_one_backward_a_rollout(logits: int, sampled: Batch, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +297,7 @@ def test_a_pass_holds_whole_groups_and_every_row_has_one(sampled: Batch) -> None
 # -- the record ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_other_readers_read_the_record(sampled: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row | {"step": s} for s in range(3) for row in texts(sampled)]
     out = tmp_path / "run"
@@ -378,6 +381,7 @@ def test_counts_add_up_extremes_stay_and_the_rest_is_weighted_by_rollouts() -> N
 # -- the verb --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("flags, message", [
     (["--resume"], "--resume goes on with a record; name its folder with --out"),
     (["--format", "trl2"], "unknown --format 'trl2'; did you mean 'trl'?"),
@@ -421,6 +425,7 @@ def test_people_are_told_of_prompts_that_came_in_an_earlier_batch_too(tmp_path: 
     assert "seen before" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dump", "flags", "method"), [
     ("trl", [], "grpo (TRL's files do not say the loss; its default is --method trl_dapo)"),
     ("trl", ["--method", "trl_dapo"], "trl_dapo"), ("verl", [], "grpo")])

@@ -86,6 +86,7 @@ def test_a_named_group_that_comes_back_after_many_batches_is_refused_by_line(res
         list(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_prompt_that_comes_back_is_a_group_of_its_own_and_is_counted(kind: str, tmp_path: Path) -> None:
     found = [{"prompt": f"p{g}", "response": "r", "reward": i} for i in range(2) for g in range(10)]
@@ -150,6 +151,7 @@ def test_a_parquet_file_that_is_none_is_told_in_a_sentence(tmp_path: Path) -> No
         sizes(tmp_path / "x.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["text", "chat", "bytes"])
 def test_a_text_that_parquet_repeats_is_held_once(column: str, tmp_path: Path) -> None:
     # 200 rows of one text of 2²⁰ characters are a few kB on disk, and would be 200 MiB at once.
@@ -176,6 +178,7 @@ def test_a_text_that_parquet_repeats_is_held_once(column: str, tmp_path: Path) -
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "limit"), [("x" * 10**5, 10**5), ([7] * 10**5, 8 * 10**5)])
 def test_a_row_group_that_would_not_fit_is_refused_before_it_is_unpacked(
         column: Any, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +270,7 @@ def same(a: Path, b: Path) -> bool:
         np.array_equal(x, groups_[place]) for place, x in groups.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["jsonl", "verl", "trl"])
 def test_a_reading_that_was_stopped_after_any_batch_ends_as_if_it_had_not(path: str, tmp_path: Path) -> None:
     if path == "trl":
@@ -288,6 +292,7 @@ def test_a_reading_that_was_stopped_after_any_batch_ends_as_if_it_had_not(path: 
     assert list(scope_file(file, settings, tmp_path / "whole", resume=True)) == []
 
 
+@pytest.mark.slow
 def test_a_reading_stops_inside_a_parquet_file_too(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet

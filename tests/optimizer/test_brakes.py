@@ -61,6 +61,7 @@ def test_recall_by_hand() -> None:
     assert brake.metrics()["brake/recalled"] == pytest.approx(0.45 / 2.3)
 
 
+@pytest.mark.slow
 @each("name", OPTIMIZERS)
 @each("method", ["grpo", "dapo", "gspo", "gmpo"])
 def test_the_account_is_the_optimisers_own_first_moment_and_a_stopped_token_does_not_move(name: str,
@@ -261,6 +262,7 @@ def model_and_batch() -> tuple[nn.Module, Callable[[], Tensor], Rollouts]:
     return model, forward, rollouts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "gspo", "sapo", "dppo"])
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_shorten_leaves_at_most_the_share_past_its_bound(method: str, share: float) -> None:

@@ -218,6 +218,7 @@ WALKED = {name: METHODS[name] for name in ("grpo", "grpo_v32", "gspo", "gspo_tok
 WALKED["dual"] = METHODS["grpo_v32"].but(name="dual", clip_low=0.5, dual_clip=1.21, trust_high=0.2)
 
 
+@pytest.mark.slow
 @each("seed", range(4))
 @each("name", sorted(WALKED))
 def test_random_walks_in_minibatches_read_as_a_loop_over_tokens_does(name: str, seed: int) -> None:

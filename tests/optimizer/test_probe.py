@@ -67,6 +67,7 @@ def loop(name: str, level: str | None, every: int = 1, batches: int = 2, inner: 
     return model, found, probe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["light", "full"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_probed_training_is_the_same_bit_by_bit(name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +78,7 @@ def test_a_probed_training_is_the_same_bit_by_bit(name: str, level: str, monkeyp
     assert found[0]["overshoot/past"] > 0, "nothing was past its bound: nothing was read"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 def test_a_full_reading_is_what_the_parts_read(name: str) -> None:
     _, found, probe = loop(name, "full", batches=1)

@@ -231,6 +231,7 @@ def test_clipping_now_is_exact_for_every_scale(kind: str, beta: float, clip: str
         agree(run.sweeps["now"], i, *compare(fed(kind, 1e-8, run.steps, phi, "now", CLIPS[clip]), one), 1e-8)
 
 
+@pytest.mark.slow
 @each("kind, clip, answered", each_of(["adamw", "adam L2", "sgd dampened", "sgd nesterov L2"], [
     # × 10 the largest norm is 64, below 100; × 1000 no norm is.
     ("never", {1e-6, 1e-3, 1e-1, 10.0}),
@@ -260,6 +261,7 @@ def test_plain_sgd_has_no_memory_so_its_clipping_is_always_determined(clip: str)
         agree(run.sweeps["start"], i, *compare(fed("sgd", 1e-8, run.steps, phi, "start", CLIPS[clip]), one), 1e-8)
 
 
+@pytest.mark.slow
 @each("kind", ["adamw", "adam L2", "sgd dampened", "sgd nesterov L2"])
 def test_with_a_kl_term_clipping_is_answered_where_nothing_is_clipped_otherwise(kind: str) -> None:
     run = record(kind, 1e-8, 0.1, CLIPS["never"])
@@ -502,6 +504,7 @@ def test_a_stride_weighs_parameters_by_their_size_by_hand() -> None:
         assert sensitivity(optimizer, stride) == pytest.approx((far / (4 / 4 + 2 * 0.81)) ** 0.5, rel=1e-12)
 
 
+@pytest.mark.slow
 @each("kind", [kind for kind in KINDS if "L2" not in kind])
 def test_following_the_parts_leaves_training_as_it_was_to_the_bit(kind: str) -> None:
     plain, followed = record(kind, 1e-8, 0.1, parts=False, steps=3), record(kind, 1e-8, 0.1, steps=3)

@@ -146,6 +146,7 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-300))
 
 
+@pytest.mark.slow
 @each("name, history", product(MAKERS, [0, 1, 4]))
 def test_the_parts_sum_to_what_step_does(name: str, history: int) -> None:
     torch.manual_seed(0)
@@ -301,6 +302,7 @@ def everything(run: Trainer) -> Any:
             torch.get_rng_state().numpy().tobytes())
 
 
+@pytest.mark.slow
 @each("name, history", product(MAKERS, [0, 3]))
 def test_a_counterfactual_leaves_everything_as_it_was_to_the_bit(name: str, history: int) -> None:
     torch.manual_seed(0)
@@ -315,6 +317,7 @@ def test_a_counterfactual_leaves_everything_as_it_was_to_the_bit(name: str, hist
     assert everything(run) == before
 
 
+@pytest.mark.slow
 @each("name", MAKERS)
 def test_training_goes_on_to_the_bit_as_if_there_had_been_no_probe(name: str) -> None:
     ends = []
@@ -329,6 +332,7 @@ def test_training_goes_on_to_the_bit_as_if_there_had_been_no_probe(name: str) ->
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 @each("name, history", product(MAKERS, [0, 2]))
 def test_a_counterfactual_is_what_step_does_with_those_gradients(name: str, history: int) -> None:
     torch.manual_seed(0)

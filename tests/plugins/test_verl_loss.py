@@ -95,6 +95,7 @@ def in_pieces(method: Method, advantages: Tensor, old: Tensor, live: Tensor, mas
     return total.detach(), torch.autograd.grad(total, leaf)[0]
 
 
+@pytest.mark.slow
 @each("name, size", product(FED, (0.0, 0.4)))
 def test_estimator_and_loss_of_a_row_are_its_surrogate_however_verl_deals_the_rows_out(name: str, size: float) -> None:
     method, rollouts = METHODS[name], make(REWARD, GROUP, LENGTHS)

@@ -74,6 +74,7 @@ def test_without_verl_the_extra_is_named() -> None:
         assert_registered()
 
 
+@pytest.mark.slow
 @without_verl
 def test_a_version_whose_names_are_gone_is_refused_in_one_sentence(tmp_path: Path) -> None:
     said = run(TWICE, old_verl(tmp_path, WHOLE), VERL_ENGINE_VENDOR="creditscope")

@@ -92,6 +92,7 @@ def test_a_claim_that_one_run_leaves_open_is_decided_by_three(tmp_path: Path) ->
     assert "? undecided" in card(claims.section(read_run(paths[0])).html(), "P2.3")
 
 
+@pytest.mark.slow
 def test_claims_that_need_no_run_are_named_with_their_command_and_not_run(tmp_path: Path) -> None:
     path = write(tmp_path / "run")
     html = claims.section(read_run(path)).html()
@@ -130,6 +131,7 @@ def test_settings_of_the_wrong_kind_break_nothing(tmp_path: Path, settings: dict
     methods.section(run).html()
 
 
+@pytest.mark.slow
 def test_claims_on_hostile_bare_and_empty_records_are_text(tmp_path: Path) -> None:
     Record.create(tmp_path / "empty", {}, {}).close()
     for path in (records.hostile(tmp_path / "hostile"), records.bare(tmp_path / "bare"), tmp_path / "empty"):

@@ -175,6 +175,7 @@ def test_settings_from_a_stranger_are_text_and_odd_ones_are_named(tmp_path: Path
     assert "its seed is [1]" in html
 
 
+@pytest.mark.slow
 def test_hostile_records_are_compared_as_text(tmp_path: Path) -> None:
     records.hostile(tmp_path / "a")
     records.bare(tmp_path / "b")
@@ -184,6 +185,7 @@ def test_hostile_records_are_compared_as_text(tmp_path: Path) -> None:
     text.encode()
 
 
+@pytest.mark.slow
 def test_the_ends_of_the_order_are_told_with_whether_their_intervals_meet(tmp_path: Path) -> None:
     for seed in range(3):
         write(tmp_path / f"low-{seed}", seed=seed, accuracy=0.3 + 0.01 * seed)
@@ -281,6 +283,7 @@ def test_accuracy_by_rollouts_is_drawn_where_a_step_does_not_cost_the_same(tmp_p
     assert "accuracy-rollouts" in charts()
 
 
+@pytest.mark.slow
 def test_fifty_long_runs_stay_small(tmp_path: Path) -> None:
     for seed in range(5):
         for lr in range(10):
@@ -295,6 +298,7 @@ def test_fifty_long_runs_stay_small(tmp_path: Path) -> None:
     assert sum(len(section.html()) for section in compare.sections(several)) < 300_000
 
 
+@pytest.mark.slow
 def test_more_settings_than_a_chart_can_tell_apart_are_a_table(tmp_path: Path) -> None:
     for lr in range(compare.MANY + 1):
         write(tmp_path / f"{lr}", lr=1e-5 * (lr + 1))
@@ -313,6 +317,7 @@ def test_a_run_of_no_step_is_compared_too(tmp_path: Path) -> None:
     assert set(first[3:]) == {"–"}
 
 
+@pytest.mark.slow
 def test_comparing_loads_no_torch(tmp_path: Path) -> None:
     write(tmp_path / "a", group=2)
     write(tmp_path / "b", group=4)

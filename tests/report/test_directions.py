@@ -267,6 +267,7 @@ def test_a_long_run_stays_within_its_bytes_and_keeps_its_last_reading(long_run: 
     assert 10 <= len(data["looks"]) <= directions.MOST
 
 
+@pytest.mark.slow
 def test_groups_of_64_leave_fewer_readings_in_the_file(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     group, reward = np.repeat(np.arange(4), 64).tolist(), (np.arange(256) % 3 == 0).astype(float).tolist()
@@ -279,6 +280,7 @@ def test_groups_of_64_leave_fewer_readings_in_the_file(tmp_path: Path) -> None:
     assert f"{len(data['looks'])} of the 12 readings" in found.body
 
 
+@pytest.mark.slow
 def test_names_and_answers_of_a_hostile_record_are_text_in_which_nothing_is_hidden(tmp_path: Path) -> None:
     data = shown(section(read_run(records.hostile(tmp_path / "run"))))
     texts = [*data["kinds"], *(text for look in data["looks"] for text in look["texts"] or ())]

@@ -46,6 +46,7 @@ def test_every_metric_that_the_page_names_has_an_entry(metric: str) -> None:
     assert glossary.key(metric) is not None, f"{metric} is not in report/glossary.py"
 
 
+@pytest.mark.slow
 def test_the_search_for_metrics_finds_some() -> None:
     assert {"reward/mean", "signal/live_groups"} <= set(named())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def test_a_hostile_text_is_one_element_s_text_and_one_attribute_s_value(text: st
     assert found.text == found.attributes["title"] == shown(text)
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(exclude_categories=[])))
 def test_any_text_at_all_is_read_back_as_it_is_shown_and_has_bytes(text: str) -> None:
     markup = tag("b", text)

@@ -198,6 +198,7 @@ def test_a_long_run_stays_within_its_bytes(long_run: Path) -> None:
     assert all(len(chart["rows"]) <= optimizer.POINTS for chart in data["charts"])
 
 
+@pytest.mark.slow
 def test_hostile_names_are_text_in_which_nothing_is_hidden(tmp_path: Path) -> None:
     found = section(read_run(records.hostile(tmp_path / "run")))
     names = [row[0] for one in shown(found)["sweeps"] for row in one["layers"]]

@@ -71,6 +71,7 @@ def test_a_live_page_may_ask_its_own_server_and_a_file_nobody() -> None:
 MAKERS: list[Callable[[Path], Path]] = [records.bare, records.hostile]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_page_is_one_file_with_two_scripts_of_ours_whatever_the_record_says(
         make: Callable[[Path], Path], tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_every_section_is_there_for_a_real_run(rich_run: Path) -> None:
     assert "To be written" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", ["groups", "scope", "optimizer"])
 def test_a_damaged_part_is_named_and_the_rest_of_the_page_stands(spoil: str, tmp_path: Path) -> None:
     path = records.hostile(tmp_path / "run", longest=100)
@@ -180,6 +182,7 @@ def test_a_page_is_the_same_bytes_when_it_is_made_again(rich_run: Path) -> None:
     assert build([rich_run]) == build([rich_run])
 
 
+@pytest.mark.slow
 def test_building_a_page_loads_no_torch(tmp_path: Path) -> None:
     path = records.hostile(tmp_path / "run", longest=100)
     code = ("import sys; from pathlib import Path; from creditscope.report.build import build\n"
@@ -207,6 +210,7 @@ def again() -> str:
     return pages.vega()
 
 
+@pytest.mark.slow
 def test_the_bundle_is_made_once_and_read_back(bundle: Path) -> None:
     first = again()
     assert [file.name for file in sorted(bundle.parent.iterdir())] == [bundle.name, f"{bundle.name}.sha256"]

@@ -227,6 +227,7 @@ def test_without_vega_the_page_is_made_and_both_say_so(
     assert "No charts in this file: pip install 'creditscope[plot]' and make it again." in text
 
 
+@pytest.mark.slow
 def test_a_hostile_record_reaches_the_terminal_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(records.hostile(tmp_path / "run")) == 0
     out = capsys.readouterr().out
@@ -235,6 +236,7 @@ def test_a_hostile_record_reaches_the_terminal_as_text(tmp_path: Path, capsys: p
     out.encode()
 
 
+@pytest.mark.slow
 def test_the_verb_loads_no_torch_and_works_as_a_program(bare: Path) -> None:
     code = ("import sys; from creditscope.cli import main\ntry: main(['report', sys.argv[1]])\n"
             "except SystemExit as stop: assert stop.code == 0, stop.code\nsys.exit('torch' in sys.modules)")

@@ -211,6 +211,7 @@ def test_five_hundred_steps_are_at_most_150_kilobytes(tmp_path: Path) -> None:
 # -- the specifications -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_chart_is_a_specification_that_vega_lite_understands(tmp_path: Path) -> None:
     vl_convert = pytest.importorskip("vl_convert")
     found = section(made(tmp_path / "run", [LINE | READ] * 4))

@@ -135,6 +135,7 @@ def test_a_token_without_text_is_shown_by_its_number_and_text_without_tokens_aft
 # -- odd records -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("name", sorted(set(two()) - {"tokens", "mask", "group"}))
 @each("odd", ["absent", "short", "text", "nan"])
 def test_an_array_that_is_absent_or_odd_costs_its_own_number_alone(name: str, odd: str, tmp_path: Path) -> None:
@@ -183,6 +184,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     assert (values["w"][0], values["ratio"][0]) == (None, None)
 
 
+@pytest.mark.slow
 def test_hostile_text_is_made_visible_and_does_not_leave_its_place(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=evil()>\u202e\ud800"
     pieces = np.array([[evil, "x" * 10**6, "\x00\x07"], ["a", "c", ""]])
@@ -206,6 +208,7 @@ def test_everything_is_in_the_file_where_it_fits(tmp_path: Path) -> None:
     assert found.note == "4 of 4 kept steps are in this file, all groups of each."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [2_000, 10_000, 30_000, 60_000])
 def test_what_is_in_the_file_keeps_to_the_budget_and_spans_the_run(budget: int, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", {10 * step: many(24, 12, 4, step) for step in range(15)})
@@ -255,6 +258,7 @@ def test_the_newest_step_that_can_be_read_stands_where_the_budget_bears_one(tmp_
                           "Not to be read: step 2.")
 
 
+@pytest.mark.slow
 def test_five_hundred_steps_fit_into_the_share_of_the_page(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", {10 * step: many(64, 40, 8, step) for step in range(50)})
     assert len(packed({"tokens": tokens.section(run).data})) < 1_150_000

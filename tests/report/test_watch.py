@@ -222,6 +222,7 @@ def listening(pid: int) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="sockets are read from /proc")
 def test_the_verb_serves_on_loopback_alone_writes_nothing_and_ends_quietly_on_ctrl_c(run: Path) -> None:
     before = sorted(run.rglob("*"))

@@ -14,6 +14,7 @@ LAUGHS = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [*{old}, *{old}]\n" for old,
                                                                                            strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [
     LAUGHS, "a: !!python/object/apply:os.system ['exit 1']", "a: !!python/name:os.system", "a: " + "[" * 1000,
     "a: " + "1:" * 120_000 + "1", "a: " + "9" * 250_000, "a: 0x" + "f" * 250_000], ids=range(7))

@@ -243,6 +243,7 @@ BROKEN_WORDS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN_WORDS)
 def test_a_tokenizer_that_fails_or_panics_is_told_with_its_model(name: str, folder: Path) -> None:
     settings, said = BROKEN_WORDS[name]

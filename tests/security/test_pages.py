@@ -37,6 +37,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         return build([one]) + build([one, records.hostile(base / "\" autofocus onfocus=\"alert(1)")])
 
 
+@pytest.mark.slow
 def test_no_element_of_a_hostile_page_is_the_record_s(text: str) -> None:
     found = Reader(text).found
     assert not {name for name, _ in found} & {"img", "iframe", "object", "embed", "base", "form", "link", "svg"}

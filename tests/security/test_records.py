@@ -159,6 +159,7 @@ def test_an_archive_that_would_unpack_to_gigabytes_is_refused_before_it_is_unpac
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_an_archive_that_lies_about_its_size_gives_no_more_than_it_said(run: Path) -> None:
     path = bomb(run / "groups" / "000000.npz", 256 * 2**20)
     data = path.read_bytes()
@@ -239,6 +240,7 @@ VERBS: dict[str, Callable[[str], list[str]]] = {
     "scope": lambda run: ["scope", f"{run}/steps.jsonl", "--out", run, "--resume"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "where"), [*((verb, "all") for verb in VERBS), *(
     ("resume", where) for where in NAMES)])
 def test_a_function_that_a_record_names_is_not_imported(verb: str, where: str, hooked: Path, hostile: Path) -> None:
@@ -282,6 +284,7 @@ def test_the_hook_of_these_tests_would_run(hooked: Path) -> None:
 # -- words -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("json_too", [False, True], ids=["words", "json"])
 @pytest.mark.parametrize("verb", ["report", "check", "doctor", "optimizer", "prefix", "compare", "resume"])
 def test_no_command_prints_a_control_character_of_a_hostile_record(verb: str, json_too: bool, hooked: Path,
@@ -325,6 +328,7 @@ def test_files_of_a_record_can_be_read_by_others_as_the_umask_says_and_written_b
     assert all(not file.stat().st_mode & 0o022 for file in (tmp_path / "run").rglob("*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [["report"], ["check"], ["prefix"], ["optimizer"], ["doctor"], ["scope"],
                                   ["train", "--resume", "--out"], ["scope", "ROWS", "--out"]])
 @pytest.mark.parametrize("whole", [True, False])

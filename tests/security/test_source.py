@@ -63,6 +63,7 @@ def constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
 def test_no_module_unpickles_evaluates_or_opens_a_shell(path: Path) -> None:
     assert list(faults(path.read_text(), path.relative_to(SRC).as_posix())) == []

@@ -50,6 +50,7 @@ def weights(method: Method, rollouts: Rollouts, credit: Tensor) -> Tensor:
     return effective_credit(lambda logp: surrogate(method, logp, rollouts, credit), rollouts.logp)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [2.0**100, 2.0**-100], ids=["1e30", "1e-30"])
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_credit_in_another_unit_is_credit_in_that_unit_and_w_is_finite(name: str, unit: float) -> None:

@@ -29,6 +29,7 @@ def measured(model: nn.Module, ids: Tensor, credit: Tensor) -> Microscope:
 # -- size --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [-110, -100, -80, -70, -40, 40, 70, 100, 110])
 @pytest.mark.parametrize(("family", "tie"), [("llama", False), ("gpt2", True), ("mixtral", False)])
 def test_gradients_of_any_size_have_the_gram_of_ordinary_ones(family: str, tie: bool, power: int) -> None:

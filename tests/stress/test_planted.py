@@ -191,6 +191,7 @@ def picked_tokens_dealt_to_the_next(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rows, "gathered", lambda self, owner, *rest: real(self, owner.roll(1), *rest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [(i, j) for i in range(ROWS) for j in range(i)])
 def test_swapped_rows_pass_the_check_of_every_pass_and_fail_the_proof(pair: tuple[int, int],
                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +228,7 @@ def test_a_transposed_conv1d_passes_the_check_of_every_pass_and_fails_the_proof(
         proof(model, ids, credit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_picked_tokens_under_the_wrong_names_pass_the_check_of_every_pass_and_fail_the_proof(
         family: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +301,7 @@ KINDS = ("llama", "gpt2", "gemma2", "gpt_oss")
 """One family for each kind of layer: dense; Conv1D; a tied head and norms of 1 + w; experts and attention sinks."""
 
 
+@pytest.mark.slow
 @pytest.mark.deep
 @pytest.mark.parametrize(("family", "dtype"), [(family, dtype) for family in sorted(FAMILIES) for dtype in DTYPES
                                                if FULL or dtype == torch.float32 or family in KINDS])

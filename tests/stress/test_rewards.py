@@ -30,6 +30,7 @@ def in_unit(method: Method, unit: float) -> Method:
                       whiten_eps=method.whiten_eps / unit**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [2.0**100, 2.0**60, 2.0**-60, 2.0**-100], ids=["1e30", "1e18", "1e-18", "1e-30"])
 @pytest.mark.parametrize("name", sorted(name for name in OWN if OWN[name].scale != "beta_density"))
 def test_rewards_of_any_size_have_the_advantages_of_ordinary_ones(name: str, unit: float) -> None:
@@ -132,6 +133,7 @@ def test_a_certain_policy_has_finite_credit_equal_to_the_float64_one(name: str) 
     assert bool(torch.isfinite(found).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [90.0, 800.0, 1e30])
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_ratios_beyond_exp_leave_no_nan_and_no_credit_on_good_tokens_past_a_clip(name: str, gap: float) -> None:
@@ -163,6 +165,7 @@ def test_an_empty_answer_and_an_answer_of_others_have_no_credit_and_spoil_nothin
         replace(rollouts, mask=torch.zeros_like(mask))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_a_completion_of_8192_tokens_has_the_credit_of_its_float64_twin(name: str) -> None:
     rollouts = make([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], [8192, 5000, 1, 8000], dtype=torch.float64)

@@ -53,6 +53,7 @@ def sound(folder: Path) -> bool:
     return all(bool(torch.isfinite(p).all()) for p in load_file(folder / "policy.safetensors").values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("scope", ["off", "light"])
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_reason_and_clean_checkpoints(
@@ -98,6 +99,7 @@ def test_adam_without_epsilon_on_dead_groups_is_refused_and_not_trained_on(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "dapo"])
 def test_a_certain_policy_trains_on_nothing_and_no_reading_is_made_up(method: str, tmp_path: Path) -> None:
     """By hand: every answer of a group is the same, so A = 0, w = 0, ∇ = 0, entropy 0; no rank, no null, no cosine."""
@@ -155,6 +157,7 @@ def wounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["report", "doctor", "check"])
 def test_readers_take_a_record_with_absent_readings_and_a_stop(verb: str, wounded: Path,
                                                               capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,7 @@ def test_fractions_and_latex_go_to_math_verify() -> None:
     assert judge(r"\boxed{\frac{1}{3}}", "0.5") == 0
 
 
+@pytest.mark.slow
 @needs_math_verify
 @pytest.mark.parametrize("text", ["#### 9**9**9**9**9", r"\boxed{9^{9^{9^{9}}}}", "#### 10!!!!!!",
                                   r"\boxed{" + r"\frac{1}{" * 60])
@@ -151,6 +152,7 @@ def test_missing_data_says_what_to_write() -> None:
         find_task("gsm8k:nowhere/test.jsonl").problems("test")
 
 
+@pytest.mark.slow
 def test_a_lone_file_holds_out_a_tenth_of_its_questions(tmp_path: Path) -> None:
     rows = [{"question": f"How much is {i} + 1?", "answer": f"{i}+1 = <<{i}+1={i + 1}>>{i + 1}\n#### {i + 1}"}
             for i in range(300)]

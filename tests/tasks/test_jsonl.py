@@ -109,6 +109,7 @@ def test_credit_by_steps_runs_on_labels_that_stand_in_the_file(steps_file: Path)
     assert find_estimator("step_reward")(METHODS["p1_grpo"], batch, Tools()).tolist() == [[.5] * 3, [-.5] * 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("returns", "steps"), [
     ("1.0, []", []), ("[1, [[0, 4, 0]]]", [(0, 4, 0.0, None)]), ("1, ((0, 1, True), (3, 4, -2.5, None))",
                                                               [(0, 1, 1.0, None), (3, 4, -2.5, None)]),
@@ -129,6 +130,7 @@ def test_spans_count_characters_as_python_does(file: Path) -> None:
     assert bad.error is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("returns", "says"), [
     ("1, [[0, 2, 1], [1, 3, 1]]", r"step 1 \(from 0\) \[1, 3, 1\]; it begins before step 0 ends, at 2"),
     ("1, [[2, 4, 1], [0, 2, 1]]", r"step 1 .*begins before step 0 ends, at 4"),
@@ -166,6 +168,7 @@ def test_train_is_shuffled_by_the_seed_and_equal_prompts_keep_their_split(file: 
     assert len(list(whole.problems("train"))) == len(list(whole.problems("test"))) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "says"), [
     ("none", "returned None"), ("nan", "returned nan"), ("inf", "returned inf"), ("string", "must return a number"),
     ("raise", "KeyError.*my_rewards.py, line 10"), ("exit", "SystemExit"), ("die", "exit status 7"),

@@ -71,6 +71,7 @@ def test_prompts_and_answers_are_short(tokenizer: PreTrainedTokenizerBase) -> No
     assert max(prompts) + Arithmetic().max_tokens <= 256
 
 
+@pytest.mark.slow
 def test_it_solves_about_half_at_temperature_1(tokenizer: PreTrainedTokenizerBase, recipe: ModuleType) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

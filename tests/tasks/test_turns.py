@@ -39,6 +39,7 @@ def test_values_by_hand() -> None:
     assert value.tolist() == [[1.0, 1.0], [0.5, 0.5], [0.0, 0.0]]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(game=games, seed=st.integers(0, 999))
 def test_the_bias_is_the_gap_of_the_two_advantages_and_stays_in_its_bound(game: Ladder, seed: int) -> None:
