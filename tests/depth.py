@@ -1,6 +1,6 @@
-"""How much of a sweep is tested: a part in `make test`, all of it in `make nightly`.
+"""How much of a sweep is tested: a part in `make test`, all of it in the gate (`make gate`).
 
-`make nightly` sets CREDITSCOPE_DEPTH=full and runs the tests marked `nightly`, which only it runs, and `deep`, which
+`make gate` sets CREDITSCOPE_DEPTH=full and runs the tests marked `nightly`, which only it runs, and `deep`, which
 take part of their cases in `make test`.
 """
 

@@ -1,4 +1,4 @@
-"""A policy and a task for tests of the lab's bookkeeping: a step takes a fortieth of the packaged model's time.
+"""A policy and a task for tests of the lab's bookkeeping: a run takes a tenth of the packaged model's time.
 
     Config(model=mini.model(), task=mini.TASK, ...)       with the fixture `mini_task`, or `mini.known()` around it
 

@@ -42,7 +42,7 @@ def said(name: str) -> Line:
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training of the check that takes a fortieth of the packaged model's time."""
+    """A training of the check that takes a tenth of the packaged model's time."""
     monkeypatch.setattr(training, "SMALL", replace(training.SMALL, model=mini.model(), task=mini.TASK))
 
 
