@@ -28,10 +28,10 @@ import transformers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from creditscope.lab import sampling
-from creditscope.lab.decoding import start
-from creditscope.lab.policy import load_policy
-from creditscope.lab.sampling import Samples, continue_from, draw, sample
+from creditscope.policy import sampling
+from creditscope.policy.decoding import start
+from creditscope.policy.loading import load_policy
+from creditscope.policy.sampling import Samples, continue_from, draw, sample
 from creditscope.tasks import find_task
 
 PAGE = Path(__file__).with_suffix(".md")

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from creditscope.credit import ESTIMATORS, find_estimator
-from creditscope.lab.config import Config
-from creditscope.lab.critic import Critic
-from creditscope.lab.policy import load_policy
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.lab.tools import LabTools
 from creditscope.lab.train import make_optimizer, micro_batches, take_step
 from creditscope.optimizer.brakes import Brake
+from creditscope.policy.critic import Critic
+from creditscope.policy.loading import load_policy
+from creditscope.runs.config import Config
 from creditscope.tasks import find_task
 
 PAGE = Path(__file__).with_suffix(".md")

@@ -28,9 +28,9 @@ import transformers
 import trl
 from datasets import Dataset
 
-from creditscope.lab.policy import load_policy
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer
 from creditscope.plugins.trl.engine import Judge
+from creditscope.policy.loading import load_policy
 from creditscope.tasks import find_task
 
 PAGE = Path(__file__).with_suffix(".md")

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import torch
 
-from creditscope.intervals import mean_interval
-from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.rollout import roll_out
-from creditscope.methods import METHODS
-from creditscope.objective import surrogate
+from creditscope.methods.table import METHODS
+from creditscope.objective.surrogate import surrogate
+from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.runs.intervals import mean_interval
 from creditscope.tasks import Problem
 from creditscope.tasks.arithmetic import Arithmetic
 

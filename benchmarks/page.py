@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from creditscope.record import Record  # noqa: E402
+from creditscope.runs.record import Record  # noqa: E402
 from report import records  # noqa: E402
 
 REPEATS, RUNS, SEEDS = 5, 50, 5

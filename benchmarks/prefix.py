@@ -18,12 +18,12 @@ from itertools import islice
 import length
 import torch
 
-from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out
-from creditscope.method import Method
-from creditscope.methods import METHODS, even
-from creditscope.objective import surrogate
-from creditscope.prefix_bias import measured, prefix_bias, summary
+from creditscope.methods.axes import Method
+from creditscope.methods.table import METHODS, even
+from creditscope.objective.prefix_bias import measured, prefix_bias, summary
+from creditscope.objective.surrogate import surrogate
+from creditscope.policy.loading import Policy, load_policy, token_logp
 from creditscope.tasks import Task, find_task
 
 PASSES = (0, 1, 3)

@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from creditscope.lab.config import Config
 from creditscope.lab.train import train
 from creditscope.optimizer.probe import Probe
+from creditscope.runs.config import Config
 
 PAGE = Path(__file__).with_suffix(".md")
 CALLS = ("begin", "see", "finish", "_before_step", "_after_step")
@@ -83,7 +83,7 @@ def large(folder: Path) -> dict[str, str]:
     """A random Llama with the packaged tokenizer, prompts that repeat, and rewards that hang on the answer's length."""
     from transformers import LlamaForCausalLM
 
-    from creditscope.lab.policy import load_policy
+    from creditscope.policy.loading import load_policy
 
     policy = load_policy("tiny", device="cpu")
     config = policy.model.config

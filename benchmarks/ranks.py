@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from creditscope.microscope.ranks import across, traffic
+from creditscope.microscope.distributed import across, traffic
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 
@@ -66,7 +66,7 @@ def grams(layers: int, rollouts: int) -> int:
 def rank_main(rank: int, world: int, rollouts: int, k: int, folder: Path) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    from creditscope.lab.policy import load_policy
+    from creditscope.policy.loading import load_policy
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)

@@ -25,9 +25,9 @@ import transformers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from creditscope.lab.decoding import release
-from creditscope.lab.policy import TINY, load_policy
-from creditscope.lab.sampling import sample
+from creditscope.policy.decoding import release
+from creditscope.policy.loading import TINY, load_policy
+from creditscope.policy.sampling import sample
 from creditscope.tasks import find_task
 
 PAGE = Path(__file__).with_suffix(".md")

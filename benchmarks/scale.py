@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from creditscope import METHODS, Method, Rollouts, effective_credit, surrogate
-from creditscope.lab.policy import load_policy, token_logp
 from creditscope.lab.rollout import roll_out
 from creditscope.optimizer.scale import Clipping, RewardParts, Sweep, sweep
+from creditscope.policy.loading import load_policy, token_logp
 from creditscope.tasks import find_task
 
 PAGE = Path(__file__).with_suffix(".md")

@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from creditscope.intervals import Z975, quantile
+from creditscope.runs.intervals import Z975, quantile
 
 ROOT = Path(__file__).parents[1]
 FLAT = 0.01

@@ -24,8 +24,8 @@ LR = 1e-5
 
 
 def ours() -> list[float]:
-    from creditscope.lab.config import Config
     from creditscope.lab.train import train
+    from creditscope.runs.config import Config
 
     config = Config(prompts=PROMPTS, group=GROUP, steps=STEPS, lr=LR, eval_problems=0, keep_every=0,
                     checkpoint_every=10**6, method="dr_grpo")
@@ -38,7 +38,7 @@ def trls() -> list[float]:
     from datasets import Dataset
     from transformers import TrainerCallback
 
-    from creditscope.lab.policy import TINY, load_policy
+    from creditscope.policy.loading import TINY, load_policy
     from creditscope.tasks import find_task
 
     task = find_task("arithmetic")

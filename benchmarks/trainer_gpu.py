@@ -19,12 +19,12 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from creditscope import Rollouts
-from creditscope.advantages import token_advantage
-from creditscope.lab.config import Config
-from creditscope.lab.policy import Policy, token_logp
-from creditscope.lab.sampling import sample
 from creditscope.lab.train import make_optimizer, take_step
+from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
+from creditscope.policy.loading import Policy, token_logp
+from creditscope.policy.sampling import sample
+from creditscope.runs.config import Config
 
 SHAPE = {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
          "intermediate_size": 1536, "vocab_size": 49152}

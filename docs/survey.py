@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from creditscope.credit import ESTIMATORS
-from creditscope.exactness import (
+from creditscope.exact.enumeration import (
     Exact,
     World,
     best_constant,
@@ -19,7 +19,7 @@ from creditscope.exactness import (
     measure,
     tree_world,
 )
-from creditscope.methods import METHODS
+from creditscope.methods.table import METHODS
 from creditscope.tasks.tree import Tree
 from creditscope.tasks.turns import Ladder
 

@@ -3,8 +3,8 @@
     cd examples && creditscope compare credit no_baseline:no_baseline --scope off --out ../runs/no_baseline
 """
 
+from creditscope.batch.groups import Groups
 from creditscope.credit.units import in_units, wide
-from creditscope.groups import Groups
 
 
 def no_baseline(method, rollouts, tools):

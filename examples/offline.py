@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from creditscope import Record
-from creditscope.lab.policy import load_policy
 from creditscope.lab.rollout import roll_out
 from creditscope.offline.scope import scope_file
 from creditscope.offline.settings import Settings
+from creditscope.policy.loading import load_policy
 from creditscope.tasks import find_task
 
 

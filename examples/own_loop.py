@@ -11,10 +11,10 @@ from itertools import islice
 import torch
 
 from creditscope import METHODS, Microscope, spectrum, surrogate
-from creditscope.lab.policy import load_policy, token_logp
 from creditscope.lab.rollout import roll_out
 from creditscope.optimizer.brakes import Recall
 from creditscope.optimizer.probe import Probe
+from creditscope.policy.loading import load_policy, token_logp
 from creditscope.tasks import find_task
 
 

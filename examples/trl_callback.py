@@ -10,8 +10,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from creditscope.lab.policy import TINY  # the packaged model: any name or folder will do
 from creditscope.plugins.trl import ScopeCallback
+from creditscope.policy.loading import TINY  # the packaged model: any name or folder will do
 from creditscope.tasks.arithmetic import Arithmetic
 
 task = Arithmetic()

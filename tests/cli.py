@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from creditscope.cli import main
+from creditscope.cli.main import main
 
 
 def run(*args: object) -> int:

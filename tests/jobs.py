@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 
 from cli import run
-from creditscope.verbs.processes import Job
+from creditscope.cli.processes import Job
 
 
 def run_here(jobs: Sequence[Job], at_once: int, stop: Callable[[], bool],

@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 
 from creditscope import tasks
-from creditscope.lab.policy import TINY
+from creditscope.policy.loading import TINY
 from creditscope.tasks import Problem, Step, Verdict
 
 TASK = "coins"

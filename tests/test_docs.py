@@ -16,12 +16,12 @@ import torch
 
 from cli import run
 from creditscope import METHODS
+from creditscope.cli.localise import mark
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.optimizer.brakes import Recall
 from creditscope.optimizer.probe import Probe
 from creditscope.tasks.worker import check_steps
-from creditscope.verbs.localise import mark
 from makers import load_script, make
 
 ROOT = Path(__file__).resolve().parent.parent

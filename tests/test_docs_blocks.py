@@ -16,11 +16,12 @@ import pytest
 import torch
 import tyro
 
-from creditscope import METHODS, CreditscopeError, __version__, cli
+from creditscope import METHODS, CreditscopeError, __version__
+from creditscope.cli import main as cli
+from creditscope.cli.compare import Compare
 from creditscope.credit import ESTIMATORS
 from creditscope.optimizer.probe import Probe
 from creditscope.optimizer.table import BRAKES
-from creditscope.verbs.compare import Compare
 from each import each
 from makers import make
 from records import write_record
@@ -227,7 +228,7 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
                                    "ScopedGRPOTrainer(": "scoped("}),
 }
 """(page, number) -> what the page takes as given, and what a reader fills in."""
-ELSEWHERE = {("docs/scale.md", 0)}  # two ranks: tests/ranks runs `across`
+ELSEWHERE = {("docs/scale.md", 0)}  # two ranks: tests/distributed runs `across`
 
 
 def blocks() -> dict[tuple[str, int], str]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _HOME = {
-    "METHODS": "methods",
-    "Method": "method",
-    "Rollouts": "rollouts",
-    "advantage": "advantages",
-    "surrogate": "objective",
-    "effective_credit": "objective",
-    "Record": "record",
+    "METHODS": "methods.table",
+    "Method": "methods.axes",
+    "Rollouts": "batch.rollouts",
+    "advantage": "objective.advantages",
+    "surrogate": "objective.surrogate",
+    "effective_credit": "objective.surrogate",
+    "Record": "runs.record",
     "spectrum": "microscope.spectrum",
     "Microscope": "microscope.scope",
     "CreditscopeError": "errors",
@@ -26,15 +26,15 @@ __all__ = ["METHODS", "CreditscopeError", "Method", "Microscope", "Record", "Rol
            "spectrum", "surrogate"]
 
 if TYPE_CHECKING:
-    from creditscope.advantages import advantage
+    from creditscope.batch.rollouts import Rollouts
     from creditscope.errors import CreditscopeError
-    from creditscope.method import Method
-    from creditscope.methods import METHODS
+    from creditscope.methods.axes import Method
+    from creditscope.methods.table import METHODS
     from creditscope.microscope.scope import Microscope
     from creditscope.microscope.spectrum import spectrum
-    from creditscope.objective import effective_credit, surrogate
-    from creditscope.record import Record
-    from creditscope.rollouts import Rollouts
+    from creditscope.objective.advantages import advantage
+    from creditscope.objective.surrogate import effective_credit, surrogate
+    from creditscope.runs.record import Record
 
 
 def __getattr__(name: str) -> Any:

@@ -2,14 +2,14 @@
 
 import sys
 
-from creditscope.streams import guard
+from creditscope.files.streams import guard
 
 
 def main() -> None:
     """The command line."""
     guard()
     try:
-        from creditscope import cli
+        from creditscope.cli import main as cli
     except KeyboardInterrupt:
         print("creditscope: interrupted", file=sys.stderr)
         sys.exit(130)

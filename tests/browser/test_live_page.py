@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from browser.opened import opened
-from creditscope.record import Record
+from creditscope.runs.record import Record
 from report import records
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

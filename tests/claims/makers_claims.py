@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from creditscope.claims.evidence import Evidence, read_evidence
-from creditscope.record import Record
+from creditscope.runs.record import Record
 from records import write_record
 
 Scores = Callable[[np.ndarray], np.ndarray]

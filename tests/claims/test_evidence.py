@@ -13,7 +13,7 @@ import pytest
 from creditscope.claims.evidence import Evidence, cells, families, from_json, gather, mean_of, read_evidence, to_json
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.spectrum import spectrum
-from creditscope.record import Record
+from creditscope.runs.record import Record
 from each import each
 
 CONFIG = {"model": "tiny", "task": "arithmetic", "method": "p1_grpo", "group": 4, "seed": 0, "credit": None}

@@ -34,7 +34,7 @@ def test_a_claim_says_what_it_states_where_it_stands_what_decides_and_what_it_ne
 @each("name", [name for name, claim in CLAIMS.items() if claim.exact is not None])
 def test_an_exact_test_exists_under_its_name(name: str) -> None:
     module, _, function = (CLAIMS[name].exact or "").partition(":")
-    assert callable(getattr(importlib.import_module(f"creditscope.claims.{module}"), function))
+    assert callable(getattr(importlib.import_module(f"creditscope.{module}"), function))
 
 
 @each("name", [name for name, claim in CLAIMS.items() if claim.runs is not None])

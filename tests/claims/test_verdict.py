@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from creditscope.claims.verdict import above, all_of, below, decided, enough, inside, missing
-from creditscope.intervals import Interval
+from creditscope.runs.intervals import Interval
 
 ONE = Interval(1.0, None, None, 1)
 

@@ -26,7 +26,7 @@ from trl_peer import (
 from creditscope import METHODS, effective_credit, surrogate
 from creditscope.credit.entropy_mask import entropy_mask
 from creditscope.credit.tools import Tools
-from creditscope.dialects import DIALECTS
+from creditscope.methods.dialects import DIALECTS
 from each import each
 
 pytest.importorskip("trl", reason="TRL's own code is the other side of the comparison")

@@ -21,7 +21,7 @@ from verl_table import differences, goldens, verls
 from creditscope import METHODS
 from creditscope.credit.optimal_token import optimal_token
 from creditscope.credit.tools import Tools
-from creditscope.dialects import DIALECTS
+from creditscope.methods.dialects import DIALECTS
 from each import each
 
 pytestmark = pytest.mark.conformance

@@ -15,8 +15,8 @@ from ours import as_rollouts
 from torch import Tensor
 
 from creditscope import effective_credit, surrogate
-from creditscope.dialects import DIALECTS
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.methods.dialects import DIALECTS
 from creditscope.selftest.trl_live import EOS, MAX_TOKENS, advantage_and_credit, trainer_of
 
 EVEN = ("on_policy", "off_policy", "graded", "near", "edges", "edges_product")  # TRL's groups have one size

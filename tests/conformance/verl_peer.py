@@ -1,4 +1,4 @@
-"""What verl's own code gives each token, for every `verl_*` row of `creditscope.dialects`.
+"""What verl's own code gives each token, for every `verl_*` row of `creditscope.methods.dialects`.
 
 `CASES` says which settings of verl a row stands for; it can be read anywhere. `verl_credit` needs verl, which cannot
 live in our test environment (it pulls tensordict and transformers down), so the arrays are stored and read back by

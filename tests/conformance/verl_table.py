@@ -13,9 +13,9 @@ from torch import Tensor
 from verl_peer import CASES, Case
 
 from creditscope import effective_credit, surrogate
-from creditscope.advantages import token_advantage
-from creditscope.dialects import DIALECTS
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.methods.dialects import DIALECTS
+from creditscope.objective.advantages import token_advantage
 
 GOLDENS = Path(__file__).with_name("verl_0.9.1.npz")
 

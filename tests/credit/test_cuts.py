@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import METHODS, CreditscopeError, Rollouts
-from creditscope.advantages import BASELINES
+from creditscope.batch.groups import Groups
 from creditscope.credit import find_estimator
 from creditscope.credit.cuts import between, step_ends
 from creditscope.credit.monte_carlo import monte_carlo
 from creditscope.credit.spo_chain import spo_chain
 from creditscope.credit.tools import Tools
-from creditscope.groups import Groups
+from creditscope.objective.advantages import BASELINES
 from makers import make, random_batches
 
 D = torch.float64

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditscope import METHODS, CreditscopeError, Rollouts
-from creditscope.advantages import token_advantage
 from creditscope.credit.entropy_mask import entropy_mask, threshold
 from creditscope.credit.entropy_shaping import LEAST, entropy_shaping
 from creditscope.credit.tools import Tools
+from creditscope.objective.advantages import token_advantage
 from makers import make, random_batches
 
 D = torch.float64

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import METHODS, CreditscopeError, Rollouts
-from creditscope.advantages import mean_entropy, standardised
 from creditscope.credit import find_estimator
 from creditscope.credit.gae import advantages, gae, lambdas
 from creditscope.credit.tools import Tools
+from creditscope.objective.advantages import mean_entropy, standardised
 from creditscope.tasks.tree import Tree
 from makers import make
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import METHODS, CreditscopeError, Rollouts
-from creditscope.advantages import token_advantage
+from creditscope.batch.groups import Groups
 from creditscope.credit.leave_one_out import leave_one_out
 from creditscope.credit.optimal_scalar import optimal_scalar
 from creditscope.credit.outcome import outcome
 from creditscope.credit.tools import Tools
-from creditscope.groups import Groups
+from creditscope.objective.advantages import token_advantage
 from each import each
 from makers import make, random_batches
 

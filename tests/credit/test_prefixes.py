@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import METHODS, Rollouts
-from creditscope.advantages import token_advantage
+from creditscope.batch.groups import Groups
 from creditscope.credit.prefix_share import prefix_share
 from creditscope.credit.prefix_tree import prefix_tree
 from creditscope.credit.prefixes import node_values, shared
 from creditscope.credit.tools import Tools
-from creditscope.groups import Groups
+from creditscope.objective.advantages import token_advantage
 from makers import make
 
 D = torch.float64

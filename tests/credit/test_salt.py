@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import METHODS, CreditscopeError, Rollouts
-from creditscope.advantages import token_advantage
 from creditscope.credit.salt import salt, split
 from creditscope.credit.tools import Tools
+from creditscope.objective.advantages import token_advantage
 from makers import make, random_batches
 
 D = torch.float64

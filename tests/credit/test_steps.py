@@ -19,7 +19,7 @@ from creditscope.credit.step_reward import step_reward
 from creditscope.credit.steps import labels
 from creditscope.credit.tools import Tools
 from creditscope.credit.turn_return import turn_return
-from creditscope.method import Method
+from creditscope.methods.axes import Method
 from each import each
 from makers import make
 

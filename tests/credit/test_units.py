@@ -12,7 +12,7 @@ from hypothesis import given
 from torch import Tensor
 
 from creditscope import METHODS, Rollouts
-from creditscope.advantages import BASELINES, mean_entropy, token_advantage
+from creditscope.batch.groups import Groups
 from creditscope.credit.leave_one_out import leave_one_out
 from creditscope.credit.monte_carlo import monte_carlo
 from creditscope.credit.optimal_token import optimal_token
@@ -22,8 +22,8 @@ from creditscope.credit.step_reward import step_reward
 from creditscope.credit.tools import Tools
 from creditscope.credit.turn_return import turn_return
 from creditscope.credit.units import in_units
-from creditscope.groups import Groups
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import BASELINES, mean_entropy, token_advantage
 from each import each
 from makers import make, random_batches
 

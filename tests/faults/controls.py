@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from creditscope import record
-from creditscope.record import Record
+from creditscope.runs import record
+from creditscope.runs.record import Record
 
 
 def no_rename() -> None:

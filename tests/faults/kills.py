@@ -49,7 +49,7 @@ from rich.progress import Progress
 
 import mini
 from creditscope.errors import CreditscopeError
-from creditscope.record import SHELVES, Record, verify
+from creditscope.runs.record import SHELVES, Record, verify
 from faults.controls import CONTROLS
 
 STEPS = 5
@@ -106,7 +106,7 @@ def started(args: list[str], log: Path, before: Callable[[], None] = lambda: Non
         os.dup2(told, 1)
         os.dup2(told, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-        from creditscope.cli import main
+        from creditscope.cli.main import main
 
         before()
         with mini.known():

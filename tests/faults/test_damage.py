@@ -20,14 +20,15 @@ import numpy as np
 import pytest
 
 import mini
-from creditscope import cli, record
+from creditscope.cli import main as cli
 from creditscope.errors import CreditscopeError
-from creditscope.lab.config import Config
-from creditscope.lab.policy import load_policy
 from creditscope.lab.train import train
-from creditscope.record import Record
+from creditscope.policy.loading import load_policy
 from creditscope.report.build import build
 from creditscope.report.watch import Watched
+from creditscope.runs import record
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 from depth import FULL, examples
 from faults.kills import facts, shelves, unlike
 

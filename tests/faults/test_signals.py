@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from creditscope.record import Record
+from creditscope.runs.record import Record
 from faults.kills import LONGEST, Follower, ended, facts, started
 
 FLAGS = ["--prompts", "2", "--group", "4", "--max-tokens", "40", "--eval-problems", "0", "--checkpoint-every", "2",
@@ -100,7 +100,7 @@ def test_ctrl_c_while_the_verbs_are_loading_is_no_traceback() -> None:
 import sys
 class Press:
     def find_spec(self, name, path=None, target=None):
-        if name == "creditscope.verbs.train":
+        if name == "creditscope.cli.train":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Press())
 from creditscope.__main__ import main

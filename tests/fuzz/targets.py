@@ -24,32 +24,32 @@ from typing import Any
 import numpy as np
 import torch
 
+from creditscope.batch.jsonl import read_jsonl, write_jsonl
 from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.claims.table import check
+from creditscope.cli.check import read_runs
 from creditscope.credit.choice import parse
-from creditscope.describe import equation
-from creditscope.doctor.read import read as read_log
-from creditscope.doctor.rules import diagnose
+from creditscope.diagnosis.read import read as read_log
+from creditscope.diagnosis.rules import diagnose
 from creditscope.errors import CreditscopeError, printable
-from creditscope.jsonlines import parse_json
-from creditscope.lab.adapt import parse_adapt
-from creditscope.lab.config import Config, flags
-from creditscope.lab.processbench import read_processbench
+from creditscope.files.jsonlines import parse_json
+from creditscope.methods.words import equation
 from creditscope.offline.batches import Reader
 from creditscope.offline.files import Source
 from creditscope.offline.scope import scope_file
 from creditscope.offline.settings import Settings
 from creditscope.optimizer.table import parse_brake
-from creditscope.record import Record
 from creditscope.report.run import read_run
-from creditscope.rollouts_jsonl import read_jsonl, write_jsonl
+from creditscope.runs.adapt import parse_adapt
+from creditscope.runs.config import Config, flags
+from creditscope.runs.record import Record
+from creditscope.studies.processbench import read_processbench
 from creditscope.tasks import Problem, Verdict
 from creditscope.tasks.arithmetic import Arithmetic
 from creditscope.tasks.equations import equations, evaluate, holds
 from creditscope.tasks.gsm8k import Gsm8k, final_answer, number_of
 from creditscope.tasks.jsonl import read_rows
 from creditscope.tasks.turns import Ladder
-from creditscope.verbs.check import read_runs
 
 PART = b"\n%%%\n"
 TESTS = Path(__file__).resolve().parents[1]
@@ -316,7 +316,7 @@ def _parquet_seeds() -> Iterator[bytes]:
 
 
 def _record_seeds() -> Iterator[bytes]:
-    for folder in sorted(TESTS.glob("doctor/logs/ours-*")):
+    for folder in sorted(TESTS.glob("diagnosis/logs/ours-*")):
         steps = b"".join((folder / "steps.jsonl").read_bytes().splitlines(keepends=True)[:8])
         yield (folder / "run.json").read_bytes() + PART + steps
 
@@ -347,7 +347,7 @@ def _evidence_seeds() -> Iterator[bytes]:
 
 def _doctor_seeds() -> Iterator[bytes]:
     for first, name, settings in ((b"\0", "*.log", "config.yaml"), (b"\2", "trainer_state.json", "training_args.json")):
-        for log in sorted(TESTS.glob(f"doctor/logs/*/{name}")):
+        for log in sorted(TESTS.glob(f"diagnosis/logs/*/{name}")):
             given = next((file.read_bytes() for file in sorted(log.parent.glob(settings))), b"")
             rows = log.read_bytes()
             if name == "trainer_state.json":

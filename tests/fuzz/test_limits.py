@@ -17,20 +17,20 @@ from pathlib import Path
 import pytest
 
 from cli import run
+from creditscope.batch.jsonl import collate, read_jsonl, to_rows
+from creditscope.batch.jsonl import read_rows as rows_of_rollouts
 from creditscope.claims.evidence import from_json
-from creditscope.doctor.read import _settings_file as settings_file
-from creditscope.doctor.read import read as read_log
+from creditscope.diagnosis.read import _settings_file as settings_file
+from creditscope.diagnosis.read import read as read_log
 from creditscope.errors import CreditscopeError
-from creditscope.jsonlines import MAX_DEPTH, numbered_lines, parse_json
-from creditscope.lab.processbench import read_processbench
+from creditscope.files.jsonlines import MAX_DEPTH, numbered_lines, parse_json
+from creditscope.files.specs import read_options
 from creditscope.offline.batches import Reader
 from creditscope.offline.files import SURVEY, Source
 from creditscope.offline.scope import scope_file
 from creditscope.offline.settings import Settings
-from creditscope.options import read_options
-from creditscope.record import Record
-from creditscope.rollouts_jsonl import collate, read_jsonl, to_rows
-from creditscope.rollouts_jsonl import read_rows as rows_of_rollouts
+from creditscope.runs.record import Record
+from creditscope.studies.processbench import read_processbench
 from creditscope.tasks import Problem
 from creditscope.tasks.arithmetic import Arithmetic
 from creditscope.tasks.gsm8k import Gsm8k, final_answer, number_of
@@ -313,7 +313,7 @@ def test_a_parquet_file_whose_columns_lie_about_themselves_ends_no_process(tmp_p
 
 
 def test_infinities_of_both_signs_are_evidence_and_no_crash(tmp_path: Path) -> None:
-    from creditscope.doctor.rules import diagnose
+    from creditscope.diagnosis.rules import diagnose
 
     values = ("inf", "-inf", "nan", "1e308", "-1e308", "1e200", "0.5", "0.5")
     lines = [f"{{'loss': '{v}', 'reward': '{v}', 'grad_norm': '{v}', 'kl': '{v}', 'frac_reward_zero_std': '{v}', "

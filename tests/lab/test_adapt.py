@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 import mini
 from creditscope import CreditscopeError, Record
-from creditscope.lab.adapt import ADAPTS, RANK, Setting, decide, falls, parse_adapt, raised
-from creditscope.lab.config import Config
 from creditscope.lab.train import train
+from creditscope.runs.adapt import ADAPTS, RANK, Setting, decide, falls, parse_adapt, raised
+from creditscope.runs.config import Config
 
 START = Setting(4, "outcome")
 SMALL = Config(model=mini.model(), task=mini.TASK, prompts=2, group=2, steps=6, max_tokens=12, eval_problems=0,

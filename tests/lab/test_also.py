@@ -14,17 +14,17 @@ from safetensors.torch import load_file
 import mini
 from creditscope import CreditscopeError, Record, spectrum
 from creditscope.claims.evidence import read_evidence
+from creditscope.cli.train import Settings, Train
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
-from creditscope.lab.config import Config
 from creditscope.lab.lens import Lens
-from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out, state_number
 from creditscope.lab.train import make_optimizer, take_step, train
-from creditscope.objective import effective_credit, surrogate
+from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.brakes import Brake
+from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.runs.config import Config
 from creditscope.tasks import find_task
-from creditscope.verbs.train import Settings, Train
 
 pytestmark = pytest.mark.usefixtures("mini_task")
 LOOK = Config(model=mini.model(), task=mini.TASK, prompts=3, group=4, steps=1, max_tokens=12, eval_problems=0,

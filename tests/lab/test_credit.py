@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import mini
+from creditscope.cli.train import Settings, Train
 from creditscope.credit import ESTIMATORS
 from creditscope.errors import CreditscopeError
-from creditscope.lab.config import Config
-from creditscope.lab.policy import load_policy
 from creditscope.lab.train import train
-from creditscope.record import Record
-from creditscope.verbs.train import Settings, Train
+from creditscope.policy.loading import load_policy
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 from each import each
 
 pytestmark = pytest.mark.usefixtures("mini_task")

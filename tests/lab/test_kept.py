@@ -11,8 +11,8 @@ import pytest
 
 import mini
 from creditscope import Record
-from creditscope.lab.config import Config
 from creditscope.lab.train import train
+from creditscope.runs.config import Config
 
 pytestmark = pytest.mark.usefixtures("mini_task")
 

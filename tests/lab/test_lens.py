@@ -13,17 +13,17 @@ from safetensors.torch import load_file
 
 import mini
 from creditscope import CreditscopeError, Record, Rollouts, spectrum
-from creditscope.advantages import token_advantage
 from creditscope.lab import lens as lens_module
-from creditscope.lab.config import Config
 from creditscope.lab.lens import Lens, row_credit
-from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.lab.train import make_optimizer, take_step, train
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.sources import Source
+from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
+from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
+from creditscope.runs.config import Config
 from creditscope.tasks import find_task
 from makers import make
 from small_models import build

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from creditscope.cli import main
-from creditscope.record import Record
+from creditscope.cli.main import main
+from creditscope.runs.record import Record
 
 CUDA = ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.20 GiB is "
         "free. Process 1 has 77.9 GiB memory in use.")
@@ -29,7 +29,7 @@ def fail(error: Exception) -> Callable[..., Any]:
      "raise --accumulate, or lower --prompts, --group or --max-tokens"),
     ("creditscope.lab.rollout.sample", torch.OutOfMemoryError(CUDA), "sampling answers",
      "lower --prompts, --group or --max-tokens"),
-    ("creditscope.lab.policy._load", torch.OutOfMemoryError(CUDA), "loading the model", "choose a smaller one"),
+    ("creditscope.policy.loading._load", torch.OutOfMemoryError(CUDA), "loading the model", "choose a smaller one"),
     ("creditscope.lab.train.token_logp", RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to "
                                                       "allocate 99 bytes"),
      "passing the batch through the model", "this machine has"),

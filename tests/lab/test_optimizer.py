@@ -10,8 +10,8 @@ import pytest
 
 import mini
 from creditscope import CreditscopeError, Record
-from creditscope.lab.config import Config
 from creditscope.lab.train import train
+from creditscope.runs.config import Config
 
 SMALL = Config(model=mini.model(), task=mini.TASK, steps=3, prompts=2, group=4, eval_problems=0, keep_every=0,
                checkpoint_every=1, lr=3e-4, device="cpu", inner_steps=3, probe_every=1)

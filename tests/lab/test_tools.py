@@ -8,12 +8,12 @@ from itertools import islice
 import pytest
 import torch
 
-from creditscope.lab.config import Config
-from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out
-from creditscope.lab.sampling import sample
 from creditscope.lab.tools import LabTools
 from creditscope.lab.train import micro_batches
+from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.sampling import sample
+from creditscope.runs.config import Config
 from creditscope.tasks import find_task
 
 TASK = find_task("arithmetic")

@@ -21,13 +21,13 @@ from safetensors.torch import load_file, save_file
 import cli
 import mini
 from creditscope import METHODS, CreditscopeError, Rollouts
-from creditscope.advantages import token_advantage
-from creditscope.lab.config import Config
-from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out, step_tensors
 from creditscope.lab.train import deal, make_optimizer, take_step, train
+from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
-from creditscope.record import Record
+from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 from creditscope.tasks import Step, Verdict, find_task
 from each import each
 from makers import make

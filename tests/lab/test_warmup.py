@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import mini
+from creditscope.cli.output import Output
+from creditscope.cli.warmup import Warmup
 from creditscope.errors import CreditscopeError
-from creditscope.lab.config import Config
-from creditscope.lab.policy import Policy, load_policy
 from creditscope.lab.rollout import roll_out
 from creditscope.lab.train import train
 from creditscope.lab.warmup import (
@@ -31,11 +31,11 @@ from creditscope.lab.warmup import (
     warm_up,
     whole,
 )
-from creditscope.record import Record
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 from creditscope.tasks import Problem, find_task
 from creditscope.tasks.turns import MOVES, Ladder
-from creditscope.verbs.output import Output
-from creditscope.verbs.warmup import Warmup
 from each import each
 from small_models import apart, build
 

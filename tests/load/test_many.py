@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from creditscope.claims import evidence
+from creditscope.cli.check import read_runs
 from creditscope.errors import CreditscopeError
 from creditscope.offline.batches import Reader
 from creditscope.offline.files import Source
 from creditscope.offline.scope import scope_file
 from creditscope.offline.settings import Settings
-from creditscope.record import Record
 from creditscope.report import optimizer, steps
 from creditscope.report.build import build
 from creditscope.report.watch import Watched
-from creditscope.verbs.check import read_runs
+from creditscope.runs.record import Record
 from report import records
 
 

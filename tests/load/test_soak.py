@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 import mini
-from creditscope.lab.config import Config
 from creditscope.lab.train import train
-from creditscope.record import Record, spacing
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record, spacing
 
 SMALL = Config(model=mini.model(), task=mini.TASK, group=2, prompts=1, steps=20, max_tokens=6, eval_problems=0, lr=1e-4,
                scope="full", probe="full", probe_every=2, inner_steps=2, keep_every=2, checkpoint_every=3,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from creditscope import CreditscopeError
-from creditscope.microscope import ranks
+from creditscope.microscope import distributed as ranks
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sources import Source

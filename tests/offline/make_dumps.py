@@ -28,7 +28,7 @@ def make_trl() -> None:
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from creditscope.lab.policy import TINY
+    from creditscope.policy.loading import TINY
     from creditscope.tasks import find_task
 
     task = find_task("arithmetic")
@@ -90,8 +90,8 @@ def make_answers() -> None:
     """Answers of the packaged model, for verl's writers: they run where creditscope is not installed."""
     import torch
 
-    from creditscope.lab.policy import load_policy
     from creditscope.lab.rollout import roll_out
+    from creditscope.policy.loading import load_policy
     from creditscope.tasks import find_task
 
     policy, task, made = load_policy("tiny", device="cpu"), find_task("arithmetic"), {}

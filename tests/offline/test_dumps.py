@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditscope import CreditscopeError, Rollouts, advantage
-from creditscope.catalogue import find
+from creditscope.methods.find import find
 from creditscope.offline.batches import Batch, Reader
 from creditscope.offline.dumps import SHAPES, Sample, recognise
 from creditscope.offline.files import Source, complain

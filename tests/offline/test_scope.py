@@ -16,16 +16,17 @@ import torch
 
 import mini
 from cli import run
-from creditscope import METHODS, CreditscopeError, Record, Rollouts, advantage, effective_credit, metrics, surrogate
+from creditscope import METHODS, CreditscopeError, Record, Rollouts, advantage, effective_credit, surrogate
+from creditscope.batch import metrics
+from creditscope.batch.jsonl import to_rows
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
-from creditscope.lab.policy import Policy, load_policy, token_logp
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.offline.assemble import assemble_for
 from creditscope.offline.dumps import Sample
 from creditscope.offline.scope import Summary, passes, scope_file
 from creditscope.offline.settings import Settings
-from creditscope.rollouts_jsonl import to_rows
+from creditscope.policy.loading import Policy, load_policy, token_logp
 from each import each
 from makers import load_script
 

@@ -197,7 +197,7 @@ def test_a_batch_that_would_not_fit_is_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CreditscopeError, match="step 1 takes more than 1,000 bytes; split it"):
         sizes(write(tmp_path / "f.jsonl", rows(20, step=1)))
     monkeypatch.undo()
-    monkeypatch.setattr("creditscope.rollouts_jsonl.CELLS", 100)
+    monkeypatch.setattr("creditscope.batch.jsonl.CELLS", 100)
     long = [row | {"tokens": [1] * 60, "logp": [-1.0] * 60} for row in rows(1)]
     with pytest.raises(CreditscopeError, match="line 1: an answer of 60 tokens in a batch of 2 rows"):
         list(scope_file(write(tmp_path / "g.jsonl", long), Settings()))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from creditscope import METHODS, CreditscopeError, Method, Rollouts, surrogate
-from creditscope.edges import beyond, bounded_tokens
-from creditscope.methods import GRPO, GSPO, P1_GRPO, SAPO
+from creditscope.methods.table import GRPO, GSPO, P1_GRPO, SAPO
+from creditscope.objective.bounds import beyond, bounded_tokens
 from creditscope.optimizer.brakes import CLASSES, Blend, Brake, KlStop, Recall, Restart, Shorten, blend, find_brake
 from creditscope.optimizer.state import first_moment
 from creditscope.optimizer.table import BRAKES, parse_brake

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from creditscope import METHODS, CreditscopeError, Method, Rollouts, surrogate
-from creditscope.edges import beyond, bounded_tokens, edges_of, overhang
-from creditscope.methods import GRPO
+from creditscope.methods.table import GRPO
+from creditscope.objective.bounds import beyond, bounded_tokens, edges_of, overhang
 from creditscope.optimizer.overshoot import Overshoot, Reading, first_order
 from creditscope.optimizer.state import Parts, split
 from each import each

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from creditscope import CreditscopeError, Rollouts, surrogate
-from creditscope.advantages import token_advantage
-from creditscope.methods import GRPO, P1_GRPO
+from creditscope.methods.table import GRPO, P1_GRPO
+from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer import probe as probe_module
 from creditscope.optimizer.geometry import UpdateGeometry
 from creditscope.optimizer.overshoot import Overshoot

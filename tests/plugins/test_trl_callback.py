@@ -19,15 +19,15 @@ from transformers import TrainerCallback  # noqa: E402
 
 import mini  # noqa: E402
 from creditscope.claims.evidence import read_evidence  # noqa: E402
-from creditscope.dialects import DIALECTS  # noqa: E402
 from creditscope.errors import CreditscopeError  # noqa: E402
+from creditscope.methods.dialects import DIALECTS  # noqa: E402
 from creditscope.microscope.recorder import Recorder  # noqa: E402
 from creditscope.microscope.sources import Source  # noqa: E402
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer  # noqa: E402
 from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, rollouts_of  # noqa: E402
 from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
 from creditscope.plugins.trl.stated import stated  # noqa: E402
-from creditscope.record import Record  # noqa: E402
+from creditscope.runs.record import Record  # noqa: E402
 from depth import some  # noqa: E402
 from each import each  # noqa: E402
 from makers import load_script  # noqa: E402

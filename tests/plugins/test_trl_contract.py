@@ -13,7 +13,7 @@ trl = pytest.importorskip("trl", reason="the other side of the contract")
 
 from creditscope.errors import CreditscopeError  # noqa: E402
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, names  # noqa: E402
-from creditscope.record import Record  # noqa: E402
+from creditscope.runs.record import Record  # noqa: E402
 from each import each  # noqa: E402
 from plugins.trl_makers import trainer, weights  # noqa: E402
 

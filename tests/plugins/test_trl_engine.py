@@ -16,10 +16,10 @@ import cli
 import mini
 from creditscope.claims.evidence import read_evidence
 from creditscope.errors import CreditscopeError
-from creditscope.lab.config import Config
-from creditscope.lab.policy import load_policy
 from creditscope.plugins.trl.engine import Judge, arguments, refuse, train_by_trl
-from creditscope.record import Record
+from creditscope.policy.loading import load_policy
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 from creditscope.tasks import find_task
 from each import each
 from plugins.trl_makers import settle

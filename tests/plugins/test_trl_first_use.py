@@ -13,7 +13,7 @@ from creditscope.errors import CreditscopeError  # noqa: E402
 from creditscope.plugins.trl import CreditMixin, ScopeCallback, ScopedGRPOTrainer  # noqa: E402
 from creditscope.plugins.trl.callback import WATCHED  # noqa: E402
 from creditscope.plugins.trl.engine import refuse_folder  # noqa: E402
-from creditscope.record import Record  # noqa: E402
+from creditscope.runs.record import Record  # noqa: E402
 from plugins.trl_makers import FOLDER, model_folder, trainer  # noqa: E402
 
 pytestmark = pytest.mark.conformance

@@ -13,14 +13,14 @@ from torch import Tensor
 trl = pytest.importorskip("trl", reason="its loop is used")
 
 from creditscope import METHODS, surrogate  # noqa: E402
-from creditscope.catalogue import find  # noqa: E402
-from creditscope.dialects import DIALECTS  # noqa: E402
 from creditscope.errors import CreditscopeError  # noqa: E402
+from creditscope.methods.dialects import DIALECTS  # noqa: E402
+from creditscope.methods.find import find  # noqa: E402
+from creditscope.objective.weights import aggregate, alpha, kept  # noqa: E402
 from creditscope.plugins.trl import CreditMixin, ScopeCallback, ScopedGRPOTrainer  # noqa: E402
 from creditscope.plugins.trl.batch import Window, objective  # noqa: E402
 from creditscope.plugins.trl.passes import chosen, entropy, logits  # noqa: E402
-from creditscope.record import Record  # noqa: E402
-from creditscope.weights import aggregate, alpha, kept  # noqa: E402
+from creditscope.runs.record import Record  # noqa: E402
 from depth import FULL, some  # noqa: E402
 from each import each  # noqa: E402
 from makers import make  # noqa: E402

@@ -19,7 +19,7 @@ import torch
 
 pytest.importorskip("trl", reason="its trainers are read")
 
-from creditscope.record import Record
+from creditscope.runs.record import Record
 from plugins import trl_two_ranks as ranks
 from plugins.trl_makers import in_double
 from small_models import apart

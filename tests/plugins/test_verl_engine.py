@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from creditscope import METHODS, Rollouts, effective_credit, spectrum, surrogate
-from creditscope.advantages import token_advantage
-from creditscope.dialects import DIALECTS
-from creditscope.metrics import credit as spread
+from creditscope.batch.metrics import credit as spread
+from creditscope.methods.dialects import DIALECTS
 from creditscope.microscope.sketch import Sketcher
+from creditscope.objective.advantages import token_advantage
 from depth import FULL
 from each import each
 from plugins import verl_batch

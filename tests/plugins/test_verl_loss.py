@@ -18,7 +18,7 @@ from creditscope import METHODS, Rollouts, effective_credit, surrogate
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.method import Method
+from creditscope.methods.axes import Method
 from creditscope.plugins.verl.advantage import advantages_of, credit_of, group_share, numbered, turns
 from creditscope.plugins.verl.loss import DECIDED, MODES, policy_loss, refuse_settings, share
 from creditscope.plugins.verl.table import BY_TOKENS, countable, refuse_credit, refuse_method

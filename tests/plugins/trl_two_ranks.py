@@ -29,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cli
 import mini
-from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback, together
+from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback
+from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl.batch import ALPHA
-from creditscope.record import Record
+from creditscope.runs.record import Record
 from plugins.test_trl_mixin import exactly
 from plugins.trl_makers import WORDS, in_double, model_folder, settle, trainer
 from small_models import apart

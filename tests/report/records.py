@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.record import SHELVES, Record, spacing
+from creditscope.runs.record import SHELVES, Record, spacing
 from depth import FULL
 
 Arrays = dict[str, NDArray[Any]]
@@ -46,9 +46,9 @@ SIZE, STEPS = (8, 5) if FULL else (4, 5)
 
 def rich(path: Path, steps: int = STEPS) -> Path:
     """Everything on: scope and probe full, μ = 2, another credit, every second step kept. The packaged model."""
-    from creditscope.lab.config import Config
+    from creditscope.cli.env import environment
     from creditscope.lab.train import train
-    from creditscope.verbs.env import environment
+    from creditscope.runs.config import Config
 
     config = Config(group=SIZE, prompts=SIZE, steps=steps, inner_steps=2, lr=1e-4, scope="full", every=2, probe="full",
                     probe_every=2, keep_every=2, also=("step_reward",), eval_problems=20)
@@ -59,9 +59,9 @@ def rich(path: Path, steps: int = STEPS) -> Path:
 
 def light(path: Path, steps: int = 5) -> Path:
     """What a long run has on: the light scope at every step, the light probe, μ = 2. The packaged model."""
-    from creditscope.lab.config import Config
+    from creditscope.cli.env import environment
     from creditscope.lab.train import train
-    from creditscope.verbs.env import environment
+    from creditscope.runs.config import Config
 
     config = Config(group=8, prompts=8, steps=steps, inner_steps=2, lr=1e-4, scope="light", probe="light",
                     eval_problems=20)

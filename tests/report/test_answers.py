@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from creditscope.describe import LAWS, law
-from creditscope.methods import METHODS
-from creditscope.record import Record
+from creditscope.methods.table import METHODS
+from creditscope.methods.words import LAWS, law
 from creditscope.report.answers import (
     LOSS,
     SHAPES,
@@ -28,6 +27,7 @@ from creditscope.report.answers import (
     signal,
 )
 from creditscope.report.run import Run, read_run
+from creditscope.runs.record import Record
 from each import each
 from records import write_record
 

@@ -15,11 +15,11 @@ import pytest
 from creditscope.claims.evidence import read_evidence
 from creditscope.claims.page import observed
 from creditscope.claims.table import CLAIMS, check
-from creditscope.dialects import DIALECTS
-from creditscope.methods import METHODS
-from creditscope.record import Record
+from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.table import METHODS
 from creditscope.report import claims, methods
 from creditscope.report.run import read_run
+from creditscope.runs.record import Record
 from report import records
 
 TESTED = [claim.id for claim in CLAIMS.values() if claim.runs is not None]

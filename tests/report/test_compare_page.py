@@ -14,9 +14,9 @@ import pytest
 
 from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.errors import CreditscopeError
-from creditscope.record import Record
 from creditscope.report import compare
 from creditscope.report.page import page
+from creditscope.runs.record import Record
 from report import records
 
 CONFIG = {"model": "tiny", "task": "arithmetic", "method": "p1_grpo", "credit": None, "group": 2, "prompts": 4,

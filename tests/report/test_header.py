@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from creditscope.catalogue import find
-from creditscope.dialects import DIALECTS
-from creditscope.lab.config import Config, flags
-from creditscope.methods import METHODS
-from creditscope.record import Record
+from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.find import find
+from creditscope.methods.table import METHODS
 from creditscope.report.answers import SHAPES, answers
 from creditscope.report.header import differences, facts, first_screen, standing
 from creditscope.report.methods import changes
 from creditscope.report.run import Run, read_run
+from creditscope.runs.config import Config, flags
+from creditscope.runs.record import Record
 from each import each
 
 STEP: dict[str, Any] = {"rollouts/spent": 64, "reward/mean": 0.5, "signal/groups": 8, "signal/live_groups": 5,

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from creditscope.record import Record
+from creditscope.cli.check import write_file
 from creditscope.report import page as pages
 from creditscope.report.build import SECTIONS, build, made
 from creditscope.report.markup import Html, tag
 from creditscope.report.page import packed, page, policy
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
-from creditscope.verbs.check import write_file
+from creditscope.runs.record import Record
 from depth import FULL
 from report import records
 

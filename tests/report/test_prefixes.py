@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from creditscope.prefix_bias import nodes
+from creditscope.batch.rollouts import Rollouts
+from creditscope.objective.prefix_bias import nodes
 from creditscope.report.prefixes import Line, node_index, totals, tree
-from creditscope.rollouts import Rollouts
 from each import each
 
 

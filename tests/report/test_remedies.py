@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from creditscope.record import Record
 from creditscope.report.build import page_of
 from creditscope.report.remedies import CANNOT, COMMANDS, WORDS, is_script
 from creditscope.report.run import read_run
 from creditscope.report.section import lacking
+from creditscope.runs.record import Record
 
 SCRIPT: dict[str, Any] = {"engine": "trl", "trainer": "GRPOTrainer"}
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import cli
-from creditscope.cli import main
-from creditscope.record import Record
+from creditscope.cli.main import main
 from creditscope.report import answers as rules
 from creditscope.report import page
 from creditscope.report.answers import answers
 from creditscope.report.run import read_run
+from creditscope.runs.record import Record
 from makers import edit_config
 from report import records
 
@@ -238,7 +238,7 @@ def test_a_hostile_record_reaches_the_terminal_as_text(tmp_path: Path, capsys: p
 
 @pytest.mark.slow
 def test_the_verb_loads_no_torch_and_works_as_a_program(bare: Path) -> None:
-    code = ("import sys; from creditscope.cli import main\ntry: main(['report', sys.argv[1]])\n"
+    code = ("import sys; from creditscope.cli.main import main\ntry: main(['report', sys.argv[1]])\n"
             "except SystemExit as stop: assert stop.code == 0, stop.code\nsys.exit('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code, bare], capture_output=True, text=True, check=False,
                           env=os.environ | {"PYTHONIOENCODING": "utf-8"})

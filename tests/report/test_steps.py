@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from creditscope.columns import Column
-from creditscope.record import Record
 from creditscope.report.chart import curves, over_steps
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section, thinned
 from creditscope.report.steps import CHARTS, MOST, packed, running, section, table
+from creditscope.runs.columns import Column
+from creditscope.runs.record import Record
 from report.records import sealed
 
 LINE: dict[str, Any] = {

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from creditscope.record import Record
 from creditscope.report import tokens
 from creditscope.report.markup import tag
 from creditscope.report.page import asset, packed, page
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import spaced
+from creditscope.runs.record import Record
 from each import each
 from records import write_record
 

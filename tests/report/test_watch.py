@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from creditscope.errors import CreditscopeError
-from creditscope.record import Record
 from creditscope.report.watch import HOST, Server, Watched, version
+from creditscope.runs.record import Record
 from each import each
 from report import records
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from creditscope.doctor.read import _settings_file
+from creditscope.diagnosis.read import _settings_file
 from creditscope.errors import CreditscopeError
 
 LAUGHS = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [*{old}, *{old}]\n" for old, new in zip("abcdefgh", "bcdefghi",

@@ -18,11 +18,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from creditscope.cli import main
+from creditscope.cli.main import main
 from creditscope.errors import CreditscopeError
-from creditscope.lab.policy import TINY, load_policy
-from creditscope.lab.scoring import encode_exactly
-from creditscope.lab.untrusted import check_gguf
+from creditscope.policy.loading import TINY, load_policy
+from creditscope.policy.scoring import encode_exactly
+from creditscope.policy.vetting import check_gguf
 
 ATTENTION = "model.layers.0.self_attn.q_proj.weight"
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from creditscope.cli import main
+from creditscope.cli.main import main
+from creditscope.cli.output import Output
 from creditscope.errors import CreditscopeError
-from creditscope.record import Record
-from creditscope.strangers import GROWS, inside, masked, members
-from creditscope.verbs.output import Output
+from creditscope.files.guards import GROWS, inside, masked, members
+from creditscope.runs.record import Record
 from report import records
 
 STEP = {"reward/mean": 0.5, "rollouts/spent": 4}

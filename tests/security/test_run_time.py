@@ -29,7 +29,7 @@ class Local(whole):
         return whole.connect(self, address) if self.family == socket.AF_UNIX else refuse(address)
     connect_ex = connect
 socket.socket = Local
-from creditscope.cli import main
+from creditscope.cli.main import main
 for words in {commands!r}:
     try:
         main(words)

@@ -19,7 +19,7 @@ CALLS = frozenset({"eval", "exec", "compile", "__import__", "input", "os.system"
                    "subprocess.getstatusoutput"})
 STARTERS = frozenset({"subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_call",
                       "subprocess.check_output"})
-LOADERS = frozenset({"lab/policy.py", "selftest/trl_live.py"})
+LOADERS = frozenset({"policy/loading.py", "selftest/trl_live.py"})
 """Who loads a model: the one door for users' models, and the self-test, which loads the packaged one."""
 IMPORTERS = frozenset({"credit/choice.py", "tasks/worker.py"})
 """Who imports a module that a user names on the command line."""
@@ -53,7 +53,7 @@ def faults(source: str, where: str) -> Iterator[str]:
         if name == "importlib.import_module" and where not in IMPORTERS | TABLES and not constant(node.args[0]):
             yield f"imports what {ast.unparse(node.args[0])} says"
         if name.endswith(".from_pretrained") and where not in LOADERS:
-            yield "loads a model past lab/policy.py"
+            yield "loads a model past policy/loading.py"
 
 
 def constant(node: ast.expr) -> bool:

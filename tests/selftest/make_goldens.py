@@ -18,7 +18,7 @@ import verl_peer
 import verl_table
 from batches import batches
 
-from creditscope.dialects import DIALECTS
+from creditscope.methods.dialects import DIALECTS
 from creditscope.selftest import conformance, formulas
 
 HOME = Path(conformance.__file__).parent

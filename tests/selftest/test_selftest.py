@@ -17,13 +17,16 @@ import pytest
 import torch
 
 import mini
-from creditscope import METHODS, CreditscopeError, advantages, cli, penalties, ratios, record, weights
+from creditscope import METHODS, CreditscopeError
+from creditscope.cli import main as cli
+from creditscope.cli.selftest import find_device
 from creditscope.microscope import recorder, scope
 from creditscope.microscope import sketch as sketches
+from creditscope.objective import advantages, penalties, ratios, weights
+from creditscope.runs import record
 from creditscope.selftest import conformance, formulas, sketch, table, training, twin
 from creditscope.selftest.check import Found, Line, lacking, run_checks, worst_of
 from creditscope.selftest.citation import commit, counts, digest, sentence, versions
-from creditscope.verbs.selftest import find_device
 from depth import FULL
 from plugins.trl_makers import settle
 
@@ -198,7 +201,7 @@ def test_the_packaged_goldens_are_what_the_libraries_give() -> None:
 
 
 def test_the_goldens_hold_every_dialect_of_both_libraries() -> None:
-    from creditscope.dialects import DIALECTS
+    from creditscope.methods.dialects import DIALECTS
 
     for library in ("trl", "verl"):
         assert {g.row for g in conformance.goldens(library)} == {n for n in DIALECTS if n.startswith(f"{library}_")}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from creditscope import METHODS, CreditscopeError, Method, Rollouts, advantage, effective_credit, surrogate
-from creditscope.advantages import standardised
+from creditscope.batch.groups import Groups, binary_unit, std
+from creditscope.batch.metrics import assigned, credit, signal
 from creditscope.credit.units import in_units
-from creditscope.groups import Groups, binary_unit, std
-from creditscope.metrics import assigned, credit, signal
+from creditscope.objective.advantages import standardised
 from makers import make, moved
 
 REWARD = torch.tensor([1.0, 0.0, 0.5, 0.0, 1.0, 0.25], dtype=torch.float64)

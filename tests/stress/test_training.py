@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 
 import mini
 from creditscope import CreditscopeError, Record
-from creditscope.cli import main
+from creditscope.cli.main import main
 from creditscope.lab import train as lab
-from creditscope.lab.config import Config
-from creditscope.lab.policy import load_policy
 from creditscope.lab.train import make_optimizer, take_step, train
 from creditscope.optimizer.brakes import Brake
+from creditscope.policy.loading import load_policy
 from creditscope.report.build import build
+from creditscope.runs.config import Config
 
 SMALL = Config(model=mini.model(), task=mini.TASK, prompts=2, group=4, steps=3, max_tokens=12, eval_problems=0,
                checkpoint_every=1, keep_every=1, lr=1e-4)

@@ -28,16 +28,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.arrays import READING, ROLLOUTS, fitting
 from creditscope.claims.turns import bias_by_turn
-from creditscope.columns import Steps
-from creditscope.compare import is_finished
 from creditscope.errors import CreditscopeError
-from creditscope.intervals import Interval, mean_interval
-from creditscope.jsonlines import parse_json, read_whole
+from creditscope.files.arrays import READING, ROLLOUTS, fitting
+from creditscope.files.jsonlines import parse_json, read_whole
 from creditscope.microscope.geometry import centred_rank, credit_null, norm_null, ranks
 from creditscope.microscope.spectrum import orthogonal_null, spectrum
-from creditscope.record import Record
+from creditscope.runs.columns import Steps
+from creditscope.runs.compare import is_finished
+from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.record import Record
 
 FORMAT = "creditscope evidence 1"
 TRACKED = (".q_proj.weight", ".v_proj.weight")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from creditscope.catalogue import find
 from creditscope.claims.evidence import ENOUGH, Evidence, families
 from creditscope.claims.reading import row_of
 from creditscope.claims.verdict import (
@@ -23,12 +22,13 @@ from creditscope.claims.verdict import (
     inside,
     missing,
 )
-from creditscope.compare import HALF, brake_of, estimator_of, in_percent, in_points, relative_change
-from creditscope.describe import law
 from creditscope.errors import CreditscopeError
-from creditscope.intervals import Interval, mean_interval, paired
-from creditscope.method import Method
-from creditscope.progress import ROUNDING, correlation
+from creditscope.methods.axes import Method
+from creditscope.methods.find import find
+from creditscope.methods.words import law
+from creditscope.runs.compare import HALF, brake_of, estimator_of, in_percent, in_points, relative_change
+from creditscope.runs.intervals import Interval, mean_interval, paired
+from creditscope.runs.progress import ROUNDING, correlation
 
 PROBE = "--probe light --probe-every 1"
 

@@ -13,7 +13,7 @@ from creditscope.claims.reading import sweeps, with_outcome
 from creditscope.claims.table import CLAIMS, find_claims
 from creditscope.claims.verdict import Outcome, Verdict
 from creditscope.errors import printable
-from creditscope.intervals import Interval, mean_interval
+from creditscope.runs.intervals import Interval, mean_interval
 
 SHAPES: Mapping[Outcome, str] = {"holds": "✓", "refuted": "✗", "undecided": "?"}
 """A verdict to see without colours."""

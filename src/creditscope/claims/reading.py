@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from creditscope.catalogue import find
 from creditscope.claims.evidence import ENOUGH, Evidence, cells, families, mean_of, some
 from creditscope.claims.verdict import Outcome, Verdict, all_of, ends, enough, inside
 from creditscope.errors import CreditscopeError
-from creditscope.intervals import Interval, mean_interval
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.methods.find import find
+from creditscope.runs.intervals import Interval, mean_interval
 
 Found = tuple[Interval, str]
 """A mean with its interval, and what its n counts."""

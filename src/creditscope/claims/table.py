@@ -12,8 +12,8 @@ from types import MappingProxyType
 from creditscope.claims import ours, p1_runs, p2_runs
 from creditscope.claims.evidence import Evidence
 from creditscope.claims.verdict import Claim, Verdict
-from creditscope.compare import HALF
 from creditscope.errors import unknown
+from creditscope.runs.compare import HALF
 
 ROWS = (
     Claim(
@@ -24,20 +24,20 @@ ROWS = (
              f"{p1_runs.ROUNDING:g} in every step under outcome credit, and above it under token credit. A state "
              "baseline under the same reward is the counter-case: if it is not uniform, the choice of the baseline is "
              "what makes credit uniform, not the reward.",
-        exact="p1_exact:uniform_credit", runs=p1_runs.uniform_credit, needs=("nothing", "record"),
+        exact="exact.p1:uniform_credit", runs=p1_runs.uniform_credit, needs=("nothing", "record"),
         ask="any run of creditscope train: credit/within of every step"),
     Claim(
         id="P1.2", title="Advantages of a group sum to zero and repel each other", where="Theorem 4.1 i–iii",
         statement="Σ_i A_i = 0, Var(A_i) = (R−1)/R·σ² and Cov(A_i, A_j) = −σ²/R.",
         rule=f"Exact: to rounding, over every group that could be drawn. Runs: |Σc|/Σ|c| of the credit that reaches "
              f"the gradient is at most {p1_runs.SUM_ROUNDING:g} in every group; credits are float32.",
-        exact="p1_exact:moments", runs=p1_runs.zero_sum, needs=("nothing", "record"),
+        exact="exact.p1:moments", runs=p1_runs.zero_sum, needs=("nothing", "record"),
         ask="a run with --scope light"),
     Claim(
         id="P1.3", title="Chebyshev bounds the share of rollouts with a signal", where="Theorem 4.1 iv",
         statement="The share of rollouts with |A_i| > ε is at most (R−1)σ²/(Rε²).",
         rule="The exact share stays under the bound in every case; how loose the bound is is printed, not judged.",
-        exact="p1_exact:chebyshev", needs=("nothing",)),
+        exact="exact.p1:chebyshev", needs=("nothing",)),
     Claim(
         id="P1.4", title="Unanimous groups give no gradient, and training makes more of them", where="Corollary 4.2",
         statement="The signal falls with σ_r; a unanimous group has a gradient of exactly 0, and their share, "
@@ -45,7 +45,7 @@ ROWS = (
         rule=f"The Gram of a unanimous group is exactly 0. The share of dead groups lies within ±{p1_runs.LAW_BAND} of "
              "the law for one p: five groups in a hundred, since P1 gives no number. It grows if the last "
              "third of a run's steps has more of them than the first, with an interval over runs above 0.",
-        exact="p1_exact:dead_groups", runs=p1_runs.sparsity, needs=("nothing", "record"),
+        exact="exact.p1:dead_groups", runs=p1_runs.sparsity, needs=("nothing", "record"),
         ask="a run with --scope light"),
     Claim(
         id="P1.5", title="The effective rank is about 2 whatever R", where="Table 1, Figure 1",
@@ -77,18 +77,18 @@ ROWS = (
                   "and 0 where there is one turn.",
         rule="Exact: Bias_h equals its formula and stays under its bound, to rounding. Runs: its mean square grows "
              "with the turn, and is smaller with the mean of the same turn, or state, for a baseline.",
-        exact="p1_exact:multi_turn", runs=p1_runs.multi_turn, needs=("nothing", "record"),
+        exact="exact.p1:multi_turn", runs=p1_runs.multi_turn, needs=("nothing", "record"),
         ask="a run with --task turns --keep-every 1"),
     Claim(
         id="P1.9", title="Hoeffding bounds the error of a group's mean, as the table prints", where="Appendix A.2",
         statement="P(|v̂_R − v| > ε) ≤ 2·exp(−2Rε²), with a table of its values.",
         rule="The bound holds in every case, and the printed values are right to half of their last digit.",
-        exact="p1_exact:hoeffding", needs=("nothing",)),
+        exact="exact.p1:hoeffding", needs=("nothing",)),
     Claim(
         id="P1.10", title="The group mean shrinks the gradient by 1/R; leave-one-out does not", where="Related work",
         statement="The group mean is a stand-in with a bias of O(1/R), E[ĝ] = (R−1)/R·∇J; leave-one-out removes it.",
         rule="E[ĝ] = (R−1)/R·∇J with the group mean and ∇J with leave-one-out, to rounding, by enumeration.",
-        exact="p1_exact:group_mean_factor", needs=("nothing",)),
+        exact="exact.p1:group_mean_factor", needs=("nothing",)),
     Claim(
         id="P1.11", title="The group mean is the baseline of least variance", where="Abstract, Section 2.4",
         statement="There are conditions under which the group mean is optimal. The optimum is "
@@ -96,7 +96,7 @@ ROWS = (
         rule=f"Exact: the mean is the constant baseline of least variance, to rounding, in each world. Runs: what the "
              f"mean loses against b*, beyond what chance gives, is below {p1_runs.LOST:.0%} of the variance, and b* "
              f"lies within ±{p1_runs.APART} of it.",
-        exact="p1_exact:optimal_baseline", runs=p1_runs.baseline, needs=("nothing", "record"),
+        exact="exact.p1:optimal_baseline", runs=p1_runs.baseline, needs=("nothing", "record"),
         ask="a run with --scope full"),
     Claim(
         id="P1.12", title="Leave-one-out or token credit breaks the low rank", where="Section 8, an open question",
@@ -104,7 +104,7 @@ ROWS = (
         rule=f"One verdict a credit: it multiplies the rank of the same rollouts by more than {p1_runs.RAISED} and "
              f"takes it above {p1_runs.ABOUT_TWO[1]}, where \"about 2\" ends. Exact: leave-one-out multiplies all rows "
              "of a group by one number, so it changes no rank.",
-        exact="p1_exact:leave_one_out_rank", runs=p1_runs.other_credit, needs=("nothing", "record"),
+        exact="exact.p1:leave_one_out_rank", runs=p1_runs.other_credit, needs=("nothing", "record"),
         ask="a run with --scope light that reads other credits too: creditscope train --also step_reward ..."),
     Claim(
         id="P1.13", title="The effective rank falls with the spread of rewards", where="Section 8, an open question",
@@ -127,14 +127,14 @@ ROWS = (
         rule="w = ∂J/∂log π of the printed row equals that of the method's own loss to 1e-9; a row that departs is "
              "judged again with its repair. A row of ours that was written from the table is undecided: it would agree "
              "with itself.",
-        exact="p2_exact:ten_methods", needs=("nothing",)),
+        exact="exact.p2:ten_methods", needs=("nothing",)),
     Claim(
         id="P2.2", title="A shared prefix is pushed, unless the weights are uniform", where="Proposition 1",
         statement="On a prefix that a subset S shares the gradient is multiplied by Σ_{i∈S} ω_i A_i. Uniform weights "
                   "over a whole group cancel exactly; 1/L_i favours short right answers.",
         rule="On a tabular policy the predicted weight equals autograd's to 1e-9 at ratio 1 and after steps; the "
              "methods that should cancel do, the others do not.",
-        exact="p2_exact:prefix_bias", needs=("nothing",)),
+        exact="exact.p2:prefix_bias", needs=("nothing",)),
     Claim(
         id="P2.3", title="AdamW is blind to the scale of rewards", where="Propositions 2, 5 and 6",
         statement="Without a KL term r → φr gives the same AdamW update as ε/(φ√v̂) → 0. A KL term and a large ε break "
@@ -142,7 +142,7 @@ ROWS = (
         rule="Exact: the way made in five steps changes by less than 1e-3 where ε/(φ√v̂) is below that, for what is "
              "said to be blind, and by more for what is said to break it. Runs: had all credit been a tenth, the "
              f"update would have changed by less than {p2_runs.UNSEEN:.0%}; what follows the scale changes by 90 %.",
-        exact="p2_exact:blind_to_scale", runs=p2_runs.blind_to_scale, needs=("nothing", "record"),
+        exact="exact.p2:blind_to_scale", runs=p2_runs.blind_to_scale, needs=("nothing", "record"),
         ask="a run with --probe light"),
     Claim(
         id="P2.4", title="Momentum carries tokens on after the clip has stopped them",
@@ -152,7 +152,7 @@ ROWS = (
         rule="Exact: a real AdamW agrees with the printed values to their digits, and with the closed form to 1e-9. "
              "Runs: a part of the distance past the bound is moved after the token's own gradient stopped, and the "
              f"first move after it lies within ±{p2_runs.CLOSE:g} of a full step of C.",
-        exact="p2_exact:overshoot", runs=p2_runs.overshoot, needs=("nothing", "record"),
+        exact="exact.p2:overshoot", runs=p2_runs.overshoot, needs=("nothing", "record"),
         ask="a run with --inner-steps 2 or more, --probe light and --probe-every 1"),
     Claim(
         id="P2.5", title="The loss is no signal of progress", where="Proposition 4, Appendix A",
@@ -161,7 +161,7 @@ ROWS = (
         rule="Exact: J at ratio 1 is what Proposition 4 leaves of it, to 1e-9, and does not move when every reward "
              "rises by 1. Runs: J is 0 to rounding where nothing is left of it, and elsewhere its correlation with the "
              f"reward stays within ±{p2_runs.NO_SIGNAL:g}, 9 % of what the reward does.",
-        exact="p2_exact:loss_value", runs=p2_runs.loss_value, needs=("nothing", "record"),
+        exact="exact.p2:loss_value", runs=p2_runs.loss_value, needs=("nothing", "record"),
         ask="any run of creditscope train"),
     Claim(
         id="P2.6", title="A clip that knows momentum holds tokens at their bound", where="Limitations, left open",
@@ -186,14 +186,14 @@ ROWS = (
                   "share of the first of the two: about 2 for every share in P1's Table 1, whatever the data.",
         rule=f"The formula holds to rounding; and of unrelated matrices, and of recorded groups with R ≥ 4, at least "
              f"{ours.SHARE:.0%} read {ours.LEAST} to 2. Rank-one data would read 1.",
-        exact="ours:truncated_two", runs=ours.truncated_two_runs, needs=("nothing", "record"),
+        exact="claims.ours:truncated_two", runs=ours.truncated_two_runs, needs=("nothing", "record"),
         ask="a run with --scope light"),
     Claim(
         id="C.3", title="Even weights take the pull off a shared prefix", where="ours",
         statement="With one weight for every token of a group in place of 1/L_i and its kin, `even(method)`, what a "
                   "method leaves on a prefix that the whole group shares cancels.",
         rule="Σ|W| / Σ|w| on such a prefix is 0 to rounding, one verdict for each row of the table that leaves some.",
-        exact="p2_exact:even_weights", needs=("nothing",)),
+        exact="exact.p2:even_weights", needs=("nothing",)),
 )
 
 CLAIMS: Mapping[str, Claim] = MappingProxyType({claim.id: claim for claim in ROWS})
@@ -212,7 +212,7 @@ def run_exact(ids: Sequence[str] = ()) -> Iterator[Verdict]:
     for claim in find_claims(ids):
         if claim.exact is not None:
             module, _, function = claim.exact.partition(":")
-            yield from getattr(importlib.import_module(f"creditscope.claims.{module}"), function)()
+            yield from getattr(importlib.import_module(f"creditscope.{module}"), function)()
 
 
 def check(evidence: Sequence[Evidence], ids: Sequence[str] = ()) -> list[Verdict]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from creditscope.intervals import Interval
+from creditscope.runs.intervals import Interval
 
 if TYPE_CHECKING:
     from creditscope.claims.evidence import Evidence

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from creditscope.credit.estimator import Estimator
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.options import read_options
+from creditscope.files.specs import read_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from creditscope.batch.rollouts import Rollouts
     from creditscope.credit.tools import Tools
-    from creditscope.method import Method
-    from creditscope.rollouts import Rollouts
+    from creditscope.methods.axes import Method
 
 OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 

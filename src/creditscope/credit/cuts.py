@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.advantages import BASELINES
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import wide
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
-from creditscope.rollouts import Rollouts
+from creditscope.objective.advantages import BASELINES
 
 
 def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int, who: str) -> Tensor:

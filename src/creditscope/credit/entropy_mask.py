@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.advantages import token_advantage
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import wide
 from creditscope.errors import CreditscopeError
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import token_advantage
 
 
 def entropy_mask(method: Method, rollouts: Rollouts, tools: Tools, *, share: float = 0.2) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.advantages import token_advantage
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import wide
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import token_advantage
 
 LEAST = 1e-3  # nats; 1/H of a token that the policy was sure of is bounded
 

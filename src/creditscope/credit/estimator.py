@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.options import Option, check_option
+from creditscope.files.specs import Option, check_option
 
 NEEDS: Mapping[str, str] = MappingProxyType({
     "steps": "a task that judges single steps, or step labels in the file",

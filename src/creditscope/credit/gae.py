@@ -16,11 +16,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units, wide
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
 
 SCHEDULES = ("constant", "length", "linear")
 WHITEN_EPS = 1e-8

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from creditscope.advantages import BASELINES
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units, wide
-from creditscope.groups import Groups
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import BASELINES
 
 
 def leave_one_out(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.cuts import between, step_ends
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
 
 
 def monte_carlo(method: Method, rollouts: Rollouts, tools: Tools, *, samples: int = 4) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.optimal_scalar import around
 from creditscope.credit.optimal_token import logit_norms
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
 
 
 def optimal_sequence(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:

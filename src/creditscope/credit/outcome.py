@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from creditscope.advantages import token_advantage
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import token_advantage
 
 
 def outcome(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:

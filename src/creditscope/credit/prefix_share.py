@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from creditscope.advantages import token_advantage
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.prefixes import node_values
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import wide
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import token_advantage
 
 
 def prefix_share(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.groups import Groups
-from creditscope.rollouts import Rollouts
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 
 
 def shared(rollouts: Rollouts) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.advantages import token_advantage
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import token_advantage
 
 
 def salt(method: Method, rollouts: Rollouts, tools: Tools, *, rank: int = 1) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.cuts import between, uncertain
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units
 from creditscope.errors import CreditscopeError
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
 
 
 def spo_chain(method: Method, rollouts: Rollouts, tools: Tools, *, samples: int = 4, every: int = 3,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.steps import centred, labels, spread
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.methods.axes import Method
 
 
 def step_reward(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:

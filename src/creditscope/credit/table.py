@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from creditscope.credit.estimator import Estimator
-from creditscope.options import Option
+from creditscope.files.specs import Option
 
 SAMPLES = Option(4, "K, continuations at each cut", low=1, high=4096)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.advantages import SCALES, log_drift, mean_entropy, standardised
-from creditscope.groups import Groups, binary_unit
-from creditscope.method import Method
-from creditscope.rollouts import Rollouts
+from creditscope.batch.groups import Groups, binary_unit
+from creditscope.batch.rollouts import Rollouts
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import SCALES, log_drift, mean_entropy, standardised
 
 
 def wide(value: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from itertools import islice
 
 import torch
 
-from creditscope.lab.config import Config
-from creditscope.lab.policy import Policy
 from creditscope.lab.rollout import roll_out
+from creditscope.policy.loading import Policy
+from creditscope.runs.config import Config
 from creditscope.tasks import Task
 
 BATCH = 128  # problems sampled at a time

@@ -20,15 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from creditscope.lab.config import Config
-from creditscope.lab.policy import Policy
+from creditscope.batch.rollouts import Rollouts
 from creditscope.microscope import geometry
 from creditscope.microscope.matrices import model_spectra
 from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.spectrum import spectrum
-from creditscope.rollouts import Rollouts
+from creditscope.policy.loading import Policy
+from creditscope.runs.config import Config
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
-from creditscope.lab.policy import Policy
-from creditscope.lab.sampling import sample
-from creditscope.memory import enough_memory
-from creditscope.rollouts import Rollouts
+from creditscope.files.memory import enough_memory
+from creditscope.policy.loading import Policy
+from creditscope.policy.sampling import sample
 from creditscope.tasks import Problem, Step, Task, Verdict
 
 Kind = TypeVar("Kind")

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.lab.config import Config
-from creditscope.lab.critic import Critic
-from creditscope.lab.policy import Policy, token_logp
 from creditscope.lab.rollout import Batch
-from creditscope.lab.sampling import continue_from
 from creditscope.microscope.scope import Microscope
+from creditscope.policy.critic import Critic
+from creditscope.policy.loading import Policy, token_logp
+from creditscope.policy.sampling import continue_from
+from creditscope.runs.config import Config
 from creditscope.tasks import Problem, Task
 
 

@@ -22,31 +22,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from creditscope import metrics
+from creditscope.batch import metrics
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import Chosen, find_estimator
-from creditscope.edges import beyond
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
-from creditscope.lab.adapt import Setting, decide
+from creditscope.files.memory import enough_memory
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
-from creditscope.lab.config import MOST_DRAWS, Config
-from creditscope.lab.critic import Critic
 from creditscope.lab.evaluate import evaluate
 from creditscope.lab.lens import Lens
-from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
 from creditscope.lab.rollout import Batch, replace_dead, roll_out
 from creditscope.lab.tools import LabTools, check_first, task_gives
-from creditscope.memory import enough_memory
-from creditscope.method import Method
+from creditscope.methods.axes import Method
 from creditscope.microscope.gram import squared_norms
-from creditscope.objective import effective_credit, surrogate
+from creditscope.objective.bounds import beyond
+from creditscope.objective.surrogate import effective_credit, surrogate
+from creditscope.objective.weights import alpha, kept
 from creditscope.optimizer.brakes import Brake, clip_factor, find_brake
 from creditscope.optimizer.probe import Probe
 from creditscope.optimizer.scale import Clipping, RewardParts
-from creditscope.record import Record
-from creditscope.rollouts import Rollouts
+from creditscope.policy.critic import Critic
+from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
+from creditscope.runs.adapt import Setting, decide
+from creditscope.runs.config import MOST_DRAWS, Config
+from creditscope.runs.record import Record
 from creditscope.tasks import Problem, Task, find_task
-from creditscope.weights import alpha, kept
 
 Metrics = dict[str, Any]
 LESS = "raise --accumulate, or lower --prompts, --group or --max-tokens; --scope light or off takes less too"

@@ -28,13 +28,13 @@ from tokenizers import AddedToken
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.lab.config import Config
+from creditscope.files.memory import enough_memory
 from creditscope.lab.evaluate import evaluate
-from creditscope.lab.policy import Policy, load_policy, token_logp
-from creditscope.lab.scoring import encode_exactly
 from creditscope.lab.train import make_optimizer
-from creditscope.lab.untrusted import tokenizing
-from creditscope.memory import enough_memory
+from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.scoring import encode_exactly
+from creditscope.policy.vetting import tokenizing
+from creditscope.runs.config import Config
 from creditscope.tasks import Problem, Task, find_task
 
 RISE = 0.05

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from creditscope.groups import binary_unit
+from creditscope.batch.groups import binary_unit
 
 SCRATCH = {"cpu": 8 << 20, "cuda": 64 << 20}
 """Bytes of per-rollout gradients held at a time: on a CPU about what its caches hold, on a GPU its L2."""

@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from creditscope.batch.jsonl import Row, collate
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.lab.policy import Policy
-from creditscope.lab.scoring import score_tokens
 from creditscope.offline.dumps import Sample
-from creditscope.rollouts import Rollouts
-from creditscope.rollouts_jsonl import Row, collate
+from creditscope.policy.loading import Policy
+from creditscope.policy.scoring import score_tokens
 
 
 @dataclass(frozen=True)

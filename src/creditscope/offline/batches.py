@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from creditscope.batch.jsonl import show
 from creditscope.offline.dumps import SHAPES, Sample, recognise
 from creditscope.offline.files import LARGEST, START, Place, Source, complain
-from creditscope.rollouts_jsonl import show
 
 
 @dataclass

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from creditscope.batch.jsonl import Bad, Row, check_fields, check_list, check_scalar, show
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.rollouts_jsonl import Bad, Row, check_fields, check_list, check_scalar, show
 
 Messages = list[dict[str, Any]]
 TEXTS = ("response", "completion", "text")

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from creditscope.batch.jsonl import Row, read_object
 from creditscope.errors import CreditscopeError
-from creditscope.jsonlines import MAX_LINE, placed_lines
-from creditscope.rollouts_jsonl import Row, read_object
+from creditscope.files.jsonlines import MAX_LINE, placed_lines
 
 SUFFIXES = (".jsonl", ".parquet")
 ROWS = 256

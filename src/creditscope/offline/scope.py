@@ -21,27 +21,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from creditscope import metrics
-from creditscope.catalogue import find
+from creditscope.batch import metrics
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import Chosen, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
-from creditscope.lab.config import Config
+from creditscope.files.memory import enough_memory
 from creditscope.lab.lens import Lens
-from creditscope.lab.policy import Policy, head_norms, load_policy, token_logp
-from creditscope.lab.scoring import LOGITS
 from creditscope.lab.train import kept_arrays, undone, with_limit
-from creditscope.memory import enough_memory
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.methods.find import find
 from creditscope.microscope.scope import Microscope
-from creditscope.objective import effective_credit, surrogate
+from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.offline.assemble import Assembled, assemble, assemble_for
 from creditscope.offline.batches import Batch, Reader
 from creditscope.offline.files import Place, Source, Trail
 from creditscope.offline.settings import Settings
-from creditscope.record import Record
-from creditscope.rollouts import Rollouts
+from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
+from creditscope.policy.scoring import LOGITS
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 
 KEPT_ROWS = 64
 """Rollouts of a batch that are kept to be read by people: its first groups."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from creditscope.catalogue import find
 from creditscope.credit.choice import parse
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.methods.find import find
 
 FORMATS = ("auto", "creditscope", "trl", "verl", "openai")
 

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from creditscope.advantages import token_advantage
-from creditscope.edges import beyond, bounded_tokens
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.method import Method
-from creditscope.objective import effective_credit, surrogate
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import token_advantage
+from creditscope.objective.bounds import beyond, bounded_tokens
+from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.scale import REST
 from creditscope.optimizer.state import first_moment
 from creditscope.optimizer.table import parse_brake
-from creditscope.rollouts import Rollouts
 
 if TYPE_CHECKING:
     from creditscope.optimizer.probe import Probe

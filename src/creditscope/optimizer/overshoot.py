@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from creditscope.edges import edges_of, overhang, stops
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.objective.bounds import edges_of, overhang, stops
+from creditscope.objective.weights import alpha, kept
 from creditscope.optimizer.state import Parts
-from creditscope.rollouts import Rollouts
-from creditscope.weights import alpha, kept
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Reading:
 class Overshoot:
     """Follows the tokens of one batch over its updates, from the log-probs of every pass.
 
-    >>> from creditscope.methods import METHODS
+    >>> from creditscope.methods.table import METHODS
     >>> batch = Rollouts(tokens=torch.tensor([[5]]), mask=torch.tensor([[True]]), logp=torch.tensor([[-1.]]),
     ...                  reward=torch.tensor([1.]), group=torch.tensor([0]))
     >>> track = Overshoot(METHODS["grpo"], batch, credit=torch.tensor([1.]))

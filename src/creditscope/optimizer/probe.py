@@ -21,17 +21,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from creditscope.advantages import token_advantage
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.method import Method
+from creditscope.methods.axes import Method
 from creditscope.microscope.sketch import Path
+from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.geometry import UpdateGeometry, gather, square
 from creditscope.optimizer.overshoot import Overshoot, first_order
 from creditscope.optimizer.replay import carry
 from creditscope.optimizer.scale import PHIS, Clipping, RewardParts, sensitivity, sweep
 from creditscope.optimizer.shadow import Shadow
 from creditscope.optimizer.state import CLOSED, bare, decoupled, moving, split, step_number
-from creditscope.rollouts import Rollouts
 
 LEVELS = ("light", "full")
 SAMPLE = 65_536  # coordinates that a light reading looks at, about

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.method import Method
-from creditscope.options import Option, check_option, read_options
+from creditscope.files.specs import Option, check_option, read_options
+from creditscope.methods.axes import Method
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from creditscope.catalogue import find
-from creditscope.columns import Steps, is_number
-from creditscope.describe import law
-from creditscope.doctor.rules import ENTROPY_LEFT, ENTROPY_LOW
-from creditscope.intervals import Interval, overlap, quantile
-from creditscope.method import Method
-from creditscope.optimizer.verdicts import BLIND
+from creditscope.diagnosis.rules import ENTROPY_LEFT, ENTROPY_LOW
+from creditscope.methods.axes import Method
+from creditscope.methods.find import find
+from creditscope.methods.words import law
 from creditscope.report.remedies import words
 from creditscope.report.run import Run
+from creditscope.runs.columns import Steps, is_number
+from creditscope.runs.intervals import Interval, overlap, quantile
+from creditscope.runs.verdicts import BLIND
 
 SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
 """state -> the shape that tells it without colour."""

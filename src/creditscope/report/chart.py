@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from creditscope.figures import COLOURS, GRID, INK
+from creditscope.runs.figures import COLOURS, GRID, INK
 
 Row = Mapping[str, Any]
 Spec = dict[str, Any]

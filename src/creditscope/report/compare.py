@@ -19,9 +19,8 @@ from typing import Any
 from creditscope.claims.evidence import APART, ENOUGH, Evidence, from_json, mean_of, over_runs, places, read_evidence
 from creditscope.claims.page import FIGURES, curves
 from creditscope.claims.reading import credit_of, from_three, sweeps
-from creditscope.compare import at
 from creditscope.errors import CreditscopeError
-from creditscope.intervals import Interval, mean_interval, overlap
+from creditscope.files.guards import resolved
 from creditscope.report import claims, glossary, methods
 from creditscope.report.answers import (
     LAST,
@@ -41,7 +40,8 @@ from creditscope.report.markup import Html, join, shown, tag
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section, missing, rounded
 from creditscope.report.steps import within
-from creditscope.strangers import resolved
+from creditscope.runs.compare import at
+from creditscope.runs.intervals import Interval, mean_interval, overlap
 
 READINGS, BATCHES = 100, 20
 """Points of one line, of what is read on schedule and of what every batch shows: of a longer line a point is the mean

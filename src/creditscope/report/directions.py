@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
-from creditscope.figures import COLOURS
 from creditscope.microscope import geometry
 from creditscope.microscope.spectrum import spectrum
 from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config
@@ -23,6 +22,7 @@ from creditscope.report.markup import Html, shown, tag
 from creditscope.report.remedies import command
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, spaced
+from creditscope.runs.figures import COLOURS
 
 Array = NDArray[np.float64]
 Part = dict[str, Any]

@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from creditscope.compare import is_finished
-from creditscope.describe import axis_meaning
-from creditscope.lab.config import flags
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.methods.words import axis_meaning
 from creditscope.report.answers import SHAPES, Answer, answers, row_of
 from creditscope.report.markup import Html, join, table, tag
 from creditscope.report.methods import changes
 from creditscope.report.remedies import is_script
 from creditscope.report.run import Run
+from creditscope.runs.compare import is_finished
+from creditscope.runs.config import flags
 
 SILENCE = 10
 """Longest steps without a new one after which a run that is not finished is said to have stopped."""
@@ -132,7 +132,7 @@ def _row(config: Mapping[str, Any]) -> Html:
 def differences(row: Method) -> list[tuple[str, str, str]]:
     """(axis, what GRPO has, what the row has), in words, for every axis along which they differ.
 
-    >>> from creditscope.methods import DAPO
+    >>> from creditscope.methods.table import DAPO
     >>> differences(DAPO)[0]
     ('keep', 'every rollout', 'groups that are not unanimous')
     """

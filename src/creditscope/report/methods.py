@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from creditscope.describe import advantage_equation, alpha_text, axis_meaning, equation, law, penalty_text, term_text
-from creditscope.dialects import DIALECTS
-from creditscope.method import Method
-from creditscope.methods import GRPO, METHODS
+from creditscope.methods.axes import Method
+from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.table import GRPO, METHODS
+from creditscope.methods.words import (
+    advantage_equation,
+    alpha_text,
+    axis_meaning,
+    equation,
+    law,
+    penalty_text,
+    term_text,
+)
 from creditscope.report.answers import row_of
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
-from creditscope.figures import COLOURS
-from creditscope.intervals import Interval, mean_interval
 from creditscope.optimizer.table import BRAKES, parse_brake
-from creditscope.optimizer.verdicts import BLIND, FOLLOWS
 from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_steps
 from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, some_steps, spaced, thinned
+from creditscope.runs.figures import COLOURS
+from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.verdicts import BLIND, FOLLOWS
 
 POINTS = 200
 """Steps in a chart."""

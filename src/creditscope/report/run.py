@@ -10,10 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from creditscope.columns import Steps
 from creditscope.errors import CreditscopeError
-from creditscope.record import Record
-from creditscope.strangers import resolved
+from creditscope.files.guards import resolved
+from creditscope.runs.columns import Steps
+from creditscope.runs.record import Record
 
 Arrays = Mapping[str, NDArray[Any]]
 KINDS = "biufU"

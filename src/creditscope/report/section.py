@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from creditscope.columns import Column, Rows
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.remedies import CANNOT, command
+from creditscope.runs.columns import Column, Rows
 
 T = TypeVar("T")
 

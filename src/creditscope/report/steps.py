@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from creditscope.columns import Column, Steps
-from creditscope.intervals import Interval, mean_interval
 from creditscope.report.answers import absent
 from creditscope.report.chart import over_steps
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section, lacking, missing, rounded, some_steps, thinned
+from creditscope.runs.columns import Column, Steps
+from creditscope.runs.intervals import Interval, mean_interval
 
 Row = dict[str, Any]
 """`step`, and by the name it is shown by each number of the step; None where it was recorded as not a number."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from creditscope.claims.evidence import Look, places, remembered
 from creditscope.errors import CreditscopeError
-from creditscope.record import SHELVES
+from creditscope.runs.record import SHELVES
 
 HOST = "127.0.0.1"
 AGAIN = 3

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from creditscope.errors import CreditscopeError, printable
-from creditscope.memory import is_short, sentence
+from creditscope.files.memory import is_short, sentence
 
 Verdict = Literal["pass", "fail", "not run"]
 

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from creditscope.dialects import DIALECTS
-from creditscope.method import Method
-from creditscope.objective import effective_credit, surrogate
-from creditscope.rollouts import Rollouts
+from creditscope.batch.rollouts import Rollouts
+from creditscope.methods.axes import Method
+from creditscope.methods.dialects import DIALECTS
+from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.selftest.check import Found, worst_of
 
 GOLDENS = "goldens.npz"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.claims.table import run_exact
 from creditscope.claims.verdict import Verdict
-from creditscope.method import Method
-from creditscope.methods import METHODS
-from creditscope.objective import effective_credit, surrogate
+from creditscope.methods.axes import Method
+from creditscope.methods.table import METHODS
+from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.replay import adamw, carry
-from creditscope.rollouts import Rollouts
 from creditscope.selftest import twin
 from creditscope.selftest.check import Found, worst_of
 

@@ -50,7 +50,7 @@ def random_model(name: str, device: torch.device, dtype: torch.dtype = torch.flo
 
 def packaged_model(device: torch.device, dtype: torch.dtype = torch.float64) -> Any:
     """The language model that comes with the package."""
-    from creditscope.lab.policy import load_policy
+    from creditscope.policy.loading import load_policy
 
     return load_policy("tiny", device=str(device)).model.to(dtype).eval()
 

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from creditscope.lab.config import Config
-from creditscope.lab.policy import load_policy
 from creditscope.lab.train import train
 from creditscope.microscope.scope import Microscope
-from creditscope.record import Record
+from creditscope.policy.loading import load_policy
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 from creditscope.selftest.check import Found, worst_of
 from creditscope.selftest.gram import batch, objective, random_model
 

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from creditscope.method import Method
+from creditscope.methods.axes import Method
 
 STEP = 1e-5
 Tokens = list[list[float]]

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
-from creditscope.jsonlines import encodable, numbered_lines, parse_json
+from creditscope.files.jsonlines import encodable, numbered_lines, parse_json
 from creditscope.tasks import Problem, Step, Verdict, check_split, in_order
 from creditscope.tasks.worker import Worker, WorkerError
 

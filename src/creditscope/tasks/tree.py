@@ -18,8 +18,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.rollouts import Rollouts
 
 LARGEST = 200_000  # rows that are still quick to sum over
 

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from creditscope.batch.metrics import signal
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.lab.policy import Policy
-from creditscope.method import Method
-from creditscope.metrics import signal
-from creditscope.penalties import penalty
+from creditscope.methods.axes import Method
+from creditscope.objective.penalties import penalty
+from creditscope.objective.ratios import bounded, trusted
+from creditscope.objective.weights import aggregate, alpha, kept
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.passes import Inputs, take
-from creditscope.ratios import bounded, trusted
-from creditscope.rollouts import Rollouts
-from creditscope.weights import aggregate, alpha, kept
+from creditscope.policy.loading import Policy
 
 ROW, ALPHA, SHARE = "creditscope_row", "creditscope_alpha", "creditscope_share"
 """Our keys in TRL's batch: a row's number in the generation, and the weights that the mixin fixed for it."""

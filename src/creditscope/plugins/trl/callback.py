@@ -26,27 +26,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from creditscope import metrics
+from creditscope.batch import metrics
+from creditscope.batch.groups import Groups
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
-from creditscope.lab.config import Config
 from creditscope.lab.lens import Block, Lens
-from creditscope.lab.policy import Policy
 from creditscope.lab.train import kept_arrays
 from creditscope.lab.train import micro_batches as by_groups
-from creditscope.method import Method
-from creditscope.microscope import ranks
+from creditscope.methods.axes import Method
+from creditscope.microscope import distributed as ranks
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.shards import many_ranks
-from creditscope.objective import effective_credit
+from creditscope.objective.surrogate import effective_credit
 from creditscope.optimizer.overshoot import Overshoot
-from creditscope.plugins.trl import names, together
+from creditscope.plugins.trl import gather_ranks as together
+from creditscope.plugins.trl import names
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
+from creditscope.plugins.trl.gather_ranks import Rows
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take, untouched
 from creditscope.plugins.trl.settings import settings_of, versions
 from creditscope.plugins.trl.stated import stated
-from creditscope.plugins.trl.together import Rows
-from creditscope.record import Record
+from creditscope.policy.loading import Policy
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 
 AGREE = 0.99
 """Cosine of TRL's gradient and ours below which the row is not what the trainer descends on."""

@@ -21,15 +21,15 @@ from trl import GRPOConfig
 
 from creditscope.credit import find_estimator
 from creditscope.errors import CreditscopeError
-from creditscope.lab.config import Config
 from creditscope.lab.evaluate import evaluate
-from creditscope.lab.policy import Policy, load_policy
 from creditscope.lab.tools import task_gives
 from creditscope.lab.train import check_problems, make_optimizer, problem_stream
 from creditscope.plugins.trl.callback import holds_run, stranger
 from creditscope.plugins.trl.mixin import ScopedGRPOTrainer
 from creditscope.plugins.trl.passes import untouched
-from creditscope.record import Record
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 from creditscope.tasks import Problem, Task, Verdict, find_task
 
 DIFFERS: Mapping[str, tuple[tuple[Any, ...], str]] = {

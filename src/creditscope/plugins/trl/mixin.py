@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from creditscope.catalogue import find
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.lab.policy import Policy
 from creditscope.lab.rollout import step_tensors
 from creditscope.lab.train import with_limit
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.methods.find import find
+from creditscope.objective.weights import aggregate, alpha, kept
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.batch import (
     ALPHA,
@@ -41,10 +42,9 @@ from creditscope.plugins.trl.batch import (
 )
 from creditscope.plugins.trl.callback import ScopeCallback
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, score
-from creditscope.rollouts import Rollouts
+from creditscope.policy.loading import Policy
 from creditscope.tasks import Step, Verdict
 from creditscope.tasks.worker import check_steps
-from creditscope.weights import aggregate, alpha, kept
 
 Judge = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]
 """(text of the answer, row of the dataset) -> [[start, end, reward], ...], or [start, end, reward, state]."""

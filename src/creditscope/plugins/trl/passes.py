@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
-from creditscope.lab.scoring import Scores
+from creditscope.policy.scoring import Scores
 
 Inputs = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from creditscope import __version__
-from creditscope.method import Method
+from creditscope.methods.axes import Method
 
 ARGUMENTS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "scale_rewards",
              "off_policy_mask_threshold", "mask_truncated_completions", "steps_per_generation", "use_vllm",

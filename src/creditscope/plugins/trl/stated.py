@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from creditscope.dialects import DIALECTS
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.methods.dialects import DIALECTS
 
 ROWS = {"grpo": "trl_grpo", "dr_grpo": "trl_dr_grpo", "dapo": "trl_dapo", "bnpo": "trl_bnpo", "cispo": "trl_cispo",
         "sapo": "trl_sapo", "luspo": "trl_luspo", "vespo": "trl_vespo"}

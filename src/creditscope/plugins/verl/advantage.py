@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditscope.catalogue import find
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.groups import Groups
-from creditscope.method import Method
+from creditscope.methods.axes import Method
+from creditscope.methods.find import find
+from creditscope.objective.weights import aggregate, alpha, kept
 from creditscope.plugins.verl.table import countable, refuse_credit, refuse_method
-from creditscope.rollouts import Rollouts
-from creditscope.weights import aggregate, alpha, kept
 
 METHOD_KEY = "creditscope_method"
 """In verl's `algorithm` section: the row that scales the credit of an estimator."""

@@ -24,10 +24,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from creditscope import metrics
+from creditscope.batch import metrics
 from creditscope.errors import CreditscopeError
 from creditscope.lab.lens import row_credit
-from creditscope.microscope import geometry, ranks
+from creditscope.microscope import distributed as ranks
+from creditscope.microscope import geometry
 from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher

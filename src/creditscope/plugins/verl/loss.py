@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.method import Method
-from creditscope.objective import surrogate
+from creditscope.methods.axes import Method
+from creditscope.objective.surrogate import surrogate
 from creditscope.plugins.verl.names import PREFIX, assert_registered
 from creditscope.plugins.verl.table import countable, refuse_method
-from creditscope.rollouts import Rollouts
 
 PolicyLossFn = Callable[..., tuple[Tensor, dict[str, float]]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from creditscope.credit import ESTIMATORS
-from creditscope.methods import METHODS
+from creditscope.methods.table import METHODS
 from creditscope.plugins.verl.advantage import advantages_of, credit_of
 from creditscope.plugins.verl.loss import loss_of
 from creditscope.plugins.verl.names import PREFIX, VENDOR, installed, load

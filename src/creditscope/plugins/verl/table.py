@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from creditscope.credit import ESTIMATORS, NEEDS
 from creditscope.errors import CreditscopeError
-from creditscope.method import Method
+from creditscope.methods.axes import Method
 
 GIVEN = frozenset({"steps"})
 """What an estimator gets in verl besides rewards, mask and prompt id: its steps are the turns of the answer."""

@@ -1,0 +1,64 @@
+"""Readings of a batch, named area/name. A reading that does not exist is absent, never 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from creditscope.batch.groups import Groups, binary_unit, std
+from creditscope.batch.rollouts import Rollouts
+
+
+def signal(rollouts: Rollouts) -> dict[str, Any]:
+    """What the samples hold, before any method looks at them."""
+    groups = Groups(rollouts.group)
+    live = len(Groups(rollouts.group[~groups.unanimous(rollouts.reward)]))
+    lengths = rollouts.lengths.double()
+    out: dict[str, Any] = {
+        "reward/mean": float(rollouts.reward.mean()), "signal/groups": len(groups), "signal/live_groups": live,
+        "signal/dead_groups": 1 - live / len(groups), "length/mean": float(lengths.mean()),
+        "length/max": int(lengths.max()), "length/empty": int((lengths == 0).sum()),
+    }
+    if len(rollouts) > 1:
+        out["reward/std"] = float(std(rollouts.reward, 1))
+    if rollouts.entropy is not None:
+        out["entropy/mean"] = float(rollouts.entropy[rollouts.mask].mean())
+    if rollouts.step_reward is not None and rollouts.step is not None:
+        column = torch.arange(rollouts.step_reward.shape[1], device=rollouts.step.device)
+        exists = column <= rollouts.step.amax(dim=1, keepdim=True)
+        if bool(exists.any()):
+            out["reward/steps"] = float(rollouts.step_reward[exists].mean())
+    return out
+
+
+def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
+    """What an estimator said: the share of credit that differs inside a rollout, and who got none.
+
+        within = Σ_it (A_it − Ā_i)² / Σ_it A_it²,  Ā_i = 1/L_i Σ_t A_it: 0 for outcome credit, whatever the outcome
+    """
+    given = credit.double().masked_fill(~rollouts.mask, 0.0)
+    lengths = rollouts.lengths.clamp(min=1)[:, None]
+    mean = given.sum(dim=1, keepdim=True) / lengths
+    total = float((given * given).sum())
+    groups = Groups(rollouts.group)
+    silent = groups.totals((given != 0).any(dim=1).double()) == 0
+    out = {"credit/dead_groups": float(silent.double().mean())}
+    if total > 0:
+        rest = (given - mean).masked_fill(~rollouts.mask, 0.0)
+        out["credit/within"] = float((rest * rest).sum()) / total
+    return out
+
+
+def credit(w: Tensor, mask: Tensor) -> dict[str, Any]:
+    """How the credit is spread over the tokens: nothing to say where there is none."""
+    w = w[mask]
+    w = w / binary_unit(w.abs().amax())
+    size = w.abs()
+    total = float(size.sum())
+    if total == 0:
+        return {}
+    top = size.sort(descending=True).values[: max(1, len(size) // 10)]
+    return {"credit/top10_mass": float(top.sum()) / total, "credit/zero": float((size == 0).double().mean()),
+            "credit/positive_mass": float(w.clamp(min=0).sum()) / total}

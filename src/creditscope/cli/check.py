@@ -1,0 +1,258 @@
+"""`creditscope check`: the claims of both papers, and ours, put to runs that are there or to closed forms."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from creditscope.claims.evidence import Evidence, places, read_place, to_json
+from creditscope.claims.page import NOTHING, SHAPES, by_place, claims_page, observed, sample, summary, told
+from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
+from creditscope.claims.verdict import Verdict
+from creditscope.cli.output import Output
+from creditscope.errors import CreditscopeError, printable
+from creditscope.files.guards import resolved
+from creditscope.runs.compare import SETTINGS
+from creditscope.runs.record import Record
+
+LARGEST = 1e60
+"""No reading is so large, and its square still has to be a number."""
+COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """Put the claims of both papers, and ours, to tests that can fail: on recorded runs, or by closed forms.
+
+    A verdict is holds (✓), refuted (✗) or undecided (?), by a threshold that stands in the code; where the
+    number is an estimate its 95 % interval decides. Undecided is no failure: it says what is missing. Without runs and
+    without --exact the claims are listed.
+
+    For example:
+      creditscope check --exact                               # closed forms and enumeration, seconds
+      creditscope check runs/demo/r2 runs/demo/r4 runs/demo/r8
+      creditscope check runs/p1-tiny-small --claim P1.5 --all    # a verdict for each definition of rank
+      creditscope check results --strict                      # exit code 1 if a claim is refuted
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Folders of runs, files of --save, or folders that hold some of either."""
+    exact: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Run the tests that need no run. They load torch; nothing else here does."""
+    claim: tuple[str, ...] = ()
+    """Ids such as P1.5; by default all."""
+    strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Exit with 1 if a claim is refuted. Undecided is no failure."""
+    every: Annotated[bool, tyro.conf.arg(name="all"), tyro.conf.FlagCreatePairsOff] = False
+    """A line for every verdict, not one for each claim and subject."""
+    why: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """The reason of every verdict, not of the refuted alone."""
+    save: Path | None = None
+    """Write each run as NAME.evidence.json into this folder: a few kilobytes to publish, and to check again."""
+    lean: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """With --save: leave out what the microscope read group by group, for runs that are kept for what they learnt."""
+    markdown: Path | None = None
+    """Write the claims with their verdicts as a page."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        claims = find_claims(self.claim)  # a wrong id is told before anything is read
+        if self.lean and self.save is None:
+            raise CreditscopeError("--lean says what --save leaves out; give --save FOLDER too")
+        if self.save and not self.runs:
+            raise CreditscopeError(f"--save {self.save} keeps the evidence of runs; name some")
+        if self.markdown and not self.runs and not self.exact:
+            raise CreditscopeError(f"--markdown {self.markdown} has no verdict to show; name runs, or give --exact")
+        if not self.runs and not self.exact:
+            return self._list()
+        console = self.output.console()
+        evidence = read_runs(self.runs) if self.runs else []
+        missing = told_missing(self.runs)
+        verdicts: list[Verdict] = []
+        if self.exact:
+            with console.status("closed forms and enumeration: some seconds"):
+                verdicts += run_exact(self.claim)
+        if evidence:
+            verdicts += check(evidence, self.claim)
+        kept = [replace(run, groups={}, readings={}, layers={}) for run in evidence] if self.lean else evidence
+        files = save_evidence(self.save, kept) if self.save else []
+        if self.markdown:
+            write_file(self.markdown, claims_page(verdicts, [claim.id for claim in claims]))
+            files.append(self.markdown)
+        refuted = any(verdict.outcome == "refuted" for verdict in verdicts)
+        if self.output.json:
+            self.output.emit({"runs": [run.name for run in evidence], "summary": summary(verdicts),
+                              "verdicts": [verdict.as_dict() for verdict in verdicts], "faults": missing,
+                              "files": [str(path) for path in files]})
+        else:
+            show(console, verdicts, every=self.every, why=self.why)
+            for fault in missing:
+                console.print(printable(fault), markup=False)
+            if not verdicts:
+                how = "name runs" if self.exact and not self.runs else "give --exact"
+                console.print(f"{', '.join(claim.id for claim in claims)} cannot be tested this way: {how}.")
+            if files:
+                console.print(f"wrote {', '.join(str(path) for path in files[:3])}"
+                              + (f" and {len(files) - 3} more" if len(files) > 3 else ""), markup=False)
+            console.next(self._next())
+        return 1 if self.strict and refuted else 0
+
+    def _next(self) -> str:
+        if not self.runs:
+            return "creditscope reproduce p1"
+        return "the same with --markdown claims.md" if self.every else "the same with --all for every definition"
+
+    def _list(self) -> int:
+        """What there is to check."""
+        claims = find_claims(self.claim)
+        if self.output.json:
+            self.output.emit({"claims": [{key: value for key, value in asdict(claim).items() if key != "runs"}
+                                         for claim in claims]})
+            return 0
+        console = self.output.console()
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for header in ("id", "claim", "where", "exact", "on runs: needs"):
+            table.add_column(header)
+        for claim in claims:
+            table.add_row(*map(Text, (claim.id, claim.title, claim.where, "yes" if claim.exact else "",
+                                      claim.ask if claim.runs else "")))
+        console.print(table)
+        console.print("Nothing was checked: name runs, or give --exact for what needs none.", markup=False)
+        console.next("creditscope check --exact")
+        return 0
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_runs(paths: Iterable[Path]) -> list[Evidence]:
+    """The evidence under these paths, each under a name of its own. A run and its own summary are one."""
+    inside = list(dict.fromkeys(resolved(place) for place in places(paths)))
+    found: list[Evidence] = []
+    seen: set[bytes] = set()
+    for place, name in zip(inside, names(inside), strict=True):
+        run = _sound(place, read_place(place))
+        whole = json.dumps(json.loads(to_json(replace(run, name=""))), sort_keys=True)
+        digest = hashlib.blake2b(whole.encode(), digest_size=16).digest()  # many runs must not be held twice
+        if digest not in seen:
+            seen.add(digest)
+            found.append(replace(run, name=name))
+    return found
+
+
+def told_missing(paths: Iterable[Path]) -> list[str]:
+    """A sentence for each run of which files are gone."""
+    inside = dict.fromkeys(resolved(place) for place in places(paths) if place.is_dir())
+    return [fault for place in inside for fault in Record.open(place).told_missing()]
+
+
+def names(places: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart; a seed alone is no name.
+
+    >>> names([Path("p1/r8/seed-0"), Path("p1/r16/seed-0")]), names([Path("old/a.evidence.json")])
+    (['r8-seed-0', 'r16-seed-0'], ['a'])
+    """
+    parts = [(*place.parts[:-1], place.name.removesuffix(".evidence.json")) for place in places]
+    for length in range(1, max((len(part) for part in parts), default=0) + 1):
+        found = ["-".join(part[-length:]) for part in parts]
+        if len(set(found)) == len(found) and not any(re.fullmatch(r"seed-\d+", name) for name in found):
+            break
+    return found if parts else []
+
+
+def _sound(place: Path, run: Evidence) -> Evidence:
+    """The run, if its settings are of their kind and its numbers are numbers; anybody may have written the files."""
+    for name, kind in SETTINGS.items():
+        value = run[name]
+        if value is not None and (isinstance(value, bool) or
+                                  not isinstance(value, int | float if kind is float else kind)):
+            raise CreditscopeError(f"{place}: {name} is {value!r:.60}, not a {kind.__name__}; is this a run of "
+                                   f"creditscope train?")
+    columns: list[Mapping[str, Any]] = [run.groups, run.readings, run.turns]
+    numbers = [(name, value) for some in (run.config, run.versions) for name, value in some.items()
+               if isinstance(value, int | float)]
+    numbers += [(name, value) for name in run.columns.names for value in run.columns.column(name).values.tolist()]
+    numbers += [(name, value) for some in columns for name, values in some.items() for value in values]
+    for name, value in numbers:
+        if value is not None and not abs(value) <= LARGEST:
+            raise CreditscopeError(f"{place} is damaged: {name} is {value!r:.60}, not a number; train the run again, "
+                                   f"or leave it out")
+    return run
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
+    """NAME.evidence.json for each run."""
+    out = []
+    for run in evidence:
+        out.append(folder / f"{run.name}.evidence.json")
+        write_file(out[-1], to_json(run))
+    return out
+
+
+def write_file(path: Path, text: str) -> None:
+    """A file that appears whole or not at all, with the folder it lies in."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # a link that lies there would be written through
+        with part.open("x", encoding="utf-8") as out:
+            out.write(text)
+        part.replace(path)
+    except OSError as error:
+        raise CreditscopeError(f"cannot write {path}: {error.strerror}; make room there, or choose another place") \
+            from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+# -- the screen ------------------------------------------------------------------------------------------------------
+
+
+def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why: bool = False) -> None:
+    """A line for each claim and subject, or for each verdict; the reasons of what is refuted, or of all; the sum."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for header in ("id", "claim", "on", "verdict", "observed", "expected", "n"):
+        table.add_column(header, justify="right" if header == "n" else "left")
+    reasons: list[tuple[str, str]] = []
+    untested = [] if every else [claim for claim, where in by_place(verdicts) if where == NOTHING]
+    for (claim, where), some in by_place(verdicts).items():
+        for own in [[verdict] for verdict in some] if every else [some] if where != NOTHING else []:
+            first, words = own[0], told(own)
+            what, subject = (first.definition, first.subject) if every else (CLAIMS[claim].title, where)
+            numbers = (observed(first), first.expected, sample(first)) if len(own) == 1 else ("", "", "")
+            table.add_row(claim, Text(printable(what)), Text(printable(subject)), Text(words, COLOURS[words[0]]),
+                          *(Text(printable(text)) for text in numbers))
+        told_of = some if why else [verdict for verdict in some if verdict.outcome == "refuted"]
+        shown = told_of if every or why else told_of[:1]
+        more = f" (and {len(told_of) - len(shown)} more: --all)" if len(told_of) > len(shown) else ""
+        reasons += [(SHAPES[v.outcome], f"{claim} {_apart(v, some)}{v.reason}{more}") for v in shown]
+    console.print(table)
+    if untested:
+        more = "" if why else "; --why says what each needs"
+        console.print(f"? not tested: {', '.join(untested)}{more}", markup=False)
+    for shape, reason in reasons:
+        console.print(Text(f"{shape} ", COLOURS[shape]) + Text(printable(reason), "default"))
+    console.print(f"{summary(verdicts)}. ✗ is a statement that fails, not an error of this program.", markup=False)
+
+
+def _apart(verdict: Verdict, others: Sequence[Verdict]) -> str:
+    """Where, and the definition where there are several."""
+    several = len({other.definition for other in others}) > 1
+    parts = [f"[{verdict.subject}]", verdict.definition if several else ""]
+    return f"{' '.join(filter(None, parts))}: "

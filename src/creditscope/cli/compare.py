@@ -1,0 +1,458 @@
+"""`creditscope compare`: train with each credit estimator, or brake, at equal rollouts, then a table and a figure."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from creditscope.claims.evidence import from_json
+from creditscope.cli.display import Interrupt
+from creditscope.cli.fleet import Fleet
+from creditscope.cli.output import Output
+from creditscope.cli.processes import Job, cores, run_jobs
+from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.runs.compare import (
+    KINDS,
+    Comparison,
+    Kind,
+    Line,
+    Run,
+    as_dict,
+    command,
+    compare,
+    difference,
+    in_percent,
+    in_points,
+    is_finished,
+    percent,
+    read_folder,
+    read_run,
+    run_of,
+    verdicts,
+)
+from creditscope.runs.config import Config, flags
+from creditscope.runs.figures import accuracy_svg, brake_svg, can_draw
+from creditscope.runs.intervals import Interval
+from creditscope.runs.record import Record
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train with each credit estimator, or brake, from the same start, some seeds each; compare at EQUAL rollouts.
+
+    A rollout that was sampled to estimate a value counts like one that is trained on. Runs that are finished are used
+    again and runs that were stopped go on, so the same command continues after Ctrl-C, and is a table in no time after.
+
+    For example:
+      creditscope compare credit                                            # ten estimators, five seeds each
+      creditscope compare credit outcome step_reward monte_carlo,samples=2 --seeds 3
+      creditscope compare credit outcome gae --rollouts 1000 --seeds 2      # a first look in minutes
+      creditscope compare credit --no-run                                   # table and figure of what is there
+      creditscope compare brake                                             # what holds tokens at their bound, at μ = 4
+      creditscope compare brake none recall shorten,share=0.02 --inner-steps 8 --seeds 3
+    """
+
+    what: Annotated[Literal["credit", "brake"], tyro.conf.Positional]
+    """What differs between the runs: credit, or brake (what holds tokens at their bound over several updates)."""
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Estimators (creditscope credit) or brakes (creditscope optimizer --brakes), with options after commas. By
+    default outcome, optimal_scalar, optimal_sequence, optimal_token, step_reward, prefix_tree, gae, entropy_mask, salt
+    and monte_carlo; or none, recall, shorten, restart and kl_stop; with --no-run all in --out."""
+    seeds: int = 5
+    """Runs of each, with seeds that follow one another."""
+    first_seed: int = 0
+    """The first seed."""
+    rollouts: int = 3840
+    """Budget of each run: it stops once so many rollouts were spent, continuations for values included."""
+    group: int = 8
+    """R, rollouts per prompt."""
+    prompts: int = 8
+    """P, prompts per step."""
+    inner_steps: int | None = None
+    """μ, passes over each batch; by default 1 for credit, 4 for brake."""
+    lr: float = 1e-4
+    """Learning rate."""
+    method: str = "grpo"
+    """The method that uses the credit: creditscope methods."""
+    model: str = "tiny"
+    """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
+    task: str = "arithmetic"
+    """As of creditscope train."""
+    eval_problems: int = 1000
+    """Test problems per evaluation."""
+    points: int = 4
+    """Evaluations along the budget, besides the one at the start."""
+    scope: str | None = None
+    """off, or light: read the effective rank of the rollouts' gradients; by default light for credit, off for brake."""
+    every: int = 5
+    """Steps between readings of the microscope."""
+    jobs: int | None = None
+    """Runs at once, each a process with one thread; by default one a CPU."""
+    out: Path | None = None
+    """Where the runs (NAME/seed-S), table.md, table.json and figure.svg go; by default runs/compare for credit,
+    runs/brakes for brake."""
+    no_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Train nothing: compare the finished runs in --out, or their evidence (creditscope check --save), whatever their
+    settings were."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.what]
+
+    @property
+    def place(self) -> Path:
+        return self.out or Path(self.kind.out)
+
+    def run(self) -> int:
+        if self.no_run:
+            return self._write(self._found(), {})
+        asked = self._asked()
+        todo = {path: config for path, config in asked.items() if not _done(path, config, self.kind)}
+        ended: dict[str, str | None] = {}
+        if todo:
+            check_before(list(todo.values()))
+            ended, stopped = self._train(todo, reused=len(asked) - len(todo))
+            if stopped:
+                well = sum(why is None for why in ended.values())
+                return self._stopped(len(asked), len(asked) - len(todo) + well)
+        runs = [read_run(record, self.kind) for path in asked if (record := _finished(path)) is not None]
+        return self._write(runs, {name: why for name, why in ended.items() if why is not None})
+
+    # -- which runs --------------------------------------------------------------------------------------------------
+
+    def _asked(self) -> dict[Path, Config]:
+        """Every run that was asked for, by folder; what is wrong with the flags is said here. Seed by seed, so that an
+        early look at the folder finds all names."""
+        for name in ("seeds", "points", "eval_problems", "rollouts", "jobs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise CreditscopeError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        names = self.names or self.kind.default
+        for name in names:
+            if names.count(name) > 1:
+                raise CreditscopeError(f"{self.what} {name!r} is named twice; name each {self.kind.noun} once")
+        if self.rollouts < self.group * self.prompts:
+            raise CreditscopeError(f"--rollouts {self.rollouts} is less than one step spends: --prompts {self.prompts} "
+                                   f"× --group {self.group} = {self.group * self.prompts}")
+        if self.points > self.rollouts:
+            raise CreditscopeError(f"--points {self.points} is more than --rollouts {self.rollouts}; give fewer")
+        if self.place.exists() and not self.place.is_dir():
+            raise CreditscopeError(f"--out {self.place} is a file; choose a folder")
+        return {self.place / folder(name) / f"seed-{seed}": self._config(name, seed)
+                for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
+
+    def _config(self, name: str, seed: int) -> Config:
+        # A step spends at least P·R rollouts, so these steps are enough for any estimator; the budget ends the run.
+        steps = -(-self.rollouts // max(1, self.group * self.prompts))
+        inner_steps = self.kind.inner_steps if self.inner_steps is None else self.inner_steps
+        own: dict[str, Any] = {**self.kind.probe, self.kind.setting: name}
+        return Config(model=self.model, task=self.task, method=self.method, group=self.group, prompts=self.prompts,
+                      steps=steps, rollouts=self.rollouts, inner_steps=inner_steps, lr=self.lr, seed=seed,
+                      scope=self.scope or self.kind.scope, every=self.every, eval_rollouts=self.rollouts // self.points,
+                      eval_problems=self.eval_problems, **own)
+
+    def _found(self) -> list[Run]:
+        runs, unfinished = read_folder(self.place, self.kind)
+        kept = [(path, from_json(path)) for path in sorted(self.place.glob("*.evidence.json"))]
+        runs += [run_of(path, run.config, run.steps, self.kind) for path, run in kept if run.finished]
+        runs = [run for run in runs if not self.names or run.name in self.names]
+        if not runs:
+            which = f" of {', '.join(self.names)}" if self.names else ""
+            raise CreditscopeError(f"{self.place} holds no finished run{which}; leave out --no-run to train, or give "
+                                   f"the --out that has some")
+        if unfinished:
+            print(f"left out: {len(unfinished)} runs that are not finished, such as {unfinished[0]}", file=sys.stderr)
+        return runs
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def _train(self, todo: dict[Path, Config], reused: int) -> tuple[dict[str, str | None], bool]:
+        """(how each run ended, whether somebody stopped the whole)."""
+        console, quiet = self.output.console(), self.output.json
+        at_once = min(self.jobs or cores(), len(todo))
+        folders = {_name(path): path for path in todo}
+        jobs = [Job(_name(path), arguments(config, path), path.with_suffix(".log")) for path, config in todo.items()]
+        if not quiet:
+            console.print(f"{len(todo)} runs of {self.rollouts:,} rollouts, {at_once} at a time"
+                          + (f"; {reused} are there already" if reused else ""))
+        with Interrupt() as stop, Fleet(console, folders, self.rollouts, reused, quiet) as fleet:
+            ended = run_jobs(jobs, at_once, stop, fleet.show)
+        return ended, stop.asked and len(ended) < len(todo)
+
+    def _stopped(self, total: int, done: int) -> int:
+        if self.output.json:
+            self.output.emit({"out": str(self.place), "finished": False, "runs": total, "done": done})
+        else:
+            console = self.output.console()
+            console.print(f"stopped: {done} of {total} runs are finished, the others keep what they have", markup=False)
+            console.next("the same command goes on")
+        return 130
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, runs: Sequence[Run], failed: dict[str, str]) -> int:
+        if not runs:
+            name, why = next(iter(failed.items()))
+            raise CreditscopeError(f"all {len(failed)} runs failed; {name}: {why}")
+        kind, page, out = self.kind, PAGES[self.what], self.place
+        found = compare(runs, kind)
+        said = verdicts(found)
+        files = ["table.md", "table.json"] + ["figure.svg"] * can_draw()
+        data = {"settings": dict(found.settings), "budget": found.budget, "grid": found.grid, "verdict": said,
+                "lines": [as_dict(line, kind) for line in found.lines], "failed": failed, "command": command(found)}
+        if can_draw():
+            write_whole(out / "figure.svg", page.figure(found))
+        write_whole(out / "table.json", json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_whole(out / "table.md", markdown(found, said, failed, figure=can_draw()))
+        if self.output.json:
+            self.output.emit(data | {"out": str(out), "files": files})
+            return 1 if failed else 0
+        console = self.output.console()
+        for columns in page.tables:
+            console.print(_table(found, columns))
+        console.print(f"{page.legend}\n", markup=False)
+        for sentence in said:
+            console.print(f"[bold]{escape(sentence)}[/]")
+        for name, why in failed.items():
+            console.print(f"failed: {name}: {printable(why)}   (all it said: {out / name}.log)", markup=False)
+        if not can_draw():
+            console.print("no figure: it needs Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
+        console.print(f"wrote {out}: {', '.join(files)}", markup=False)
+        console.next("the same command, for the failed runs" if failed else
+                     command_line("compare", self.what, "--no-run", "--out", out))
+        return 1 if failed else 0
+
+
+def check_before(configs: Sequence[Config]) -> None:
+    """Everything that would end the runs at their start, said before the first one does. Torch loads here."""
+    from creditscope.credit.choice import find_estimator
+    from creditscope.lab.train import check_problems
+    from creditscope.policy.loading import load_policy
+    from creditscope.tasks import find_task
+
+    task = find_task(configs[0].task)
+    for config in {config.estimator: config for config in configs}.values():
+        check_problems(task, config, find_estimator(config.estimator))
+    if configs[0].model != "tiny":  # the packaged one is there
+        load_policy(configs[0].model, device="cpu")
+
+
+def arguments(config: Config, path: Path) -> tuple[str, ...]:
+    """The `creditscope train` that makes this run, or goes on with it where it was begun."""
+    again = ["--resume"] * (path / "run.json").exists()
+    return ("train", *flags(asdict(config)), "--out", str(path), "--json", *again)
+
+
+def folder(name: str) -> str:
+    """The folder of an estimator or a brake: its own name, with nothing in it that a path could stumble over.
+
+    >>> folder("monte_carlo,samples=2"), folder("mine.credit:halves")
+    ('monte_carlo,samples=2', 'mine.credit+halves')
+    """
+    return "".join(c if c.isalnum() or c in "._-+,=" else "_" for c in name.replace(":", "+"))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that appears whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise CreditscopeError(f"cannot write {path}: {error.strerror}; the runs are kept: repair it, then use "
+                               f"--no-run") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _finished(path: Path) -> Record | None:
+    if not (path / "run.json").exists():
+        return None
+    record = Record.open(path)
+    return record if is_finished(record.steps()) else None
+
+
+def _done(path: Path, config: Config, kind: Kind) -> bool:
+    """Whether the run is there and finished. One with other settings, finished or not, is refused."""
+    if not (path / "run.json").exists():
+        return False
+    record = Record.open(path)
+    found = difference(record.config, asdict(config), kind.free)
+    if found:
+        raise CreditscopeError(f"{path} holds a run with other settings: its {found}; give the same settings, or "
+                               f"choose another --out")
+    return is_finished(record.steps())
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+def _number(value: Interval | None, digits: int, share: bool = False) -> str:
+    """mean ± half of the interval; nothing where the number does not exist."""
+    if value is None:
+        return ""
+    scale, unit = (100, " %") if share else (1, "")
+    half = "" if value.high is None else f" ± {scale * (value.high - value.mean):.{digits}f}"
+    return f"{scale * value.mean:.{digits}f}{half}{unit}"
+
+
+def _overlaps(line: Line) -> str:
+    return {True: "yes", False: "no", None: ""}[line.overlaps]
+
+
+def _paired(line: Line) -> str:
+    return in_points(line.difference) if line.difference else ""
+
+
+def _change(line: Line, name: str) -> str:
+    change = line.numbers[f"{name}_change"]
+    return in_percent(change) if change else ""
+
+
+def _spread(line: Line) -> str:
+    spread = line.numbers["spread"]
+    return "" if spread is None else f"{100 * spread:.1f}"
+
+
+Columns = Mapping[str, Callable[[Line], str]]
+CREDIT_RESULT: Columns = {
+    "credit": lambda line: line.name,
+    "seeds": lambda line: str(len(line.seeds)),
+    "accuracy": lambda line: percent(line.accuracy),
+    "minus outcome, paired": _paired,
+    "overlap": _overlaps,
+    "mean along the way": lambda line: percent(line.area),
+}
+CREDIT_COST: Columns = {
+    "credit": lambda line: line.name,
+    "steps": lambda line: f"{line.steps:.0f}",
+    "rollouts": lambda line: f"{line.spent:,.0f}",
+    "continuations": lambda line: f"{line.continuations:.0%}",
+    "time a run": lambda line: f"{_number(line.seconds, 0)} s",
+    "time a rollout": lambda line: f"{1000 * line.seconds_per_rollout:.1f} ms",
+    "rank": lambda line: _number(line.numbers["effective_rank"], 2),
+    "within": lambda line: _number(line.numbers["within"], 2),
+    "dead credit": lambda line: _number(line.numbers["dead_credit"], 0, share=True),
+    "dead signal": lambda line: _number(line.numbers["dead_signal"], 0, share=True),
+}
+BRAKE_RESULT: Columns = {
+    "brake": lambda line: line.name,
+    "seeds": lambda line: str(len(line.seeds)),
+    "accuracy": lambda line: percent(line.accuracy),
+    "minus none, paired": _paired,
+    "overlap": _overlaps,
+    "std": _spread,
+    "worst seed": lambda line: f"{100 * line.numbers['worst']:.1f} %",
+    "updates": lambda line: _number(line.numbers["updates"], 1),
+    "train, s": lambda line: _number(line.numbers["train"], 2),
+}
+BRAKE_OVERSHOOT: Columns = {
+    "brake": lambda line: line.name,
+    "past": lambda line: _number(line.numbers["past"], 1, share=True),
+    "distance": lambda line: _number(line.numbers["distance"], 3),
+    "distance vs none": lambda line: _change(line, "distance"),
+    "overshoot": lambda line: _number(line.numbers["overshoot"], 4),
+    "overshoot vs none": lambda line: _change(line, "overshoot"),
+    "after": lambda line: _number(line.numbers["after"], 0, share=True),
+    "KL": lambda line: _number(line.numbers["kl"], 4),
+}
+ACCURACY = """\
+accuracy: test problems solved by one sample at temperature 1 once the budget is spent, on the straight line between two
+  evaluations; mean over seeds with its 95 % interval mean ± t·s/√n (Student's t, n − 1 degrees).
+minus {baseline}: percentage points, paired by seed. overlap: whether the intervals of the two means meet.
+"""
+CREDIT = """\
+mean along the way: accuracy averaged over the budget, 1/B ∫ accuracy(x) dx.
+continuations: share of the rollouts that was spent on values.
+time: of the steps, without evaluation and microscope; runs side by side slow each other down.
+rank: effective rank (Σσ)²/Σσ² of a group's rollout gradients, mean over readings.
+within: share of the credit's square that differs inside a rollout, Σ(A_it − Ā_i)²/ΣA_it².
+dead credit: groups without any credit. dead signal: groups whose rewards are all equal.
+"""
+BRAKE = """\
+std: of the seeds' accuracies (n − 1), in points. worst seed: the lowest of them.
+updates: of the optimiser, a batch. train: seconds a step, of passes, updates and brake; runs side by side slow each
+  other down.
+past: share of bounded tokens that stand past their bound after the batch's last update.
+distance: how far past, in nats, mean of those past. overshoot: the same over all bounded tokens.
+vs none: relative change, paired by seed, mean over seeds of x/none − 1. A seed where none has 0 is left out.
+after: share of the distance that was moved after the token's own gradient was stopped.
+KL: from the sampler, nats a token, mean of ρ − 1 − log ρ.
+A run's number is the mean over all its steps, from the first; distance and after: over those with a token past.
+"""
+INTERVALS = """\
+±: half of the 95 % interval over seeds. Of twenty paired intervals one excludes 0 by chance.
+Intervals are over training seeds alone: all runs answer the same test problems with the same random numbers, so their
+  common level is uncertain by what so few problems leave open, which train prints beside each accuracy."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """How a kind of comparison is shown."""
+
+    title: str
+    tables: tuple[Columns, ...]
+    legend: str
+    figure: Callable[[Comparison], str]
+    shows: str
+    """The figure in words."""
+
+
+PAGES: Mapping[str, Page] = MappingProxyType({
+    "credit": Page("Credit", (CREDIT_RESULT, CREDIT_COST), ACCURACY.format(baseline="outcome") + CREDIT + INTERVALS,
+                   accuracy_svg, "accuracy against rollouts spent"),
+    "brake": Page("Brakes", (BRAKE_RESULT, BRAKE_OVERSHOOT), ACCURACY.format(baseline="none") + BRAKE + INTERVALS,
+                  brake_svg, "distance past the bound, and accuracy"),
+})
+
+
+def _table(found: Comparison, columns: Columns) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for header in columns:
+        table.add_column(header, justify="left" if header == found.kind.setting else "right")
+    for line in found.lines:
+        cells = (escape(cell(line)) for cell in columns.values())
+        table.add_row(*cells, style="dim" if line.name == found.kind.baseline else "")
+    return table
+
+
+def markdown(found: Comparison, said: Sequence[str], failed: dict[str, str], figure: bool) -> str:
+    """The comparison as a page."""
+    s, page = found.settings, PAGES[found.kind.setting]
+    counts = sorted({len(line.seeds) for line in found.lines})
+    out = [f"# {page.title} at {found.budget:,} rollouts", "", *(f"**{sentence}.**\n" for sentence in said)]
+    model, task = (html.escape(printable(s[name])).replace("|", "\\|") for name in ("model", "task"))
+    passes = f"μ = {s['inner_steps']}, " if max(s["inner_steps"], found.kind.inner_steps) > 1 else ""
+    out.append(f"Model {model}, task {task}, method {s['method']}, R = {s['group']}, P = {s['prompts']}, {passes}"
+               f"learning rate {s['lr']:g}, {'–'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} seeds, "
+               f"{s['eval_problems']:,} test problems.\n")
+    if figure:
+        out.append(f"![{page.shows}](figure.svg)\n")
+    for columns in page.tables:
+        out.append("| " + " | ".join(columns) + " |")
+        out.append("| --- |" + " ---: |" * (len(columns) - 1))
+        out += ["| " + " | ".join(cell(line) for cell in columns.values()) + " |" for line in found.lines]
+        out.append("")
+    out += [*(f"- {line}" for line in page.legend.replace("\n  ", " ").splitlines()), ""]
+    out += [f"- failed: {name}: {printable(why)}" for name, why in failed.items()] + [""] * bool(failed)
+    out += ["Made by:", "", "```", command(found), "```", ""]
+    return "\n".join(out)

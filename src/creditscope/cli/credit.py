@@ -1,0 +1,100 @@
+"""`creditscope credit`: the list of credit estimators, and one of them under the glass."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from creditscope.cli.output import Output
+from creditscope.credit.choice import parse
+from creditscope.credit.estimator import NEEDS, Estimator
+from creditscope.credit.table import ESTIMATORS
+from creditscope.errors import CreditscopeError
+
+WIDE = 150
+"""Columns of a terminal from which on equations fit into the list."""
+BASES = {"reward": "the rewards; the method scales and whitens it",
+         "advantage": "the method's own advantage, which it reshapes"}
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Show the list of credit estimators, or one: equation, options, what it needs and costs, where it comes from.
+
+    An estimator says what each token of a rollout is worth; the method (creditscope methods) says the rest.
+
+    For example:
+      creditscope credit                          # the list
+      creditscope credit monte_carlo              # one, with its options
+      creditscope credit gae --json               # for a program
+      creditscope train --credit monte_carlo,samples=8
+      creditscope compare credit                  # train with each and compare
+    """
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """An estimator's name, such as prefix_tree."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        if self.name is None:
+            self._list()
+        else:
+            name, _ = parse(self.name)
+            if name not in ESTIMATORS:
+                raise CreditscopeError(f"{name} is a function of yours, of which the list knows nothing; creditscope "
+                                       f"train --credit {name} uses it")
+            self._one(ESTIMATORS[name])
+        return 0
+
+    def _list(self) -> None:
+        if self.output.json:
+            self.output.emit({name: asdict(row) for name, row in ESTIMATORS.items()})
+            return
+        console = self.output.console()
+        wide = console.width >= WIDE
+        table = Table(header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
+        table.add_column("credit", no_wrap=True)
+        for header in ("equation",) * wide + ("needs", "cost", "from"):
+            table.add_column(header, overflow="fold")
+        for name, row in ESTIMATORS.items():
+            texts = (row.equation,) * wide + (", ".join(row.needs) or "–", row.cost, row.cites)
+            table.add_row(name, *(escape(text) for text in texts))
+        console.print(table)
+        if not wide:
+            console.print(f"Equations are left out below {WIDE} columns.")
+        console.print("r_i: reward of rollout i   A_i: the method's advantage   A_it: credit of its token t   "
+                      "s(t): the token's step   R: rollouts a group")
+        console.next("creditscope credit NAME", "creditscope train --credit NAME", "creditscope compare credit")
+
+    def _one(self, row: Estimator) -> None:
+        if self.output.json:
+            self.output.emit(asdict(row) | {"example": example(row)})
+            return
+        console = self.output.console()
+        console.print(f"[bold]{row.name}[/]  {escape(row.title)}\n")
+        console.print(f"{escape(row.equation)}\n")
+        facts = {"made from": BASES[row.builds_on], "cost": row.cost,
+                 "needs": "; ".join(NEEDS[need] for need in row.needs) or "nothing but rewards and tokens",
+                 "claim": row.claim, "note": row.note, "from": row.cites}
+        for name, text in facts.items():
+            if text:
+                console.print(f"[bold]{name}[/]  {escape(text)}")
+        for name, option in row.options.items():
+            console.print(f"[bold]option[/]  {name}={_text(option.default)}   {escape(option.meaning)}")
+        console.print(f"\nTry: {example(row)}", markup=False)
+        console.print("Its bias and variance, by enumeration, are in docs/credit.md of the repository.")
+
+
+def example(row: Estimator) -> str:
+    """A command that runs as it stands: the packaged task judges steps, but only `turns` names states."""
+    words = ",".join([row.name, *(f"{name}={_text(o.default)}" for name, o in list(row.options.items())[:1])])
+    return f"creditscope train --credit {words}" + (" --task turns" if "states" in row.needs else "")
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,111 @@
+"""`creditscope doctor`: what is wrong with a run, from its trainer's own log and settings alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from creditscope.cli.output import Output
+from creditscope.diagnosis.finding import STATES, Finding
+from creditscope.diagnosis.log import Log
+from creditscope.diagnosis.read import read
+from creditscope.diagnosis.rules import diagnose, root
+from creditscope.errors import printable
+
+SHAPES = {"broken": "✗", "watch": "!", "unknown": "?", "fine": "✓"}
+COLOURS = {"broken": "red", "watch": "yellow", "unknown": "dim", "fine": "green"}
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Say what is wrong with a run of TRL, verl or creditscope, from its log and settings alone.
+
+    No model is loaded. The first line names what to mend first, and the setting to change. Each finding is broken (✗),
+    watch (!), unknown (?) or fine (✓), with the lines of the log that show it and the formula behind it; one that comes
+    from another says so. Settings that were not given are taken at the trainer's defaults, and the findings that hang
+    on one say so.
+
+    For example:
+      creditscope doctor output/checkpoint-500                      # TRL's trainer_state.json
+      creditscope doctor train.log --set loss_type=grpo             # what TRL printed
+      creditscope doctor verl.log --config outputs/.hydra/config.yaml
+      creditscope doctor runs/demo/r8 --strict                      # exit code 1 if something is broken
+    """
+
+    run_or_log: Annotated[Path, tyro.conf.Positional]
+    """A folder of creditscope or TRL, a log with one row a line, or a .csv table."""
+    config: Path | None = None
+    """The run's settings, as JSON or YAML; by default those that lie in the run's folder."""
+    sets: Annotated[tuple[str, ...], tyro.conf.arg(name="set"), tyro.conf.UseAppendAction] = ()
+    """A setting as NAME=VALUE, such as loss_type=grpo or actor_rollout_ref.actor.ppo_epochs=1; may be repeated."""
+    why: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Evidence, reason and setting of every finding, not only of those that are broken or to watch and follow from no
+    other."""
+    strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Exit with 1 if something is broken."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        log = read(self.run_or_log, self.config, self.sets)
+        findings = diagnose(log)
+        if self.output.json:
+            first = root(findings)
+            self.output.emit({"trainer": log.trainer.name, "rows": len(log.rows), "notes": list(log.notes),
+                              "first": first and first.rule, "findings": [finding.as_dict() for finding in findings]})
+        else:
+            console = self.output.console()
+            show(console, log, findings, self.why)
+            console.next(self._next(log))
+        return 1 if self.strict and any(finding.state == "broken" for finding in findings) else 0
+
+    def _next(self, log: Log) -> str:
+        if not log.settings.given:
+            return "the same with --config FILE or --set NAME=VALUE, so that less is assumed"
+        return "creditscope methods" if self.why else "the same with --why, for the evidence of every finding"
+
+
+def headline(findings: Sequence[Finding]) -> str:
+    """What to mend first, what comes from it, and the setting to change."""
+    first = root(findings)
+    if first is None:
+        unread = sum(finding.state == "unknown" for finding in findings)
+        return "✓ Nothing is broken or to watch" + (f"; {unread} findings are unknown." if unread else ".")
+    others = [finding.rule for finding in findings if finding.bad and finding.follows == first.rule]
+    brings = f" From it follow: {', '.join(others)}." if others else ""
+    return f"{SHAPES[first.state]} {first.rule}: {first.sentence}.{brings} Change: {first.change}."
+
+
+def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> None:
+    """What to mend first; a line for each finding; then what is behind the first causes, or behind all."""
+    console.print(Text(printable(headline(findings))))
+    version = f" (read as {log.trainer.version})" if log.trainer.version else ""
+    console.print(f"{log.trainer.name}{version}, {len(log.rows)} rows", markup=False)
+    for note in log.notes:
+        console.print(f"note: {printable(note)}", markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for header in ("state", "about", "finding"):
+        table.add_column(header)
+    for finding in findings:
+        origin = f" (follows from {finding.follows})" if finding.follows else ""
+        table.add_row(Text(f"{SHAPES[finding.state]} {finding.state}", COLOURS[finding.state]), finding.rule,
+                      Text(f"{printable(finding.sentence)}{origin}"))
+    console.print(table)
+    for finding in findings:
+        if why or (finding.bad and not finding.follows):
+            console.print(Text(f"{SHAPES[finding.state]} {finding.rule}", COLOURS[finding.state]))
+            assumed = ", ".join(f"{name}={value}" for name, value in (finding.assumes or {}).items())
+            for name, text in (("evidence", finding.evidence), ("why", finding.why), ("change", finding.change),
+                               ("assumes", f"{assumed} (defaults of {log.trainer.name})" if assumed else "")):
+                if text:
+                    console.print(Text(f"  {name:9}{printable(text)}"))
+    count = Counter(finding.state for finding in findings)
+    console.print(", ".join(f"{count[state]} {state}" for state in STATES if count[state]) + ".", markup=False)

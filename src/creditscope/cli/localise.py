@@ -1,0 +1,121 @@
+"""`creditscope localise`: does credit point at the step that went wrong?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich import box
+from rich.table import Table
+
+from creditscope.cli.bar import Bar
+from creditscope.cli.output import Output
+from creditscope.credit.table import ESTIMATORS
+from creditscope.errors import CreditscopeError
+
+if TYPE_CHECKING:
+    from creditscope.studies.localise import Finding, Outcome
+
+PROBLEMS = 200
+TITLES = {"planted": "planted errors: one wrong number in a reference solution, all later lines follow from it",
+          "own": "for control, the policy's own errors: the first line that the verifier marks wrong",
+          "processbench": "solutions of other models, with the first wrong step marked by people"}
+
+
+@dataclass(frozen=True)
+class Localise:
+    """Measure how well credit points at the wrong step: area under the ROC curve, for every credit estimator.
+
+    For example:
+      creditscope localise                                  # arithmetic with planted errors, the packaged model
+      creditscope localise --problems 50 --samples 4        # quicker
+      creditscope localise --credit monte_carlo,samples=32 prefix_tree
+      creditscope localise --processbench gsm8k.json SmolLM2-135M-Instruct.gguf
+    """
+
+    model: Annotated[str, tyro.conf.Positional] = "tiny"
+    """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
+    processbench: Path | None = None
+    """A file of ProcessBench, whose solutions the model reads; without it, arithmetic with planted errors."""
+    problems: int | None = None
+    """Problems to plant an error in, by default 200; of a file, solutions drawn from it, by default all."""
+    group: int = 8
+    """R, rollouts a problem, the planted one among them."""
+    samples: int = 8
+    """K, continuations at each cut for Monte Carlo values."""
+    credit: tuple[str, ...] = ()
+    """Estimators to judge, with options after commas, or your own module:function; by default all that can run."""
+    critic: str = "head"
+    """The critic of gae: head (a value head on the policy) or model (a copy of the policy with its own)."""
+    seed: int = 0
+    """Fixes errors, samples, the critic and the bootstrap."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 ..."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        with Bar("localise", self.output) as bar:
+            outcome = self._measure(bar)
+        if self.output.json:
+            self.output.emit(outcome.as_dict())
+            return 0
+        console = self.output.console()
+        for name, findings in outcome.tables.items():
+            console.print(as_table(TITLES[name], findings))
+        console.print("AUC over tokens: ½ says nothing, 1 is perfect. Credit on one token of n in the wrong step gets "
+                      "no more than ½ + 1/2n: then read the step.")
+        console.print("top step: the step with the largest mean |A| is the wrong one; ties share. In brackets: 95 %, "
+                      "bootstrap over rollouts.  * no credit, a yardstick  † sees the labels")
+        for spec, reason in outcome.skipped.items():
+            console.print(f"left out: {spec}: {reason}", markup=False)
+        console.print("  ".join(f"{name} {value:.4g}" for name, value in outcome.facts.items()), markup=False)
+        console.print(f"{sum(outcome.seconds.values()):.0f} s: " + ", ".join(
+            f"{name} {value:.1f}" for name, value in outcome.seconds.items() if value >= 0.1), markup=False)
+        console.next("creditscope credit NAME")
+        return 0
+
+    def _measure(self, bar: Bar) -> Outcome:
+        # Heavy imports wait until there is something to measure, so that --help answers at once.
+        from creditscope.policy.loading import load_policy
+        from creditscope.studies.processbench import localise_processbench, read_processbench
+
+        if self.processbench is not None:
+            solutions = read_processbench(self.processbench)  # before the model is loaded: that takes longer
+            return localise_processbench(load_policy(self.model, device=self.device), solutions, seed=self.seed,
+                                         problems=self.problems, credit=self.credit, tick=bar.show)
+        from creditscope.studies.planted_errors import check_sizes, localise_planted
+        from creditscope.tasks.arithmetic import Arithmetic
+
+        problems = PROBLEMS if self.problems is None else self.problems
+        task = Arithmetic()
+        check_sizes(problems, self.group, self.samples)
+        if problems > task.test_size:
+            raise CreditscopeError(f"--problems {problems}: the test split has {task.test_size}; give that or fewer")
+        return localise_planted(load_policy(self.model, device=self.device), task, problems=problems, group=self.group,
+                                samples=self.samples, seed=self.seed, credit=self.credit, critic=self.critic,
+                                tick=bar.show)
+
+
+def as_table(title: str, findings: list[Finding]) -> Table:
+    table = Table(title=f"{title} (n = {findings[0].n if findings else 0})", title_justify="left", header_style="bold",
+                  pad_edge=False, box=box.SIMPLE_HEAD)
+    table.add_column("score", no_wrap=True)
+    for header in ("AUC of |A|", "AUC of −A", "top step", "chance"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for row in findings:
+        table.add_row(row.name + mark(row.name), str(row.size), str(row.blame), str(row.hit), f"{row.chance:.3f}")
+    return table
+
+
+def mark(spec: str) -> str:
+    """† for an estimator that is told which steps are wrong, * for a score that is no credit.
+
+    >>> mark("step_reward"), mark("surprise"), mark("prefix_tree")
+    (' †', ' *', '')
+    """
+    name = spec.split(",")[0]
+    if name in ESTIMATORS:
+        return " †" if "steps" in ESTIMATORS[name].needs else ""
+    return "" if ":" in name else " *"

@@ -1,0 +1,87 @@
+"""The command line: verb -> module. Bad input ends with one sentence and exit code 2, never with a traceback."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from creditscope import __version__
+from creditscope.cli.check import Check
+from creditscope.cli.compare import Compare
+from creditscope.cli.credit import Credit
+from creditscope.cli.demo import Demo
+from creditscope.cli.doctor import Doctor
+from creditscope.cli.env import Env
+from creditscope.cli.localise import Localise
+from creditscope.cli.methods import Methods
+from creditscope.cli.optimizer import Optimizer
+from creditscope.cli.prefix import Prefix
+from creditscope.cli.report import Report
+from creditscope.cli.reproduce import Reproduce
+from creditscope.cli.scope import Scope
+from creditscope.cli.selftest import Selftest
+from creditscope.cli.train import Train
+from creditscope.cli.warmup import Warmup
+from creditscope.errors import CreditscopeError, printable
+from creditscope.files.memory import is_short, sentence
+from creditscope.files.streams import ReaderLeft
+
+DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
+
+VERBS: dict[str, type[Any]] = {
+    "demo": Demo, "warmup": Warmup, "train": Train, "report": Report, "doctor": Doctor, "check": Check,
+    "reproduce": Reproduce, "compare": Compare, "localise": Localise, "scope": Scope, "prefix": Prefix,
+    "optimizer": Optimizer, "methods": Methods, "credit": Credit, "selftest": Selftest, "env": Env}
+
+
+def verbs(asked: str) -> Any:
+    """All verbs as one type. The one that was asked for teaches with its whole text, the others are a line each."""
+    def line(verb: type[Any]) -> str:
+        return (verb.__doc__ or "").strip().splitlines()[0]
+
+    listed = [Annotated[verb, tyro.conf.subcommand(name, description=None if name == asked else line(verb))]
+              for name, verb in VERBS.items()]
+    return functools.reduce(operator.or_, listed)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Parse, run, and turn what users can cause into an exit code."""
+    args = list(sys.argv[1:] if args is None else args)
+    try:
+        code = run(args)
+        sys.stdout.flush()
+    except CreditscopeError as error:
+        print(f"creditscope: {printable(str(error))}", file=sys.stderr)
+        code = 2
+    except (ReaderLeft, BrokenPipeError):
+        code = 128 + signal.SIGPIPE if "--strict" in args else 0  # 0 would be a verdict, and there is none
+    except KeyboardInterrupt:
+        print("creditscope: interrupted", file=sys.stderr)
+        code = 130
+    except (RuntimeError, MemoryError) as error:
+        if not is_short(error):
+            raise
+        print(f"creditscope: {printable(sentence(error))}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+def run(args: Sequence[str]) -> Any:
+    """The exit code of one command."""
+    if args == ["--version"]:
+        print(f"creditscope {__version__}")
+        return 0
+    try:
+        verb = tyro.cli(verbs(args[0] if args else ""), prog="creditscope", args=args, description=DESCRIPTION)
+        if isinstance(verb, Train) and verb.resume:
+            # Flags that are not given keep the run's own values: they become the defaults of a second reading.
+            verb = tyro.cli(Train, prog="creditscope train", args=args[1:], default=verb.as_recorded())
+    except SystemExit as end:  # --help, or a flag that does not exist
+        return end.code
+    return verb.run()

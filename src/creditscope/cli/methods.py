@@ -1,0 +1,129 @@
+"""`creditscope methods`: the table, and one method under the glass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from creditscope.cli.output import Output
+from creditscope.methods.axes import Method
+from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.find import find
+from creditscope.methods.table import METHODS
+from creditscope.methods.words import (
+    advantage_equation,
+    alpha_text,
+    axis_meaning,
+    equation,
+    law,
+    penalty_text,
+    term_text,
+)
+
+_COLUMNS = {"zero_sum": "Σ A\n= 0", "uniform_credit": "even\ncredit", "prefix_cancels": "prefix\ncancels",
+            "scale_invariant": "reward\nscale", "shift_invariant": "reward\nshift"}
+WIDE = 150
+"""Columns of a terminal from which on the formulas fit into the table."""
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Show the table of methods, or one: equation, diff from its parent, citations, what its loss shows, properties.
+
+    For example:
+      creditscope methods                 # all rows
+      creditscope methods dapo            # one row
+      creditscope methods --dialects      # what TRL and verl compute under these names
+      creditscope methods grpo --json     # for a program
+    """
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """A method's name, such as grpo or trl_cispo."""
+    dialects: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """List the rows of TRL and verl instead of the papers'."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        if self.name is not None:
+            self._one(find(self.name))
+        else:
+            self._table(DIALECTS if self.dialects else METHODS)
+        return 0
+
+    def _table(self, rows: Mapping[str, Method]) -> None:
+        if self.output.json:
+            self.output.emit({name: as_dict(row) for name, row in rows.items()})
+            return
+        table = Table(title="J = Σ_it α_it · term_it − β·R      w_it = ∂J/∂log π_it", title_justify="left",
+                      header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
+        console = self.output.console()
+        formulas = ("advantage A", "weight α", "term", "R") if console.width >= WIDE else ()
+        for header in ("method", "arXiv"):
+            table.add_column(header, no_wrap=True)
+        for header in formulas:
+            table.add_column(header, overflow="fold")
+        for header in _COLUMNS.values():
+            table.add_column(header, justify="center")
+        for name, row in rows.items():
+            texts = (advantage_equation(row).split("   ")[0], alpha_text(row), term_text(row), penalty_text(row))
+            marks = [_mark(value) for value in measured(row).values()]
+            table.add_row(name, row.arxiv, *(escape(text) for text in texts[: len(formulas)]), *marks)
+        console.print(table)
+        if not formulas:
+            console.print(f"Formulas are left out below {WIDE} columns.")
+        console.print("Properties are measured on a probe batch at ratio 1, β = 0. yes: holds  no: does not  "
+                      "–: credit comes from outside.")
+        console.next("creditscope methods NAME", *([] if self.dialects else ["creditscope methods --dialects"]))
+
+    def _one(self, row: Method) -> None:
+        if self.output.json:
+            self.output.emit(as_dict(row))
+            return
+        console = self.output.console()
+        link = f"  arXiv:{row.arxiv}" if row.arxiv else ""
+        title = f"  {escape(row.title)}" if row.title != row.name else ""
+        console.print(f"[bold]{row.name}[/]{title}{link}\n")
+        console.print(escape(equation(row)) + "\n")
+        if row.parent is not None:
+            console.print(f"[bold]differs from {row.parent}[/]")
+            for axis, (theirs, ours) in row.diff(find(row.parent)).items():
+                meaning = axis_meaning(axis, ours)
+                console.print(f"  {axis}: {theirs} → {ours}" + escape(f"   ({meaning})" if meaning else ""))
+            console.print()
+        if row.cites:
+            console.print("[bold]where it stands[/]")
+            for axis, place in row.cites.items():
+                console.print(f"  {axis}: {escape(place)}")
+            console.print()
+        if row.note:
+            console.print(f"[bold]note[/]  {escape(row.note)}\n")
+        loss = law(row)
+        console.print(f"[bold]at ratio 1[/]  {escape(loss.formula)}\n  {loss.sentence}\n")
+        console.print("[bold]properties[/] (measured on a probe batch at ratio 1, β = 0)")
+        for name, value in measured(row).items():
+            console.print(f"  {name}: {_mark(value)}")
+
+
+def as_dict(row: Method) -> dict[str, Any]:
+    """A row as plain data: axes, equation, diff from the parent, what J is at ratio 1, and measured properties."""
+    parent = find(row.parent) if row.parent is not None else None
+    diff = {axis: list(pair) for axis, pair in row.diff(parent).items()} if parent is not None else {}
+    return asdict(row) | {"equation": equation(row), "diff": diff, "at_ratio_one": asdict(law(row)),
+                          "properties": measured(row)}
+
+
+def measured(row: Method) -> dict[str, bool | None]:
+    """The row's properties; torch loads here, not when the command line starts."""
+    from creditscope.objective.properties import properties
+
+    return properties(row).to_dict()
+
+
+def _mark(value: bool | None) -> str:
+    return "–" if value is None else "yes" if value else "no"

@@ -1,0 +1,266 @@
+"""`creditscope optimizer`: what the optimiser did to the credit in a run, read from its record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from creditscope.cli.output import Output
+from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.optimizer.table import BRAKES
+from creditscope.runs.compare import percent
+from creditscope.runs.findings import Findings, read
+from creditscope.runs.intervals import Interval
+from creditscope.runs.verdicts import NAME, as_dict, last_update, verdicts
+
+CARRY_STEPS, CARRY_LAGS = (2, 10, 50, 1000), range(5)
+MEASURE = "creditscope train --inner-steps 4 --probe light"
+
+LEGEND = {
+    "overshoot": """\
+k: passes over the batch; steps: batches that were looked at then (after the last pass: every --probe-every-th).
+past: share of bounded tokens whose ratio is outside the bound.  distance: how far, in nats, mean of those outside.
+after: share of that distance made after the token's own gradient was 0.  KL: from the sampler.
+growth by momentum, by fresh gradients: what the two parts of the updates did to tokens that were past, to first order,
+  in nats a bounded token; tokens on their way across are not in it, and long steps are not of first order.
+carry: share of a full step that a token still makes at the first update without a gradient of its own; predicted:
+  C_{T,0} of arXiv:2601.05002, Eq. 36 (creditscope optimizer --carry).""",
+    "scale": """\
+change: ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖, if all credit since the start had been multiplied by φ.  cosine: of the two updates.
+  –: the state does not say, as after a gradient that was clipped to --clip-norm.
+  Rewards times φ are credit times φ, except where the method divides by a std: there they change nothing at all.""",
+    "progress": "r: Pearson's, of J before the first update with reward/mean.",
+}
+INTERVALS = """\
+[ ]: 95 % t-interval of a mean over the run's steps, Fisher's of r. Steps follow one another, so it says how much they
+  differ, not how another run would come out."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Show what the optimiser did to the credit: overshoot, reward scale, update geometry, and the loss as progress.
+
+    It reads the record of a run; nothing is trained and no model is loaded. Several runs make one table.
+
+    For example:
+      creditscope train --inner-steps 4 --probe light --out runs/a       # a run that is measured
+      creditscope optimizer runs/a                                       # one screen
+      creditscope optimizer runs/a runs/b                                # beside each other
+      creditscope optimizer runs/a --json                                # everything, for a program
+      creditscope optimizer --carry --betas 0.9 0.95                     # how long Adam goes on without a gradient
+      creditscope optimizer --brakes                                     # what can be done about it
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Folders written by creditscope train."""
+    carry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print C_{T,k} of arXiv:2601.05002, Eq. 36, instead of a run."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """β₁ and β₂ of Adam, for --carry."""
+    brakes: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """List the brakes of creditscope train --brake instead of a run: equation, cost, options."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        if self.carry + self.brakes + bool(self.runs) != 1:
+            raise CreditscopeError("give the folder of a run, or --carry, or --brakes, one of them; for example: "
+                                   "creditscope optimizer runs/a")
+        if self.brakes:
+            self._brakes()
+            return 0
+        if self.carry:
+            self._carry()
+            return 0
+        found = [read(path) for path in self.runs]
+        if self.output.json:
+            self.output.emit({"runs": [as_dict(one) for one in found]})
+            return 0
+        console = self.output.console()
+        if len(found) == 1:
+            show(console, found[0])
+        else:
+            console.print(as_table(found))
+        blocks = {block for one in found for block in verdicts(one)}
+        legend = [*(text for block, text in LEGEND.items() if block in blocks), INTERVALS]
+        console.print("\n".join(legend) + "\n", markup=False)
+        after = command_line("optimizer", found[0].run) if len(found) > 1 else "creditscope optimizer --brakes"
+        console.next(after if any(one.measured for one in found) else MEASURE)
+        return 0
+
+    def _brakes(self) -> None:
+        if self.output.json:
+            self.output.emit({"brakes": [asdict(row) | {"idle": sorted(row.idle)} for row in BRAKES.values()]})
+            return
+        console = self.output.console()
+        for row in BRAKES.values():
+            console.print(f"[bold]{row.name}[/]  {row.title}", highlight=False)
+            console.print(f"  {row.equation}\n  cost: {row.cost}", markup=False, highlight=False)
+            for name, option in row.options.items():
+                console.print(f"  {name}={option.default}: {option.meaning}", markup=False, highlight=False)
+            if row.note:
+                console.print(f"  {row.note}", markup=False, highlight=False)
+        console.print("\nw: what the objective gives a token, ∂J/∂log π; w(1): at its first sight.  c: the token's "
+                      "share of the first moment.\nβ, γ: how the optimiser mixes them, β₁ and 1 − β₁ for Adam.  "
+                      "Derivations: docs/optimizer.md", markup=False)
+        console.next("creditscope train --inner-steps 4 --brake recall")
+
+    def _carry(self) -> None:
+        # Late: the formula stands beside the replay of torch's optimisers.
+        from creditscope.optimizer.replay import carry, carry_limit
+
+        try:
+            rows = {step: [carry(step, lag, self.betas) for lag in CARRY_LAGS] for step in CARRY_STEPS}
+            limit = [carry_limit(lag, self.betas) for lag in CARRY_LAGS]
+        except OverflowError:
+            raise CreditscopeError(f"--betas {self.betas[0]} {self.betas[1]}: the carry is too large for a float; give "
+                                   f"a larger β₂") from None
+        if self.output.json:
+            self.output.emit({"betas": self.betas, "lags": list(CARRY_LAGS), "steps": rows, "limit": limit})
+            return
+        console = self.output.console()
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", title_justify="left",
+                      title=f"C_{{T,k}} of Adam, β₁ = {self.betas[0]:g}, β₂ = {self.betas[1]:g}")
+        for header in ("T", *(f"k = {lag}" for lag in CARRY_LAGS)):
+            table.add_column(header, justify="right")
+        for name, row in [*rows.items(), ("∞", limit)]:
+            table.add_row(str(name), *(f"{value:.4f}" for value in row))
+        console.print(table)
+        console.print("A gradient that lasted T − 1 steps is 0 from step T on. C_{T,k} is the share of a full step "
+                      "that Adam still makes at step T + k.\narXiv:2601.05002, Eq. 36; ε = 0.", markup=False)
+        console.next(MEASURE, "creditscope optimizer RUN")
+
+
+def number(value: Interval) -> str:
+    """A mean with its interval.
+
+    >>> number(Interval(0.1234, 0.1, 0.15, 5)), number(Interval(2e-5, None, None, 1))
+    ('0.123 [0.1, 0.15]', '2e-05')
+    """
+    ends = "" if value.low is None or value.high is None else f" [{value.low:.3g}, {value.high:.3g}]"
+    return f"{value.mean:.3g}{ends}"
+
+
+COLUMNS: Mapping[str, tuple[str, Callable[[Interval], str]]] = {
+    "past the bound": ("past", percent), "distance (nats)": ("distance", number), "after": ("after", percent),
+    "KL": ("kl", number)}
+
+
+def show(console: Console, found: Findings) -> None:
+    """One run, block by block, each with its verdict."""
+    said = verdicts(found)
+    method = f"{found.method:.{NAME}}, " if found.method else ""
+    method += f"brake {found.brake:.{NAME}}, " if found.brake else ""
+    console.print(f"[bold]{_safe(found.run)}[/]  {_safe(method)}{found.steps} steps\n")
+    for block, lines in {"overshoot": _overshoot_lines, "scale": _scale_lines, "update": _update_lines,
+                         "progress": _progress_lines}.items():
+        for line in lines(found):
+            console.print(line)
+        if block in said:
+            console.print(f"[bold]{escape(said[block])}[/]\n")
+
+
+def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
+    rows = {str(k): row for k, row in found.by_update.items()} or {"last": found.overshoot}
+    if any(name in row for row in rows.values() for name, _ in COLUMNS.values()):
+        table = _table("overshoot by inner update", ("k", "steps", *COLUMNS))
+        for k, row in rows.items():
+            count = max((value.n for value in row.values()), default=0)
+            table.add_row(k, str(count), *(_safe(_optional(row.get(name), text)) for name, text in COLUMNS.values()))
+        yield table
+    labels = {"overshoot": "mean of all bounded tokens (nats)", "carry": "carry", "carry_predicted": "predicted",
+              "by_momentum": "growth by momentum", "by_fresh": "by fresh gradients"}
+    facts = [f"{label} {number(found.overshoot[name])}" for name, label in labels.items() if name in found.overshoot]
+    facts += [f"furthest token {found.furthest:.3g} nats"] if found.furthest is not None else []
+    yield from _facts(facts)
+
+
+def _scale_lines(found: Findings) -> Iterator[Table | str]:
+    if found.sweep is None:
+        return
+    table = _table(f"reward scale, at step {found.sweep.step}", ("φ", *map(_cell, found.sweep.phi)))
+    table.add_row("change", *map(_cell, found.sweep.change))
+    table.add_row("cosine", *map(_cell, found.sweep.cosine))
+    yield table
+    most = found.sweep.most("change")
+    yield from _facts([f"the largest change, over φ, is in {most[1]:.80}: {most[0]:.3g}"] if most else [])
+
+
+def _update_lines(found: Findings) -> Iterator[str]:
+    labels = {"cosine": "cosine with −gradient", "ratio": "‖Δ‖/‖θ‖", "momentum": "from momentum",
+              "zero": "weights that did not move", "zero_bf16": "in bfloat16"}
+    facts = [f"{labels[name]} {number(value)}" for name, value in found.update.items()]
+    facts += [f"effective rank of the path {found.path[0]:.3g} of {found.path[1]} updates"] if found.path else []
+    most = found.sweep.most("ratio") if found.sweep else None
+    yield from _facts(facts + ([f"‖Δ‖/‖θ‖ is largest in {most[1]:.80}: {most[0]:.3g}"] if most else []), "update")
+
+
+def _progress_lines(found: Findings) -> Iterator[str]:
+    facts = [f"at ratio 1 {found.law.formula}"] if found.law else []
+    r = _correlation(found.progress)
+    yield from _facts(facts + ([f"r of J and reward {r}"] if r else []), "the loss as progress")
+
+
+def as_table(runs: Sequence[Findings]) -> Table:
+    """Runs beside each other: the last inner update, the reward scale, the update, the loss."""
+    rows: dict[str, Callable[[Findings], str]] = {
+        "method": lambda one: f"{one.method or '':.{NAME}}",
+        "brake": lambda one: f"{one.brake or '':.{NAME}}",
+        "inner updates": lambda one: str(max(one.by_update, default="")),
+        **{label: partial(_at_last, name, text) for label, (name, text) in COLUMNS.items()},
+        "carry": lambda one: _optional(one.overshoot.get("carry"), number),
+        "predicted": lambda one: _optional(one.overshoot.get("carry_predicted"), number),
+        "change at φ = 0.1": lambda one: _optional(one.scale_change, percent),
+        "cosine with −gradient": lambda one: _optional(one.update.get("cosine"), number),
+        "from momentum": lambda one: _optional(one.update.get("momentum"), percent),
+        "r of J and reward": lambda one: _correlation(one.progress),
+    }
+    table = _table("", ("", *(_safe(one.run) for one in runs)))
+    for label, text in rows.items():
+        cells = [text(one) for one in runs]
+        if any(cells):
+            table.add_row(label, *(_safe(cell) for cell in cells))
+    return table
+
+
+def _correlation(seen: Mapping[str, Any]) -> str:
+    if seen.get("r") is None:
+        return ""
+    return number(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
+
+
+def _at_last(name: str, text: Callable[[Interval], str], one: Findings) -> str:
+    return _optional(last_update(one)[1].get(name), text)
+
+
+def _table(title: str, headers: Sequence[str]) -> Table:
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for i, header in enumerate(headers):
+        table.add_column(header, justify="right" if i else "left", overflow="fold")
+    return table
+
+
+def _facts(facts: Sequence[str], title: str = "") -> Iterator[str]:
+    """A block's numbers on one line, under its title where it has no table."""
+    if facts:
+        yield (f"[italic]{title}[/]\n" if title else "") + "  " + _safe("   ".join(facts))
+
+
+def _safe(text: str) -> str:
+    return escape(printable(text))
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _optional(value: Interval | None, text: Callable[[Interval], str]) -> str:
+    return "" if value is None else text(value)

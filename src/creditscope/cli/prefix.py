@@ -1,0 +1,222 @@
+"""`creditscope prefix`: what a method's weights do to the prefixes that answers share, in a run or a file. No model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from creditscope.cli.output import Output
+from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.files.arrays import ROLLOUTS, fitting
+from creditscope.methods.find import find
+from creditscope.methods.table import METHODS, even
+from creditscope.runs.record import Record
+
+if TYPE_CHECKING:
+    from creditscope.batch.rollouts import Rollouts
+    from creditscope.methods.axes import Method
+    from creditscope.objective.prefix_bias import PrefixBias
+
+MOST = 8
+"""Nodes to show."""
+TAIL = 48
+"""Characters of a prefix to show."""
+ROUNDING = 1e-9
+COLUMNS = {"root": "root", "bias": "bias", "length_positive": "length\nA > 0", "length_negative": "length\nA < 0"}
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a method's weights do to the first tokens that the answers of a group share.
+
+    There the answers have one log-prob in common, so its gradient is multiplied by W = sum of weight times advantage
+    over the answers that pass. Even weights and a group-mean baseline give W = 0 where a whole group passes; 1/L_i lets
+    the short answers decide (arXiv:2601.05002, Prop. 1). Read at ratio 1, before any step.
+
+    For example:
+      creditscope prefix runs/mine                        # a run that kept rollouts: every method, side by side
+      creditscope prefix runs/mine --method grpo          # one method, and where its weights matter most
+      creditscope prefix runs/mine --step 20 --json
+      creditscope prefix rollouts.jsonl --method gspo     # tokens, logp, reward, group: see creditscope scope --help
+    """
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """A folder written by creditscope train, or JSON lines, one rollout a line."""
+    method: str | None = None
+    """A row of the table (creditscope methods), or its variant with even weights: NAME_even. All rows by default."""
+    step: int | None = None
+    """Of a run: the step whose rollouts to read; by default the last that was kept."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        method = None if self.method is None else find_even(self.method)  # a wrong name is told before torch is loaded
+        rollouts, facts = self._read()
+        if method is None:
+            self._table(rollouts, facts)
+        else:
+            self._one(method, rollouts, facts)
+        return 0
+
+    def _read(self) -> tuple[Rollouts, dict[str, Any]]:
+        """The rollouts, in float64, and what they are."""
+        import torch
+
+        from creditscope.batch.jsonl import read_jsonl
+
+        facts: dict[str, Any] = {"source": self.source.name}
+        if self.source.is_dir():
+            record = Record.open(self.source)
+            kept = record.groups()
+            if not kept:
+                raise CreditscopeError(f"{self.source} kept no rollouts; train with --keep-every 10, or give a file")
+            facts["step"] = kept[-1] if self.step is None else self.step
+            arrays = record.group(facts["step"])
+            try:
+                rollouts = rollouts_of(arrays)
+            except CreditscopeError as error:
+                raise CreditscopeError(f"the rollouts of step {facts['step']} in {self.source} are damaged: {error}; "
+                                       f"choose another --step") from None
+        elif self.step is not None:
+            raise CreditscopeError(f"--step {self.step} chooses a step of a run, but {self.source} is no folder; "
+                                   f"leave it out")
+        else:
+            rollouts = read_jsonl(self.source, dtype=torch.float64)
+        return rollouts, facts | {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}
+
+    def _table(self, rollouts: Rollouts, facts: dict[str, Any]) -> None:
+        from creditscope.objective.prefix_bias import prefix_bias, summary
+
+        found: dict[str, dict[str, Any]] = {}
+        left_out: dict[str, str] = {}
+        for name, row in METHODS.items():
+            try:
+                found[name] = summary(prefix_bias(row, rollouts), rollouts)
+            except CreditscopeError as error:
+                left_out[name] = str(error)
+        if not found:
+            raise CreditscopeError(next(iter(left_out.values())))
+        if self.output.json:
+            self.output.emit(facts | {"methods": found, "left_out": left_out})
+            return
+        console = self.output.console()
+        console.print(self._headline(facts, next(iter(found.values()))), markup=False)
+        table = Table(header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
+        table.add_column("method", no_wrap=True)
+        for title in ("root\ncancels", *COLUMNS.values()):
+            table.add_column(title, justify="right")
+        for name, reading in found.items():
+            table.add_row(name, verdict(reading), *(number(reading.get(f"prefix/{key}")) for key in COLUMNS))
+        console.print(table)
+        console.print("root: |W| over what is pulled, where a whole group passes; 0 cancels, 1 all pull one way")
+        console.print("bias: the same of W minus that of even weights, over all shared tokens")
+        console.print("length: x of weight ∝ L^x among answers with A > 0, and with A < 0; -1 is 1/L_i, 0 is even")
+        for name, why in left_out.items():
+            console.print(f"left out: {printable(why)}" if name in why else f"left out: {name}: {printable(why)}",
+                          markup=False)
+        console.next(command_line("prefix", self.source, "--method", "grpo"))
+
+    def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
+        from creditscope.objective.prefix_bias import prefix_bias, summary
+
+        found = prefix_bias(method, rollouts)
+        reading = summary(found, rollouts)
+        worst = most_biased(found, rollouts)
+        if self.output.json:
+            self.output.emit(facts | {"method": method.name} | reading | {"most_biased": worst})
+            return
+        console = self.output.console()
+        console.print(self._headline(facts, reading), markup=False)
+        console.print(f"method {method.name}: the root cancels: {verdict(reading)}")
+        for name, value in reading.items():
+            console.print(f"  {name:<24}", f"{value:.4g}" if isinstance(value, float) else value, markup=False)
+        if worst:
+            table = Table(header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD,
+                          title="where the weights matter most", title_justify="left")
+            for title in ("group", "answers", "W", "evenly", "prefix, its last token in «»"):
+                table.add_column(title, justify="left" if title.startswith("prefix") else "right", overflow="fold")
+            for node in worst:
+                table.add_row(str(node["group"]), f"{node['rows']} of {node['of']}", f"{node['W']:+.2e}",
+                              number(node["even"], "+.2e"), escape(printable(node["prefix"].replace("\n", "⏎"))))
+            console.print(table)
+        console.next(self._next(method, reading))
+
+    def _headline(self, facts: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
+        where = printable(facts["source"]) + (f", step {facts['step']}" if "step" in facts else "")
+        return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, {reading['prefix/tokens']:.1%} of "
+                f"them on {reading['prefix/nodes']} shared tokens; {reading['prefix/root_nodes']} of these are of a "
+                f"whole group")
+
+    def _next(self, method: Method, reading: Mapping[str, Any]) -> str:
+        if reading.get("prefix/bias", 0.0) > ROUNDING and even(method).diff(method):
+            return command_line("prefix", self.source, "--method", f"{method.name}_even")
+        return f"creditscope train --method {method.name}" if method.name in METHODS else \
+            f"creditscope methods {method.parent}"
+
+
+def find_even(name: str) -> Method:
+    """A row by its name, or the variant with even weights that NAME_even asks for."""
+    plain = name.removesuffix("_even")
+    return even(find(plain)) if plain != name and name not in METHODS else find(name)
+
+
+def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
+    """Rollouts from the arrays that a run kept, floats in float64; what was computed from them is left behind."""
+    import torch
+
+    from creditscope.batch.rollouts import Rollouts
+
+    needed = ("tokens", "mask", "logp", "reward", "group")
+    found = fitting(arrays, ROLLOUTS, needed)
+    texts = {name: found[name].tolist() for name in ("prompt", "text", "pieces") if name in found}
+    tensors: dict[str, Any] = {name: torch.as_tensor(found[name]) for name in (*needed, "entropy", "ref_logp")
+                               if name in found}
+    return Rollouts(**tensors, **texts)
+
+
+def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:
+    """The prefixes with the largest |bias|, each up to where its answers part; none where weights change nothing."""
+    tree, bias, total = found.nodes, found.bias, found.total
+    size = bias.abs() * tree.shared
+    limit = ROUNDING * float(found.mass.max())
+    out: dict[int, dict[str, Any]] = {}
+    for n in size.argsort(descending=True, stable=True).tolist():
+        if len(out) == MOST or float(size[n]) <= limit:
+            break
+        row, column = last_of(found, n)
+        of = int((rollouts.group == tree.group[n]).sum())
+        out.setdefault(int(tree.index[row, column]), {
+            "group": int(tree.group[n]), "column": column, "rows": int(tree.rows[n]), "of": of, "W": float(total[n]),
+            "even": float(found.even[n]), "bias": float(bias[n]), "prefix": shown(rollouts, row, column)})
+    return list(out.values())
+
+
+def last_of(found: PrefixBias, node: int) -> tuple[int, int]:
+    """A row that passes the node, and the last column up to which the same answers go on together."""
+    tree = found.nodes
+    row, column = (tree.index == node).nonzero()[0].tolist()
+    path = tree.index[row, column + 1:].tolist()
+    together = [column + 1 + step for step, n in enumerate(path) if n >= 0 and tree.rows[n] == tree.rows[node]]
+    return row, max([column, *together])
+
+
+def shown(rollouts: Rollouts, row: int, column: int) -> str:
+    """The end of a prefix with its last token in «», or its token ids where there is no text."""
+    pieces = list(rollouts.pieces[row]) if rollouts.pieces else [f"{i} " for i in rollouts.tokens[row].tolist()]
+    before = "".join(pieces[:column])
+    return ("…" if len(before) > TAIL else "") + before[-TAIL:] + f"«{pieces[column]}»"
+
+
+def verdict(reading: Mapping[str, Any]) -> str:
+    root = reading.get("prefix/root")
+    return "–" if root is None else "yes" if root < ROUNDING else "no"
+
+
+def number(value: float | None, digits: str = ".3f") -> str:
+    return "–" if value is None else "0" if abs(value) < ROUNDING else format(value, digits)

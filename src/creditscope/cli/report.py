@@ -1,0 +1,188 @@
+"""`creditscope report`: one html file of a run, or of several side by side, or a page that follows a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+import webbrowser
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from creditscope.claims.evidence import places
+from creditscope.cli.bar import Bar
+from creditscope.cli.check import write_file
+from creditscope.cli.output import Output
+from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.report.answers import SHAPES, answers
+from creditscope.report.build import build, page_of, read
+from creditscope.report.compare import Several, has_no_step, standing
+from creditscope.report.page import vega
+from creditscope.report.run import Run
+from creditscope.report.watch import Server, Watched, serve
+
+COLOURS = {"good": "green", "watch": "yellow", "broken": "red", "unknown": "default"}
+OURS = b'<meta name="generator" content="creditscope '
+"""What a report has near its start, and other files do not."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make one html file of a run: what is wrong with it, and the evidence. Several runs stand side by side.
+
+    The file holds everything: it opens from disk and asks no network. It starts with four sentences (signal, credit,
+    directions, optimiser), each good, watch, broken or unknown by a rule that it names; they are printed here too. How
+    to read the rest: docs/report.md.
+
+    For example:
+      creditscope report runs/mine                        # writes runs/mine/report.html
+      creditscope report runs/mine --open                 # and opens it
+      creditscope report runs/mine --watch --open         # follows a run while it trains; Ctrl-C ends it
+      creditscope report runs/demo -o demo.html           # all runs in a folder side by side; seeds give the intervals
+      creditscope report runs/a runs/b results/p1-tiny    # folders of runs, and files of creditscope check --save
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs, *.evidence.json files, or folders that hold some of either."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = None
+    """The file to write; by default RUN/report.html for one run, and ./report.html for several."""
+    open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Open the page in the browser."""
+    watch: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Serve the page to this machine alone, and keep it new while the run goes on. Writes no file."""
+    port: int = 0
+    """With --watch: the port; 0 takes any that is free."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        if not self.runs:
+            raise CreditscopeError("nothing to report: name a run's folder, such as runs/mine")
+        if self.watch and self.out is not None:
+            raise CreditscopeError(f"--watch serves the page and writes no file: leave out --out {self.out}")
+        if self.port and not self.watch:
+            raise CreditscopeError(f"--port {self.port} is where --watch serves: give --watch too")
+        return self._serve() if self.watch else self._write()
+
+    def _write(self) -> int:
+        start = time.perf_counter()
+        if self.out is not None:
+            refuse_place(self.out)
+        inside = places(self.runs)
+        for path in self.runs:
+            refuse_source(path)
+        with Bar("reading runs", self.output) as bar:
+            found = None if all(map(has_no_step, inside)) else read(self.runs, bar.show)
+        if found is None or (isinstance(found, Run) and not found.trained):
+            raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
+        out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"
+        refuse_strangers(out)
+        text = page_of(found)
+        write_file(out, text)
+        seconds, size = time.perf_counter() - start, len(text.encode())
+        if self.output.json:
+            self.output.emit({"file": str(out), "bytes": size, "seconds": seconds, "charts": bool(vega()),
+                              "runs": [{"name": name, "path": str(run.record.path),
+                                        "answers": [asdict(answer) for answer in answers(run)]}
+                                       for name, run in recorded(found).items()],
+                              "settings": [{"name": name, "state": state, "sentence": sentence}
+                                           for name, state, sentence in settings(found)],
+                              "faults": list(found.faults)})
+        else:
+            self._tell(found, out, f"{size / 1e6:.1f} MB in {seconds:.1f} s")
+        if self.open:
+            show(out.resolve().as_uri())
+        return 0
+
+    def _tell(self, found: Run | Several, out: Path, cost: str) -> None:
+        """The answer without a browser."""
+        console = self.output.console()
+        told = settings(found) if isinstance(found, Several) else [
+            (answer.topic, answer.state, answer.sentence) for answer in answers(found)]
+        width = max((len(printable(name)) for name, _, _ in told), default=0) + 1
+        for name, state, sentence in told:
+            console.print(Text(f"{SHAPES[state]} {state:<8}", COLOURS[state]) + Text(
+                f"{printable(name):<{width}}{printable(sentence)}", "default"))
+        for fault in found.faults:
+            console.print(printable(fault), markup=False)
+        if not vega():
+            console.print("no charts: they need vl-convert: pip install 'creditscope[plot]'", markup=False)
+        console.print(f"wrote {printable(str(out))}: {cost}", markup=False)
+        console.next(("" if self.open else "the same with --open, or ") + command_line("check", *self.runs))
+
+    def _serve(self) -> int:
+        watched = Watched(self.runs, lambda: build(self.runs, live=True))
+        inside = places(self.runs)
+        awaited = [path for path in inside if not path.exists() or has_no_step(path)]
+        if not awaited:
+            for path in self.runs:
+                refuse_source(path)
+            watched.page()  # what cannot be read at all is told here, not in the browser
+        server = Server(watched, self.port)
+        if self.output.json:
+            self.output.emit({"url": server.url})
+        else:
+            console, names = self.output.console(), printable(", ".join(map(str, self.runs)))
+            console.print(f"{server.url} follows {names}; Ctrl-C ends it. It answers to this machine alone.",
+                          markup=False)
+            for path in awaited:
+                console.print(f"{printable(str(path))} has not begun: the page waits for it", markup=False)
+        sys.stdout.flush()
+        if self.open:
+            show(server.url)
+        serve(server)
+        return 0
+
+
+def recorded(found: Run | Several) -> dict[str, Run]:
+    """By name the runs of which there is a record; a file of evidence is a summary, which has no answers."""
+    if isinstance(found, Run):
+        return {found.name: found}
+    return {entry.name: entry.run for entry in found.entries if entry.run is not None}
+
+
+def settings(found: Run | Several) -> list[tuple[str, str, str]]:
+    """(name, state, what became of it) of what is compared; one run is compared with nothing."""
+    return [] if isinstance(found, Run) else [(setting.name, *standing(setting)) for setting in found.settings]
+
+
+def refuse_source(path: Path) -> None:
+    """Say what is wrong with a path that no report can be made of."""
+    if not path.exists():
+        raise CreditscopeError(f"{path} does not exist; give a folder written by creditscope train")
+    if path.is_file() and not path.name.endswith(".evidence.json"):
+        raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope check --save")
+    if path.is_dir() and (any(path.glob("trainer_state.json")) or any(path.glob("checkpoint-*/trainer_state.json"))):
+        raise CreditscopeError(f"{path} holds a log of TRL's, no record; read it with "
+                               f"{command_line('doctor', path)}")
+
+
+def refuse_place(path: Path) -> None:
+    """A report is an html file in a folder that is there: another name, or another folder, is a slip."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise CreditscopeError(f"cannot write {path}: a report is an html file; name it "
+                               f"{path.with_suffix('.html') if path.name else path / 'report.html'}")
+    if not path.parent.is_dir():
+        raise CreditscopeError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
+
+
+def refuse_strangers(path: Path) -> None:
+    """Never write over a file that is no report of ours."""
+    try:
+        with path.open("rb") as file:
+            ours = OURS in file.read(4096)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CreditscopeError(f"cannot write {path}: {error.strerror}; choose another file with -o") from None
+    if not ours:
+        raise CreditscopeError(f"{path} is there and is no report of creditscope's; choose another file with -o")
+
+
+def show(url: str) -> None:
+    """Open a page in the user's browser, or say that there is none."""
+    if not webbrowser.open(url):
+        Console(stderr=True).print(f"no browser was found here; open {url}", markup=False, highlight=False)

@@ -1,0 +1,212 @@
+"""`creditscope reproduce`: run what the claims of a paper need, then check them, with the paper's table and figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from creditscope.claims.evidence import Evidence, families, read_evidence
+from creditscope.claims.page import FIGURES, claims_page, curves, summary, table1, why_low
+from creditscope.claims.table import CLAIMS, check
+from creditscope.claims.verdict import Verdict
+from creditscope.cli.check import save_evidence, show, write_file
+from creditscope.cli.compare import arguments, check_before
+from creditscope.cli.display import Interrupt
+from creditscope.cli.fleet import Fleet
+from creditscope.cli.output import Output
+from creditscope.cli.processes import Job, cores, run_jobs
+from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.runs.compare import FREE, difference, is_finished
+from creditscope.runs.config import Config
+from creditscope.runs.figures import can_draw, curves_svg
+from creditscope.runs.record import Record
+from creditscope.studies.plans import PLANS, WARM, Plan, Size
+
+WARM_UP = ("--steps", "60", "--lr", "2e-3", "--eval-problems", "0")
+"""What teaches the packaged model the two moves of `turns`, and no preference."""
+CLAIMS_OF = {"p1": [claim for claim in CLAIMS if claim.startswith("P1") or claim in ("C.1", "C.2")],
+             "p2": [claim for claim in CLAIMS if claim.startswith("P2")]}
+"""C.1 and C.2 are about P1's ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices(Size):
+    """The sizes as flags, the model without one."""
+
+    model: Annotated[str, tyro.conf.Positional] = "tiny"
+    """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run what a paper's claims need, check them, and write its table and figures with ours beside them.
+
+    p1 is arXiv:2606.29238: R = 2, 4, 8, 16, 32 with three seeds each, read on a schedule; with the packaged model also
+    several turns, other credits and, with --budget full, schedules that watch the rank. p2 is arXiv:2601.05002: brakes
+    against plain AdamW over several updates a batch. Runs that are finished are used again and runs that were stopped
+    go on, so the same command continues after Ctrl-C. On two cores p1 --budget small is 18 runs of 50,000 rollouts
+    together, at about 15 ms each and 10 s for a start: about 20 minutes; p2 about 15; full is hours, or a GPU.
+
+    For example:
+      creditscope reproduce p1                                     # the packaged model
+      creditscope reproduce p2 --budget full --jobs 16
+      creditscope reproduce p1 nvidia/Nemotron-Mini-4B-Instruct --task gsm8k:openai/gsm8k --groups 2 4 8 --steps 300
+        --lr 1e-6 --max-tokens 320 --accumulate 8                  P1's own model and task, with a GPU that holds it
+    """
+
+    what: Annotated[Literal["p1", "p2"], tyro.conf.Positional]
+    """The paper."""
+    size: Annotated[Choices, tyro.conf.arg(name="")] = field(default_factory=Choices)
+    jobs: int | None = None
+    """Runs at once, each a process with one thread; by default one a CPU for the packaged model, else 1."""
+    out: Path | None = None
+    """Where the runs, evidence/, claims.md, table1.md and the figures go; by default runs/PAPER-MODEL-BUDGET."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    @property
+    def place(self) -> Path:
+        name = "".join(c if c.isalnum() or c in "._" else "_" for c in Path(self.size.model).name)
+        return self.out or Path("runs") / f"{self.what}-{name}-{self.size.budget}"
+
+    def run(self) -> int:
+        if self.jobs is not None and self.jobs < 1:
+            raise CreditscopeError(f"--jobs must be at least 1, got {self.jobs}")
+        if self.place.exists() and not self.place.is_dir():
+            raise CreditscopeError(f"--out {self.place} is a file; choose a folder")
+        asked = placed(PLANS[self.what](self.size), self.place)
+        todo = {name: config for name, config in asked.items() if not is_done(self.place / name, config)}
+        ended: dict[str, str | None] = {}
+        if todo:
+            given = [config for config in todo.values() if config.model == self.size.model]
+            if given:
+                check_before(given)
+            ended, stopped = self._train(todo, reused=len(asked) - len(todo))
+            if stopped:
+                return self._stopped(len(asked), len(asked) - len(todo) + sum(why is None for why in ended.values()))
+        failed = {name: why for name, why in ended.items() if why is not None}
+        evidence = [replace(read_evidence(Record.open(self.place / name)), name=name.replace("/", "-"))
+                    for name, config in asked.items() if is_done(self.place / name, config)]
+        if not evidence:
+            name, why = next(iter(failed.items()))
+            raise CreditscopeError(f"all {len(failed)} runs failed; {name}: {why}")
+        return self._report(evidence, failed)
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def _train(self, todo: Mapping[str, Config], reused: int) -> tuple[dict[str, str | None], bool]:
+        """(how each run ended, whether somebody stopped the whole)."""
+        console, quiet = self.output.console(), self.output.json
+        at_once = min(self.jobs or (cores() if self.size.model == "tiny" else 1), len(todo))
+        folders = {name: self.place / name for name in todo}
+        budgets = {name: config.rollouts or config.steps * config.prompts * config.group
+                   for name, config in todo.items()}
+        jobs = [Job(name, arguments(config, folders[name]), folders[name].with_suffix(".log"))
+                for name, config in todo.items()]
+        if not quiet:
+            console.print(f"{len(todo)} runs of {sum(budgets.values()):,} rollouts together, {at_once} at a time"
+                          + (f"; {reused} are there already" if reused else ""))
+        with Interrupt() as stop:
+            warm = self.place / WARM
+            if any(config.model == str(warm) for config in todo.values()) and not warm.exists():
+                self._warm(warm, console, stop)
+            with Fleet(console, folders, budgets, reused, quiet) as fleet:
+                ended = run_jobs(jobs, at_once, stop, fleet.show)
+        return ended, stop.asked and len(ended) < len(todo)
+
+    def _warm(self, warm: Path, console: Console, stop: Interrupt) -> None:
+        """The packaged model does not know the moves of `turns`: teach it, before anything else is begun."""
+        if not self.output.json:
+            console.print("first a short warm-up, so that the packaged model knows the words up and down")
+        job = Job(WARM, ("warmup", self.size.model, "--task", "turns", "--out", str(warm), *WARM_UP, "--json"),
+                  warm.with_suffix(".log"))
+        why = run_jobs([job], 1, stop, lambda running, ended: None).get(WARM)
+        if why is not None:
+            raise CreditscopeError(f"the warm-up on turns failed: {why}")
+
+    def _stopped(self, total: int, done: int) -> int:
+        if self.output.json:
+            self.output.emit({"out": str(self.place), "finished": False, "runs": total, "done": done})
+        else:
+            console = self.output.console()
+            console.print(f"stopped: {done} of {total} runs are finished, the others keep what they have")
+            console.next("the same command goes on")
+        return 130
+
+    # -- the report --------------------------------------------------------------------------------------------------
+
+    def _report(self, evidence: Sequence[Evidence], failed: Mapping[str, str]) -> int:
+        ids = CLAIMS_OF[self.what]
+        verdicts = check(evidence, ids)
+        save_evidence(self.place / "evidence", evidence)
+        pages = {"claims.md": claims_page(verdicts, ids, f"Made by `{self.command()}`, {len(evidence)} runs.")}
+        if self.what == "p1":
+            pages["table1.md"] = table1(evidence)
+            pages |= figures(evidence) if can_draw() else {}
+        for name, text in pages.items():
+            write_file(self.place / name, text)
+        files = ["evidence/", *pages]
+        if self.output.json:
+            self.output.emit({"out": str(self.place), "finished": not failed, "runs": len(evidence),
+                              "failed": dict(failed), "summary": summary(verdicts),
+                              "verdicts": [verdict.as_dict() for verdict in verdicts], "files": files})
+        else:
+            self._show(verdicts, failed, files)
+        return 1 if failed else 0
+
+    def _show(self, verdicts: Sequence[Verdict], failed: Mapping[str, str], files: Sequence[str]) -> None:
+        console = self.output.console()
+        show(console, verdicts)
+        for name, why in failed.items():
+            console.print(f"failed: {name}: {printable(why)}   (all it said: {self.place / name}.log)", markup=False)
+        if self.what == "p1" and not can_draw():
+            console.print("no figures: they need Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
+        console.print(f"wrote {self.place}: {', '.join(files)}", markup=False)
+        console.next("the same command, for the failed runs" if failed else command_line("check", self.place, "--all"))
+
+    def command(self) -> str:
+        """The command that makes these runs, without what changes no result."""
+        flags = {name: value for name, value in asdict(self.size).items()
+                 if name != "model" and value != getattr(Size(), name)}
+        words = [word for name, value in flags.items() for word in (
+            f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,)))]
+        model = [] if self.size.model == "tiny" else [Path(self.size.model).name]
+        return command_line("reproduce", self.what, *model, *words)
+
+
+def placed(plan: Plan, out: Path) -> dict[str, Config]:
+    """The plan by folder; a model that is made on the way lies beside its runs."""
+    return {name: replace(config, model=str(out / WARM)) if config.model == WARM else config for name, config in plan}
+
+
+def is_done(path: Path, config: Config) -> bool:
+    """Whether the run is there and finished. One with other settings, finished or not, is refused."""
+    if not (path / "run.json").exists():
+        return False
+    record = Record.open(path)
+    old = dict(record.config)
+    if Path(config.model).name == WARM and Path(str(old.get("model"))).name == WARM:
+        old["model"] = config.model  # it lies beside its runs, wherever they were moved
+    found = difference(old, json.loads(json.dumps(asdict(config))), FREE)
+    if found:
+        raise CreditscopeError(f"{path} holds a run with other settings: its {found}; give the same settings, or "
+                               f"choose another --out")
+    return is_finished(record.steps())
+
+
+def figures(evidence: Sequence[Evidence]) -> dict[str, str]:
+    """P1's Figures 1 to 3 of the largest family that differs in R alone, and ours of why its rank is low, as files."""
+    sweep = max(families(evidence, ["group"]), key=lambda family: len({run["group"] for run in family}))
+    out = {}
+    for name, (words, values) in FIGURES.items():
+        found = curves(sweep, values)
+        if found:
+            out[f"{name}.svg"] = curves_svg(found, words, percent=name == "accuracy")
+    if why := why_low(sweep):
+        out["why.svg"] = curves_svg(why, "effective rank, all parameters", along="R")
+    return out

@@ -1,0 +1,133 @@
+"""`creditscope scope`: rollouts that any system sampled, under any method and credit; with a model, their geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from creditscope.cli.bar import Bar
+from creditscope.cli.display import Interrupt, holds_a_run
+from creditscope.cli.env import environment
+from creditscope.cli.output import Output
+from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.offline.settings import Settings
+
+if TYPE_CHECKING:
+    from creditscope.offline.batches import Reader
+
+GEOMETRY = ("effective_rank", "credit_null", "norm_null", "orthogonal_null", "top1", "conflict")
+"""Readings of `gram/group/` that are printed; all others are in the record, and printed by --json."""
+SEEN = "prompts seen before"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Read rollouts from a file: their signal, the credit of their tokens and, with a model, their gradients.
+
+    One JSON object a line with prompt, response and reward will do; answers to equal prompts are a group. Also read are
+    the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and OpenAI-style logs.
+    Optional fields: group, step, tokens, logp, mask, entropy, ref_logp, step labels and more (docs/offline.md).
+
+    A batch is the rows of one training step, or whole groups. The file is streamed, one batch at a time. What is
+    printed are means over the batches; --out keeps every batch in a record for creditscope check and report.
+
+    For example:
+      creditscope scope rollouts.jsonl
+      creditscope scope rollouts.jsonl --method dapo --json
+      creditscope scope labelled.jsonl --credit step_return        # step labels from the file
+      creditscope scope outputs/completions --method trl_dapo --out runs/mine        # what TRL logged, as a record
+      creditscope scope rollouts.jsonl --model tiny --out runs/mine
+      creditscope scope rollouts.jsonl --model tiny --out runs/mine --resume
+    """
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """JSON lines or parquet, or a folder of such files, one a step."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
+    out: Path | None = None
+    """Write a record into this folder."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on where the record in --out ends. The file and the settings must be the same."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        if self.resume and self.out is None:
+            raise CreditscopeError("--resume goes on with a record; name its folder with --out")
+        # Heavy imports wait until there is something to read, so that --help answers at once.
+        from creditscope.offline.scope import Summary, scope_file
+
+        summary, reader = Summary(), None
+        with Interrupt(partial(holds_a_run, self.out)) as stop, Bar("scope", self.output) as bar:
+            reading = scope_file(self.file, self.settings, self.out, environment(), self.resume, stop)
+            try:
+                while True:
+                    read = next(reading)
+                    summary.add(read.line)
+                    reader = read.reader
+                    bar.show(read.done, read.size)
+            except StopIteration as end:
+                finished = bool(end.value)
+            except KeyboardInterrupt:
+                if self.out is not None or reader is None:
+                    raise
+                finished = False  # what was read so far is told
+            finally:
+                reading.close()
+        facts: dict[str, Any] = {"file": self.file.name, "method": self.settings.method}
+        facts |= {"credit": self.settings.credit} if self.settings.credit else {}
+        facts |= {} if reader is None else about(reader) | summary.facts()
+        if self.output.json:
+            self.output.emit(facts | ({} if self.out is None else {"out": str(self.out), "finished": finished}))
+        else:
+            self._print(facts, finished)
+        return 0 if finished else 130
+
+    def _print(self, facts: Mapping[str, Any], finished: bool) -> None:
+        console = self.output.console()
+        for name, value in shown(facts).items():
+            text = f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+            if name == "method" and facts.get("format") == "trl" and value == Settings.method:
+                text += " (TRL's files do not say the loss; its default is --method trl_dapo)"
+            console.print(f"{name:<27}{text}", markup=False)
+        if facts.get("batches", 1) > 1:
+            console.print("Means over the batches, weighted by their rollouts; counts add up.")
+        if SEEN in facts:
+            console.print("Prompts seen before were in an earlier batch too, and are groups of their own here. If "
+                          "their answers belong together, sort the file by prompt or give more --rows; if they were "
+                          "sampled anew, give each row its step.", soft_wrap=True)
+        if "batches" not in facts:
+            console.print("Nothing was left to read: the record is complete.")
+        elif "tokens" not in facts:
+            console.print("Answers are text alone, so no credit of tokens: give --model, or tokens in the file.")
+        if self.out is not None:
+            console.print(f"wrote {self.out}: run.json, steps.jsonl, groups/" + (
+                ", scope/" if self.settings.model and self.settings.scope != "off" else ""), markup=False)
+        console.next(self._next(finished))
+
+    def _next(self, finished: bool) -> str:
+        if finished:
+            return command_line(*(("methods", self.settings.method) if self.out is None else ("report", self.out)))
+        keep = [] if self.out is None else ["--out", self.out, "--resume"]
+        return command_line("scope", self.file, *self.settings.flags(), *keep)
+
+
+def about(reader: Reader) -> dict[str, Any]:
+    """What was seen of the file itself."""
+    found = {"format": reader.shape, "fields not read": ", ".join(reader.ignored or ()),
+             "steps logged again": reader.repeats, SEEN: reader.again}
+    return {name: value for name, value in found.items() if value}
+
+
+def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What is printed for people: of the geometry the few numbers that say how it is.
+
+    >>> shown({"reward/mean": 0.5, "gram/stable_rank": 2.0, "gram/group/top1": 0.9})
+    {'reward/mean': 0.5, 'gram/group/top1': 0.9}
+    """
+    geometry = ("gram/", "scores/", "null/", "matrix/", "tokens/")
+    few = {f"gram/group/{name}" for name in GEOMETRY}
+    return {name: value for name, value in facts.items() if name in few or not name.startswith(geometry)}

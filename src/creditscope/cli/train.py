@@ -1,0 +1,189 @@
+"""`creditscope train`: the lab's loop with a face."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from creditscope.cli.display import Display, Interrupt, holds_a_run
+from creditscope.cli.env import environment
+from creditscope.cli.output import Output, Screen
+from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Config):
+    """The run's settings as flags, the model first and without one. The trainer itself knows no command line."""
+
+    model: Annotated[str, tyro.conf.Positional] = "tiny"
+    """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model by group-based reinforcement learning and record every step.
+
+    For example:
+      creditscope train                                        # the packaged model, arithmetic, GRPO, R = 8
+      creditscope train --method dapo --group 16 --steps 100
+      creditscope train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
+      creditscope train --credit optimal_token                  # credit for tokens, not only for answers
+      creditscope train --method ppo --critic-warmup 5          # a critic, which learns alone at first
+      creditscope train --inner-steps 4 --brake recall          # several updates a batch, with a brake on momentum
+      creditscope train --scope light --every 5                 # read the geometry of the gradients every fifth step
+      creditscope train --scope light --also step_return salt   # the same rollouts under other credits, at each reading
+      creditscope train --scope light --adapt raise_group       # more rollouts a prompt once the rank has fallen
+      creditscope train --out runs/mine --resume               # go on after a stop or a kill
+      creditscope train --engine trl                           # the same by TRL's loop, also under torchrun
+    """
+
+    config: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
+    out: Path | None = None
+    """The run's folder; by default runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on from the newest checkpoint in --out."""
+    engine: Literal["lab", "trl"] = "lab"
+    """Whose loop: lab, or trl (extra trl), which also runs under torchrun and accelerate launch."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        out = self.out or default_out(self.config)
+        console = self.output.console()
+        if self.engine == "trl":
+            if self.resume:
+                raise CreditscopeError("--resume: --engine trl keeps no checkpoint; start anew with another --out, "
+                                       "from a trained folder: creditscope train RUN/model --engine trl")
+            last, finished = run_by_trl(self.config, out, console, quiet=self.output.json or not leads())
+            if not leads():
+                return 0 if finished else 130
+        else:
+            try:
+                last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
+            except KeyboardInterrupt:
+                if (out / "run.json").exists():
+                    Screen(stderr=True).print(f"interrupted; what was recorded is whole. Next: {self._go_on(out)}",
+                                              markup=False, highlight=False, soft_wrap=True)
+                raise
+        if self.output.json:
+            self.output.emit({"out": str(out), "finished": finished, "last": last})
+            return 0 if finished else 130
+        looked = cost_of_scope(Record.open(out))
+        if looked:
+            console.print(looked)
+        shelves = [f"{name}/" for name in ("groups", "scope", "checkpoints", "model") if any((out / name).glob("*"))]
+        console.print(f"wrote {out}: {', '.join(['run.json', 'steps.jsonl', *shelves])}", markup=False)
+        if finished or self.engine == "trl":
+            console.next(command_line("report", out))
+            return 0 if finished else 130
+        console.next(self._go_on(out))
+        return 130
+
+    def _go_on(self, out: Path) -> str:
+        """The command that continues the run."""
+        # A function of the user's own must be named again: a record's word is not enough to run code.
+        own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
+        scope = ["--scope", self.config.scope] if "also" in own else []  # without it, --also alone is refused
+        return command_line("train", "--out", out, "--resume", *scope,
+                       *(word for name, words in own.items() for word in (f"--{name}", *words)))
+
+    def as_recorded(self) -> Train:
+        """The settings of the run that this command resumes, as defaults for reading the command once more."""
+        out = self.out or default_out(self.config)
+        known = {f.name for f in fields(Settings)}
+        stored = {name: value for name, value in Record.open(out).config.items() if name in known}
+        given = named(asdict(self.config))
+        for name, words in named(stored).items():
+            for word in words:
+                if ":" in word and word not in given[name]:
+                    raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of yours. A "
+                                           f"record's word is not enough to run code: give --{name} again")
+        lists = {name: tuple(stored.get(name, ())) for name in ("log", "also")}
+        return Train(config=Settings(**(stored | lists)), out=out)
+
+
+def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What is named by each flag that may name a function of the user's own."""
+    one = {name: [settings.get(name) or ""] for name in ("credit", "reward")}
+    return {name: [str(word) for word in words] for name, words in (one | {"also": settings.get("also", ())}).items()}
+
+
+def run_training(config: Config, out: Path, console: Console, resume: bool = False, label: str | None = None,
+                 quiet: bool = False) -> tuple[dict[str, Any], bool]:
+    """Train and show it: (the last metrics, whether the run came to its end)."""
+    # Heavy imports wait until there is something to train, so that --help answers at once.
+    from creditscope.lab.trackers import Trackers
+    from creditscope.lab.train import train
+
+    if config.dtype == "bfloat16" and not config.lora:
+        Console(stderr=True).print("warning: bfloat16 weights round small updates away; add --lora, or use float32")
+    trackers = Trackers(config.log, out, asdict(config))
+    last: dict[str, Any] = {}
+    with Interrupt(partial(holds_a_run, out)) as stop, \
+            Display(console, label or name_of(config), config.steps, quiet=quiet) as display:
+        display.begin(config.eval_problems)
+        steps = train(config, out, environment(), resume, stop)
+        try:
+            while True:
+                last = next(steps)
+                display.show(last)
+                trackers.log(last)
+        except StopIteration as end:
+            return last, bool(end.value)
+        finally:
+            steps.close()
+            trackers.close()
+
+
+def run_by_trl(config: Config, out: Path, console: Console, quiet: bool = False) -> tuple[dict[str, Any], bool]:
+    """The same by TRL: (the last metrics, whether the run came to its end)."""
+    from creditscope.plugins.trl.engine import train_by_trl
+
+    last: dict[str, Any] = {}
+    updates = config.steps * config.inner_steps * config.minibatches
+    with Interrupt() as stop, Display(console, f"{name_of(config)} by TRL", updates, quiet=quiet) as display:
+        display.begin(config.eval_problems)
+
+        def tell(line: dict[str, Any]) -> None:
+            last.clear()
+            last.update(line)
+            display.show(line)
+
+        return last, train_by_trl(config, out, tell, stop)
+
+
+def leads() -> bool:
+    """Whether this process speaks for all that the launcher started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def cost_of_scope(record: Record) -> str:
+    """What the microscope cost in this run, or nothing where it was off."""
+    steps = [step for step in record.steps() if "scope/share" in step]
+    if not steps:
+        return ""
+    share = sum(step["scope/share"] for step in steps) / len(steps)
+    return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1]['scope/ratio']:.2f} of a plain one (timed "
+            f"side by side on the first step), {share:.0%} of a step's time")
+
+
+def name_of(config: Config) -> str:
+    """The method, and the credit where it is not the method's own."""
+    return ", ".join(filter(None, (config.method, config.credit)))
+
+
+def default_out(config: Config) -> Path:
+    """runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED, with nothing in it that a path could stumble over."""
+    model = Path(config.model).name.removesuffix(".gguf")
+    credit = [config.credit] if config.credit else []
+    parts = [model, config.task.split(":")[0], config.method, *credit, f"r{config.group}", f"s{config.seed}"]
+    name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in part) for part in parts)
+    return Path("runs") / name.lstrip(".")

@@ -1,0 +1,151 @@
+"""`creditscope warmup`: a short supervised training before reinforcement, so that there is something to reinforce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from creditscope.cli.env import environment
+from creditscope.cli.output import Output
+from creditscope.errors import CreditscopeError, command_line
+from creditscope.runs.config import Config
+
+STEPS = 200
+LR = 5e-4
+"""Of the magnitude at which small models are trained; a cosine takes it to 0."""
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Train a model on a task's demonstrations for a short while, so that its groups of answers are mixed.
+
+    A group teaches only if some of its answers are right and some are wrong. A base model that does not know the form
+    of an answer is always wrong. The warm-up shows it solutions of the train split (the loss is on their tokens, not on
+    the prompt's), measures accuracy before and after, and writes a model folder with warmup.json. Prompts are made as
+    in training, so train with the same --chat.
+
+    For example:
+      creditscope warmup SmolLM2-135M-Instruct.Q4_1.gguf --task gsm8k:data --epochs 4 --out runs/warm
+      creditscope train runs/warm --task gsm8k:data --method p1_grpo
+      creditscope warmup tiny --task turns --steps 60 --lr 2e-3 --out runs/turns       # learns two words, up and down
+    """
+
+    model: Annotated[str, tyro.conf.Positional]
+    """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
+    task: str
+    """arithmetic; turns; gsm8k:FILE, gsm8k:FOLDER or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
+    out: Path
+    """The folder of the new model. It appears when all is done; a stop on the way leaves nothing."""
+    steps: int | None = None
+    """Batches to learn from; by default 200."""
+    epochs: int | None = None
+    """Passes over the train split, in place of --steps, for a task that is a file."""
+    batch: int = 64
+    """Examples a step."""
+    lr: float = LR
+    """Largest learning rate of AdamW: it rises over the first twentieth of the steps and falls as a cosine."""
+    max_tokens: int | None = None
+    """Longest answer, its end included; longer ones are left out. By default the task's, as in train."""
+    eval_problems: int = 200
+    """Test problems of the evaluation before and after; 0 for none."""
+    reward: str | None = None
+    """module:function for --task jsonl, as in train."""
+    seed: int = 0
+    """Fixes the examples and their order. On a CPU two runs with one seed give the same weights."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 ..."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float64: of the weights."""
+    chat: str = "auto"
+    """on, off, or auto: wrap prompts in the chat template where the tokenizer has one."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def run(self) -> int:
+        config = self.config()
+        # Heavy imports wait until there is something to train, so that --help answers at once.
+        from creditscope.lab.warmup import warm_up
+
+        console = self.output.console()
+        with Course(console, quiet=self.output.json) as course:
+            course.begin(self)
+            work = warm_up(config, self.out, environment(), batch=self.batch, epochs=self.epochs)
+            try:
+                while True:
+                    course.show(next(work))
+            except StopIteration as end:
+                notes: dict[str, Any] = end.value
+            finally:
+                work.close()
+        if self.output.json:
+            self.output.emit({"out": str(self.out), **notes})
+            return 0
+        if notes["new_words"]:
+            console.print(f"new in the vocabulary: {', '.join(notes['new_words'])}", markup=False)
+        if notes["left_out"]:
+            console.print(f"left out: {notes['left_out']} answers longer than {notes['settings']['max_tokens']} tokens")
+        console.print(f"loss {notes['losses'][0]:.3f} → {notes['losses'][-1]:.3f}  {notes['seconds']:.0f} s")
+        console.print(f"wrote {self.out}: the model, its tokenizer and warmup.json", markup=False)
+        chat = [] if self.chat == "auto" else ["--chat", self.chat]
+        console.next(command_line("train", self.out, "--task", self.task, *chat, "--method", "p1_grpo",
+                                  "--scope", "light"))
+        return 0
+
+    def config(self) -> Config:
+        """The flags as the trainer's settings, checked."""
+        if self.steps is not None and self.epochs is not None:
+            raise CreditscopeError(f"--steps {self.steps} and --epochs {self.epochs} both say how long; give one")
+        for name, value in (("epochs", self.epochs), ("batch", self.batch)):
+            if value is not None and value < 1:
+                raise CreditscopeError(f"--{name} must be at least 1, got {value}")
+        return Config(model=self.model, task=self.task, reward=self.reward, lr=self.lr, max_tokens=self.max_tokens,
+                      steps=STEPS if self.steps is None else self.steps, eval_problems=self.eval_problems,
+                      seed=self.seed, device=self.device, dtype=self.dtype, chat=self.chat)
+
+
+class Course:
+    """The loss on its way down: a bar on a terminal, a line for every tenth elsewhere, nothing for a program."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        self._console, self._quiet, self._tenth = console, quiet, 0
+        self._live = console.is_terminal and not quiet
+        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                                  TextColumn("left"), TimeRemainingColumn(), console=console, disable=not self._live)
+        self._bar = self._progress.add_task("warm-up", total=None)
+
+    def __enter__(self) -> Course:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def begin(self, verb: Warmup) -> None:
+        first = f", then one answer to each of {verb.eval_problems} test problems" if verb.eval_problems else ""
+        self._say(f"warm-up  loading the model and the examples{first}")
+
+    def show(self, m: dict[str, Any]) -> None:
+        """One step's loss, or an evaluation."""
+        step, steps = m["step"], m["steps"]
+        if "examples" in m:
+            self._say(f"warm-up  {steps} steps on {m['examples']} examples")
+        if "eval/accuracy" in m:
+            self._say(f"warm-up  step {step}  test {m['eval/accuracy']:.1%} [{m['eval/low']:.1%}, "
+                      f"{m['eval/high']:.1%}] of {m['eval/problems']}")
+        if "loss" not in m:
+            return
+        self._progress.update(self._bar, completed=step, total=steps, description=f"warm-up  loss {m['loss']:.3f}")
+        if not self._live and (step == 1 or step * 10 // steps > self._tenth):
+            self._tenth = step * 10 // steps
+            left = m["seconds"] / step * (steps - step)
+            self._say(f"warm-up  step {step}/{steps}  loss {m['loss']:.3f}  left {left:.0f} s")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            self._console.print(line, markup=False)

@@ -1,0 +1,159 @@
+"""A run as its log tells it: rows of numbers, each with the place where it stands, and settings with their source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from creditscope.errors import CreditscopeError
+
+if TYPE_CHECKING:
+    from creditscope.diagnosis.trainers import Trainer
+
+
+@dataclass(frozen=True)
+class Row:
+    """One logged line: names as the trainer writes them."""
+
+    place: int
+    """The line, or the number of the entry in log_history, from 1."""
+    step: int | None
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric over the rows that have it."""
+
+    name: str
+    """As the trainer writes it."""
+    rows: Sequence[Row]
+    source: str
+    """The file, and what its places are called."""
+
+    @property
+    def values(self) -> list[float]:
+        return [row.values[self.name] for row in self.rows]
+
+    @property
+    def finite(self) -> Series:
+        return Series(self.name, [row for row in self.rows if math.isfinite(row.values[self.name])], self.source)
+
+    @property
+    def mean(self) -> float:
+        """Σ x / n; NaN where infinities of both signs meet."""
+        finite = all(map(math.isfinite, self.values))
+        return (math.fsum(self.values) if finite else sum(self.values)) / len(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, start: int, stop: int | None = None) -> Series:
+        return Series(self.name, self.rows[start:stop], self.source)
+
+    @property
+    def span(self) -> str:
+        """The first and the last step; nothing where the log does not number them."""
+        first, last = self.rows[0].step, self.rows[-1].step
+        return "" if first is None or last is None else _span(first, last)
+
+    def told(self) -> str:
+        """The evidence: file, places, steps, name, values.
+
+        >>> Series("kl", [Row(3, 1, {"kl": 0.5}), Row(4, 2, {"kl": 0.25})], "train.log, line").told()
+        'train.log, line 3–4 (step 1–2): kl 0.5, 0.25'
+        """
+        first, last = self.rows[0], self.rows[-1]
+        steps = f" (step {self.span})" if self.span else ""
+        shown = [f"{value:.4g}" for value in self.values]
+        if len(shown) > 6:
+            low, high = (f"{edge(self.values):.4g}" for edge in (min, max))
+            shown = [*shown[:2], "…", *shown[-2:], f"(n {len(self)}, mean {self.mean:.4g}, from {low} to {high})"]
+        text = ", ".join(shown).replace(", …,", " …").replace(", (", " (")
+        return f"{self.source} {_span(first.place, last.place)}{steps}: {self.name} {text}"
+
+
+def _span(first: int | None, last: int | None) -> str:
+    return f"{first}" if first == last else f"{first}–{last}"
+
+
+@dataclass
+class Settings:
+    """What the run was told, by path. What was not given is the trainer's default, and is remembered as assumed."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """From files, nested as the trainer has it, and from --set, by dotted path."""
+    deduced: Mapping[str, Any] = field(default_factory=dict)
+    """What the log itself gives away, such as a metric that only one loss writes."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "the settings"
+    assumed: dict[str, Any] = field(default_factory=dict)
+
+    def get(self, path: str) -> Any:
+        """The value at a dotted path. A `${...}` that was never resolved is not a value."""
+        found = self.given.get(path, _MISSING)
+        if found is _MISSING:
+            found = self.given
+            for key in path.split("."):
+                found = found.get(key, _MISSING) if isinstance(found, Mapping) else _MISSING
+        if isinstance(found, str) and found.startswith("${"):
+            found = _MISSING
+        if found is not _MISSING:
+            return found
+        if path in self.deduced:
+            return self.deduced[path]
+        self.assumed[path] = self.defaults[path]
+        return self.defaults[path]
+
+    def number(self, path: str) -> float:
+        """A finite number, or an error that names the setting. Text such as '1e-6' is one: YAML reads it so."""
+        value = self.get(path)
+        try:
+            number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+        except (ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise CreditscopeError(f"{self.source}: {path} is {value!r:.60}, not a number; repair it, or give "
+                                   f"--set {path}=NUMBER")
+        return number
+
+    def optional(self, path: str) -> float | None:
+        """A number, or None where the trainer allows it."""
+        return None if self.get(path) is None else self.number(path)
+
+    def switch(self, path: str) -> bool:
+        value = self.get(path)
+        if value not in (True, False, None):
+            raise CreditscopeError(f"{self.source}: {path} is {value!r:.60}, not true or false; repair it, or give "
+                                   f"--set {path}=true")
+        return bool(value)
+
+    def word(self, path: str) -> str:
+        return f"{self.get(path)}"[:80]
+
+
+_MISSING = object()
+
+
+@dataclass
+class Log:
+    """Everything that a rule may look at."""
+
+    source: str
+    trainer: Trainer
+    rows: Sequence[Row]
+    settings: Settings
+    notes: Sequence[str] = ()
+    """What was left out in reading, for people."""
+
+    def series(self, metric: str) -> Series | None:
+        """A metric by our name for it; None where the trainer has none or the log lacks it."""
+        name = self.trainer.metrics.get(metric)
+        rows = [row for row in self.rows if name in row.values] if name else []
+        return Series(name, rows, self.source) if name and rows else None
+
+    def fact(self, name: str) -> Any:
+        """What the settings imply: see `trainers.FACTS`."""
+        return self.trainer.facts[name](self.settings)

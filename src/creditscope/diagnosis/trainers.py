@@ -1,0 +1,369 @@
+"""What each trainer calls its metrics and settings, what it assumes when not told, and what its settings imply.
+
+TRL 1.16 (`GRPOTrainer`), verl 0.9.1 (v1 trainer) and creditscope's own record. Names and defaults are the trainers'
+own; the tests compare TRL's with its code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from creditscope.diagnosis.log import Settings
+from creditscope.errors import CreditscopeError
+from creditscope.methods import dialects
+from creditscope.methods.axes import Method
+from creditscope.methods.find import find
+
+FACTS = {
+    "method": "the row of the table that the settings make, or None",
+    "loss": "the same in the trainer's own words",
+    "updates": "optimiser steps on each batch of rollouts: at 1 every ratio is 1; None where nobody can tell",
+    "beta": "weight of the KL term in the loss; None where the log shows one of unknown weight",
+    "group": "R, rollouts per prompt",
+    "limit": "most tokens of an answer, where the logged share of cut ones needs it; None where it counts by itself",
+    "masked": "whether truncated answers are left out of the loss",
+    "ceiling": "CISPO's ceiling on the ratio, or None",
+    "dropped": "whether dead groups are dropped before the loss",
+    "dead_counted": "whether the logged share of dead groups counts groups",
+    "per_token": "whether the logged entropy is nats per token",
+    "sampler": "whether another engine than the trainer's own forward draws the samples",
+    "horizon": "the constant that divides each answer's token sum, or None",
+}
+"""Name -> meaning. Every trainer answers all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """A trainer as tables."""
+
+    name: str
+    version: str
+    marks: frozenset[str]
+    """Metrics that no other program writes: one of them makes a log this trainer's."""
+    metrics: Mapping[str, str]
+    """Our name -> its name."""
+    defaults: Mapping[str, Any]
+    """Setting -> what it is when not given."""
+    facts: Mapping[str, Callable[[Settings], Any]]
+    changes: Mapping[str, str]
+    """Rule -> the setting to change, as this trainer spells it."""
+    signs: Callable[[frozenset[str]], dict[str, Any]] = field(default=lambda _: {})
+    """Names that a log holds -> settings that they give away."""
+
+
+# -- TRL -------------------------------------------------------------------------------------------------------------
+
+_TRL_ROWS = {"grpo": dialects.TRL_GRPO, "dapo": dialects.TRL_DAPO, "dr_grpo": dialects.TRL_DR_GRPO,
+             "bnpo": dialects.TRL_BNPO, "cispo": dialects.TRL_CISPO, "sapo": dialects.TRL_SAPO,
+             "luspo": dialects.TRL_LUSPO, "vespo": dialects.TRL_VESPO}
+_TRL_SCALES = {"group": "group_std", "True": "group_std", "batch": "batch_std", "none": "none", "False": "none"}
+
+
+def trl_method(s: Settings) -> Method | None:
+    """loss_type, importance_sampling_level, scale_rewards and beta as one row."""
+    row = _TRL_ROWS.get(s.word("loss_type"))
+    scale = _TRL_SCALES.get(s.word("scale_rewards"))
+    if row is None or scale is None:
+        return None
+    if s.word("importance_sampling_level") == "sequence" and row is dialects.TRL_GRPO:
+        row = dialects.TRL_GSPO
+    beta = s.optional("beta") if row.kl != "none" else None
+    return row.but(name=row.name, scale=scale, std_eps=0.0 if scale == "none" else row.std_eps, beta=beta or 0.0)
+
+
+def trl_updates(s: Settings) -> int | None:
+    """⌈μ · steps_per_generation / gradient_accumulation_steps⌉, at least 2 where a batch straddles an optimiser step.
+
+    A generation_batch_size hides steps_per_generation behind the number of processes: then nobody can tell.
+    """
+    if s.get("generation_batch_size") is not None and s.get("steps_per_generation") is None:
+        return None
+    accumulate = max(1.0, s.number("gradient_accumulation_steps"))
+    uses = max(1.0, s.number("num_iterations") * (s.optional("steps_per_generation") or accumulate))
+    return 1 if accumulate % uses == 0 else max(2, math.ceil(uses / accumulate))
+
+
+def _trl_ceiling(s: Settings) -> float | None:
+    if s.word("loss_type") != "cispo":
+        return None
+    high = s.optional("epsilon_high")
+    return s.number("epsilon") if high is None else high
+
+
+def _trl_signs(names: frozenset[str]) -> dict[str, Any]:
+    """Only one loss writes `cispo_clip_ratio`, one `vespo/phi_seq_mean`; `kl` is written where beta is not 0, and
+    `sampling/…` where vLLM draws. What is absent proves nothing: a table may have been exported in part."""
+    proofs: dict[str, tuple[str, Any]] = {
+        "cispo_clip_ratio": ("loss_type", "cispo"), "vespo/phi_seq_mean": ("loss_type", "vespo"), "kl": ("beta", None),
+        "sampling/sampling_logp_difference/mean": ("use_vllm", True)}
+    return dict(setting for name, setting in proofs.items() if name in names)
+
+
+TRL = Trainer(
+    name="TRL", version="1.16", signs=_trl_signs,
+    marks=frozenset({"reward_std", "frac_reward_zero_std", "completions/clipped_ratio"}),
+    metrics={
+        "loss": "loss", "grad/norm": "grad_norm", "lr": "learning_rate", "reward/mean": "reward",
+        "reward/std": "reward_std", "dead": "frac_reward_zero_std", "entropy": "entropy",
+        "length/mean": "completions/mean_length", "length/max": "completions/max_length",
+        "truncated": "completions/clipped_ratio", "clip": "clip_ratio/region_mean", "cispo": "cispo_clip_ratio",
+        "kl": "kl", "sampler/ratio": "sampling/importance_sampling_ratio/mean",
+        "sampler/gap": "sampling/sampling_logp_difference/mean",
+    },
+    defaults={
+        "loss_type": "dapo", "importance_sampling_level": "token", "scale_rewards": "group", "beta": 0.0,
+        "multi_objective_aggregation": "sum_then_normalize", "num_iterations": 1, "steps_per_generation": None,
+        "generation_batch_size": None, "gradient_accumulation_steps": 1, "epsilon": 0.2, "epsilon_high": None,
+        "num_generations": 8, "max_completion_length": 512, "mask_truncated_completions": False, "use_vllm": False,
+    },
+    facts={
+        "method": trl_method,
+        "loss": lambda s: f"loss_type={s.word('loss_type')}",
+        "updates": trl_updates,
+        "beta": lambda s: s.optional("beta"),
+        "group": lambda s: s.number("num_generations"),
+        "limit": lambda s: None,  # counted by the last token
+        "masked": lambda s: s.switch("mask_truncated_completions"),
+        "ceiling": _trl_ceiling,
+        "dropped": lambda s: False,
+        "dead_counted": lambda s: (s.word("scale_rewards") != "batch"
+                                   and s.word("multi_objective_aggregation") != "normalize_then_sum"),
+        "per_token": lambda s: True,
+        "sampler": lambda s: s.switch("use_vllm"),
+        "horizon": lambda s: s.optional("max_completion_length") if s.word("loss_type") == "dr_grpo" else None,
+    },
+    changes={
+        "clip": "num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to reuse a batch; "
+                "epsilon acts only then",
+        "clip idle": "a smaller epsilon, or a larger learning_rate or num_iterations",
+        "clip much": "a smaller learning_rate, num_iterations or steps_per_generation",
+        "dead groups": "prompts of middling difficulty, more num_generations, or a reward with more levels",
+        "dead counted": "scale_rewards='group' or 'none': then frac_reward_zero_std counts groups",
+        "dilution": "drop unanimous groups in a subclass of GRPOTrainer: loss_type has no value that does",
+        "cispo cap": "epsilon_high=5.0: here it is the ceiling itself, not what is added to 1",
+        "truncation": "max_completion_length (raise it)",
+        "length constant": "max_completion_length near the lengths that occur, or loss_type='dapo'",
+        "KL only": "beta=0.0, or prompts that leave fewer groups unanimous",
+        "entropy": "entropy_coef=0.001, a smaller learning_rate, or epsilon_high=0.28 with num_iterations above 1",
+        "learning rate": "learning_rate, warmup_steps or lr_scheduler_type",
+        "gradient": "bf16=False (float32), a smaller learning_rate, max_grad_norm",
+        "reward": "the reward function, or the prompts: print completions with log_completions=True",
+        "length drift": "loss_type='dapo' or 'dr_grpo' (no 1/L of each answer), or a length term in the reward",
+        "sampler": "vllm_importance_sampling_mode='token_truncate', and the same dtype in vLLM and the trainer",
+        "reward trend": "a smaller learning_rate, or beta=0.04 to stay near the reference; if only the prompts "
+                        "got harder, nothing",
+        "saturation": "harder prompts where the reward is high, easier ones where it is low",
+    })
+
+# -- verl ------------------------------------------------------------------------------------------------------------
+
+_ACTOR = "actor_rollout_ref.actor"
+_VERL_LOSSES = {"gspo": dialects.VERL_GSPO, "sapo": dialects.VERL_SAPO, "cispo": dialects.VERL_CISPO,
+                "geo_mean": dialects.VERL_GMPO, "gpg": dialects.VERL_GPG, "dppo_tv": dialects.VERL_DPPO,
+                "dppo_kl": dialects.VERL_DPPO_KL, "dro": dialects.VERL_DRO}
+_VERL_ADVANTAGES = {"grpo": dialects.VERL_GRPO, "grpo_vectorized": dialects.VERL_GRPO, "rloo": dialects.VERL_RLOO,
+                    "rloo_vectorized": dialects.VERL_RLOO, "opo": dialects.VERL_OPO, "gae": dialects.VERL_PPO,
+                    "reinforce_plus_plus": dialects.VERL_REINFORCE_PP,
+                    "reinforce_plus_plus_baseline": dialects.VERL_REINFORCE_PP_BASELINE}
+_VERL_MEANS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum",
+               "seq-mean-token-sum-norm": "constant", "token-sum": "token_sum"}
+
+
+def verl_method(s: Settings) -> Method | None:
+    """adv_estimator, loss_mode and loss_agg_mode as one row; without a KL term, as `actor/pg_loss` has none."""
+    mode, estimator = s.word(f"{_ACTOR}.policy_loss.loss_mode"), s.word("algorithm.adv_estimator")
+    vanilla = mode == "vanilla"
+    row = _VERL_ADVANTAGES.get(estimator) if vanilla else _VERL_LOSSES.get(mode) if "grpo" in estimator else None
+    mean = _VERL_MEANS.get(s.word(f"{_ACTOR}.loss_agg_mode"))
+    if row is None or mean is None:
+        return None
+    scaled = row.scale == "group_std" and s.switch("algorithm.norm_adv_by_std_in_grpo")
+    scale = {"scale": "none", "std_eps": 0.0} if row.scale == "group_std" and not scaled else {}
+    # geo_mean and dro average in their own way; everything else goes through agg_loss.
+    own = mode in ("geo_mean", "dro")
+    return row.but(name=row.name, **scale, **({} if own else {"aggregate": mean}))
+
+
+def verl_updates(s: Settings) -> int | None:
+    """ppo_epochs · ⌈train_batch_size / ppo_mini_batch_size⌉, both counted in prompts.
+
+    In bypass mode the ratio is taken against the sampler itself, so one update does not keep it at 1.
+    """
+    if s.switch("algorithm.rollout_correction.bypass_mode"):
+        return None
+    batches = s.number("data.train_batch_size") / max(1.0, s.number(f"{_ACTOR}.ppo_mini_batch_size"))
+    return max(1, math.ceil(s.number(f"{_ACTOR}.ppo_epochs") * math.ceil(batches)))
+
+
+def _verl_horizon(s: Settings) -> float | None:
+    if s.word(f"{_ACTOR}.loss_agg_mode") != "seq-mean-token-sum-norm":
+        return None
+    return s.optional(f"{_ACTOR}.loss_scale_factor") or s.number("data.max_response_length")
+
+
+VERL = Trainer(
+    name="verl", version="0.9.1", marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
+    metrics={
+        "loss": "actor/pg_loss", "grad/norm": "actor/grad_norm", "lr": "actor/lr", "reward/mean": "critic/score/mean",
+        "reward/max": "critic/score/max", "reward/min": "critic/score/min", "entropy": "actor/entropy",
+        "length/mean": "response_length/mean", "length/max": "response_length/max",
+        "truncated": "response_length/clip_ratio", "clip": "actor/pg_clipfrac", "kl": "actor/kl_loss",
+        "sampler/ratio": "rollout_corr/rollout_is_mean", "sampler/gap": "training/rollout_probs_diff_mean",
+        "advantage/max": "critic/advantages/max", "advantage/min": "critic/advantages/min",
+    },
+    defaults={
+        "algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True,
+        "algorithm.rollout_correction.bypass_mode": False, "algorithm.filter_groups.enable": False,
+        f"{_ACTOR}.policy_loss.loss_mode": "vanilla",
+        f"{_ACTOR}.loss_agg_mode": "token-mean", f"{_ACTOR}.loss_scale_factor": None, f"{_ACTOR}.ppo_epochs": 1,
+        f"{_ACTOR}.ppo_mini_batch_size": 256, "data.train_batch_size": 1024, "data.max_response_length": 512,
+        f"{_ACTOR}.use_kl_loss": False, f"{_ACTOR}.kl_loss_coef": 0.001, "actor_rollout_ref.rollout.n": 1,
+    },
+    facts={
+        "method": verl_method,
+        "loss": lambda s: (f"adv_estimator={s.word('algorithm.adv_estimator')}, "
+                           f"loss_mode={s.word(f'{_ACTOR}.policy_loss.loss_mode')}, "
+                           f"loss_agg_mode={s.word(f'{_ACTOR}.loss_agg_mode')}"),
+        "updates": verl_updates,
+        "beta": lambda s: s.number(f"{_ACTOR}.kl_loss_coef") if s.switch(f"{_ACTOR}.use_kl_loss") else 0.0,
+        "group": lambda s: s.number("actor_rollout_ref.rollout.n"),
+        "limit": lambda s: s.number("data.max_response_length"),  # counted against the longest of the batch
+        "masked": lambda s: False,
+        "ceiling": lambda s: None,  # verl adds clip_ratio_high to 1
+        "dropped": lambda s: s.switch("algorithm.filter_groups.enable"),
+        "dead_counted": lambda s: False,
+        "per_token": lambda s: s.word(f"{_ACTOR}.loss_agg_mode") in ("token-mean", "seq-mean-token-mean"),
+        "sampler": lambda s: True,
+        "horizon": _verl_horizon,
+    },
+    changes={
+        "clip": f"{_ACTOR}.ppo_epochs=2, or {_ACTOR}.ppo_mini_batch_size below data.train_batch_size, to reuse a "
+                f"batch; {_ACTOR}.clip_ratio acts only then",
+        "clip idle": f"a smaller {_ACTOR}.clip_ratio_low and clip_ratio_high, or a larger {_ACTOR}.optim.lr",
+        "clip much": f"a smaller {_ACTOR}.optim.lr or {_ACTOR}.ppo_epochs, a larger {_ACTOR}.ppo_mini_batch_size",
+        "dead groups": "algorithm.filter_groups.enable=True with algorithm.filter_groups.metric=reward, prompts of "
+                       "middling difficulty, or a larger actor_rollout_ref.rollout.n",
+        "dead counted": "algorithm.filter_groups.enable=True: then training/filter_groups/evicted_samples counts them",
+        "dilution": "algorithm.filter_groups.enable=True",
+        "truncation": "data.max_response_length (raise it)",
+        "length constant": f"{_ACTOR}.loss_scale_factor near the lengths that occur, or {_ACTOR}.loss_agg_mode="
+                           f"token-mean",
+        "KL only": f"{_ACTOR}.use_kl_loss=False, or algorithm.filter_groups.enable=True",
+        "entropy": f"{_ACTOR}.entropy_coeff=0.001, a smaller {_ACTOR}.optim.lr, or {_ACTOR}.clip_ratio_high=0.28",
+        "learning rate": f"{_ACTOR}.optim.lr, {_ACTOR}.optim.lr_warmup_steps or {_ACTOR}.optim.lr_scheduler_type",
+        "gradient": f"{_ACTOR}.fsdp_config.dtype, a smaller {_ACTOR}.optim.lr, {_ACTOR}.optim.clip_grad",
+        "reward": "the reward function, or the prompts: dump answers with trainer.rollout_data_dir=FOLDER",
+        "length drift": f"{_ACTOR}.loss_agg_mode=token-mean (no 1/L of each answer), or a length term in the reward",
+        "sampler": "algorithm.rollout_correction.rollout_is=token, and the same dtype in rollout and actor",
+        "reward trend": f"a smaller {_ACTOR}.optim.lr, or {_ACTOR}.use_kl_loss=True; if only the prompts got harder, "
+                        f"nothing",
+        "saturation": "harder prompts where the score is high, easier ones where it is low",
+    })
+
+# -- creditscope -----------------------------------------------------------------------------------------------------
+
+
+def _own_method(s: Settings) -> Method | None:
+    try:
+        row = find(s.word("method"))
+    except CreditscopeError:  # a row of somebody's own
+        return None
+    if s.get("credit") not in (None, "outcome"):
+        row = row.but(name=row.name, baseline="external", scale="none", whiten="none")
+    beta = s.optional("beta")
+    return row if beta is None or row.kl == "none" else row.but(name=row.name, beta=beta)
+
+
+def _own_beta(s: Settings) -> float | None:
+    row = _own_method(s)
+    return None if row is None else row.beta if row.kl_in == "loss" else 0.0
+
+
+OURS = Trainer(
+    name="creditscope", version="", marks=frozenset({"credit/dead_groups", "signal/dead_groups", "policy/sampler_gap"}),
+    metrics={
+        "loss": "objective/value", "grad/norm": "grad/norm", "lr": "optimizer/lr", "reward/mean": "reward/mean",
+        "reward/std": "reward/std", "dead": "credit/dead_groups", "entropy": "entropy/mean",
+        "length/mean": "length/mean", "length/max": "length/max", "truncated": "length/truncated",
+        "sampler/gap": "policy/sampler_gap", "past": "overshoot/past", "eval": "eval/accuracy", "eval/low": "eval/low",
+        "eval/high": "eval/high",
+    },
+    defaults={"method": "grpo", "credit": None, "beta": None, "inner_steps": 1, "minibatches": 1, "group": 8,
+              "max_tokens": None},
+    facts={
+        "method": _own_method,
+        "loss": lambda s: f"--method {s.word('method')}" + (f" --credit {s.word('credit')}" if s.get("credit") else ""),
+        "updates": lambda s: int(s.number("inner_steps") * s.number("minibatches")),
+        "beta": _own_beta,
+        "group": lambda s: s.number("group"),
+        "limit": lambda s: None,
+        "masked": lambda s: False,
+        "ceiling": lambda s: None,
+        "dropped": lambda s: (row := _own_method(s)) is not None and row.keep == "live_groups",
+        "dead_counted": lambda s: True,
+        "per_token": lambda s: True,
+        "sampler": lambda s: False,
+        "horizon": lambda s: (s.optional("max_tokens")
+                              if (row := _own_method(s)) is not None and row.aggregate == "constant" else None),
+    },
+    changes={
+        "clip": "--inner-steps 2 or --minibatches 2, to reuse a batch",
+        "clip idle": "more --inner-steps, or a larger --lr",
+        "clip much": "fewer --inner-steps, a smaller --lr, or --brake shorten",
+        "past": "--probe light writes it",
+        "dead groups": "--group (more rollouts), easier or harder problems, or --method dapo",
+        "dead counted": "none: signal/dead_groups counts groups",
+        "dilution": "--method dapo, which drops unanimous groups and draws others",
+        "truncation": "--max-tokens (raise it)",
+        "length constant": "--max-tokens near the lengths that occur, or --method dapo",
+        "KL only": "--beta 0, or --method dapo",
+        "entropy": "a smaller --lr, or --method dapo (ε_high 0.28)",
+        "learning rate": "--lr, --warmup or --schedule",
+        "gradient": "--dtype float32, a smaller --lr, --clip-norm",
+        "reward": "the reward function or the task",
+        "length drift": "--method dapo or dr_grpo (no 1/L of each answer)",
+        "sampler": "--top-p 1 and --dtype float32",
+        "reward trend": "a smaller --lr; if only the problems got harder, nothing",
+        "saturation": "harder problems where the reward is high, easier ones where it is low",
+    })
+
+
+def _trl_fact(name: str) -> Callable[[Settings], Any]:
+    """A fact of TRL's from its settings that have no name of ours, which a record keeps under `trl`."""
+    def fact(s: Settings) -> Any:
+        theirs = s.get("trl")
+        return TRL.facts[name](Settings(theirs if isinstance(theirs, Mapping) else {}, {}, TRL.defaults, s.source))
+
+    return fact
+
+
+def _row_name(s: Settings) -> str:
+    return s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")
+
+
+BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": "signal/dead_groups"})
+"""A record that TRL's loop wrote: credit is looked at on reading steps alone, rewards at every step."""
+SCRIPT = replace(
+    BY_TRL, defaults={**OURS.defaults, "trl": None},
+    facts={**OURS.facts, "loss": _row_name, **{name: _trl_fact(name) for name in ("masked", "ceiling", "sampler")}},
+    changes={**TRL.changes, "dead counted": OURS.changes["dead counted"],
+             "past": "a smaller every= of ScopeCallback reads it more often"})
+"""The same of TRL's callback in a script of the user's own, who sets TRL's settings."""
+
+
+def who_wrote(given: Mapping[str, Any]) -> Trainer:
+    """OURS as the settings of a record tell it. Under token credit a group with one reward need not be dead."""
+    if given.get("engine") != "trl":
+        return OURS
+    found = SCRIPT if isinstance(given.get("trainer"), str) else BY_TRL
+    return found if given.get("credit") in (None, "outcome") else replace(found, metrics=OURS.metrics)
+
+
+TRAINERS = (TRL, VERL, OURS)
+SIGNS = frozenset({"vespo/phi_seq_mean"})
+"""Metrics that are read for what they give away alone."""
+KNOWN = SIGNS.union(*(trainer.metrics.values() for trainer in (*TRAINERS, BY_TRL)))
+"""Every metric that is kept in memory."""

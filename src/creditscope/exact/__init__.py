@@ -1,0 +1,1 @@
+"""Closed forms and enumeration: the claims that need no run."""

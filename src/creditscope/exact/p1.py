@@ -1,0 +1,613 @@
+"""What arXiv:2606.29238 says that needs no run: closed forms, and sums over every group that could be drawn.
+
+Each function tests one claim and takes the world, the rows and the laws that it tests as optional arguments, so that a
+world in which the claim is wrong can be put in their place. A sum over all groups has no error but rounding: no
+interval, and a threshold that only rounding can pass.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from creditscope.claims.verdict import Verdict, decided, ends, enough, inside, missing
+from creditscope.credit import ESTIMATORS, find_estimator
+from creditscope.exact.enumeration import Exact, ExactTools, World, best_constant, ladder_world, measure, tree_world
+from creditscope.methods.axes import Method
+from creditscope.methods.table import METHODS
+from creditscope.microscope.geometry import ranks, weighted
+from creditscope.microscope.spectrum import spectrum
+from creditscope.objective.advantages import advantage
+from creditscope.objective.surrogate import surrogate
+from creditscope.runs.intervals import mean_interval
+from creditscope.tasks.tree import Tree
+from creditscope.tasks.turns import Ladder
+
+TINY = 1e-12
+"""What rounding may leave between two float64 sums that are equal on paper: a few thousand units in the last place of
+numbers of order 1, as all are here. A wrong sign or a forgotten factor misses by 1e-3 and more."""
+SAMPLES = 4000
+"""Groups in the sampled test: they resolve the variance to about 1 %."""
+BAND = 0.05
+"""The sampled variance may miss its law by this share. Five times what 4,000 groups resolve, and less than any wrong
+factor that would matter: R in place of R − 1 misses by 14 % at R = 8, siblings that copy each other by all."""
+HALF_DIGIT = 0.005
+"""Half a unit of the last digit that the paper's table prints: a value further off was not rounded, it is another."""
+REMOVED = 0.1
+"""A baseline removes a bias if less than a tenth of its RMS is left at every turn. That is lenient: to remove is to
+leave nothing, but what is learnt from R siblings is never exact."""
+
+SIZES = (2, 4, 8)
+"""R of the paper's experiments."""
+GROUP = 3
+"""R where every group of a world's sequences is visited."""
+CHANCES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+"""Success rates from nearly never to nearly always."""
+EPSILONS = tuple(round(0.1 * i, 1) for i in range(1, 10))
+PRINTED = {(2, 0.3): 1.34, (4, 0.3): 0.93, (8, 0.3): 0.44, (16, 0.3): 0.10}
+"""(R, ε) -> 2exp(−2Rε²) as App. A.2 prints it."""
+
+P1_GRPO, RLOO = METHODS["p1_grpo"], METHODS["rloo"]
+LABELS = {"steps", "states"}
+"""What an estimator may need that an output-only reward does not give."""
+SHORT = {"spo_chain": "spo_chain,every=1"}
+"""Options for answers of three tokens, which one segment of three uncertain tokens would hold whole."""
+STATE_BASELINE = "gae,lam=1,whiten=false"
+"""r_i − V(y_<t), and V is exact here: with rewards on the way, what was earned before stands in both."""
+LADDER, START, UP = Ladder(top=4, turns=3), 2, 0.7
+"""Three turns from the middle rung, up with probability 0.7."""
+
+Law = tuple[tuple[float, ...], tuple[float, ...]]
+"""Values of a reward and their probabilities."""
+Groups = Callable[[Law, int], tuple[Tensor, Tensor]]
+"""(law, R) -> (G, R) rewards of every ordered group that can be drawn, and (G,) its probability."""
+
+LAWS: tuple[Law, ...] = (((0.0, 1.0), (0.9, 0.1)), ((0.0, 1.0), (0.5, 0.5)), ((0.0, 1.0), (0.2, 0.8)),
+                         ((0.0, 0.5, 1.0), (0.2, 0.5, 0.3)), ((-1.0, 0.0, 2.0), (0.5, 0.3, 0.2)))
+SAMPLED: Law = ((0.0, 1.0), (0.7, 0.3))
+
+
+# -- rewards of a group ----------------------------------------------------------------------------------------------
+
+
+def binary(p: float) -> Law:
+    return (0.0, 1.0), (1 - p, p)
+
+
+def variance(law: Law) -> float:
+    """σ² = E[(r − E r)²].
+
+    >>> variance(binary(0.5))
+    0.25
+    """
+    values, chances = law
+    mean = math.fsum(p * x for x, p in zip(values, chances, strict=True))
+    return math.fsum(p * (x - mean) ** 2 for x, p in zip(values, chances, strict=True))
+
+
+def independent(law: Law, size: int) -> tuple[Tensor, Tensor]:
+    """Every ordered group of independent draws: Π_i P(r_i).
+
+    >>> rewards, chance = independent(binary(0.25), 2)
+    >>> rewards.tolist(), chance.tolist()
+    ([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], [0.5625, 0.1875, 0.1875, 0.0625])
+    """
+    values, chances = (torch.tensor(part, dtype=torch.float64) for part in law)
+    index = torch.cartesian_prod(*[torch.arange(len(values))] * size)
+    return values[index], chances[index].prod(dim=1)
+
+
+def credited(method: Method, reward: Tensor) -> Tensor:
+    """(G, R) A_i of every group, by the method's own row."""
+    number = torch.arange(len(reward)).repeat_interleave(reward.shape[1])
+    return advantage(method, reward.flatten(), number).view_as(reward)
+
+
+@cache
+def answers() -> World:
+    """Answers of one to three tokens out of three, 0 ends one early; right where their sum is even."""
+    tree = Tree(tokens=3, depth=3, stop=0)
+    draw = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(len(tree.states), tree.tokens, generator=draw, dtype=torch.float64)
+    reward = torch.tensor([float(sum(leaf) % 2 == 0) for leaf in tree.leaves], dtype=torch.float64)
+    return tree_world(tree, logits, reward)
+
+
+# -- P1.1 ------------------------------------------------------------------------------------------------------------
+
+
+def token_range(credit: Tensor, mask: Tensor) -> Tensor:
+    """(B,) max_t A_it − min_t A_it: 0 exactly where the variance of credit over the tokens of a rollout is.
+
+    >>> token_range(torch.tensor([[1., 3., 9.], [2., 2., 2.]]), torch.tensor([[True, True, False], [True] * 3]))
+    tensor([2., 0.])
+    """
+    return credit.masked_fill(~mask, -torch.inf).amax(dim=1) - credit.masked_fill(~mask, torch.inf).amin(dim=1)
+
+
+def uniform_credit(*, world: World | None = None, credit: str = "outcome", state_baseline: str = STATE_BASELINE,
+                   estimators: Sequence[str] | None = None) -> list[Verdict]:
+    """P1.1: with a reward on the whole answer, every token of a rollout has the same credit."""
+    world = answers() if world is None else world
+    subject = _enumerated(world)
+    if int(world.rollouts.lengths.max()) < 2:
+        return [missing("P1.1", subject, "rollouts of two tokens or more")]
+    if estimators is None:
+        estimators = [name for name, row in ESTIMATORS.items() if not LABELS & set(row.needs)]
+    groups, _ = world.groups(GROUP)
+    batch, tools = world.batch(groups), ExactTools(world, groups.reshape(-1))
+
+    def ranges(spec: str) -> Tensor:
+        return token_range(find_estimator(SHORT.get(spec, spec))(P1_GRPO, batch, tools), batch.mask)
+
+    own, by_state = ranges(credit), ranges(state_baseline)
+    apart = [name for name in estimators if float(ranges(name).max()) > TINY]
+    rule = f"max − min over the tokens of a rollout ≤ {TINY:g} in every group"
+    return [
+        Verdict(claim="P1.1", definition=f"{credit} credit, group-mean baseline: max − min over a rollout's tokens",
+                subject=subject, outcome=decided(float(own.max()) <= TINY), observed=float(own.max()), expected="0",
+                threshold=rule, n=len(batch), of="rollouts",
+                reason=f"credit inside a rollout differs by {float(own.max()):.2g} at most"),
+        Verdict(claim="P1.1", definition="output-only reward forces uniform credit: the same reward, baseline v(s_t)",
+                subject=subject, outcome=decided(float(by_state.max()) <= TINY), observed=float(by_state.max()),
+                expected="0", threshold=rule, n=len(batch), of="rollouts",
+                reason=f"with a baseline that knows the state, credit differs between the tokens of "
+                       f"{int((by_state > TINY).sum()):,} of {len(batch):,} rollouts, by up to "
+                       f"{float(by_state.max()):.2g}"),
+        Verdict(claim="P1.1", definition="output-only reward forces uniform credit: every estimator without labels",
+                subject=subject, outcome=decided(not apart), observed=float(len(apart)), expected="0 not uniform",
+                threshold=rule, n=len(estimators), of="estimators",
+                reason=f"{len(apart)} of {len(estimators)} estimators tell tokens apart from the same reward"
+                       f"{_named(apart)}"),
+    ]
+
+
+# -- P1.2 ------------------------------------------------------------------------------------------------------------
+
+
+def moments(*, method: Method = P1_GRPO, laws: Sequence[Law] = LAWS, sizes: Sequence[int] = SIZES,
+            groups: Groups = independent, samples: int = SAMPLES) -> list[Verdict]:
+    """P1.2: Σ_i A_i = 0, Var(A_i) = (R−1)/R σ², Cov(A_i, A_j) = −σ²/R."""
+    subject = f"{method.name}, {len(laws)} laws of reward, R = {_list(sizes)}"
+    if not laws or not sizes:
+        return [missing("P1.2", subject, "a law of rewards and a group size")]
+    sums, own, cross, cases = 0.0, 0.0, 0.0, 0
+    for law in laws:
+        for size in sizes:
+            reward, chance = groups(law, size)
+            a = credited(method, reward)
+            mean = (chance[:, None] * a).sum(dim=0)
+            covariance = (chance[:, None] * a).T @ a - mean[:, None] * mean
+            expected = variance(law) * (torch.eye(size, dtype=a.dtype) - 1 / size)
+            error = (covariance - expected).abs()
+            sums = max(sums, float(a.sum(dim=1).abs().max()))
+            own = max(own, float(error.diagonal().max()))
+            cross = max(cross, float((error - error.diagonal().diag()).max()))
+            cases += 1
+    return [
+        _equal("P1.2", "Σ_i A_i in every group", subject, sums, "0", cases),
+        _equal("P1.2", "Var(A_i) over all ordered groups", subject, own, "(R−1)/R σ²", cases),
+        _equal("P1.2", "Cov(A_i, A_j) over all ordered groups", subject, cross, "−σ²/R", cases),
+        _sampled_variance(method, groups, max(sizes), samples),
+    ]
+
+
+def _sampled_variance(method: Method, groups: Groups, size: int, samples: int) -> Verdict:
+    """Mean of A_i² over drawn groups, over (R−1)/R σ²: groups are independent, their rollouts are not."""
+    reward, chance = groups(SAMPLED, size)
+    drawn = torch.multinomial(chance, samples, replacement=True, generator=torch.Generator().manual_seed(0))
+    share = credited(method, reward[drawn]).square().mean(dim=1) / (variance(SAMPLED) * (size - 1) / size)
+    found = mean_interval(share.tolist())
+    outcome = inside(found, 1 - BAND, 1 + BAND)
+    more = enough(found, 1 - BAND, 1 + BAND)
+    needs = f"needs {'more' if more is None else f'about {more:,}'} groups: " if outcome == "undecided" else ""
+    return Verdict(claim="P1.2", definition="Var(A_i) of groups drawn at random, over (R−1)/R σ²",
+                   subject=f"{method.name}, binary reward with p = {SAMPLED[1][1]:g}, R = {size}", outcome=outcome,
+                   reason=f"{needs}the sampled variance is {found.mean:.3f} times the law's",
+                   observed=found.mean, interval=ends(found), expected="1",
+                   threshold=f"interval within 1 ± {BAND:g}", n=samples, of="groups")
+
+
+# -- P1.3 ------------------------------------------------------------------------------------------------------------
+
+
+def chebyshev(*, method: Method = P1_GRPO, sizes: Sequence[int] = SIZES, chances: Sequence[float] = CHANCES,
+              epsilons: Sequence[float] = EPSILONS, groups: Groups = independent) -> list[Verdict]:
+    """P1.3: P(|A_i| > ε) ≤ (R−1)σ² / (Rε²)."""
+    cases = []
+    for size in sizes:
+        for p in chances:
+            reward, chance = groups(binary(p), size)
+            a = credited(method, reward).abs()
+            cases += [(float((chance * (a > eps).double().mean(dim=1)).sum()),
+                       (size - 1) * variance(binary(p)) / (size * eps**2)) for eps in epsilons]
+    return [_bounded("P1.3", "share of rollouts with |A_i| > ε against (R−1)σ²/(Rε²)",
+                     f"{method.name}, binary reward, R = {_list(sizes)}", cases)]
+
+
+# -- P1.4 ------------------------------------------------------------------------------------------------------------
+
+
+def dead_law(p: float, size: int) -> float:
+    """P(dead group) = p^R + (1−p)^R.
+
+    >>> dead_law(0.5, 2)
+    0.5
+    """
+    return p**size + (1 - p) ** size
+
+
+def dead_groups(*, method: Method = P1_GRPO, methods: Mapping[str, Method] = METHODS, world: World | None = None,
+                sizes: Sequence[int] = SIZES, chances: Sequence[float] = CHANCES,
+                groups: Groups = independent) -> list[Verdict]:
+    """P1.4: a unanimous group has no gradient, and there are p^R + (1−p)^R of them."""
+    world = answers() if world is None else world
+    return [*_dead_share(method, sizes, chances, groups), *_dead_gradients(method, methods, world)]
+
+
+def _dead_share(method: Method, sizes: Sequence[int], chances: Sequence[float], groups: Groups) -> list[Verdict]:
+    subject = f"{method.name}, binary reward, R = {_list(sizes)}"
+    if not sizes or len(chances) < 2:
+        return [missing("P1.4", subject, "a group size and two success rates", "share of dead groups")]
+    errors, gaps = [], []
+    for size in sizes:
+        dead = []
+        for p in chances:
+            reward, chance = groups(binary(p), size)
+            dead.append(float(chance[(credited(method, reward) == 0).all(dim=1)].sum()))
+            errors.append(abs(dead[-1] - dead_law(p, size)))
+        gaps.append(statistics.fmean(dead) - dead_law(statistics.fmean(chances), size))
+    return [
+        _equal("P1.4", "share of groups whose every advantage is 0", subject, max(errors), "p^R + (1−p)^R",
+               len(errors)),
+        Verdict(claim="P1.4", definition="share of dead groups over prompts of different p, less the law at their mean",
+                subject=subject, outcome=decided(min(gaps) >= -TINY), observed=min(gaps), expected="≥ 0 (Jensen)",
+                threshold=f"≥ −{TINY:g} for every R", n=len(sizes), of="group sizes",
+                reason=f"prompts of different difficulty have a share that is {min(gaps):.3f} to {max(gaps):.3f} above "
+                       f"the law at their mean p"),
+    ]
+
+
+def group_gradients(method: Method, world: World, groups: Tensor) -> Tensor:
+    """(G, S, A) ∂J/∂z of each group of a batch: every group has a table of logits of its own, so that none cancels."""
+    batch, state = world.batch(groups), world.state[groups.reshape(-1)].clamp(min=0)
+    table = world.policy.log().expand(len(groups), -1, -1).clone().requires_grad_()
+    logp = table.log_softmax(dim=2)[batch.group[:, None], state, batch.tokens]
+    # On policy to the bit: a KL to the policy that sampled must not see rounding.
+    (gradient,) = torch.autograd.grad(surrogate(method, logp, replace(batch, logp=logp.detach())), table)
+    return gradient
+
+
+def _dead_gradients(method: Method, methods: Mapping[str, Method], world: World) -> list[Verdict]:
+    groups, _ = world.groups(GROUP)
+    reward = world.rollouts.reward[groups]
+    dead = (reward == reward[:, :1]).all(dim=1)
+    subject, definition = _enumerated(world), "gradient of a unanimous group"
+    asked = {name: row for name, row in methods.items() if row.baseline != "external"}
+    if not bool(dead.any()) or not asked:
+        return [missing("P1.4", subject, "a unanimous group, and a method that makes its own credit", definition)]
+
+    def largest(row: Method) -> float:
+        return float(group_gradients(row, world, groups)[dead].abs().max())
+
+    own = largest(method)
+    moved = [name for name, row in asked.items() if largest(row) > 0]
+    centred = [name for name in moved if asked[name].centred]
+    return [
+        Verdict(claim="P1.4", definition=definition, subject=f"{method.name}, {subject}",
+                outcome=decided(own == 0), observed=own, expected="0", threshold="exactly 0", n=int(dead.sum()),
+                of="unanimous groups", reason=f"the largest entry of a unanimous group's gradient is {own:.2g}"),
+        Verdict(claim="P1.4", definition=f"{definition}, every row of the table", subject=subject,
+                outcome=decided(not moved), observed=float(len(moved)), expected="0 rows with a gradient",
+                threshold="exactly 0", n=len(asked), of="methods",
+                reason=f"{len(moved)} of {len(asked)} rows give a unanimous group a gradient{_named(moved)}, of those "
+                       f"with a baseline of the group {len(centred)}{_named(centred)}"),
+    ]
+
+
+# -- P1.8 ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnBias:
+    """RMS over all walks of E[Â_h] − (G_h − v(s_h)) at one turn, siblings averaged over and not counted in."""
+
+    turn: int
+    bound: float
+    """h·r_max + 2·V_max."""
+    outcome: float
+    turn_return: float
+    state_return: float
+
+
+def bias_by_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: int = START, size: int = 8
+                 ) -> list[TurnBias]:
+    """The multi-turn bias, and what is left of it with a baseline of the turn and with one of the state, exactly."""
+    world = ladder_world(game, constant_policy(game) if policy is None else policy, start)
+    found = {name: rms(world, credit_bias(measure(name, RLOO, world, size)))
+             for name in ("outcome", "turn_return", "state_return")}
+    return [TurnBias(turn=h, bound=bound, **{name: float(by_turn[h]) for name, by_turn in found.items()})
+            for h, bound in enumerate(game.bound())]
+
+
+def constant_policy(game: Ladder) -> Tensor:
+    """(H, rungs, 2) up with probability 0.7, whatever the turn and the rung."""
+    return torch.tensor([1 - UP, UP], dtype=torch.float64).expand(game.turns, game.top + 1, 2).contiguous()
+
+
+def credit_bias(found: Exact, factor: float = 1.0) -> Tensor:
+    """(N, H) E[Â_h | walk]/c − (G_h − v(s_h)), c the factor of a group-mean baseline."""
+    world = found.world
+    true = world.rollouts.reward[:, None] - world.value[:, :-1]  # what was earned before turn h stands in both
+    return found.by_sequence / factor - true
+
+
+def rms(world: World, bias: Tensor) -> Tensor:
+    """(H,) √(Σ_y π(y) Bias_h(y)²)."""
+    return (world.chance[:, None] * bias.square()).sum(dim=0).sqrt()
+
+
+def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: int = START, size: int = 8,
+               credit: str = "outcome", state_baseline: str = STATE_BASELINE, method: Method = P1_GRPO
+               ) -> list[Verdict]:
+    """P1.8: Bias_h = Σ_{h'<h} r_h' + v(s_h) − v(s_0), at most h·r_max + 2·V_max, 0 at the first turn."""
+    subject = f"ladder of {game.top + 1} rungs, {game.turns} turns, R = {size}"
+    if game.turns < 2:
+        return [missing("P1.8", subject, "a game of two turns or more")]
+    policy = constant_policy(game) if policy is None else policy
+    world = ladder_world(game, policy, start)
+    own = measure(credit, method, world, size)
+    plain, by_value, by_turn, by_state = (
+        measure(spec, RLOO, world, size) for spec in ("outcome", state_baseline, "turn_return", "state_return"))
+    bias = credit_bias(own, (size - 1) / size if method.baseline == "group_mean" else 1.0)
+    law = torch.stack([game.bias(policy, start, moves) for moves in game.walks()])
+    share = float((bias.abs() / torch.tensor(game.bound(), dtype=bias.dtype)).max())
+    average = float((world.chance[:, None] * bias).sum(dim=0).abs().max())
+    noise = own.noise / by_state.noise
+    return [
+        _equal("P1.8", f"E[Â_h] of {credit} credit less G_h − v(s_h)", subject, float((bias - law).abs().max()),
+               "Σ_{h'<h} r_h' + v(s_h) − v(s_0)", bias.numel(), "walks × turns"),
+        Verdict(claim="P1.8", definition="largest |Bias_h| / (h·r_max + 2·V_max)", subject=subject,
+                outcome=decided(share <= 1 + TINY), observed=share, expected="≤ 1", threshold="≤ 1 on every walk",
+                n=bias.numel(), of="walks × turns", reason=f"the largest bias is {share:.2f} of its bound"),
+        _equal("P1.8", "Bias_h at the first turn, h = 0", subject, float(bias[:, 0].abs().max()), "0", len(bias),
+               "walks"),
+        Verdict(claim="P1.8", definition="the bias has a direction: its mean over all walks, largest over turns",
+                subject=subject, outcome=decided(average > TINY), observed=average, expected="> 0",
+                threshold=f"> {TINY:g}", n=len(bias), of="walks",
+                reason=f"at every turn what the bias adds to some walks it takes from others, up to {average:.1g}"
+                if average <= TINY else f"at some turn the bias of all walks averages to {average:.2g}"),
+        _removal("the baseline v(s_h) itself", by_value, plain, subject),
+        _removal("a baseline of the turn (turn_return)", by_turn, plain, subject),
+        _removal("a baseline of the state (state_return)", by_state, plain, subject),
+        Verdict(claim="P1.8", definition="the bias of credit biases the gradient: ‖E ĝ − c∇J‖ / ‖c∇J‖, best c",
+                subject=subject, outcome=decided(own.gradient_shape > TINY), observed=own.gradient_shape,
+                expected="> 0", threshold=f"> {TINY:g}", n=len(bias), of="walks",
+                reason=f"E ĝ is {own.gradient_factor:.4g} ∇J up to a share of {own.gradient_shape:.1g}"),
+        Verdict(claim="P1.8", definition="the bias of credit costs variance: E‖ĝ − E ĝ‖²/‖E ĝ‖², over state_return's",
+                subject=subject, outcome=decided(noise > 1 + TINY), observed=noise, expected="> 1", threshold="> 1",
+                n=len(bias), of="walks",
+                reason=f"{credit} credit has {noise:.2f} times the gradient noise of a baseline of the state"),
+    ]
+
+
+def _removal(name: str, found: Exact, plain: Exact, subject: str) -> Verdict:
+    """What is left, at the later turns, of the bias that outcome credit has there."""
+    mine, theirs = (rms(some.world, credit_bias(some))[1:] for some in (found, plain))
+    left = mine / theirs
+    worst = int(left.argmax())
+    by_turn, beside = (", ".join(f"{x:.2f}" for x in some.tolist()) for some in (mine, theirs))
+    return Verdict(claim="P1.8", definition=f"{name} removes the bias: RMS left, over outcome credit's, worst turn",
+                   subject=subject, outcome=decided(float(left.max()) < REMOVED), observed=float(left.max()),
+                   expected="0", threshold=f"< {REMOVED:g} at every turn", n=len(left), of="turns",
+                   reason=f"{float(left.max()):.2g} of the bias is left at turn {worst + 1}: after the first turn the "
+                          f"RMS is {by_turn}, and outcome's {beside}")
+
+
+# -- P1.9 ------------------------------------------------------------------------------------------------------------
+
+
+def hoeffding_bound(size: int, eps: float) -> float:
+    """2 exp(−2Rε²), for rewards in 0 .. 1.
+
+    >>> round(hoeffding_bound(2, 0.3), 3)
+    1.395
+    """
+    return 2 * math.exp(-2 * size * eps**2)
+
+
+def hoeffding(*, sizes: Sequence[int] = (*SIZES, 16), chances: Sequence[float] = CHANCES,
+              epsilons: Sequence[float] = EPSILONS, groups: Groups = independent,
+              printed: Mapping[tuple[int, float], float] = PRINTED) -> list[Verdict]:
+    """P1.9: P(|v̂_R − v| > ε) ≤ 2exp(−2Rε²), v̂_R the mean of R rewards; and the table of it."""
+    cases = []
+    for size in sizes:
+        for p in chances:
+            reward, chance = groups(binary(p), size)
+            off = (reward.mean(dim=1) - p).abs()
+            # A miss of ε exactly is not beyond ε, whichever way it was rounded.
+            cases += [(float(chance[off > eps + TINY].sum()), hoeffding_bound(size, eps)) for eps in epsilons]
+    return [_bounded("P1.9", "P(|v̂_R − v| > ε) against 2exp(−2Rε²)", f"binary reward, R = {_list(sizes)}", cases),
+            _printed(printed)]
+
+
+def _printed(printed: Mapping[tuple[int, float], float]) -> Verdict:
+    definition, subject = "the printed table against 2exp(−2Rε²)", "App. A.2"
+    if not printed:
+        return missing("P1.9", subject, "a printed value", definition)
+    off = {at: abs(value - hoeffding_bound(*at)) for at, value in printed.items()}
+    worst = max(off, key=lambda at: off[at])
+    wrong = sum(error > HALF_DIGIT for error in off.values())
+    return Verdict(claim="P1.9", definition=definition, subject=subject, outcome=decided(not wrong),
+                   observed=off[worst], expected="0, rounding aside", threshold=f"largest difference ≤ {HALF_DIGIT:g}",
+                   n=len(off), of="printed values",
+                   reason=f"{wrong} of {len(off)} printed values are not the formula's, the furthest by "
+                          f"{off[worst]:.3f}: at R = {worst[0]} and ε = {worst[1]:g} it prints {printed[worst]:g} for "
+                          f"{hoeffding_bound(*worst):.3f}")
+
+
+# -- P1.10 -----------------------------------------------------------------------------------------------------------
+
+
+def group_mean_factor(*, world: World | None = None, sizes: Sequence[int] = (2, 3, 4), method: Method = P1_GRPO,
+                      others: Method = RLOO) -> list[Verdict]:
+    """P1.10: E ĝ = (R−1)/R ∇J with the group's mean, ∇J with leave-one-out, so neither turns the update."""
+    world = answers() if world is None else world
+    subject = f"{method.name} and {others.name}, {len(world.rollouts)} sequences, every group of {_list(sizes)}"
+    norm = float(world.gradient.norm())
+    if not sizes or norm <= TINY:
+        return [missing("P1.10", subject, "a group size, and a world whose gradient is not 0")]
+    mean, rest, turned = [], [], []
+    for size in sizes:
+        own, left = (measure("outcome", row, world, size) for row in (method, others))
+        mean.append(float((own.gradient - (size - 1) / size * world.gradient).norm()) / norm)
+        rest.append(left.gradient_error)
+        turned.append(1 - min(own.cosine, left.cosine))
+    return [
+        _equal("P1.10", "E ĝ with the group's mean, over ‖∇J‖", subject, max(mean), "(R−1)/R ∇J", len(sizes),
+               "group sizes"),
+        _equal("P1.10", "E ĝ with leave-one-out, over ‖∇J‖", subject, max(rest), "∇J", len(sizes), "group sizes"),
+        _equal("P1.10", "cosine of E ĝ with ∇J, both baselines", subject, max(turned), "1", len(sizes), "group sizes"),
+    ]
+
+
+# -- P1.11 -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def two_tokens(rewarded: int) -> World:
+    """Two tokens out of two, the first drawn 9 to 1, the second evenly; the token at `rewarded` earns 1 if it is 1.
+
+    ‖ψ‖² = 2(1 − π)² summed over the tokens depends on the first alone. So Cov(‖ψ‖², r) is 0 where the second is
+    rewarded, and not where the first is.
+    """
+    tree = Tree(tokens=2, depth=2)
+    logits = torch.zeros(3, 2, dtype=torch.float64)
+    logits[0, 0] = math.log(9)
+    return tree_world(tree, logits, tree.chosen[:, rewarded].double())
+
+
+def constant_spread(world: World, baseline: float) -> float:
+    """E‖x − E x‖², x = (r − b)ψ: the variance of one rollout's gradient, with nothing assumed about E ψ."""
+    x = (world.rollouts.reward - baseline)[:, None] * world.scores
+    mean = (world.chance[:, None] * x).sum(dim=0)
+    return float((world.chance * x.square().sum(dim=1)).sum() - mean.square().sum())
+
+
+def least_spread(world: World) -> float:
+    """The b at which that parabola in b is lowest, from its values at −1, 0 and 1."""
+    low, mid, high = (constant_spread(world, b) for b in (-1.0, 0.0, 1.0))
+    return (low - high) / (2 * (low - 2 * mid + high))
+
+
+def optimal_baseline(*, worlds: Mapping[str, World] | None = None) -> list[Verdict]:
+    """P1.11: the mean reward is the baseline of least variance; truly b* = mean + Cov(‖ψ‖², r)/E‖ψ‖²."""
+    worlds = worlds if worlds is not None else {"‖ψ‖² independent of r": two_tokens(1),
+                                                "‖ψ‖² larger where r is": two_tokens(0)}
+    out, errors = [], []
+    for name, world in worlds.items():
+        reward, norm = world.rollouts.reward, world.scores.square().sum(dim=1)
+        mean = float((world.chance * reward).sum())
+        covariance = float((world.chance * norm * (reward - mean)).sum())
+        if float(reward.max() - reward.min()) <= TINY:
+            out.append(missing("P1.11", name, "rewards that differ"))
+            continue
+        best = least_spread(world)
+        lost = max(constant_spread(world, mean) / constant_spread(world, best) - 1, 0.0)
+        errors += [abs(best - mean - covariance / float((world.chance * norm).sum())),
+                   abs(best - float(best_constant(world)))]
+        out.append(Verdict(
+            claim="P1.11", definition="the mean reward is the constant baseline of least variance", subject=name,
+            outcome=decided(abs(best - mean) <= TINY), observed=best - mean, expected="b* − mean = 0",
+            threshold=f"|b* − mean| ≤ {TINY:g}", n=len(reward), of="sequences",
+            reason=f"with Cov(‖ψ‖², r) = {covariance:.2g} the mean {mean:.3g} has {lost:.1%} more variance than "
+                   f"b* = {best:.3g}"))
+    if errors:
+        out.append(_equal("P1.11", "b of least variance, so the mean is it iff Cov(‖ψ‖², r) = 0", "; ".join(worlds),
+                          max(errors), "mean + Cov(‖ψ‖², r)/E‖ψ‖² = E[r‖ψ‖²]/E[‖ψ‖²]", len(errors)))
+    return out
+
+
+# -- P1.12 -----------------------------------------------------------------------------------------------------------
+
+
+def random_scores(size: int, seed: int) -> NDArray[np.float64]:
+    """(R, R) Gram of R Gaussian scores in 64 dimensions, their norms spread over a factor of ten."""
+    draw = np.random.default_rng(seed)
+    scores = draw.standard_normal((size, 64)) * 10 ** draw.random((size, 1))
+    return np.asarray(scores @ scores.T, dtype=np.float64)
+
+
+def leave_one_out_rank(*, method: Method = P1_GRPO, others: Method = RLOO, sizes: Sequence[int] = SIZES,
+                       law: Law = LAWS[1]) -> list[Verdict]:
+    """P1.12, exact part: does leave-one-out change the rank of the rollout matrix? Its rows are R/(R−1) times P1's."""
+    subject = f"{others.name} beside {method.name}, R = {_list(sizes)}, random scores"
+    errors, apart, seen = [], [], 0
+    names: set[str] = set()
+    for size in sizes:
+        mine, theirs = (credited(row, independent(law, size)[0]) for row in (method, others))
+        errors.append(float((theirs - size / (size - 1) * mine).abs().max()))
+        for g in (mine.any(dim=1) & theirs.any(dim=1)).nonzero()[:, 0].tolist():
+            scores = random_scores(size, seed=g)
+            one, two = (ranks(spectrum(weighted(scores, credit[g].numpy()))) for credit in (mine, theirs))
+            apart += [abs(two[name] / value - 1) for name, value in one.items()]
+            names |= one.keys()
+            seen += 1
+    if not apart:
+        return [missing("P1.12", subject, "a group whose rewards differ")]
+    return [
+        _equal("P1.12", "A_i with leave-one-out, in every group", subject, max(errors), "R/(R−1) (r_i − mean)",
+               len(errors), "group sizes"),
+        Verdict(claim="P1.12", definition=f"leave-one-out changes a rank: {', '.join(sorted(names))}",
+                subject=subject, outcome=decided(max(apart) > TINY), observed=max(apart),
+                expected="> 0, if it breaks rank 2", threshold=f"relative difference > {TINY:g} by any definition",
+                n=seen, of="groups",
+                reason=f"by {len(names)} definitions the ranks differ by a share of {max(apart):.1g} at most"),
+    ]
+
+
+# -- verdicts of one shape -------------------------------------------------------------------------------------------
+
+
+def _equal(claim: str, definition: str, subject: str, worst: float, expected: str, n: int, of: str = "cases"
+           ) -> Verdict:
+    """An equation, checked case by case."""
+    return Verdict(claim=claim, definition=definition, subject=subject, outcome=decided(worst <= TINY), observed=worst,
+                   expected=expected, threshold=f"largest difference ≤ {TINY:g}", n=n, of=of,
+                   reason=f"the largest difference from {expected} is {worst:.1g}")
+
+
+def _bounded(claim: str, definition: str, subject: str, cases: Sequence[tuple[float, float]]) -> Verdict:
+    """(what is, its bound) case by case, and how loose the bound is."""
+    if not cases:
+        return missing(claim, subject, "a group size, a success rate and an ε", definition)
+    worst = max(value / bound for value, bound in cases)
+    idle = sum(bound >= 1 for _, bound in cases)
+    ratios = [bound / value for value, bound in cases if bound < 1 and value > 0]
+    loose = f"a bound below 1 is {statistics.median(ratios):.1f} times the truth (median)" if ratios else \
+        "no bound below 1 has a truth above 0"
+    return Verdict(claim=claim, definition=definition, subject=subject, outcome=decided(worst <= 1 + TINY),
+                   observed=worst, expected="≤ 1", threshold="truth / bound ≤ 1 in every case", n=len(cases),
+                   of="cases",
+                   reason=f"the truth is at most {worst:.2f} of the bound; {loose}, and {idle} of {len(cases)} bounds "
+                          f"say nothing (≥ 1)")
+
+
+def _named(names: Sequence[str]) -> str:
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _enumerated(world: World) -> str:
+    return f"{len(world.rollouts)} sequences, every group of {GROUP}"
+
+
+def _list(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))

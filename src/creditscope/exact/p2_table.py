@@ -1,0 +1,161 @@
+"""Table 1 of arXiv:2601.05002, each row written out from the page, and nothing of it taken from our own table.
+
+    J = Σ_i Σ_t α_it · min(s_it A_i, clip(s_it, 1−ε_low, 1+ε_up) A_i) − β R(θ)        A_i = r_i − mean(r)   (Eq. 1)
+
+The std lives in α. The table is stated for one group, which must be mixed. Its ε, γ and β are each method's own; a
+method without a clip has ε = ∞. The KL stands in it without an aggregate, and is given the method's own. Where a row
+departs from the paper of its method, `repaired` is the row as that paper has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from creditscope.batch.rollouts import Rollouts
+
+BETA = 0.07
+"""β of the rows that have a KL term: any weight will do, as long as it can be seen."""
+
+
+class Symbols:
+    """What the table's symbols stand for in a batch of one group: (B, 1) or (B, T), `logp` carrying the gradient."""
+
+    def __init__(self, rollouts: Rollouts, logp: Tensor) -> None:
+        assert rollouts.ref_logp is not None
+        assert rollouts.entropy is not None
+        self.mask = rollouts.mask.to(logp.dtype)
+        self.count, self.length = len(rollouts), self.mask.sum(dim=1, keepdim=True)
+        self.tokens = self.mask.sum()
+        self.credit = (rollouts.reward - rollouts.reward.mean())[:, None]
+        self.sigma = rollouts.reward.std()
+        self.log_pi = logp
+        self.token_ratio = (logp - rollouts.logp).exp()
+        self.log_sequence = ((logp - rollouts.logp) * self.mask).sum(dim=1, keepdim=True)
+        self.k3 = (rollouts.ref_logp - logp).exp() - (rollouts.ref_logp - logp) - 1
+        self.a = 1 / (self.count * self.length * self.sigma)
+        """a_i = 1/(R·L_i·σ_r)."""
+        self.near = (self.log_sequence.detach() / self.length >= -0.5) | (self.credit >= 0)
+        """M of GRPO (V3.2), with δ = ½."""
+        self.entropy = (rollouts.entropy * self.mask).sum(dim=1, keepdim=True) / self.length
+        self.calm = self.entropy <= math.log(2)
+        """δ_i of GTPO."""
+        self.conflict = _conflict(rollouts, self.credit)
+        """λ_it of GTPO."""
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Σ_i Σ_t over the chosen tokens."""
+        return (value * self.mask).sum()
+
+    def clipped(self, s: Tensor, low: float, high: float) -> Tensor:
+        """min(s A, clip(s, 1−ε_low, 1+ε_up) A)."""
+        return torch.minimum(s * self.credit, s.clamp(1 - low, 1 + high) * self.credit)
+
+    def large(self, unit: Tensor | float) -> Tensor:
+        """1{|A_i| > γ}, γ = ½, with A in units of `unit`."""
+        return (self.credit / unit).abs() > 0.5
+
+
+def _conflict(rollouts: Rollouts, credit: Tensor) -> Tensor:
+    """λ_it = 2 (A > 0) or 0 (A < 0) where a token opens, or closes, an answer as one of the other sign does; else 1."""
+    answers = [row[:length] for row, length in zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True)]
+    sign = credit.squeeze(1).sign().tolist()
+    weight = torch.ones_like(rollouts.logp)
+    for i, mine in enumerate(answers):
+        rivals = [other for other, s in zip(answers, sign, strict=True) if sign[i] * s < 0]
+        for ends in (range(len(mine)), range(-1, -len(mine) - 1, -1)):
+            for t in ends:
+                if not any(-len(other) <= t < len(other) and other[t] == mine[t] for other in rivals):
+                    break
+                weight[i, t % len(mine)] = 1 + sign[i]
+    return weight
+
+
+# -- the ten rows: symbols -> J ------------------------------------------------------------------------------------
+
+
+def _grpo(x: Symbols) -> Tensor:
+    """α = a_i, s = ρ, R = K3."""
+    return x.sum(x.a * x.clipped(x.token_ratio, 0.2, 0.2)) - BETA * x.sum(x.k3 / (x.count * x.length))
+
+
+def _grpo_v32(x: Symbols) -> Tensor:
+    """α = M_it/(R L_i), s = ρ, R = ρ·K3."""
+    share = 1 / (x.count * x.length)
+    return x.sum(x.near * share * x.clipped(x.token_ratio, 0.2, 0.2)) - BETA * x.sum(share * x.token_ratio * x.k3)
+
+
+def _gspo(x: Symbols, exponent: Tensor | float = 1.0) -> Tensor:
+    """α = a_i, s = sg[(π(y)/π_old(y))^exponent / π_t]·π_t."""
+    s = (x.log_sequence * exponent).exp().detach() * (x.log_pi - x.log_pi.detach()).exp()
+    return x.sum(x.a * x.clipped(s, 3e-4, 4e-4))
+
+
+def _gtpo(x: Symbols) -> Tensor:
+    """α = δ_i λ_it/(R L_i), s = ρ, R = 1/R Σ_i δ_i⟨H⟩_i/L_i Σ_t ρ λ_it with weight 0.1."""
+    weight = x.calm * x.conflict / (x.count * x.length) * x.token_ratio
+    return x.sum(weight * x.credit) - 0.1 * x.sum(weight * x.entropy)
+
+
+def _dapo(x: Symbols) -> Tensor:
+    """α = 1/(σ_r ΣL), s = ρ."""
+    return x.sum(x.clipped(x.token_ratio, 0.2, 0.28) / (x.sigma * x.tokens))
+
+
+def _cppo(x: Symbols, unit: Tensor | float = 1.0) -> Tensor:
+    """α = a_i·1{|A_i| > γ}, s = ρ, R = K3."""
+    keep = x.large(unit)
+    return x.sum(keep * x.a * x.clipped(x.token_ratio, 0.2, 0.2)) - BETA * x.sum(keep * x.k3 / (x.count * x.length))
+
+
+def _dr_grpo(x: Symbols) -> Tensor:
+    """α = 1/R, s = ρ, R = K3."""
+    return x.sum(x.clipped(x.token_ratio, 0.2, 0.2) - BETA * x.k3) / x.count
+
+
+def _gpg(x: Symbols) -> Tensor:
+    """α = α̂/(F_norm ΣL), s = log π; one mixed group has α̂ = 1, and F_norm is 1."""
+    return x.sum(x.log_pi * x.credit / x.tokens)
+
+
+def _cispo(x: Symbols, cap: float = math.inf) -> Tensor:
+    """α = M_it/(σ_r ΣL), s = sg[ρ]·log π; CISPO itself masks nothing, so M = 1."""
+    return x.sum(x.token_ratio.detach().clamp(max=cap) * x.log_pi * x.credit / (x.sigma * x.tokens))
+
+
+def _gcpo(x: Symbols) -> Tensor:
+    """α = 1/(σ_r R), s = π(y)/π_old(y), one term a sequence."""
+    return (x.clipped(x.log_sequence.exp(), 0.2, 0.2) / (x.sigma * x.count)).sum()
+
+
+Objective = Callable[[Symbols], Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table as an objective."""
+
+    printed: Objective
+    repaired: Objective | None = None
+    """As the method's own paper or code has it, where the table departs from that."""
+    repair: str = ""
+    """What was repaired."""
+
+
+TABLE: Mapping[str, Row] = MappingProxyType({
+    "grpo": Row(_grpo),
+    "grpo_v32": Row(_grpo_v32),
+    "gspo": Row(_gspo, lambda x: _gspo(x, 1 / x.length), "the exponent 1/|y| of the sequence ratio"),
+    "gtpo": Row(_gtpo),
+    "dapo": Row(_dapo),
+    "cppo": Row(_cppo, lambda x: _cppo(x, x.sigma), "γ against (r − mean)/std, not against r − mean"),
+    "dr_grpo": Row(_dr_grpo, lambda x: _dr_grpo(x) / x.mask.shape[1], "the constant 1/L_max"),
+    "gpg": Row(_gpg),
+    "cispo": Row(_cispo, lambda x: _cispo(x, 1.28), "the cap 1 + ε_high on sg[ρ]"),
+    "gcpo": Row(_gcpo),
+})

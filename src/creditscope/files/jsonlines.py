@@ -1,0 +1,132 @@
+"""JSON of strangers, line by line or as a whole, never longer or deeper than allowed: a file is not to be trusted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from creditscope.errors import CreditscopeError
+
+MAX_LINE = 64 * 2**20
+"""Longest line accepted, in bytes. A completion of a million tokens fits; a file without newlines does not."""
+MAX_DEPTH = 100
+"""Lists and objects inside each other. Python gives up near 1000, and whoever walks a value needs some of them too."""
+
+
+def numbered_lines(path: str | Path, max_line: int = MAX_LINE) -> Iterator[tuple[int, str]]:
+    """(number, text) of each line that is not blank. Faults are errors that name the line."""
+    for number, _, text in placed_lines(path, max_line):
+        yield number, text
+
+
+def placed_lines(path: str | Path, max_line: int = MAX_LINE, before: int = 0,
+                 start: int = 0) -> Iterator[tuple[int, int, str]]:
+    """(number, the byte after it, text) of each line that is not blank, from byte `start` on, `before` lines down."""
+    number, end = before, start
+    try:
+        with Path(path).open("rb") as lines:
+            if start:
+                lines.seek(start)
+            while line := lines.readline(max_line + 1):
+                number += 1
+                end += len(line)
+                if len(line) > max_line:
+                    raise CreditscopeError(f"{path}, line {number}: the line is longer than {max_line:,} bytes; "
+                                           f"write one object a line, ended by a newline")
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise CreditscopeError(f"{path}, line {number}: not UTF-8 text: byte {line[error.start]:#04x} at "
+                                           f"position {error.start}") from None
+                if text.strip():
+                    yield number, end, text
+    except FileNotFoundError:
+        raise CreditscopeError(f"no such file: {path}") from None
+    except CreditscopeError:
+        raise
+    except OSError as error:
+        raise CreditscopeError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a name that no file can have, such as one with a NUL
+        raise CreditscopeError(f"cannot read {str(path)!r}: {error}") from None
+    if number == 0:
+        raise CreditscopeError(f"{path} is empty; expected one JSON object a line")
+
+
+def whole_lines(path: Path, max_line: int = MAX_LINE) -> Iterator[bytes]:
+    """The lines that have their end, without it; the last may still be in the writing. Raises OSError."""
+    with path.open("rb") as lines:
+        for number in itertools.count(1):
+            line = lines.readline(max_line + 1)
+            if len(line) > max_line:
+                raise CreditscopeError(f"{path}, line {number}: the line is longer than {max_line:,} bytes")
+            if not line.endswith(b"\n"):
+                return
+            yield line[:-1]
+
+
+def read_whole(path: Path, most: int = MAX_LINE) -> bytes:
+    """The bytes of a file that must be held as a whole. Raises OSError, and refuses what is larger than `most`."""
+    with path.open("rb") as data:
+        held = data.read(most + 1)
+    if len(held) > most:
+        raise CreditscopeError(f"{path} is larger than the {most:,} bytes that are read of such a file; is it the one "
+                               f"you meant?")
+    return held
+
+
+class Repeated(ValueError):
+    """A name that stands twice in one object: Python keeps the last, other readers the first."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, whose names differ."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Repeated(f"{twice[:60]!r} stands twice in one object; keep one of the two")
+    return found
+
+
+def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """A JSON value that can be walked, compared and shown without fear of its depth. Raises ValueError.
+
+    >>> parse_json("[1, {}]")
+    [1, {}]
+    >>> parse_json("[" * 101 + "]" * 101)
+    Traceback (most recent call last):
+    ValueError: nested too deeply: more than 100 levels
+    >>> parse_json('{"reward": 0, "reward": 1}')
+    Traceback (most recent call last):
+    creditscope.files.jsonlines.Repeated: 'reward' stands twice in one object; keep one of the two
+    """
+    try:
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=_distinct)
+    except RecursionError:
+        raise ValueError(f"nested too deeply: more than {MAX_DEPTH} levels") from None
+    opens = ("[", "{") if isinstance(text, str) else (b"[", b"{")
+    if sum(map(text.count, opens)) > MAX_DEPTH:  # type: ignore[arg-type]
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            level = [inner for holder in level if isinstance(holder, dict | list)
+                     for inner in (holder.values() if isinstance(holder, dict) else holder)
+                     if isinstance(inner, dict | list)]
+        if level:
+            raise ValueError(f"nested too deeply: more than {MAX_DEPTH} levels")
+    return value
+
+
+def encodable(text: str) -> bool:
+    """False where the text holds half a character, a lone surrogate: JSON may write it, UTF-8 and tokenizers may not.
+
+    >>> encodable("½"), encodable("\\ud800")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

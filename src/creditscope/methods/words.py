@@ -1,0 +1,192 @@
+"""A row in words and symbols: its equation, its place in P2's table, what its loss shows. Made from the row alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from creditscope.methods.axes import AXES, Method
+
+
+def advantage_equation(m: Method) -> str:
+    """A as a formula.
+
+    >>> from creditscope.methods.table import GRPO
+    >>> advantage_equation(GRPO)
+    'A_i = (r_i − mean r) / std r'
+    """
+    if m.baseline == "external":
+        return "A_it: given from outside"
+    reward = {"loss": "r_i", "reward": "R_i", "token_reward": "R_it"}[m.kl_in]
+    r = reward[0]
+    baseline = {"none": "", "group_mean": f" − mean {r}", "leave_one_out": f" − mean_{{j≠i}} {r}_j",
+                "length_weighted_mean": f" − ΣL{r}/ΣL"}[m.baseline]
+    eps = f" + {m.std_eps:g}" if m.std_eps else ""
+    centred = f"({reward}{baseline})" if baseline and m.scale != "none" else f"{reward}{baseline}"
+    scaled = {
+        "none": centred,
+        "group_std": f"{centred} / {_group(f'std {r}{eps}')}",
+        "batch_std": f"{centred} / {_group(f'std_batch {r}{eps}')}",
+        "group_mean": f"{centred} / {_group(f'mean {r}{eps}')}",
+        "live_groups": f"{centred} · groups/live groups",
+        "nonzero_rewards": f"{centred} · B/#({r} ≠ 0)",
+        "beta_density": f"{centred} / Beta(mean {r}; α, β)",
+    }[m.scale]
+    whitened = {"none": scaled, "rollouts": f"whiten_i({scaled})", "tokens": f"whiten_it({scaled})"}[m.whiten]
+    cost = f" − {m.entropy_cost:g}·⟨H⟩_i" if m.entropy_cost else ""
+    left = "A_it" if m.kl_in == "token_reward" else "A_i"
+    tail = {"loss": "", "reward": "   R_i = r_i − β Σ_t log(π_old/π_ref)_it",
+            "token_reward": "   R_it = r_i − β Σ_{t'≥t} log(π_old/π_ref)_it'"}[m.kl_in]
+    return f"{left} = {whitened}{cost}{tail}"
+
+
+def alpha_text(m: Method) -> str:
+    """α: what each token's term is multiplied by, without the std that P2 counts into it."""
+    rows, prompts = ("B", "P") if m.denominator == "all" else ("B_kept", "P_kept")
+    factor = {"sequence_mean": f"1/({rows}·L_i)", "sequence_sum": f"1/{rows}", "token_mean": "1/ΣL",
+              "group_token_mean": f"1/({prompts}·ΣL_g)",
+              "constant": f"1/({rows}·{m.max_tokens or 'L_max'})", "token_sum": "1"}[m.aggregate]
+    threshold = f"{m.keep_threshold:.3g}" if m.keep_threshold is not None else ""
+    keep = {"all": "", "live_groups": " · 1{group not unanimous}", "large_advantage": f" · 1{{|A_i| > {threshold}}}",
+            "top_advantage": f" · 1{{|A_i| in top {threshold} of group}}",
+            "low_entropy": f" · 1{{⟨H⟩_i ≤ {threshold}}}"}[m.keep]
+    trust = {"none": "", "off_policy_sequence": f" · 1{{A ≥ 0 or mean_t log(π_old/π) ≤ {m.trust_high}}}",
+             "binary_tv": f" · 1{{π − π_old within {m.trust_high} along A}}",
+             "binary_kl": f" · 1{{KL(π_old‖π) ≤ {m.trust_high} along A}}"}[m.trust]
+    return factor + ("" if m.token_weight == "none" else " · λ_it") + keep + trust
+
+
+def ratio_text(m: Method) -> str:
+    """s: what stands in the ratio's place."""
+    return {"none": "log π_it", "token": "ρ_it", "sequence_mean": "s_i = exp(mean_t log ρ_it)",
+            "sequence_product": "s_i = Π_t ρ_it", "sequence_token": "s_it = sg[s_i]·π_it/sg[π_it]"}[m.ratio]
+
+
+def term_text(m: Method) -> str:
+    """The policy term of one token: the bound applied to ratio and advantage."""
+    a = "A_it" if m.kl_in == "token_reward" or m.baseline == "external" else "A_i"
+    s = {"none": "log π_it", "token": "ρ_it", "sequence_mean": "s_i", "sequence_product": "s_i",
+         "sequence_token": "s_it"}[m.ratio]
+    clip = f"clip({s}, {_edge(m.clip_low, -1)}, {_edge(m.clip_high, +1)})"
+    term = {
+        "none": f"{s}·{a}",
+        "clip": f"min({s}·{a}, {clip}·{a})",
+        "clip_inside": f"exp(mean_t clip±(log ρ_it, −{m.clip_low}, {m.clip_high}))·{a}",
+        "stop_gradient": f"sg[{clip}]·{a}·log π_it",
+        "gate": f"{a}·4/τ·σ(τ({s} − 1)), τ₊ = {m.gate_pos}, τ₋ = {m.gate_neg}",
+        "gamma": f"sg[s_i^k·exp(λ(1 − s_i))]·{a}·log π_it, (k, λ)₊ = {m.gamma_pos}, (k, λ)₋ = {m.gamma_neg}",
+    }[m.bound]
+    return f"max({term}, {m.dual_clip:g}·{a} if {a} < 0)" if m.dual_clip else term
+
+
+def penalty_text(m: Method) -> str:
+    """R: the KL term of the loss, or where else the KL went."""
+    if m.kl == "none":
+        return "none"
+    if m.kl_in != "loss":
+        return f"{m.kl.upper()} in the {m.kl_in.replace('_', ' ')}"
+    name = m.kl.upper() + ("(π, π_old)" if m.kl_to == "old" else "") + (" of Σ_t" if m.kl_level == "sequence" else "")
+    return f"s·{name}" if m.kl_weight == "ratio" else name
+
+
+def equation(m: Method) -> str:
+    """The whole objective in two lines."""
+    beta = f"{m.beta:g}" if m.beta else "β"
+    kl = "" if m.kl == "none" or m.kl_in != "loss" else f" − {beta}·{penalty_text(m)}"
+    definition = "" if m.ratio in ("none", "token") or m.bound == "clip_inside" else f"   {ratio_text(m)}"
+    return f"J = Σ_it {alpha_text(m)} · [{term_text(m)}]{kl}{definition}\n{advantage_equation(m)}"
+
+
+@dataclass(frozen=True)
+class Law:
+    """What J is at ratio 1, where every batch is before its first update."""
+
+    kind: str
+    """A key of LAWS."""
+    formula: str
+    sentence: str
+    """What that means to somebody who watches the loss."""
+
+
+LAWS = {
+    "zero": "A loss of 0 is what this method shows at ratio 1, whatever it learns: watch reward/mean.",
+    "penalty": "The loss at ratio 1 is the KL term alone: it grows as the policy leaves the reference, whatever it "
+               "learns. Watch reward/mean.",
+    "length": "The loss at ratio 1 says whether good answers are longer than bad ones, not how many are good: watch "
+              "reward/mean.",
+    "weights": "The loss at ratio 1 says how the weights lean towards good or bad answers, not how many are good: "
+               "watch reward/mean.",
+    "log_prob": "The loss at ratio 1 compares how likely good and bad answers are, not how many are good: watch "
+                "reward/mean.",
+    "outside": "The loss at ratio 1 says how the credit that was given is centred, not how many answers are good: "
+               "watch reward/mean.",
+    "reward": "The loss at ratio 1 is minus the reward, weighted: here it does follow reward/mean.",
+}
+"""kind -> the sentence."""
+
+
+def law(m: Method) -> Law:
+    """J = Σ_it α_it·h_it·A_it − β·R at ratio 1, by what the axes leave of it (arXiv:2601.05002, Prop. 4).
+
+        Σ_i A_i = 0 and 1/L_i       zero, or the penalty alone
+        Σ_i A_i = 0 without 1/L_i   length: Σ_i A_i·L_i, which is 0 where all answers are equally long
+        weights that know A         weights: a covariance of A with α·h, as Σ_i A_i = 0
+        h = log π                   log_prob: a covariance of A with log π
+
+    Whitening over tokens, or a length-weighted baseline, makes Σ_i A_i·L_i = 0: then the first two change places. All
+    this holds where every group has at least two rollouts and no answer is empty.
+
+    >>> from creditscope.methods.table import DAPO
+    >>> law(DAPO).kind, law(DAPO).formula
+    ('length', 'J = Σ_i A_i·L_i/ΣL')
+    """
+    kind = _kind(m)
+    value = "" if kind == "zero" else _value_text(m, kind)
+    if m.has_loss_kl and m.kl_to == "ref":  # the distance to the sampler is 0 at ratio 1
+        kind = "penalty" if kind == "zero" else kind
+        value += f" − {m.beta:g}·{m.kl.upper()}" + (" of Σ_t" if m.kl_level == "sequence" else "")
+    return Law(kind, f"J = {value.removeprefix(' ') or 0}", LAWS[kind])
+
+
+def _kind(m: Method) -> str:
+    if m.ratio == "none" or m.bound in ("stop_gradient", "gamma"):
+        return "log_prob"
+    if m.baseline == "external":
+        return "outside"
+    if m.baseline == "none" and m.whiten == "none":
+        return "reward"
+    filtered = m.keep not in ("all", "live_groups")
+    if filtered or m.entropy_cost or m.token_weight != "none" or m.gate_pos != m.gate_neg:
+        return "weights"
+    # A baseline balances A in each group, whitening over the batch; a factor of the group's own undoes the latter.
+    by_group = m.keep == "live_groups" or m.aggregate == "group_token_mean"
+    if by_group and m.baseline == "none":
+        return "weights"
+    in_group = "tokens" if m.baseline == "length_weighted_mean" else "rollouts"
+    balanced = in_group if m.whiten == "none" else m.whiten
+    counted = "rollouts" if m.aggregate == "sequence_mean" else "tokens"
+    return "zero" if balanced == counted and (not by_group or balanced == in_group) else "length"
+
+
+def _value_text(m: Method, kind: str) -> str:
+    """Σ_it α_it·h_it·A_it at ratio 1, where no trust region drops anything."""
+    alpha = alpha_text(replace(m, trust="none", trust_low=None, trust_high=None))
+    if kind == "length" and m.whiten == "none" and m.aggregate != "sequence_mean":
+        return "Σ_i A_i·L_i" + alpha.split(" ")[0].removeprefix("1")
+    a = "A_it" if m.kl_in == "token_reward" or m.baseline == "external" else "A_i"
+    ceiling = 1 + min(0.0, m.clip_high or 0.0)
+    log_prob = "·log π_it" if ceiling == 1 else f"·{ceiling:g}·log π_it"
+    height = log_prob if kind == "log_prob" else "·2/τ±" if m.bound == "gate" else ""
+    return f"Σ_it {alpha} · {a}{height}"
+
+
+def axis_meaning(axis: str, value: object) -> str:
+    """What a value of an axis means, where the axis is one of names."""
+    return AXES[axis].get(str(value), "") if axis in AXES else ""
+
+
+def _edge(eps: float | None, sign: int) -> str:
+    return ("0" if sign < 0 else "∞") if eps is None else f"{1 + sign * eps:g}"
+
+
+def _group(text: str) -> str:
+    return f"({text})" if "+" in text else text

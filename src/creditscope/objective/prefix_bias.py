@@ -1,0 +1,291 @@
+"""What weighting does to a prefix that answers share: their gradients are one direction there, and its sum decides.
+
+A node is a token with its context. The rows S of a group that pass it have one and the same log π there, so
+
+    ∂J/∂log π(node) = W = Σ_{i∈S} w_it,   w_it = ω_it A_it        (arXiv:2601.05002, Prop. 1)
+
+With one ω for the whole group and Σ_i A_i = 0, a node that the whole group shares has W = 0: nothing is learnt there
+from the mere fact that it was sampled. With ω = 1/L_i the short answers decide. W is the policy term's: a KL term in
+the loss pulls on a token whatever its credit, and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
+from creditscope.credit.prefixes import shared
+from creditscope.credit.units import wide
+from creditscope.methods.axes import Method
+from creditscope.objective.advantages import token_advantage
+from creditscope.objective.ratios import ratio, trusted
+from creditscope.objective.surrogate import check_credit, effective_credit, surrogate
+from creditscope.objective.weights import alpha, kept
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The tree that the answers of each group form by themselves, one node a chosen token and its context."""
+
+    index: Tensor
+    """(B, T) the node of each chosen token, -1 elsewhere."""
+    group: Tensor
+    """(N,) the group's id."""
+    depth: Tensor
+    """(N,) the column of the token."""
+    rows: Tensor
+    """(N,) how many rows pass: |S|."""
+    whole: Tensor
+    """(N,) bool: at least two rows, and they are the whole group."""
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    @property
+    def shared(self) -> Tensor:
+        """(N,) bool: at least two rows pass."""
+        return self.rows > 1
+
+    def sum(self, value: Tensor) -> Tensor:
+        """(N,) Σ_{i∈S} of a (B, T) value."""
+        chosen = self.index >= 0
+        return value.new_zeros(len(self)).index_add_(0, self.index[chosen], value[chosen])
+
+    def spread(self, value: Tensor) -> Tensor:
+        """(B, T) each node's value at its tokens, 0 elsewhere."""
+        return torch.where(self.index >= 0, value[self.index.clamp(min=0)], 0.0)
+
+
+def nodes(rollouts: Rollouts) -> Nodes:
+    """The nodes of a batch: rows of one group that agree on y_≤t, whoever wrote it, meet at column t.
+
+    >>> r = Rollouts(tokens=torch.tensor([[5, 6], [5, 7]]), mask=torch.ones(2, 2, dtype=torch.bool),
+    ...              logp=torch.zeros(2, 2), reward=torch.tensor([1., 0.]), group=torch.tensor([0, 0]))
+    >>> nodes(r).index.tolist(), nodes(r).rows.tolist()
+    ([[0, 1], [0, 2]], [2, 1, 1])
+    """
+    sibling, common = shared(rollouts)
+    size, width = rollouts.mask.shape
+    column = torch.arange(width, device=sibling.device)
+    first = torch.full((size, width), size, device=sibling.device)  # the first row that shares y_≤t names the node
+    for seat in range(sibling.shape[1]):
+        meets = column < common[:, seat, None]
+        first = torch.where(meets, torch.minimum(first, sibling[:, seat, None]), first)
+    names, slot, rows = torch.unique((first * width + column)[rollouts.mask], return_inverse=True, return_counts=True)
+    index = torch.full((size, width), -1, device=sibling.device).masked_scatter_(rollouts.mask, slot)
+    row = names // width
+    members = Groups(rollouts.group).size[row]
+    return Nodes(index, rollouts.group[row], names % width, rows, (rows == members) & (rows > 1))
+
+
+@dataclass(frozen=True)
+class PrefixBias:
+    """What a method gives each token and each node of a batch."""
+
+    nodes: Nodes
+    credit: Tensor
+    """(B, T) A_it, 0 where the mask is False."""
+    weight: Tensor
+    """(B, T) ω_it."""
+    w: Tensor
+    """(B, T) w_it."""
+    even: Tensor
+    """(N,) ω̄ Σ_{i∈S} A_it, ω̄ the mean of ω over the tokens of the whole group: W if the group weighed evenly."""
+
+    @property
+    def total(self) -> Tensor:
+        """(N,) W."""
+        return self.nodes.sum(self.w)
+
+    @property
+    def mass(self) -> Tensor:
+        """(N,) Σ_{i∈S} |w_it|."""
+        return self.nodes.sum(self.w.abs())
+
+    @property
+    def bias(self) -> Tensor:
+        """(N,) W − ω̄ Σ_{i∈S} A_it: what the weighting adds."""
+        return self.total - self.even
+
+
+def prefix_bias(method: Method, rollouts: Rollouts, logp: Tensor | None = None,
+                credit: Tensor | None = None) -> PrefixBias:
+    """ω, w and W in closed form, at the live `logp` (B, T); by default at ratio 1.
+
+    `credit` (B, 1) or (B, T) replaces the method's own advantage, as it does in `surrogate`.
+    """
+    tree, mask = nodes(rollouts), rollouts.mask
+    old = wide(rollouts.logp).masked_fill(~mask, 0.0)
+    live = old if logp is None else wide(logp).masked_fill(~mask, 0.0)
+    own = (token_advantage(method, rollouts) if credit is None else check_credit(credit, rollouts)).to(live.dtype)
+    share = alpha(method, rollouts, kept(method, rollouts, own), live.dtype)
+    trust = trusted(method, live, old, mask, own)
+    share = share if trust is None else share * trust
+
+    def through(part: Tensor) -> Tensor:
+        return effective(method, part, live - old, mask, own)
+
+    weight, tokens = through(share), own.expand_as(mask).masked_fill(~mask, 0.0)
+    groups = Groups(rollouts.group)
+    mean = groups.sum(weight.sum(dim=1)) / groups.sum(rollouts.lengths).clamp(min=1)
+    return PrefixBias(tree, tokens, weight, through(share * own), even=tree.sum(mean[:, None] * tokens))
+
+
+def measured(method: Method, rollouts: Rollouts, tree: Nodes, logp: Tensor | None = None,
+             credit: Tensor | None = None) -> Tensor:
+    """(N,) W by autograd: one leaf a node, through `surrogate`.
+
+    The leaf shifts the node's log π: rows may bring log-probs that differ by rounding, and they keep them.
+    """
+    row = method.but(name=method.name, beta=0.0) if method.has_loss_kl else method
+    live = rollouts.logp if logp is None else logp
+    return effective_credit(lambda shift: surrogate(row, live + tree.spread(shift), rollouts, credit),
+                            live.new_zeros(len(tree)))
+
+
+def summary(found: PrefixBias, rollouts: Rollouts) -> dict[str, Any]:
+    """The reading of a batch; what does not exist is absent.
+
+        prefix/tokens     share of the tokens that sit on shared nodes
+        prefix/mass       share of Σ|w| that does
+        prefix/root       Σ|W| / Σ_i|w_it| over the nodes that a whole group shares: 0 cancels, 1 all pull one way
+        prefix/bias       Σ|W − ω̄ΣA| / Σ_i|w_it| over all shared nodes: 0 where the group weighs evenly
+        prefix/length_positive, prefix/length_negative     the length exponent of ω where A > 0, and where A < 0
+    """
+    tree, mass = found.nodes, found.mass
+    out: dict[str, Any] = {"prefix/nodes": int(tree.shared.sum()), "prefix/root_nodes": int(tree.whole.sum()),
+                           "prefix/tokens": float(tree.rows[tree.shared].sum() / tree.rows.sum())}
+    if float(mass.sum()) > 0:
+        out["prefix/mass"] = float(mass[tree.shared].sum() / mass.sum())
+    for name, where, value in (("root", tree.whole, found.total), ("bias", tree.shared, found.bias)):
+        if float(mass[where].sum()) > 0:
+            out[f"prefix/{name}"] = float(value[where].abs().sum() / mass[where].sum())
+    for name, sign in (("positive", 1), ("negative", -1)):
+        power = length_exponent(found, rollouts, sign)
+        out |= {} if power is None else {f"prefix/length_{name}": power}
+    return out
+
+
+def length_exponent(found: PrefixBias, rollouts: Rollouts, sign: int) -> float | None:
+    """x of ω_i ∝ L_i^x among the rollouts of a group whose credit has that sign: −1 for 1/L_i, 0 for even weights.
+
+        x = Σ (ℓ_i − ℓ̄_g) log ω_i / Σ (ℓ_i − ℓ̄_g)²,   ℓ = log L, ω_i the mean of ω_it over the tokens
+
+    Rollouts that weigh nothing are left out; None where no two lengths differ.
+    """
+    length = rollouts.lengths.to(found.weight.dtype)
+    weight = found.weight.sum(dim=1) / length.clamp(min=1)
+    rows = (weight > 0) & (found.credit.sum(dim=1) * sign > 0)
+    groups = Groups(rollouts.group[rows])
+    x = length[rows].log()
+    x = x - groups.mean(x)
+    spread = float((x * x).sum())
+    return float((x * weight[rows].log()).sum()) / spread if spread > 1e-12 else None
+
+
+# -- from α to ω: (method, part of α, log_ratio, mask, credit) -> (B, T), linear in the part --------------------------
+
+
+def effective(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
+    """∂/∂log π_it of Σ_it part_it · term_it/A_it: ω for part = α, w for part = α·A."""
+    if method.ratio == "none":
+        return part
+    return OMEGAS[method.bound](method, part, log_ratio, mask, credit)
+
+
+def _free(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
+    """The slope of s in log s is s."""
+    return _carried(method, part * ratio(method, log_ratio, mask), mask)
+
+
+def _clip(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
+    """s, and 0 where s > 1+ε_high with A > 0, s < 1−ε_low with A < 0, or s > c with A < 0 under dual clip."""
+    s, (low, high) = ratio(method, log_ratio, mask), _edges(method)
+    passes = torch.where(credit > 0, s <= high, (s >= low) & (s <= (method.dual_clip or torch.inf)))
+    return _carried(method, part * s * passes, mask)
+
+
+def _clip_inside(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
+    """exp(mean_t d_it) of the clipped d, carried by the tokens that were not clipped."""
+    assert method.clip_low is not None
+    assert method.clip_high is not None
+    good = credit >= 0
+    passes = torch.where(good, log_ratio <= method.clip_high, log_ratio >= -method.clip_low)
+    clipped = torch.where(good, log_ratio.clamp(max=method.clip_high), log_ratio.clamp(min=-method.clip_low))
+    return _carried(method, part * ratio(method, clipped, mask), mask) * passes
+
+
+def _stop_gradient(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
+    """sg[clip(s)]: log π carries the gradient, the ratio is a number."""
+    return part * ratio(method, log_ratio, mask).clamp(*_edges(method))
+
+
+def _gate(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
+    """The slope of 4/τ·σ(τ(s−1)) in log s is 4σ(1−σ)·s, τ by the sign of A."""
+    assert method.gate_pos is not None
+    assert method.gate_neg is not None
+    s = ratio(method, log_ratio, mask)
+    gate = torch.where(credit > 0, torch.sigmoid(method.gate_pos * (s - 1)), torch.sigmoid(method.gate_neg * (s - 1)))
+    return _carried(method, part * 4 * gate * (1 - gate) * s, mask)
+
+
+def _gamma(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
+    """sg[s^k·exp(λ(1−s))], (k, λ) by the sign of A."""
+    assert method.gamma_pos is not None
+    assert method.gamma_neg is not None
+    s = ratio(method, log_ratio, mask)
+    good, bad = (s**k * torch.exp(lam * (1 - s)) for k, lam in (method.gamma_pos, method.gamma_neg))
+    return part * torch.where(credit >= 0, good, bad)
+
+
+def _edges(method: Method) -> tuple[float, float]:
+    """1 − ε_low and 1 + ε_high; a side without ε is open."""
+    return (0.0 if method.clip_low is None else 1 - method.clip_low,
+            torch.inf if method.clip_high is None else 1 + method.clip_high)
+
+
+OMEGAS: dict[str, Callable[[Method, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "none": _free,
+    "clip": _clip,
+    "clip_inside": _clip_inside,
+    "stop_gradient": _stop_gradient,
+    "gate": _gate,
+    "gamma": _gamma,
+}
+
+
+# -- whose log π moves log s: (pull on log s_it, mask) -> pull on log π_it -------------------------------------------
+
+
+def _carried(method: Method, pull: Tensor, mask: Tensor) -> Tensor:
+    """Σ_t' pull_it' · ∂log s_it'/∂log π_it."""
+    return CARRIERS[method.ratio](pull, mask).masked_fill(~mask, 0.0)
+
+
+def _each(pull: Tensor, mask: Tensor) -> Tensor:
+    """A token's own ratio: ∂log s_it/∂log π_it = 1."""
+    return pull
+
+
+def _mean(pull: Tensor, mask: Tensor) -> Tensor:
+    """log s_i = 1/L_i Σ_t log ρ_it: every token carries 1/L_i of all pulls."""
+    return (pull.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)).expand_as(mask)
+
+
+def _product(pull: Tensor, mask: Tensor) -> Tensor:
+    """log s_i = Σ_t log ρ_it: every token carries all pulls."""
+    return pull.sum(dim=1, keepdim=True).expand_as(mask)
+
+
+CARRIERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": _each,
+    "sequence_mean": _mean,
+    "sequence_product": _product,
+    "sequence_token": _each,
+}

@@ -1,0 +1,199 @@
+"""One reading from the rows of all ranks: each rank measures its own, and the first puts them together.
+
+A rank's loss is scaled so that the engine's mean over ranks is the loss of the step. So its rows count s = 1/W:
+
+    ∇ = s Σ_ranks Σ_i g_i        J = s Σ_ranks J_rank        w_it = s ∂J_rank/∂log π(y_it)
+
+s is read from the engine and proven by `microscope.ranks`. Nothing here runs, or sends a byte, on a step without a
+reading; on one process it is the process's own rows, untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from creditscope.batch.rollouts import Rollouts
+from creditscope.errors import CreditscopeError
+from creditscope.lab.lens import Block
+from creditscope.microscope import distributed as ranks
+from creditscope.microscope import geometry
+from creditscope.microscope.shards import is_shard, local, many_ranks, parts
+
+Found = TypeVar("Found")
+
+SKETCHED = ("effective_rank", "top1", "conflict", "group/effective_rank", "group/top1", "group/conflict")
+"""Readings of all pairs, from the sketches of all ranks; those of groups are of all groups, cut ones too."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one step as they stood before it: a rank's own, or all of them."""
+
+    rollouts: Rollouts
+    credit: Tensor
+    """(B, T) A."""
+    live: Tensor
+    """(B, T) log π."""
+    w: Tensor
+    """(B, T) ∂J/∂log π of the step."""
+    value: float
+    """Their part of J."""
+    blocks: list[Block]
+    """The Grams of rows that met, in the units of the step's gradient."""
+
+    def in_step(self, s: float, cut: Sequence[int]) -> Rows:
+        """As they count in the step and travel: w and J times s, Grams times s².
+
+        No block keeps rows of the groups that were cut: part of a group is not the group.
+        """
+        away = torch.isin(self.rollouts.group.cpu(), torch.tensor(cut, dtype=torch.int64))
+        blocks = [_rescaled(block, (~away[block.rows.cpu()]).nonzero().squeeze(1), s**2) for block in self.blocks]
+        here: dict[str, Any] = dict(vars(self.rollouts))
+        here |= {name: x.cpu() for name, x in here.items() if isinstance(x, Tensor)}
+        return Rows(Rollouts(**here), self.credit.cpu(), self.live.cpu(), s * self.w.cpu(), s * self.value,
+                    [block for block in blocks if len(block.rows)])
+
+
+def _rescaled(block: Block, keep: Tensor, factor: float) -> Block:
+    here = np.ix_(keep.numpy(), keep.numpy())
+    return Block(block.rows.cpu()[keep], factor * block.gram[here],
+                 {name: factor * k[here] for name, k in block.layers.items()}, block.eps)
+
+
+def joined(found: Sequence[Rows]) -> Rows:
+    """The rows of all ranks, rank after rank."""
+    if len(found) == 1:
+        return found[0]
+    first = np.cumsum([0, *(len(one.live) for one in found)])
+    blocks = [replace(block, rows=block.rows + int(start)) for one, start in zip(found, first, strict=False)
+              for block in one.blocks]
+    return Rows(Rollouts.cat([one.rollouts for one in found]), stacked([one.credit for one in found]),
+                stacked([one.live for one in found]), stacked([one.w for one in found]),
+                sum(one.value for one in found), blocks)
+
+
+def stacked(found: Sequence[Tensor]) -> Tensor:
+    """(Σ B, T) of (B, T) tensors that may differ in T; 0 where nothing was."""
+    width = max(x.shape[1] for x in found)
+    return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in found])
+
+
+# -- what the ranks tell each other ------------------------------------------------------------------------------------
+
+
+def agreed(find: Callable[[], Found]) -> Found:
+    """What `find` gives on this rank. Where it fails on one, it is an error on all: none waits for another."""
+    if not many_ranks():
+        return find()
+    mine: Found | None = None
+    failed: Exception | None = None
+    try:
+        mine = find()
+    except Exception as error:
+        failed = error
+    said: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, None if failed is None else f"{type(failed).__name__}: {failed}")
+    if failed is not None:
+        raise failed
+    wrong = next((rank for rank, why in enumerate(said) if why is not None), None)
+    if wrong is not None:
+        raise CreditscopeError(f"rank {wrong} could not take part in the reading: {said[wrong]}")
+    return mine  # type: ignore[return-value]
+
+
+def to_first(mine: Found) -> list[Found]:
+    """What every rank has, on the first; nothing on the others."""
+    if not many_ranks():
+        return [mine]
+    found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, found)
+    return found or []
+
+
+def most(count: int, device: torch.device) -> int:
+    """The largest of the ranks' numbers."""
+    if not many_ranks():
+        return count
+    found = torch.tensor(count, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
+
+
+# -- passes and gradients ----------------------------------------------------------------------------------------------
+
+
+def run(model: nn.Module, passes: Sequence[Callable[[], None]], idle: Callable[[], None]) -> None:
+    """All passes of this rank; where one fails on any rank, all raise.
+
+    Ranks meet in every pass where weights are sharded: one that has fewer idles along, one whose pass failed goes on.
+    """
+    cut = sharded(model)
+    rounds = most(len(passes), next(model.parameters()).device) if cut else len(passes)
+    failed: list[Exception] = []
+    for number in range(rounds):
+        try:
+            (passes[number] if number < len(passes) else idle)()
+        except Exception as error:
+            failed.append(error)
+            if not cut:
+                break
+    if cut:  # a forward without a backward leaves whole weights in place, which the coming step would not reach
+        for module in model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()  # type: ignore[operator]
+
+    def outcome() -> None:
+        if failed:
+            raise failed[0]
+
+    agreed(outcome)
+
+
+def sharded(model: nn.Module) -> bool:
+    """Whether the ranks hold parts of the weights."""
+    return any(is_shard(p) for p in model.parameters())
+
+
+def scale(model: nn.Module) -> float:
+    """s, by which the sum of the ranks' gradients is multiplied; without shards it is `reduce` that does it."""
+    world = dist.get_world_size()
+    return ranks.loss_scale(model, world) if sharded(model) else 1 / world
+
+
+def reduce(model: nn.Module) -> None:
+    """.grad becomes the mean over ranks, as in a step under DistributedDataParallel; fully_shard has done it."""
+    if sharded(model):
+        return
+    for p in model.parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # other ranks' rows may have reached it
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+def products(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float, float]:
+    """⟨a, b⟩, ‖a‖² and ‖b‖² over all pairs of gradients; a part that c ranks hold counts 1/c on each."""
+    world = dist.get_world_size() if many_ranks() else 1
+    sums = torch.zeros(3, dtype=torch.float64, device=pairs[0][0].device if pairs else None)
+    for a, b in pairs:
+        x, y = (local(g.detach()).double().flatten() for g in (a, b))
+        sums += torch.stack([x @ y, x @ x, y @ y]) * parts(b) / world
+    if many_ranks():
+        dist.all_reduce(sums)
+    dot, ours, theirs = sums.tolist()
+    return dot, ours, theirs
+
+
+def sketched(found: ranks.Reading, eps: float) -> dict[str, float]:
+    """`sketch/…`: all pairs of all ranks' rollouts, with the sketch's error; and how many groups have nothing else."""
+    about = geometry.summary(found.sketch.gram.numpy(), group=found.group.numpy(), eps=eps)
+    out = {f"sketch/{name}": about[f"gram/{name}"] for name in SKETCHED if f"gram/{name}" in about}
+    out |= {"sketch/relative_error": found.sketch.relative_error} if out else {}
+    return out | {"gram/cut_groups": float(len(found.split))}

@@ -1,0 +1,1 @@
+"""A language model as a policy: loading and vetting, sampling, decoding, scoring, critics."""

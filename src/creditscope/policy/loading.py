@@ -1,0 +1,300 @@
+"""A policy: any Hugging Face causal language model with its tokenizer, loaded by name, folder, GGUF file or `tiny`."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from creditscope.errors import CreditscopeError, unknown
+from creditscope.files.memory import enough_memory, is_short
+from creditscope.policy.vetting import check_folder, check_gguf, tokenizing
+from creditscope.runs.record import SUMS, verify
+
+TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
+
+
+@dataclass
+class Policy:
+    """A model that can be sampled from and trained, and the tokenizer that goes with it."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    chat: bool = False
+    """Wrap prompts in the tokenizer's chat template."""
+    lora: bool = False
+    _pieces: dict[int, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """Ids that end a completion: the tokenizer's and those the model's own generation config names."""
+        own = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        own = [own] if isinstance(own, int) else list(own or [])
+        return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *own]))
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter, tied weights once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a prompt, ready to be continued."""
+        if self.chat:
+            message = [{"role": "user", "content": prompt}]
+            try:
+                prompt = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            except Exception as error:  # a template is a small program, run in jinja's sandbox: it may fail in any way
+                raise CreditscopeError(f"the chat template of {self.name!r} failed: {type(error).__name__}: {error}; "
+                                       f"use --chat off") from error
+        return self.tokenize(prompt, special=not self.chat)
+
+    def tokenize(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of a text; `special` adds what the tokenizer puts around a text of its own accord."""
+        with tokenizing(self.name):
+            return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a completion, without its end token."""
+        with tokenizing(self.name):
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text that each token adds: joined, they are `decode(ids)`.
+
+        Most tokens decode alone to what they add; where that does not join up (a character split over tokens, a
+        tokenizer that sets spaces by neighbours), each piece is the growth of the decoded prefix.
+        """
+        for i in ids:
+            if i not in self._pieces:
+                self._pieces[i] = self.decode([i])
+        alone = [self._pieces[i] for i in ids]
+        whole = self.decode(ids)
+        if "".join(alone) == whole:
+            return alone
+        cuts = [0]
+        for t in range(1, len(ids) + 1):
+            # An unfinished character decodes to a replacement mark: it belongs to the token that completes it.
+            text = self.decode(ids[:t])
+            cuts.append(len(text) if whole.startswith(text) else cuts[-1])
+        cuts[-1] = len(whole)
+        return [whole[a:b] for a, b in pairwise(cuts)]
+
+    def save(self, folder: Path) -> None:
+        """The model in Hugging Face format, adapters merged into the weights, with its tokenizer."""
+        model = copy.deepcopy(self.model).merge_and_unload() if self.lora else self.model
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def reference(self) -> Policy:
+        """A frozen copy of the policy as it is now; with LoRA the base model itself, adapters off."""
+        if self.lora:
+            return _Base(self.name, self.model, self.tokenizer, self.chat, self.lora)
+        frozen = copy.deepcopy(self.model).requires_grad_(False)
+        return Policy(f"{self.name} (reference)", frozen, self.tokenizer, self.chat)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The context in which the model is this policy."""
+        yield
+
+
+class _Base(Policy):
+    """The base model under LoRA adapters: the same weights with the adapters switched off."""
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with self.model.disable_adapter():
+            yield
+
+
+@enough_memory("loading the model", "choose a smaller one, or --dtype bfloat16 with --lora 16")
+def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora: int = 0, chat: str = "auto",
+                seed: int = 0) -> Policy:
+    """The policy behind a name: `tiny`, a folder, a .gguf file, or a model on the hub.
+
+    Only a hub name touches the network. `lora` is the rank of adapters to train in place of the weights, 0 for none.
+    """
+    where, extra = _locate(name)
+    torch_dtype = _dtype(dtype)
+    device = _device(device)
+    model, tokenizer = _load(name, where, extra, torch_dtype)
+    if tokenizer.eos_token_id is None:
+        raise CreditscopeError(f"the tokenizer of {name!r} names no end token, so completions would never end; "
+                               f"set eos_token in its tokenizer_config.json")
+    use_chat = tokenizer.chat_template is not None if chat == "auto" else chat == "on"
+    if use_chat and tokenizer.chat_template is None:
+        raise CreditscopeError(f"--chat on, but the tokenizer of {name!r} has no chat template; use --chat off")
+    if lora:
+        model = _with_adapters(model, lora, seed)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise CreditscopeError(f"{name!r} has no trainable parameter; if it is a folder of adapters, merge them into "
+                               f"their base model first")
+    # Dropout stays off: with it the ratio of the very first step would not be 1.
+    return Policy(name, model.to(device).eval(), tokenizer, use_chat, lora > 0)
+
+
+def _locate(name: str) -> tuple[str, dict[str, Any]]:
+    """Where from_pretrained should look, and what it needs besides."""
+    if name == "tiny":
+        return str(TINY), {"local_files_only": True}
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise CreditscopeError(f"no such GGUF file: {name}")
+        if importlib.util.find_spec("gguf") is None:
+            raise CreditscopeError("reading a GGUF file needs the gguf package: pip install 'creditscope[gguf]'")
+        check_gguf(path)
+        return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
+    if path.is_dir():
+        check_folder(path)
+        try:
+            verify(path, whole=False)
+        except (OSError, CreditscopeError) as error:
+            raise CreditscopeError(f"{path}: {error}. If you changed the file, delete {SUMS} there; otherwise bring "
+                                   f"the file back from a copy, or train again") from None
+        return str(path), {"local_files_only": True}
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CreditscopeError(f"no model {name!r}: no such folder, and not a hub name of the form owner/name; "
+                               f"give tiny, a folder, a .gguf file or owner/name")
+    return name, {}
+
+
+def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would write over our own display
+    # A model folder is data, not a program. If this were left out, transformers would ask whether to run its code.
+    extra = extra | {"trust_remote_code": False}
+    weights = {"dtype": dtype, "use_safetensors": None if "gguf_file" in extra else True, "output_loading_info": True}
+
+    def attempt(what: str, job: Any, options: dict[str, Any]) -> Any:
+        try:
+            return job.from_pretrained(where, **extra, **options)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a folder may come from anybody; faults of every kind, panics of Rust too
+            if is_short(error):
+                raise
+            said = " ".join(str(error).split())[:300] or type(error).__name__
+            raise CreditscopeError(f"cannot load the {what} of {name!r}: {said}") from error
+
+    model, loaded = attempt("model", AutoModelForCausalLM, weights)
+    if missing := sorted(loaded["missing_keys"]):
+        raise CreditscopeError(f"the weights of {name!r} lack {len(missing)} of its parameters, {missing[0]} first, "
+                               f"which would be random numbers; is the folder whole, and a causal language model?")
+    if "gguf_file" in extra:
+        # The weights are plain numbers by now; transformers still calls them quantised and would refuse to save them.
+        model.hf_quantizer = None
+        model.config.__dict__.pop("quantization_config", None)
+    return model, attempt("tokenizer", AutoTokenizer, {})
+
+
+def _with_adapters(model: Any, rank: int, seed: int) -> Any:
+    if rank < 0:
+        raise CreditscopeError(f"--lora is the rank of the adapters, got {rank}; give 0 for none, or 8, 16, 32 ...")
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise CreditscopeError("--lora needs peft: pip install 'creditscope[lora]'") from None
+    torch.manual_seed(seed)  # adapters start at random
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0))
+
+
+def _dtype(name: str) -> torch.dtype:
+    choices = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+    if name not in choices:
+        raise unknown("dtype", name, choices)
+    return choices[name]
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise CreditscopeError(f"cannot use device {name!r}: {str(error).splitlines()[0]}") from None
+    return name
+
+
+def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor, temperature: float,
+               grad: bool = True) -> Tensor:
+    """(B, T) log π of the chosen tokens at the sampling temperature, 0 where the mask is False; float32 or wider.
+
+    Prompts are padded on the left so that completions line up, and logits are kept for the completion alone.
+    """
+    with policy.active(), nullcontext() if grad else torch.no_grad():
+        scaled = _scaled_logits(policy, prompts, tokens, mask, temperature)
+        chosen = scaled.gather(2, tokens[..., None]).squeeze(2) - scaled.logsumexp(dim=2)
+        masked: Tensor = chosen.masked_fill(~mask, 0.0)
+    return masked
+
+
+def head_norms(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
+               temperature: float) -> Tensor:
+    """(B, T) ‖∇_W log π(y_t)‖ for the output head W alone, 0 where the mask is False.
+
+    With z = W h the gradient is δ_t h_tᵀ, δ = ∂ log π(y_t)/∂z_t, of norm ‖δ_t‖‖h_t‖. δ comes from autograd down to z,
+    so that what a model does to its logits after the head (scaling, soft caps) is in it.
+    """
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def cut(_: Any, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        z = out.detach().requires_grad_()
+        seen.append((args[0].detach(), z))
+        return z
+
+    handle = policy.model.get_output_embeddings().register_forward_hook(cut)
+    try:
+        logp = token_logp(policy, prompts, tokens, mask, temperature)
+    finally:
+        handle.remove()
+    (hidden, z), = seen
+    (delta,) = torch.autograd.grad(logp.sum(), z)
+    wide = torch.promote_types(delta.dtype, torch.float32)
+    norms: Tensor = delta.to(wide).norm(dim=2) * hidden.to(wide).norm(dim=2)
+    return norms[:, -tokens.shape[1] - 1:-1].masked_fill(~mask, 0.0)
+
+
+def _scaled_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
+                   temperature: float) -> Tensor:
+    """(B, T, V) z/τ from which each completion token was chosen, in float32 or wider."""
+    logits: Tensor = policy.model(**model_inputs(prompts, tokens, mask, policy.device), use_cache=False,
+                                  logits_to_keep=tokens.shape[1] + 1).logits[:, :-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits / temperature if temperature != 1.0 else logits
+
+
+def model_inputs(prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
+                 device: torch.device) -> dict[str, Tensor]:
+    """Ids, attention and positions of each prompt with its completion: completions begin in one column.
+
+    Attended are the prompt and all columns up to the last chosen token, what others wrote between included.
+    """
+    rows, width = tokens.shape
+    longest = max(len(p) for p in prompts)
+    ids = torch.zeros(rows, longest + width, dtype=torch.int64)
+    attend = torch.zeros(rows, longest + width, dtype=torch.int64)
+    for i, prompt in enumerate(prompts):
+        ids[i, longest - len(prompt):longest] = torch.tensor(prompt)
+        attend[i, longest - len(prompt):longest] = 1
+    ids, attend = ids.to(device), attend.to(device)
+    extent = (mask * torch.arange(1, width + 1, device=mask.device)).amax(dim=1, keepdim=True)
+    ids[:, longest:] = tokens
+    attend[:, longest:] = torch.arange(width, device=mask.device) < extent
+    position = (attend.cumsum(dim=1) - 1).clamp(min=0)
+    return {"input_ids": ids, "attention_mask": attend, "position_ids": position}

@@ -1,0 +1,184 @@
+"""What the optimiser did to the credit in a run, in numbers, from its record alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditscope.errors import CreditscopeError
+from creditscope.methods.axes import STOPS
+from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.table import METHODS
+from creditscope.methods.words import Law, law
+from creditscope.microscope.spectrum import spectrum
+from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.progress import over_training, series
+from creditscope.runs.record import Record
+
+OVERSHOOT = ("past", "distance", "after", "kl", "carry", "carry_predicted", "by_momentum", "by_fresh")
+BY_UPDATE = ("past", "distance", "overshoot", "after", "kl")
+UPDATE = ("cosine", "ratio", "momentum", "zero", "zero_bf16")
+SCALES = 32
+"""Reward scales that a page has room for."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The update under other reward scales at one step. What is not a number was not defined."""
+
+    step: int
+    phi: tuple[float | None, ...]
+    change: tuple[float | None, ...]
+    cosine: tuple[float | None, ...]
+    layers: Mapping[str, Mapping[str, tuple[float | None, ...]]]
+    """layer -> change (F), cosine (F) and ratio ‖Δ‖/‖θ‖ (1), as far as they were kept."""
+
+    def most(self, part: str) -> tuple[float, str] | None:
+        """The largest number that any layer has under `part`, and the layer."""
+        found = [(value, name) for name, layer in self.layers.items() for value in layer.get(part, ())
+                 if value is not None]
+        return max(found, default=None)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A run in the numbers of this page. A mapping that is empty, or None, was not measured."""
+
+    run: str
+    method: str | None
+    brake: str | None
+    stops: str | None
+    """What crossing a bound does to a token under the method: "zero", "half", "cap"; None without a bound."""
+    steps: int
+    overshoot: Mapping[str, Interval]
+    """At the last sight of a batch."""
+    furthest: float | None
+    """The largest overshoot of any token at any step, in nats."""
+    by_update: Mapping[int, Mapping[str, Interval]]
+    scale_change: Interval | None
+    sweep: Sweep | None
+    update: Mapping[str, Interval]
+    path: tuple[float, int] | None
+    """Effective rank of the path of the updates that were read, and how many they are."""
+    progress: Mapping[str, Any]
+    law: Law | None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the run was probed; every run has rewards and losses."""
+        return bool(self.overshoot or self.by_update or self.scale_change or self.sweep or self.update)
+
+
+def read(path: Path) -> Findings:
+    """The numbers of a run, means over the steps that have them."""
+    record = Record.open(path)
+    lines, kept = record.steps(), record.optimizer_readings()
+
+    def values(key: str) -> list[float]:
+        return [value for value, in series(path, lines, key)]
+
+    def means(keys: Mapping[str, str]) -> dict[str, Interval]:
+        found = {name: values(key) for name, key in keys.items()}
+        return {name: mean_interval(seen) for name, seen in found.items() if seen}
+
+    numbered = {int(m[1]) for line in lines for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
+    by_update = {k: means({name: f"overshoot/{k}/{name}" for name in BY_UPDATE}) for k in sorted(numbered)}
+    found = Findings(
+        run=str(path), method=_method(record), brake=_brake(record), stops=_stops(record),
+        steps=sum("reward/mean" in line for line in lines),
+        overshoot=means({name: f"overshoot/{name}" for name in OVERSHOOT} | {"overshoot": "optimizer/overshoot"}),
+        furthest=max(values("overshoot/max"), default=None),
+        by_update={k: row for k, row in by_update.items() if row},
+        scale_change=means({"change": "optimizer/scale_change"}).get("change"),
+        sweep=read_sweep(record, kept[-1]) if kept else None,
+        update=means({name: f"update/{name}" for name in UPDATE}), path=path_rank(record),
+        progress=over_training(record), law=_law(record))
+    if not (found.measured or found.progress):
+        raise CreditscopeError(f"{path} holds no reading of the optimiser; train with --inner-steps 4 --probe light")
+    return found
+
+
+def _method(record: Record) -> str | None:
+    name = record.config.get("method")
+    return name if isinstance(name, str) else None
+
+
+def _brake(record: Record) -> str | None:
+    name = record.config.get("brake")
+    return name if isinstance(name, str) and name != "none" else None
+
+
+def _stops(record: Record) -> str | None:
+    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
+    return None if row is None else STOPS[row.trust] or STOPS[row.bound]
+
+
+def _law(record: Record) -> Law | None:
+    """The law of the run's method with the run's β; None for a method that is not in the table."""
+    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
+    if row is None:
+        return None
+    beta = record.config.get("beta")
+    if beta is not None and row.kl != "none":
+        row = row.but(name=row.name, beta=beta)
+    if record.config.get("credit") not in (None, "outcome"):  # not the method's own advantage
+        row = row.but(name=row.name, baseline="external", scale="none", whiten="none", entropy_cost=0.0)
+    return law(row)
+
+
+def path_rank(record: Record) -> tuple[float, int] | None:
+    """(Σσ)²/Σσ² of the matrix of updates (readings × parameters), from their sketches; None for fewer than two.
+
+    A sketch of k² numbers can tell the ranks of k²/4 updates: of more, the last ones are taken.
+    """
+    found = [row for step in record.optimizer_readings()
+             if (row := record.optimizer_reading(step).get("path_update")) is not None]
+    if len(found) < 2:
+        return None
+    if any(row.ndim != 1 or row.dtype.kind != "f" or row.shape != found[0].shape for row in found):
+        raise CreditscopeError(f"{record.path}/optimizer: path_update is not the same kind of list at every step; is "
+                               f"this a run of creditscope train?")
+    rows = np.array(found[-max(2, len(found[0]) // 4):], dtype=np.float64)
+    if not np.isfinite(rows).all() or not rows.any():
+        return None
+    return spectrum(rows @ rows.T, eps=float(np.finfo(np.float32).eps)).effective_rank, len(rows)
+
+
+def read_sweep(record: Record, step: int) -> Sweep | None:
+    """The reading of a step, with every array in the shape that phi gives it; None where the scale was not read."""
+    arrays = record.optimizer_reading(step)
+    if not arrays.keys() & {"phi", "change", "cosine"}:
+        return None
+    where = f"{record.path}/optimizer/{step:06d}.npz"
+
+    def numbers(name: str, *shape: int) -> NDArray[Any]:
+        value = arrays.get(name)
+        if value is None or value.shape != shape or value.dtype.kind not in "fiu":
+            raise CreditscopeError(f"{where}: {name} {_shape(value)}, not numbers of shape {shape}; is this a run of "
+                                   f"creditscope train?")
+        return value
+
+    phi, names = (arrays.get(name, np.empty(0, dtype=str)) for name in ("phi", "layer_names"))
+    if phi.ndim != 1 or not 1 <= len(phi) <= SCALES or names.ndim != 1 or names.dtype.kind != "U":
+        raise CreditscopeError(f"{where}: phi {_shape(arrays.get('phi'))} and layer_names {_shape(names)}, not 1 to "
+                               f"{SCALES} numbers and a list of names; is this a run of creditscope train?")
+    whole = {name: _finite(numbers(name, len(phi))) for name in ("phi", "change", "cosine")}
+    shapes = {"change": (len(names), len(phi)), "cosine": (len(names), len(phi)), "ratio": (len(names),)}
+    parts = {part: numbers(f"layer_{part}", *shape).reshape(len(names), -1) for part, shape in shapes.items()
+             if f"layer_{part}" in arrays}
+    layers = {str(name): {part: _finite(rows[i]) for part, rows in parts.items()} for i, name in enumerate(names)}
+    return Sweep(step=step, layers=layers, **whole)
+
+
+def _finite(values: NDArray[Any]) -> tuple[float | None, ...]:
+    return tuple(float(value) if np.isfinite(value) else None for value in values)
+
+
+def _shape(value: NDArray[Any] | None) -> str:
+    return "is not there" if value is None else f"is {value.dtype} of shape {value.shape}"

@@ -1,0 +1,550 @@
+"""The run directory: plain files that survive a kill at any moment and can be read while they are written.
+
+    run.json          what was run: config, versions, seed
+    steps.jsonl       one object a step, appended and synced; a torn last line is not a step. A step is complete once
+                      its line is here: what else is kept of it was written before, and is named in it (`kept`)
+    groups/*.npz      selected rollouts of a step: tokens, w, credit, clipped, entropy, text; where read, log π
+                      afterwards and the credit by other estimators
+    scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
+    optimizer/*.npz   what the optimiser did at a step: the update under other reward scales, whole and by layer
+    checkpoints/*     folders that appear whole or not at all
+    run.lock          held by the one process that writes
+
+What is damaged later is noticed: run.json and each line of steps.jsonl end with a CRC-32 of themselves, zip files bring
+their own, and a folder has SHA256SUMS, as sha256sum -c reads it. What has no sum, because an older version wrote it or
+somebody edited it, is believed.
+
+Imports no torch, so that reading a run starts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from creditscope.errors import CreditscopeError
+from creditscope.files.guards import inside, masked, members
+from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
+from creditscope.runs.columns import Steps
+
+FORMAT = 1
+SHELVES = ("groups", "scope", "optimizer")
+SUMS = "SHA256SUMS"
+KEEP = 2
+"""Checkpoints that stay: the newest, and the one before for the day the newest is damaged."""
+MAX_STEP = 4 * 2**20
+"""Longest line of steps.jsonl, in bytes. A step has a few thousand."""
+_NAME = re.compile(r"\d{6}|[1-9]\d{6,11}")
+_CRC = b', "crc32": "'
+_SUM = re.compile(rb': "[0-9a-f]{8}"}$')
+
+
+class Record:
+    """A run on disk. `create` and `resume` give a writer, `open` a reader; a reader never changes a byte."""
+
+    def __init__(self, path: Path, run: dict[str, Any], lock: IO[str] | None) -> None:
+        self.path = path
+        self.run = run
+        self._lock = lock
+
+    # -- opening -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any], versions: Mapping[str, Any]) -> Record:
+        """A new run in an empty or absent folder."""
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CreditscopeError(f"cannot make the run folder {path}: {error.strerror}") from None
+        strangers = sorted(entry.name for entry in path.iterdir() if not _scrap(entry))
+        if strangers and not (path / "run.json").exists():
+            raise CreditscopeError(f"{path} is not empty (it holds {strangers[0]!r}); choose another --out")
+        lock = _locked(path)
+        try:
+            # Asked under the lock: another process may have started and ended a run here just now.
+            if (path / "run.json").exists() and cls.open(path).steps():  # one that took no step is not worth keeping
+                raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out")
+            _refuse_links(path)
+            run = {"format": FORMAT, "config": masked(dict(config)), "versions": dict(versions)}
+            record = cls(path, run, lock)
+            with _disk(path):
+                (path / "groups").mkdir(exist_ok=True)
+                (path / "checkpoints").mkdir(exist_ok=True)
+                (path / "steps.jsonl").touch()
+                _write_atomically(path / "run.json", _run_json(record.run))  # at last: it says that there is a run
+                _sync(path.parent)
+        except BaseException:
+            lock.close()
+            raise
+        return record
+
+    @classmethod
+    def resume(cls, path: str | Path, config: Mapping[str, Any], free: frozenset[str] = frozenset()) -> Record:
+        """A writer on an old run whose config is the same, except for the keys in `free`."""
+        path = Path(path)
+        config = masked(dict(config))
+        cls.open(path)  # what is no run is said before anything is written there
+        lock = _locked(path)
+        try:
+            record = cls.open(path)
+            old = record.config
+            # A setting that is younger than the run had its default then; `as_recorded` gives it that.
+            for key in sorted(set(old) - free):
+                if old.get(key) != config.get(key):
+                    raise CreditscopeError(f"cannot resume {path}: its {key} is {old.get(key)!r}, not "
+                                           f"{config.get(key)!r}; give the same settings, or start a new run with "
+                                           f"another --out")
+            whole = b"".join(line for line, _ in record._lines())  # without a line that a kill tore
+            record.run["config"] = dict(config)
+            with _disk(path):
+                # Of these folders alone: another one may be a link to a place that is not the run's.
+                places = [path, path / "checkpoints", *(path / shelf for shelf in SHELVES)]
+                for place in filter(Path.is_dir, places):  # before a step is forgotten that could not be made again
+                    if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                for scrap in (scrap for place in places for scrap in place.glob(".*.part")):
+                    shutil.rmtree(scrap) if scrap.is_dir() and not scrap.is_symlink() else scrap.unlink()
+                _write_atomically(path / "run.json", _run_json(record.run))
+                _write_atomically(path / "steps.jsonl", whole)
+        except BaseException:
+            lock.close()
+            raise
+        record._lock = lock
+        return record
+
+    @classmethod
+    def open(cls, path: str | Path) -> Record:
+        """A reader, also of a run that is being written."""
+        if not isinstance(path, str | Path):
+            raise CreditscopeError(f"Record.open needs the path of a run's folder, got {type(path).__name__}")
+        path = Path(path)
+        _refuse_links(path)
+        try:
+            run = parse_json(read_whole(path / "run.json").decode("utf-8"))
+        except FileNotFoundError:
+            raise CreditscopeError(f"{path} holds no run (no run.json); give a folder written by creditscope train") \
+                from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CreditscopeError(f"cannot read {path / 'run.json'}: {error}; {_LOST}") from None
+        if not isinstance(run, dict) or run.get("format") != FORMAT or not isinstance(run.get("config"), dict):
+            raise CreditscopeError(f"{path / 'run.json'} is not a run of format {FORMAT}; another version wrote it")
+        told = run.pop("crc32", None)
+        if told is not None and told != _crc(json.dumps(run).encode()):
+            raise CreditscopeError(f"{path / 'run.json'} is not what was written: it does not match its crc32. "
+                                   f"{_EDITED}; otherwise {_LOST}")
+        return cls(path, run, None)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def append(self, step: int, metrics: Mapping[str, float | int | str]) -> None:
+        """Add one step. A value that is not finite is left out and named under `absent`, with what it was; the shelves
+        that have a file of the step are named under `kept`."""
+        self._must_write()
+        absent = {k: str(v) for k, v in metrics.items() if isinstance(v, float) and not math.isfinite(v)}
+        line: dict[str, Any] = {"step": step} | {k: v for k, v in metrics.items() if k not in absent}
+        kept = [shelf for shelf in SHELVES if self._file(shelf, step).exists()]
+        line |= {name: found for name, found in {"absent": absent, "kept": kept}.items() if found}
+        body = json.dumps(line, allow_nan=False)[:-1].encode()
+        data = body + _CRC + f'{_crc(body)}"}}\n'.encode()
+        path = self.path / "steps.jsonl"
+        with _disk(self.path), path.open("r+b") as out:
+            whole = out.seek(0, os.SEEK_END)
+            try:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            except OSError:
+                # Half a line on a full disk would be glued to the next one: cut it off again.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(out.fileno(), whole)
+                raise
+
+    def rewind(self, steps: int) -> None:
+        """Keep the first `steps` steps and forget what came after them, groups included."""
+        self._must_write()
+        kept = [line for line, found in self._lines() if found["step"] < steps]
+        with _disk(self.path):
+            _write_atomically(self.path / "steps.jsonl", b"".join(kept))
+            for shelf in SHELVES:
+                for step in self._kept(shelf):
+                    if step >= steps:
+                        self._file(shelf, step).unlink()
+            for step in self.checkpoints():
+                if step > steps:
+                    _remove(self.checkpoint_path(step))
+            for old in self.checkpoints()[:-KEEP]:  # a kill may have come before these went
+                _remove(self.checkpoint_path(old))
+
+    def save_group(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep selected rollouts of a step."""
+        self._save("groups", step, arrays)
+
+    def save_reading(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what the microscope read at a step."""
+        self._save("scope", step, arrays)
+
+    def save_optimizer(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what the optimiser did at a step."""
+        self._save("optimizer", step, arrays)
+
+    def thin(self, step: int, most: int, every: Mapping[str, int]) -> None:
+        """After a step: keep at most `most` files of each shelf, evenly spread; 0 keeps all. `every`: its schedule.
+
+        run.json says how many steps apart they are before the others go, so that they are not missed.
+        """
+        self._must_write()
+        for shelf, often in every.items():
+            if not most or not often or step % often:
+                continue
+            apart = spacing(step, often, most)
+            with _disk(self.path):
+                known = self._apart()
+                if (wider := math.lcm(apart, known.get(shelf, 1))) != known.get(shelf):
+                    self.run["apart"] = known | {shelf: wider}
+                    _write_atomically(self.path / "run.json", _run_json(self.run))
+                for kept in self._kept(shelf):
+                    if kept % apart:
+                        self._file(shelf, kept).unlink()
+
+    def _save(self, shelf: str, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Numbers and text only: nothing that would need pickle."""
+        self._must_write()
+        for name, value in arrays.items():
+            if value.dtype.hasobject:
+                raise CreditscopeError(f"array {name!r} for {shelf} has dtype {value.dtype}; store numbers or text")
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **dict(arrays))  # type: ignore[arg-type]
+        with _disk(self.path):
+            if not (self.path / shelf).exists():
+                (self.path / shelf).mkdir()
+                _sync(self.path)
+            _write_atomically(self._file(shelf, step), packed.getvalue())
+
+    @contextlib.contextmanager
+    def checkpoint(self, step: int, keep: int = KEEP) -> Iterator[Path]:
+        """A folder to fill; it becomes checkpoints/<step> when the block ends well, and older ones than `keep` go."""
+        with self.folder(f"checkpoints/{step:06d}") as part:
+            yield part
+        with _disk(self.path):
+            for old in self.checkpoints()[:-keep]:
+                _remove(self.checkpoint_path(old))
+
+    @contextlib.contextmanager
+    def folder(self, name: str) -> Iterator[Path]:
+        """A folder to fill; it takes its name when the block ends well, in place of an older one."""
+        self._must_write()
+        final = self.path / name
+        part = final.with_name(f".{final.name}.part")
+        with _disk(self.path):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            try:
+                yield part
+                _seal(part)
+                if final.exists():
+                    _remove(final)
+                part.replace(final)
+                _sync(final.parent)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+
+    def _must_write(self) -> None:
+        if self._lock is None:
+            raise CreditscopeError(f"the record {self.path} was opened for reading")
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.run["config"]
+        return found
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Every completed step, in order."""
+        return [found for _, found in self._lines()]
+
+    def columns(self) -> Steps:
+        """The same by column, in about a tenth of the memory: for long runs."""
+        return Steps.of(found for _, found in self._lines())
+
+    def groups(self) -> list[int]:
+        """The steps whose rollouts were kept."""
+        return self._kept("groups")
+
+    def group(self, step: int) -> dict[str, NDArray[Any]]:
+        """The rollouts kept of a step."""
+        return self._load("groups", step, "rollouts")
+
+    def readings(self) -> list[int]:
+        """The steps that were read by the microscope."""
+        return self._kept("scope")
+
+    def reading(self, step: int) -> dict[str, NDArray[Any]]:
+        """What the microscope read at a step."""
+        return self._load("scope", step, "readings")
+
+    def reading_version(self, step: int) -> tuple[Any, ...]:
+        """What changes when the reading of a step does."""
+        file = self._file("scope", step).absolute()
+        with contextlib.suppress(OSError):  # whoever reads it will say why it cannot be read
+            found = file.stat()
+            return file, found.st_ino, found.st_size, found.st_mtime_ns
+        return (file,)
+
+    def optimizer_readings(self) -> list[int]:
+        """The steps at which the optimiser was read."""
+        return self._kept("optimizer")
+
+    def optimizer_reading(self, step: int) -> dict[str, NDArray[Any]]:
+        """What the optimiser did at a step."""
+        return self._load("optimizer", step, "optimiser readings")
+
+    def missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
+        """Files that the steps say were kept, and that are gone."""
+        lines, apart = Steps.of(self.columns() if steps is None else steps).together("step", "kept"), self._apart()
+        told = {shelf: {step for step, kept in lines if isinstance(kept, list) and shelf in kept
+                        and step % apart.get(shelf, 1) == 0} for shelf in SHELVES}
+        gone = [f"{shelf}/{step:06d}.npz" for shelf in SHELVES for step in sorted(told[shelf] - set(self._kept(shelf)))]
+        now = Record.open(self.path) if gone else self  # a writer may have thinned them since run.json was read
+        return gone if now.run == self.run else now.missing()
+
+    def told_missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
+        """The same in a sentence, or none."""
+        gone = self.missing(steps)
+        more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+        return [f"{self.path} lacks what it had kept: {', '.join(gone[:3])}{more}; what is said here is said without"] \
+            if gone else []
+
+    def _apart(self) -> dict[str, int]:
+        """By shelf that was thinned, how many steps apart its files are."""
+        found = self.run.get("apart")
+        return {shelf: apart for shelf, apart in (found if isinstance(found, dict) else {}).items()
+                if shelf in SHELVES and type(apart) is int and apart > 0}
+
+    def _file(self, shelf: str, step: int) -> Path:
+        return self.path / shelf / f"{step:06d}.npz"
+
+    def _kept(self, shelf: str) -> list[int]:
+        return sorted(int(p.stem) for p in (self.path / shelf).glob("*.npz") if _NAME.fullmatch(p.stem))
+
+    def _load(self, shelf: str, step: int, what: str) -> dict[str, NDArray[Any]]:
+        path = self._file(shelf, step)
+        try:
+            # Member by member, each read to its end: `np.load` stops where the header says, and so before the sum.
+            return {name.removesuffix(".npy"): _array(data) for name, data in members(inside(self.path, path))}
+        except FileNotFoundError:
+            raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
+        except Exception as error:  # zip files, their packers and headers of arrays fail in more ways than are listed
+            raise CreditscopeError(f"cannot read the {what} of step {step} in {self.path}: {error}; the file was "
+                                   f"damaged. Delete {path} to go on without it") from None
+
+    def checkpoints(self) -> list[int]:
+        """The steps after which a checkpoint was kept, oldest first."""
+        return sorted(int(p.name) for p in (self.path / "checkpoints").glob("*") if _NAME.fullmatch(p.name))
+
+    def checkpoint_path(self, step: int) -> Path:
+        return inside(self.path, self.path / "checkpoints" / f"{step:06d}")
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """The whole lines of steps.jsonl, and what they say, one in memory at a time. A torn last line is no error: the
+        step had not ended."""
+        path = self.path / "steps.jsonl"
+        taken = max(self.checkpoints(), default=0)  # before the lines, which may grow meanwhile
+        last: int | None = None
+        for number, line in enumerate(_whole_lines(path), start=1):
+            body, sealed, tail = line.rpartition(_CRC)
+            cut = f"Cut it after line {number - 1} to keep what is whole"
+            try:
+                found = parse_json(line)
+                assert type(found["step"]) is int
+                assert not [value for value in found.values() if type(value) is int and abs(value) >= 2**63]
+            except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+                why = f" ({error})" if isinstance(error, Repeated) else ""
+                raise CreditscopeError(f"{path}, line {number}: not a step{why}; the file was damaged. {cut}") from None
+            if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a sum under a flipped name
+                raise CreditscopeError(f"{path}, line {number} is not what was written: it does not match its crc32. "
+                                       f"{_EDITED}; otherwise the file was damaged. {cut}")
+            found.pop("crc32", None)
+            last = found["step"]
+            yield line + b"\n", found
+        # A line is on disk before the checkpoint of its step is.
+        if taken and (last is None or last < taken - 1):
+            held = "holds no step" if last is None else f"ends with step {last}"
+            raise CreditscopeError(f"{path} {held}, but there is a checkpoint after {taken} steps: the file was cut. "
+                                   f"Bring the whole file back; or delete the checkpoints that are newer than it in "
+                                   f"{self.path / 'checkpoints'}, and train the lost steps again with --resume")
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    try:
+        yield from whole_lines(path, MAX_STEP)
+    except OSError as error:
+        raise CreditscopeError(f"cannot read {path}: {error.strerror}; {_LOST}") from None
+
+
+_LOST = "bring the file back from a copy, or train again with another --out"
+_EDITED = "If you edited it, delete the crc32 there"
+
+
+def verify(folder: Path, whole: bool = True) -> None:
+    """Compare the files of a folder with its SHA256SUMS; without one there is nothing to compare.
+
+    `whole`: all that it names is there, and nothing else. Otherwise what it names and is there is as it was: a folder
+    that may come from anybody can have files of its own.
+    """
+    if not (folder / SUMS).is_file():
+        return
+    lines = read_whole(folder / SUMS).decode("utf-8", errors="replace").splitlines()
+    told = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    found = set(_files(folder))
+    for name in sorted(told.keys() | found if whole else told.keys() & found):
+        if name not in found:
+            raise CreditscopeError(f"{name} is missing, which {SUMS} names")
+        if told.get(name) != _sum(folder / name):
+            raise CreditscopeError(f"{name} is not what was written: it does not match {SUMS}")
+
+
+def _seal(folder: Path) -> None:
+    """Write SHA256SUMS, and see that all of the folder is on the disk."""
+    lines = [f"{_sum(folder / name)}  {name}\n" for name in _files(folder)]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+    for entry in [*folder.rglob("*"), folder]:
+        _sync(entry)
+
+
+def _files(folder: Path) -> list[str]:
+    """The names of the files in a folder, but for that of their sums."""
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*")
+                  if file.is_file() and file.name != SUMS)
+
+
+def _sum(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def _crc(data: bytes) -> str:
+    return f"{zlib.crc32(data):08x}"
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    """An array from its bytes. Texts of no letters take no room: there may be any number of them."""
+    found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    if found.size > len(data):
+        raise ValueError(f"{found.size:,} entries in {len(data):,} bytes")
+    return found
+
+
+def _refuse_links(path: Path) -> None:
+    """What lies in a run's folder is the run's: a link out of it is not followed."""
+    for name in ("run.json", "steps.jsonl", "run.lock", "checkpoints", *SHELVES):
+        inside(path, path / name)
+
+
+def _scrap(entry: Path) -> bool:
+    """What a run leaves that was killed before it had a run.json."""
+    if entry.name in ("groups", "checkpoints"):
+        return entry.is_dir() and not any(entry.iterdir())
+    if entry.name == "steps.jsonl":
+        return entry.is_file() and not entry.stat().st_size
+    return entry.name in ("run.lock", ".run.json.part")
+
+
+def _remove(folder: Path) -> None:
+    """A folder goes whole, as it came: under its name there is never half of it."""
+    part = folder.with_name(f".{folder.name}.old.part")
+    shutil.rmtree(part, ignore_errors=True)
+    folder.replace(part)
+    shutil.rmtree(part)
+
+
+def _sync(path: Path) -> None:
+    """See that a file's bytes are on the disk, or a folder's names."""
+    found = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(found)
+    finally:
+        os.close(found)
+
+
+def spacing(step: int, every: int, most: int) -> int:
+    """every · 2^k with the least k that leaves at most `most` multiples in 0, …, step.
+
+    >>> [spacing(step, 10, 3) for step in (0, 20, 30, 50, 60)]
+    [10, 10, 20, 20, 40]
+    """
+    while step // every >= most:
+        every *= 2
+    return every
+
+
+def _locked(path: Path) -> IO[str]:
+    """The writer's lock, or an error where another process holds it. It falls with the process, however that ends."""
+    try:
+        # Through a link that lies there another file would be emptied.
+        lock = os.fdopen(os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "w")
+    except OSError as error:
+        raise CreditscopeError(f"cannot write into {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise CreditscopeError(f"another process is writing into {path}; wait, or write into another folder") from None
+    return lock
+
+
+def _run_json(run: dict[str, Any]) -> bytes:
+    return json.dumps(run | {"crc32": _crc(json.dumps(run).encode())}, indent=2, allow_nan=False).encode() + b"\n"
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.unlink(missing_ok=True)  # a link that lies there would be written through
+        with part.open("xb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(path)
+        _sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """A disk that is full or read-only ends the run in words; what was written before stays readable."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CreditscopeError(f"cannot write into {path}: {why}; what was recorded so far is "
+                               f"whole. Make room there, or make it writable, and resume the run") from error

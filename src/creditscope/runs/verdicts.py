@@ -1,0 +1,122 @@
+"""What the optimiser did to the credit, in sentences, by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from creditscope.runs.findings import Findings
+from creditscope.runs.intervals import Interval
+from creditscope.runs.progress import ROUNDING
+
+# Where a verdict turns. Each is said beside the sentence that it decides.
+HELD = 0.01
+CLOSE = 0.1
+BLIND, FOLLOWS = 0.05, 0.5
+"""Below the first the update hardly knows the credit's size, above the second it follows it."""
+TURNED = 0.5
+LOST = 0.1
+SIGNAL = 0.5
+NAME = 32
+"""Characters of a brake's or a method's name that a line has room for."""
+
+
+def as_dict(found: Findings) -> dict[str, Any]:
+    """Everything as data, with the verdicts and the numbers at which they turn."""
+    turns = {"held": HELD, "close": CLOSE, "blind": BLIND, "follows": FOLLOWS, "turned": TURNED, "lost": LOST,
+             "signal": SIGNAL}
+    return asdict(found) | {"verdicts": verdicts(found), "thresholds": turns}
+
+
+def verdicts(found: Findings) -> dict[str, str]:
+    """One sentence a block, by rule; a block that was not measured has none."""
+    said = {"overshoot": _on_overshoot(found), "scale": _on_scale(found), "update": _on_update(found.update),
+            "progress": _on_progress(found)}
+    return {block: sentence for block, sentence in said.items() if sentence}
+
+
+def _share(value: float, digits: int = 0) -> str:
+    return f"{100 * value:.{digits}f} %"
+
+
+def last_update(found: Findings) -> tuple[str, Mapping[str, Interval]]:
+    """The overshoot after the last inner update, and what it is called."""
+    if not found.by_update:
+        return "At the last sight", found.overshoot
+    k = max(found.by_update)
+    return f"After {k} update{'s' * (k > 1)}", found.by_update[k]
+
+
+def _on_overshoot(found: Findings) -> str:
+    when, row = last_update(found)
+    if "past" not in row:
+        return ""
+    past = row["past"].mean
+    if past < HELD:
+        said = f"{when} {_share(past, 2)} of tokens are past the bound, less than {_share(HELD)}: the bound holds."
+    else:
+        said = f"{when} {_share(past, 1)} of tokens are past the bound" + (
+            f", by {row['distance'].mean:.2g} nats on average" if "distance" in row else "") + (
+            f"; {_after(found, row['after'].mean)}." if "after" in row else ".")
+    if "carry" in found.overshoot and "carry_predicted" in found.overshoot:
+        seen, told = found.overshoot["carry"].mean, found.overshoot["carry_predicted"].mean
+        near = abs(seen - told) <= CLOSE * abs(told)
+        said += f" The carry is {seen:.2f} where momentum alone predicts {told:.2f}" + (
+            f", under the brake {found.brake:.{NAME}}." if found.brake else
+            f": {'within' if near else 'apart by more than'} {_share(CLOSE)}.")
+    return said
+
+
+def _after(found: Findings, share: float) -> str:
+    """What became of tokens once they were past, in words that fit the method's bound."""
+    since = "their own gradient had stopped" if found.stops in (None, "zero") else "they had crossed"
+    if share < 0:
+        return f"on the whole they came back after {since}"
+    return f"{_share(share)} of that was moved after {since}"
+
+
+def _on_scale(found: Findings) -> str:
+    if found.scale_change is None:
+        return ""
+    change = found.scale_change.mean
+    if change < BLIND:
+        what = f"less than {_share(BLIND)}: the optimiser is blind to the size of the credit"
+    elif change > FOLLOWS:
+        what = f"more than {_share(FOLLOWS)}: the update follows the size of the credit"
+    else:
+        what = f"between {_share(BLIND)} and {_share(FOLLOWS)}: the size of the credit comes through in part"
+    return f"Credit a tenth as large would have changed the update by {_share(change, 2)}, {what}."
+
+
+def _on_update(update: Mapping[str, Interval]) -> str:
+    said = []
+    if "cosine" in update:
+        cosine = update["cosine"].mean
+        said.append(f"The update's cosine with the downhill gradient is {cosine:.2f}, "
+                    + (f"below {TURNED:g}: the optimiser sets the direction more than this batch does." if
+                       cosine < TURNED else f"at least {TURNED:g}: it goes where this batch points."))
+    if "momentum" in update:
+        said.append(f"{_share(update['momentum'].mean)} of it comes from momentum.")
+    if "zero_bf16" in update and update["zero_bf16"].mean > LOST:
+        said.append(f"In bfloat16 {_share(update['zero_bf16'].mean)} of the weights would not move, more than "
+                    f"{_share(LOST)}.")
+    return " ".join(said)
+
+
+def _on_progress(found: Findings) -> str:
+    seen, sentence = found.progress, found.law.sentence if found.law else ""
+    if not seen:
+        return sentence
+    if seen["largest"] <= ROUNDING:
+        return f"J stayed within {ROUNDING:g} of 0. {sentence}".rstrip()
+    if seen["r"] is None:
+        return f"J or the reward did not vary over {seen['steps']} steps. {sentence}".rstrip()
+    if seen["low"] is None:
+        return f"{seen['steps']} steps are too few to say whether J goes with the reward. {sentence}".rstrip()
+    around_zero = seen["low"] * seen["high"] <= 0
+    if around_zero or abs(seen["r"]) < SIGNAL:
+        why = "its interval holds 0" if around_zero else f"below {SIGNAL:g} in size"
+        return f"J says little of the reward: r = {seen['r']:.2f}, {why}. {sentence}".rstrip()
+    way = "rose and fell with" if seen["r"] > 0 else "went against"
+    return f"In this run J {way} the reward: r = {seen['r']:.2f}, at least {SIGNAL:g} in size. {sentence}".rstrip()

@@ -1,0 +1,1 @@
+"""Experiments on top of the lab: localising errors, ProcessBench, sweeps."""

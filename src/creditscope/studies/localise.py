@@ -1,0 +1,183 @@
+"""Does credit point at the wrong step? The area under the ROC curve of |A_it|, wrong step against the rest.
+
+    AUC_i = P(|A_it| > |A_iu|) + ½ P(|A_it| = |A_iu|)        t a token of the culprit, u any other of the same rollout
+
+0.5 says nothing: it is what any credit that is the same on all tokens gets, to the bit. 1 says that every token of the
+culprit stands above all others. A rollout is compared with itself alone, so its length and the scale of its credit do
+not matter; rollouts are then averaged, each of them counting once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from creditscope.batch.rollouts import Rollouts
+from creditscope.errors import CreditscopeError
+
+DRAWS = 2000
+ROUNDING = 1e-6
+"""Scores of a rollout that differ by less than this share of its largest are ties: sums in float32 are no closer."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """A mean over rollouts with its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How well one kind of score points at the culprits of n rollouts."""
+
+    name: str
+    n: int
+    silent: int
+    """Rollouts whose score is the same on all tokens (no credit at all, or outcome credit): 0.5 by construction."""
+    size: Average
+    """AUC of |A|: does it look at the culprit?"""
+    blame: Average
+    """AUC of −A: does it blame the culprit?"""
+    hit: Average
+    """Share of rollouts in which the step with the largest mean |A| is the culprit; ties share the hit."""
+    chance: float
+    """What `hit` would be for a step drawn at random."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found: tables by name, the numbers around them, what could not run and why, where the time went."""
+
+    tables: dict[str, list[Finding]]
+    facts: dict[str, float]
+    skipped: dict[str, str]
+    seconds: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def auc(score: Tensor, positive: Tensor) -> float:
+    """Mann and Whitney's U / (n⁺ n⁻): the chance that a positive stands above a negative, ties counting ½.
+
+    >>> auc(torch.tensor([3., 1., 2., 1.]), torch.tensor([True, True, False, False]))
+    0.625
+    """
+    above, below = score[positive].contiguous(), score[~positive].sort().values
+    if not len(above) or not len(below):
+        raise CreditscopeError(f"AUC compares positives with negatives, got {len(above)} and {len(below)}; leave out "
+                               f"rollouts that are all culprit or none")
+    # Twice the number of negatives beaten: whole numbers up to the last division, so that ties give ½ exactly.
+    twice = torch.searchsorted(below, above, right=False) + torch.searchsorted(below, above, right=True)
+    return int(twice.sum()) / (2 * len(above) * len(below))
+
+
+def step_hit(score: Tensor, step: Tensor, culprit: int) -> tuple[float, float]:
+    """Whether the step with the largest mean score is the culprit, and the chance of that for a step drawn at random.
+
+    Steps that tie for the first place share it, so that a constant score hits exactly as often as chance.
+
+    >>> step_hit(torch.tensor([1., 3., 2., 2.]), torch.tensor([0, 0, 1, 1]), 1)
+    (0.5, 0.5)
+    """
+    inside = step >= 0
+    steps, index, count = torch.unique(step[inside], return_inverse=True, return_counts=True)
+    mean = torch.zeros(len(steps), dtype=score.dtype).index_add_(0, index, score[inside]) / count
+    first = mean >= mean.max() - ROUNDING * mean.max().abs()
+    return float(first[steps == culprit].sum()) / int(first.sum()), 1 / len(steps)
+
+
+def bootstrap(values: Sequence[float], seed: int, draws: int = DRAWS) -> Average:
+    """The mean, and the middle 95 % of the means of `draws` samples of the same size with replacement.
+
+    >>> bootstrap([0.5, 0.5], seed=0)
+    Average(mean=0.5, low=0.5, high=0.5)
+    """
+    if not values:
+        raise CreditscopeError("no rollout is left to average over; ask for more of them, such as --problems 200")
+    known = torch.tensor(values, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    means = known[torch.randint(len(known), (draws, len(known)), generator=generator)].mean(dim=1)
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Average(float(known.mean()), low, high)
+
+
+class Localiser:
+    """Collects scores, batch by batch, and says in the end how well each kind pointed at the culprits.
+
+    A culprit is a step's number, −1 for a rollout that is not asked about. Every kind of score sees the same rollouts.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._size: dict[str, list[float]] = {}
+        self._blame: dict[str, list[float]] = {}
+        self._hit: dict[str, list[float]] = {}
+        self._silent: dict[str, int] = {}
+        self._chance: dict[str, list[float]] = {}
+
+    def add(self, name: str, score: Tensor, rollouts: Rollouts, culprit: Tensor) -> None:
+        """`score` (B, T) signed credit, `culprit` (B,) the wrong step; needs `rollouts.step`."""
+        step = rollouts.require("step", "localise").cpu()
+        mask, score = rollouts.mask.cpu(), score.detach().cpu().double()
+        lists = [each.setdefault(name, []) for each in (self._size, self._blame, self._hit, self._chance)]
+        self._silent.setdefault(name, 0)
+        for i in (culprit >= 0).nonzero()[:, 0].tolist():
+            here = mask[i]
+            signed, steps = _clean(score[i, here]), step[i, here]
+            positive = steps == int(culprit[i])
+            hit, chance = step_hit(signed.abs(), steps, int(culprit[i]))
+            values = auc(signed.abs(), positive), auc(-signed, positive), hit, chance
+            for kept, value in zip(lists, values, strict=True):
+                kept.append(value)
+            self._silent[name] += int(signed.min() == signed.max())
+
+    def findings(self) -> list[Finding]:
+        return [Finding(name, len(sizes), self._silent[name], bootstrap(sizes, self._seed),
+                        bootstrap(self._blame[name], self._seed), bootstrap(self._hit[name], self._seed),
+                        sum(self._chance[name]) / len(sizes))
+                for name, sizes in self._size.items() if sizes]
+
+
+def yardsticks(rollouts: Rollouts) -> Mapping[str, Tensor]:
+    """Scores that are no credit, to hold the estimators against; negative, as blame is.
+
+        surprise    log π(y_t): the policy would not have written it
+        entropy     −H_t: the policy did not know what to write
+        early       t − T: nothing but the place, since culprits need not be spread evenly over a text
+    """
+    place = torch.arange(rollouts.tokens.shape[1], device=rollouts.mask.device).expand_as(rollouts.mask)
+    entropy = rollouts.require("entropy", "localise")
+    return {"surprise": rollouts.logp, "entropy": -entropy, "early": (place - place.shape[1]).double()}
+
+
+def culprits(rollouts: Rollouts) -> Tensor:
+    """(B,) the first step that the verifier marks wrong, −1 for right answers and for rows with nothing to compare.
+
+    Later wrong steps may be mere consequences of it: 19 instead of 18, and all that is reckoned with 19.
+    """
+    step, reward = rollouts.require("step", "localise"), rollouts.require("step_reward", "localise")
+    out = torch.full((len(rollouts),), -1)
+    for i in range(len(rollouts)):
+        steps = step[i][rollouts.mask[i]]
+        present = torch.unique(steps[steps >= 0]).tolist()
+        wrong = [s for s in present if float(reward[i, s]) <= 0]
+        if float(rollouts.reward[i]) <= 0 and wrong and bool((steps != wrong[0]).any()):
+            out[i] = wrong[0]
+    return out
+
+
+def _clean(score: Tensor) -> Tensor:
+    """Scores as whole multiples of ROUNDING of the largest, so that what differs by rounding alone is a tie."""
+    top = score.abs().max()
+    return (score / (top * ROUNDING)).round() if bool(top > 0) else score
