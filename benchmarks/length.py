@@ -139,7 +139,7 @@ def train(start: Policy, world: str, name: str, seed: int, steps: int, held: dic
         rollouts = batch.rollouts
         if world == "random":
             rollouts = replace(rollouts, reward=torch.randint(2, (len(rollouts),), generator=draw).float())
-        logp = token_logp(policy, batch.prompts, rollouts.tokens, rollouts.mask, 1.0)
+        logp = token_logp(policy, batch.rollouts.prompt_ids, rollouts.tokens, rollouts.mask, 1.0)
         optimizer.zero_grad()
         (-surrogate(method, logp, rollouts)).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -86,8 +86,8 @@ def main() -> None:
     with torch.no_grad():
         for p in policy.trainable().values():
             p.mul_(1 + 0.02 * torch.randn_like(p))
-    ref = token_logp(policy, batch.prompts, batch.rollouts.tokens, batch.rollouts.mask, 1.0, grad=False)
-    data = replace(batch.rollouts, ref_logp=ref), batch.prompts
+    ref = token_logp(policy, batch.rollouts.prompt_ids, batch.rollouts.tokens, batch.rollouts.mask, 1.0, grad=False)
+    data = replace(batch.rollouts, ref_logp=ref), batch.rollouts.prompt_ids
     lines = []
     for name, (make, beta, clip) in WORLDS.items():
         one, found = run(make, beta, clip, 1.0, data, probe=True)

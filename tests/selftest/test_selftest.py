@@ -265,16 +265,16 @@ def times(factor: float) -> Callable[[Any], Any]:
 
 def leaves_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reading in a pass of its own that draws from the run's random numbers and keeps a gradient."""
-    from creditscope.lab.lens import Lens
+    from creditscope.microscope.observer import Observer
 
-    right = Lens.assign
+    right = Observer.assign
 
     def assign(self: Any, *given: Any) -> Any:
-        for p in self._policy.trainable().values():
+        for p in self.model.parameters():
             p.data += 1e-7
         return right(self, *given)
 
-    monkeypatch.setattr(Lens, "assign", assign)
+    monkeypatch.setattr(Observer, "assign", assign)
 
 
 def moves_trl(monkeypatch: pytest.MonkeyPatch) -> None:

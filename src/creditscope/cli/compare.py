@@ -240,7 +240,7 @@ class Compare:
 def check_before(configs: Sequence[Config]) -> None:
     """Everything that would end the runs at their start, said before the first one does. Torch loads here."""
     from creditscope.credit.choice import find_estimator
-    from creditscope.lab.train import check_problems
+    from creditscope.lab.setup import check_problems
     from creditscope.policy.loading import load_policy
     from creditscope.tasks import find_task
 

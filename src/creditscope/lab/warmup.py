@@ -30,7 +30,7 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
 from creditscope.lab.evaluate import evaluate
-from creditscope.lab.train import make_optimizer
+from creditscope.lab.setup import make_optimizer
 from creditscope.policy.loading import Policy, load_policy, token_logp
 from creditscope.policy.scoring import encode_exactly
 from creditscope.policy.vetting import tokenizing

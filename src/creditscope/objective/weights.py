@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -178,3 +179,10 @@ AGGREGATES: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
     "constant": _constant,
     "token_sum": _token_sum,
 }
+
+
+def with_limit(method: Method, max_tokens: int) -> Method:
+    """The row with the trainer's own limit as L_max, where its aggregate divides by one."""
+    if method.aggregate != "constant" or method.max_tokens is not None:
+        return method
+    return replace(method, max_tokens=max_tokens)

@@ -1,4 +1,4 @@
-"""From a file of rollouts to a record: every batch is a step that was never taken.
+"""From a file of rollouts to a record: each batch is recorded as a step; no update is made.
 
     samples ─▶ batch ─▶ Rollouts ─▶ A ─▶ w = ∂J/∂log π ─▶ credit/…            without a model, at ratio 1
                             └─ log π of the model ─▶ w at its ratios ─▶ K, gram/…, policy/sampler_gap
@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from creditscope.batch import metrics
@@ -28,20 +26,21 @@ from creditscope.credit import Chosen, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
-from creditscope.lab.lens import Lens
-from creditscope.lab.train import kept_arrays, undone, with_limit
+from creditscope.lab.step import Minibatch, PolicyPasses
 from creditscope.methods.axes import Method
 from creditscope.methods.find import find
-from creditscope.microscope.scope import Microscope
+from creditscope.microscope.observer import Observer
+from creditscope.objective.kept import kept_arrays
 from creditscope.objective.surrogate import effective_credit, surrogate
+from creditscope.objective.weights import with_limit
 from creditscope.offline.assemble import Assembled, assemble, assemble_for
 from creditscope.offline.batches import Batch, Reader
 from creditscope.offline.files import Place, Source, Trail
 from creditscope.offline.settings import Settings
-from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
 from creditscope.policy.scoring import LOGITS
-from creditscope.runs.config import Config
 from creditscope.runs.record import Record
+from creditscope.runs.stopped import stopped
 
 KEPT_ROWS = 64
 """Rollouts of a batch that are kept to be read by people: its first groups."""
@@ -79,7 +78,7 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
     record = None
     if out is not None:
         record = Record.resume(out, config, _FREE) if resume else Record.create(out, config, versions or {})
-    with nullcontext() if record is None else record, nullcontext() if record is None else undone(record, not resume):
+    with nullcontext() if record is None else record, nullcontext() if record is None else stopped(record, not resume):
         before, start, last = (0, Place(), None) if record is None else _continue(record, source, trail)
         for number, batch in enumerate(reader.batches(start, last), start=before):
             if number > before and stop():
@@ -165,7 +164,7 @@ def _finish(out: Path, config: dict[str, Any]) -> None:
 
 
 class Bench:
-    """What stays the same from batch to batch: method, estimator, and the model with its lens."""
+    """What stays the same from batch to batch: method, estimator, and the model with its observer."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -174,11 +173,11 @@ class Bench:
             self._method = with_limit(self._method, settings.max_tokens)
         self._credit = find_estimator(settings.credit or "outcome")
         self._policy: Policy | None = None
-        self._lens: Look | None = None
+        self._observer: Observer | None = None
         if settings.model is not None:
             self._policy = load_policy(settings.model, device=settings.device, dtype=settings.dtype, chat=settings.chat)
             if settings.scope != "off":
-                self._lens = Look(self._policy, Config(model=settings.model, scope=settings.scope))
+                self._observer = Observer(self._policy.model, full=settings.scope == "full")
 
     @enough_memory("passing a batch through the model", "lower --rows, or give --scope light or off")
     def read(self, batch: Batch, number: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -190,20 +189,21 @@ class Bench:
         got = assemble_for(policy, batch.samples, settings.temperature)
         rollouts, live = got.rollouts, got.live
         assert live is not None
-        chunks = passes(rollouts, policy.model.get_output_embeddings().weight.shape[0])
-        tools = FileTools(policy, got, chunks, settings.temperature)
-        credit = self._credit(self._method, rollouts, tools)
-        w = effective_credit(lambda logp: surrogate(self._method, logp, rollouts, credit), live)
+        chunks = chunks_of(rollouts, policy.model.get_output_embeddings().weight.shape[0])
+        passes = PolicyPasses(policy, rollouts, chunks=chunks, temperature=settings.temperature)
+        credit = self._credit(self._method, rollouts, FileTools(passes))
+        minibatch = Minibatch(policy, self._method, rollouts, credit, chunks=chunks, temperature=settings.temperature)
+        w = minibatch.w(live)
         line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.credit(w, rollouts.mask)
-        line["objective/value"] = float(surrogate(self._method, live, rollouts, credit))
+        line["objective/value"] = minibatch.value(live)
         line |= {"policy/logp": "file", "policy/sampler_gap": got.gap} if got.gap is not None else {
             "policy/logp": "model"}
         line |= {"policy/respelled": got.respelled} if got.respelled else {}
         reading: dict[str, Any] = {}
-        if self._lens is not None and number % settings.every == 0:
-            line |= self._lens.read(got, w, chunks, settings.temperature, full=settings.scope == "full")
-            reading = self._lens.arrays(rollouts, w)
-            self._lens.reset()
+        if self._observer is not None and number % settings.every == 0:
+            line |= read(self._observer, minibatch, w)
+            reading = self._observer.arrays(rollouts, w)
+            self._observer.reset()
         return line, reading, to_keep(self._method, rollouts, credit, w, live)
 
     def _without_model(self, got: Assembled, batch: Batch) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -263,7 +263,7 @@ def to_keep(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live:
 # -- geometry --------------------------------------------------------------------------------------------------------
 
 
-def passes(rollouts: Rollouts, vocabulary: int) -> list[Tensor]:
+def chunks_of(rollouts: Rollouts, vocabulary: int) -> list[Tensor]:
     """Rows of each pass through the model: so many whole groups as LOGITS allows, and one group at least."""
     groups = Groups(rollouts.group)
     width = int(rollouts.extents.max()) + 1
@@ -275,71 +275,34 @@ def passes(rollouts: Rollouts, vocabulary: int) -> list[Tensor]:
             held = 0
         parts[-1].append(number)
         held += count
-    index = groups.index
-    return [torch.isin(index, torch.tensor(part, device=index.device)).nonzero().squeeze(1) for part in parts]
-
-
-def pull(policy: Policy, got: Assembled, rows: Tensor, cotangent: Tensor, temperature: float) -> None:
-    """One forward and backward: Σ_it c_it ∇log π_it is added to the gradients."""
-    rollouts = got.rollouts
-    live = token_logp(policy, [got.prompts[i] for i in rows.tolist()], rollouts.tokens[rows], rollouts.mask[rows],
-                      temperature)
-    torch.autograd.backward(live, cotangent[rows].to(live.dtype))
+    index = groups.index.cpu()
+    return [torch.isin(index, torch.tensor(part)).nonzero().squeeze(1) for part in parts]
 
 
 class FileTools(Tools):
-    """What a model and a file can give an estimator: a Gram. Nobody can go on with the answers, or judge them."""
+    """What a model and a file can give an estimator: a Gram. Nobody can continue the answers, or judge them."""
 
-    def __init__(self, policy: Policy, got: Assembled, chunks: Sequence[Tensor], temperature: float) -> None:
-        self._policy, self._got, self._chunks, self._temperature = policy, got, chunks, temperature
+    def __init__(self, passes: PolicyPasses) -> None:
+        self._passes = passes
 
     def gram(self) -> Tensor:
-        """One pass whose cotangent is 1 on every chosen token: its rows are the scores ψ_i."""
-        rollouts = self._got.rollouts
-        whole = torch.full((len(rollouts), len(rollouts)), torch.nan, dtype=torch.float64)
-        scope = Microscope(self._policy.model)
-        for rows in self._chunks:
-            self._policy.model.zero_grad(set_to_none=True)
-            with scope:
-                pull(self._policy, self._got, rows, rollouts.mask, self._temperature)
-            at = rows.cpu()
-            whole[at[:, None], at] = scope.gram
-        self._policy.model.zero_grad(set_to_none=True)
-        return whole.to(self._policy.device)
+        return self._passes.score_gram()
 
 
-class Look(Lens):
-    """The lab's lens on a step that is not taken."""
-
-    def read(self, got: Assembled, w: Tensor, chunks: Sequence[Tensor], temperature: float,
-             full: bool) -> dict[str, Any]:
-        """`gram/…` of the batch under w, and `grad/norm`; `full` adds the unweighted scores and what hangs on them."""
-        start = time.perf_counter()
-        policy, rollouts = self._policy, got.rollouts
-        go = partial(pull, policy, got, temperature=temperature)
-        for rows in chunks if full else ():
-            self.read_scores(rows, partial(go, rows, rollouts.mask))
-            prompts = [got.prompts[i] for i in rows.tolist()]
-            self.read_tokens(rows, partial(head_norms, policy, prompts, rollouts.tokens[rows], rollouts.mask[rows],
-                                           temperature), rollouts.mask[rows])
-        policy.model.zero_grad(set_to_none=True)
-        for rows in chunks:
-            self.watch(rows, partial(go, rows, -w))
-        if full:
-            self.before_update()
-        grads = [p.grad.double().norm() for p in policy.trainable().values() if p.grad is not None]
-        line = self.metrics(rollouts, w, time.perf_counter() - start)
-        line["grad/norm"] = float(torch.stack(grads).norm())
-        policy.model.zero_grad(set_to_none=True)
-        return line
-
-    def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
-        """As the lab's. Grams by parameter are one array of groups, so they need groups of one size."""
-        if len(set(Groups(rollouts.group).counts.tolist())) == 1:
-            return super().arrays(rollouts, w)
-        self._rows = [replace(block, layers={}) for block in self._rows]
-        found = super().arrays(rollouts, w)
-        return {name: value for name, value in found.items() if not name.startswith("layer")}
+def read(observer: Observer, minibatch: Minibatch, w: Tensor) -> dict[str, Any]:
+    """`gram/…` of the batch under w, and `grad/norm`; a full observer adds the unweighted scores. No update is made."""
+    start = time.perf_counter()
+    policy = minibatch.policy
+    if observer.full:
+        observer.read_scores(minibatch)
+    policy.model.zero_grad(set_to_none=True)
+    minibatch.backward(lambda _, chunk: -w[chunk], observer.around)
+    grads = [p.grad.double().norm() for p in policy.trainable().values() if p.grad is not None]
+    norm = float(torch.stack(grads).norm())
+    observer.gradient(norm)
+    line = observer.metrics(minibatch.rollouts, w, time.perf_counter() - start)
+    policy.model.zero_grad(set_to_none=True)
+    return line | {"grad/norm": norm}
 
 
 # -- over batches ----------------------------------------------------------------------------------------------------

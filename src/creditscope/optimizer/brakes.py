@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from creditscope.batch.observer import StepObserver
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
@@ -38,7 +39,7 @@ Forward = Callable[[], Tensor]
 """log π (B, T) of the chosen tokens under the present weights."""
 
 
-class Brake:
+class Brake(StepObserver):
     """No rule: the optimiser as it is. The others say where they differ."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -82,13 +83,7 @@ class Brake:
 
     # -- what a rule may change --------------------------------------------------------------------------------------
 
-    def goes_on(self, logp: Tensor, rows: Tensor | None = None) -> bool:
-        """Whether another inner step may be taken at these log-probs."""
-        return True
-
-    def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The w that is pulled back in place of w = ∂J/∂log π. `rows` are those of a minibatch; by default all."""
-        return w
+    # `goes_on` and `reweigh` of `StepObserver`, and the step itself.
 
     def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
         """The optimiser's step. `clipped` is the factor by which a norm clip has shortened the gradient.

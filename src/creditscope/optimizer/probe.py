@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from creditscope.batch.observer import StepObserver
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.axes import Method
@@ -37,7 +38,7 @@ LEVELS = ("light", "full")
 SAMPLE = 65_536  # coordinates that a light reading looks at, about
 
 
-class Probe:
+class Probe(StepObserver):
     """What the optimiser does to the credit, batch by batch: overshoot, reward scale, update geometry."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]],
@@ -98,6 +99,11 @@ class Probe:
                 for p, g in zip(parameters, grads, strict=True):
                     if g is not None:
                         self._slope[p] = self._slope.get(p, 0) + g
+
+    def gradient(self, norm: float) -> None:
+        """The norm of an update's gradient before it is clipped, for `clipping`."""
+        if self.clipping is not None:
+            self.clipping.norms.append(norm)
 
     def finish(self, forward: Callable[[], Tensor] | None = None) -> dict[str, float]:
         """The batch's metrics. `forward` gives log π (B, T) after the last update; it is called on schedule only.

@@ -28,7 +28,7 @@ from torch import Tensor
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.errors import CreditscopeError
-from creditscope.lab.rollout import Batch, roll_out, step_tensors
+from creditscope.lab.rollout import Drawn, roll_out, step_tensors
 from creditscope.lab.tools import LabTools, task_gives
 from creditscope.methods.find import find
 from creditscope.policy.critic import Critic
@@ -111,7 +111,7 @@ def follows(task: Arithmetic, problem: Problem, planted: Planted, tail: str) -> 
 
 
 def planted_batch(policy: Policy, task: Arithmetic, problems: Sequence[Problem], config: Config, seed: int) -> \
-        tuple[Batch, Tensor] | None:
+        tuple[Drawn, Tensor] | None:
     """For each problem R − 1 answers of the policy, and one with a planted line, which is its culprit.
 
     Returns the batch and (B,) the number of the planted line, −1 for siblings; None where no planted text was kept.
@@ -125,14 +125,13 @@ def planted_batch(policy: Policy, task: Arithmetic, problems: Sequence[Problem],
     problems = [problems[i] for i in kept]
     siblings = roll_out(policy, task, problems, config.group - 1, max_tokens=task.max_tokens,
                         temperature=config.temperature, top_p=config.top_p, generator=generator)
-    prompts = siblings.prompts[:: config.group - 1]
+    prompts = siblings.rollouts.prompt_ids[:: config.group - 1]
     written = _judged(policy, task, problems, prompts, list(kept.values()), config.temperature)
     whole = Rollouts.cat([siblings.rollouts, written])
     culprit = torch.full((len(whole),), -1)
-    culprit[len(siblings.prompts):] = torch.tensor([plan[i].line for i in kept])
+    culprit[len(siblings.rollouts):] = torch.tensor([plan[i].line for i in kept])
     finished = torch.cat([siblings.finished, torch.ones(len(kept), dtype=torch.bool, device=siblings.finished.device)])
-    return Batch(whole, siblings.prompts + prompts, siblings.problems + problems, finished, siblings.errors,
-                 len(whole)), culprit
+    return Drawn(whole, siblings.problems + problems, finished, siblings.errors, len(whole)), culprit
 
 
 def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: int, samples: int, seed: int,
@@ -165,9 +164,8 @@ def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: 
             batch, planted = made
             own = first_of_each_group(culprits(batch.rollouts).masked_fill(planted >= 0, -1), batch.rollouts.group)
             kept += int((planted >= 0).sum())
-            tools = FewTools((planted >= 0) | (own >= 0), policy, task, config, batch,
-                             [(batch.rollouts.group == g).nonzero()[:, 0] for g in batch.rollouts.group.unique()],
-                             task.max_tokens, seed * 1_000_003 + start, 0.0, values)
+            tools = FewTools((planted >= 0) | (own >= 0), policy, task, config, batch, task.max_tokens,
+                             seed * 1_000_003 + start, 0.0, values, len(batch.rollouts.group.unique()))
             scores = dict(yardsticks(batch.rollouts))
             for estimator in run:
                 scores[estimator.spec] = _timed(clock, estimator.spec, estimator, method, batch.rollouts, tools)
@@ -251,8 +249,8 @@ def _judged(policy: Policy, task: Arithmetic, problems: Sequence[Problem], promp
     return Rollouts(tokens=tokens, mask=mask, logp=scores.logp, entropy=scores.entropy, collision=scores.collision,
                     reward=torch.tensor([v.reward for v in verdicts], device=policy.device),
                     group=torch.arange(len(written), device=policy.device), step=step.to(policy.device),
-                    step_reward=step_reward.to(policy.device), prompt=[q.prompt for q in problems], text=texts,
-                    pieces=pieces)
+                    step_reward=step_reward.to(policy.device), prompt=[q.prompt for q in problems],
+                    prompt_ids=prompts, text=texts, pieces=pieces)
 
 
 def _critic(policy: Policy, task: Arithmetic, config: Config, tick: Tick | None,
@@ -265,7 +263,7 @@ def _critic(policy: Policy, task: Arithmetic, config: Config, tick: Tick | None,
     for n in range(CRITIC_BATCHES):
         batch = roll_out(policy, task, list(islice(stream, 8)), config.group, max_tokens=task.max_tokens,
                          temperature=config.temperature, top_p=config.top_p, generator=generator)
-        quality = critic.fit(batch.prompts, batch.rollouts)
+        quality = critic.fit(batch.rollouts)
         if tick is not None:
             tick(8 * (n + 1), total)
     return critic, quality

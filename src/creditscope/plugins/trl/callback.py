@@ -11,7 +11,6 @@ own rows. The numbers that people watch go into TRL's logs as
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,25 +27,23 @@ from transformers import TrainerCallback
 
 from creditscope.batch import metrics
 from creditscope.batch.groups import Groups
+from creditscope.batch.groups import micro_batches as by_groups
 from creditscope.errors import CreditscopeError
-from creditscope.lab.lens import Block, Lens
-from creditscope.lab.train import kept_arrays
-from creditscope.lab.train import micro_batches as by_groups
 from creditscope.methods.axes import Method
 from creditscope.microscope import distributed as ranks
-from creditscope.microscope.scope import Microscope
 from creditscope.microscope.shards import many_ranks
+from creditscope.objective.kept import kept_arrays
 from creditscope.objective.surrogate import effective_credit
 from creditscope.optimizer.overshoot import Overshoot
 from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
 from creditscope.plugins.trl.gather_ranks import Rows
+from creditscope.plugins.trl.observer import RankObserver
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take, untouched
 from creditscope.plugins.trl.settings import settings_of, versions
 from creditscope.plugins.trl.stated import stated
 from creditscope.policy.loading import Policy
-from creditscope.runs.config import Config
 from creditscope.runs.record import Record
 
 AGREE = 0.99
@@ -56,80 +53,6 @@ WATCHED = ("signal/live_groups", "signal/dead_groups", "credit/zero", "credit/to
            "gram/group/norm_null", "gram/group/credit_null", "overshoot/past", "overshoot/distance", "overshoot/kl",
            "grad/norm", "scope/agreement")
 """What goes into TRL's logs; the record has all."""
-
-
-class Opened(Lens):
-    """A lens that may be opened in one call and closed in another, around a backward that somebody else runs.
-
-    Among many ranks every pass has a microscope of its own, with a sketch: the ranks compare all of them.
-    """
-
-    _wrong = ""
-    """What the last proof found: nothing, or what is wrong."""
-
-    def reset(self) -> None:
-        super().reset()
-        self._scopes: list[Microscope] = []
-
-    def watch(self, rows: Tensor, pull: Callable[[], None]) -> None:
-        if many_ranks():
-            self._scope = Microscope(self._policy.model, sketch=self._sketcher)
-            self._scopes.append(self._scope)
-        super().watch(rows, pull)
-
-    def due(self) -> str | None:
-        """Whether this reading needs a proof that each row is attributed to the right rollout, and which."""
-        return self._proofs.due(self._policy.model)
-
-    def prove(self, due: str, pull: Callable[[Tensor], None], rollouts: int) -> None:
-        """Where it fails, no reading is believed until another proof has passed."""
-        with self._judged():
-            self._proofs.run(due, self._scope, pull, rollouts)
-
-    def prove_ranks(self, weights: Tensor, scale: float) -> None:
-        """The same for the rows of all ranks, after plain passes of the weighted losses."""
-        with self._judged():
-            ranks.prove_rows(self._scopes, [weights[block.rows.cpu()] for block in self._rows], scale=scale)
-
-    @contextmanager
-    def _judged(self) -> Iterator[None]:
-        try:
-            yield
-            self._wrong = ""
-        except CreditscopeError as error:
-            self._wrong = str(error)
-
-    def require_proof(self) -> None:
-        if self._wrong:
-            raise CreditscopeError(self._wrong)
-
-    def across(self, group: Tensor, scale: float) -> ranks.Reading:
-        """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
-        return ranks.across(self._scopes, [group[block.rows] for block in self._rows], scale=scale)
-
-    @property
-    def eps(self) -> float:
-        """The relative precision of what this rank measured."""
-        return max(scope.eps for scope in self._scopes)
-
-    @property
-    def blocks(self) -> list[Block]:
-        """What met in each pass."""
-        return self._rows
-
-    @blocks.setter
-    def blocks(self, found: list[Block]) -> None:
-        self._rows = found
-
-    def open(self) -> None:
-        self._scope.__enter__()
-
-    def close(self, rows: Tensor) -> None:
-        self._scope.__exit__(None, None, None)
-        self._rows.append(self._block(rows))
-
-    def abort(self) -> None:
-        self._scope.__exit__(*sys.exc_info())
 
 
 @dataclass
@@ -169,7 +92,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         """The row of the table that says what the trainer's loss is."""
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-        self._lens: Opened | None = None
+        self._observer: RankObserver | None = None
         self._held = 0
         """Readings in which our gradient was held against TRL's."""
         self._record: Record | None = None
@@ -282,7 +205,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def _look(self) -> None:
         """One pass of our own over this rank's rows, groups whole, under the microscope; then all ranks' together."""
         start = time.perf_counter()
-        model, lens = self._policy.model, self._fresh_lens()
+        model, observer = self._policy.model, self._fresh_observer()
         window, chunks, whole = self._chosen()
         live = torch.zeros(window.rollouts.mask.shape, dtype=torch.float64, device=window.rollouts.mask.device)
         w, spread = torch.zeros_like(live), torch.zeros_like(live)
@@ -303,7 +226,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
         def look(chunk: Tensor) -> None:
             if self._gram:
-                lens.watch(chunk, lambda: pull(chunk))
+                with observer.around(chunk):
+                    pull(chunk)
             else:
                 pull(chunk)
 
@@ -314,17 +238,18 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             together.run(model, [partial(look, chunk) for chunk in chunks], lambda: self._idle(window))
             if self._gram and many_ranks():
                 together.reduce(model)
-                found = lens.across(window.rollouts.group, together.scale(model))
+                found = observer.across(window.rollouts.group, together.scale(model))
             if self._gram and whole:
                 self._line |= self._agreement(theirs)
             if self._gram and many_ranks():
                 self._prove_ranks(model, window, chunks, pull)
-                together.agreed(lens.require_proof)
+                together.agreed(observer.require_proof)
         if window.old is None:  # the policy that sampled is the one that was read
             window = replace(window, rollouts=replace(window.rollouts, entropy=spread))
 
         def mine() -> Rows:
-            rows = Rows(window.sampled_by(live), window.credit, live, w, float(objective(window, live)), lens.blocks)
+            value = float(objective(window, live))
+            rows = Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks)
             return rows.in_step(together.scale(model), found.split if found else ()) if many_ranks() else rows
 
         self._note(window, together.agreed(mine), found)
@@ -342,22 +267,22 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             logp = chosen(self._logits(inputs), inputs)
             torch.autograd.backward(logp, mask.to(logp) * weights.to(logp)[:, None])
 
-        lens = self._fresh_lens(keep=True)
-        due = lens.due()
+        observer = self._fresh_observer(keep=True)
+        due = observer.proofs.due(self._policy.model)
         try:
             if due is not None:
-                lens.prove(due, pull, len(mask))
+                observer.prove(due, pull, len(mask))
         except torch.OutOfMemoryError:  # a second set of gradients, where the trainer's own pass is read
             self._warn("proof", "there is no room for the proof that each row is attributed to the right rollout: "
                                 "readings are taken without it")
-        lens.require_proof()
+        observer.require_proof()
 
     def _prove_ranks(self, model: nn.Module, window: Window, chunks: list[Tensor],
                      pull: Callable[[Tensor, Tensor], None]) -> None:
         """The passes once more without the microscope, rollouts weighted at random: the sketches of all ranks' rows,
         weighted alike, must add up to the sketch of what comes."""
-        lens = self._fresh_lens(keep=True)
-        if lens.due() is None:
+        observer = self._fresh_observer(keep=True)
+        if observer.proofs.due(self._policy.model) is None:
             return
         weights = ranks.draw_weights(len(window.rollouts), self._trainer.state.global_step, dist.get_rank())
         for p in model.parameters():
@@ -365,7 +290,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         together.run(model, [partial(pull, chunk, weights[chunk.cpu()]) for chunk in chunks],
                      lambda: self._idle(window))
         together.reduce(model)
-        lens.prove_ranks(weights, together.scale(model))
+        observer.prove_ranks(weights, together.scale(model))
 
     def _chosen(self) -> tuple[Window, list[Tensor], bool]:
         """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""
@@ -414,7 +339,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                                                       after))
             if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
-                self._record.save_reading(step, self._fresh_lens(keep=True).arrays(rows.rollouts, rows.w))
+                self._record.save_reading(step, self._fresh_observer(keep=True).arrays(rows.rollouts, rows.w))
         self._line["time/scope"] = self._line.get("time/scope", 0.0) + time.perf_counter() - start
 
     def _note(self, window: Window, mine: Rows, found: ranks.Reading | None = None) -> None:
@@ -424,13 +349,13 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._reading = Reading(window, rows)
         if not self._first:
             return
-        lens = self._fresh_lens(keep=True)
-        lens.blocks = rows.blocks
+        observer = self._fresh_observer(keep=True)
+        observer.blocks = rows.blocks
         self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.credit(rows.w, rows.rollouts.mask)
         if rows.blocks:
-            self._line |= lens.metrics(rows.rollouts, rows.w, 1.0)
+            self._line |= observer.metrics(rows.rollouts, rows.w, 1.0)
         if found is not None:
-            self._line |= together.sketched(found, lens.eps)
+            self._line |= together.sketched(found, observer.eps)
 
     @property
     def made(self) -> Generation:
@@ -452,13 +377,13 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if z.requires_grad:
             torch.autograd.backward(0 * z.sum())
 
-    def _fresh_lens(self, keep: bool = False) -> Opened:
-        """The lens, which is made at the first reading: only then are all adapters and wrappers in place."""
-        if self._lens is None:
-            self._lens = Opened(self._policy, Config())
+    def _fresh_observer(self, keep: bool = False) -> RankObserver:
+        """The observer, which is made at the first reading: only then are all adapters and wrappers in place."""
+        if self._observer is None:
+            self._observer = RankObserver(self._policy.model)
         if not keep:
-            self._lens.reset()
-        return self._lens
+            self._observer.reset()
+        return self._observer
 
     def _agreement(self, theirs: dict[nn.Parameter, Tensor | None]) -> dict[str, float]:
         """The cosine of TRL's gradient and ours, and our norm, which no clipping has touched."""
@@ -493,10 +418,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     # -- inside the trainer's own backward: the mixin's way ----------------------------------------------------------
 
     def open(self) -> bool:
-        """Open the lens around a forward that is about to run, where the coming backward may be read."""
+        """Open the observer around a forward that is about to run, where the coming backward may be read."""
         self._open = self.due and self._gram and self._reading is None
         if self._open:
-            self._fresh_lens().open()
+            self._fresh_observer().open()
         return self._open
 
     def seen(self, inputs: Inputs, live: Tensor) -> None:
@@ -511,22 +436,22 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         start = time.perf_counter()
         inputs, live = self._pending
         with self._reason("read"):
-            lens = self._fresh_lens(keep=True)
-            lens.close(torch.arange(len(live), device=live.device))
+            observer = self._fresh_observer(keep=True)
+            observer.close(torch.arange(len(live), device=live.device))
             window = self._window([inputs])
             with untouched(self._policy.model):
                 self._prove(inputs)
             live = live.double()
             w = effective_credit(lambda lp: objective(window, lp), live)
             value = self._line["objective/value"] = float(objective(window, live))
-            self._note(window, Rows(window.sampled_by(live), window.credit, live, w, value, lens.blocks))
+            self._note(window, Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks))
         self._line["time/scope"] = time.perf_counter() - start
 
     def abort(self) -> None:
         """An exception came between the forward and the close: the model is as it was."""
         if self._open:
             self._open = False
-            self._fresh_lens(keep=True).abort()
+            self._fresh_observer(keep=True).abort()
 
 
 def stranger(out: Path) -> str | None:

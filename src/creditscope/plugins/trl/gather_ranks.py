@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.lab.lens import Block
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope import geometry
+from creditscope.microscope.observer import Block
 from creditscope.microscope.shards import is_shard, local, many_ranks, parts
 
 Found = TypeVar("Found")

@@ -22,10 +22,9 @@ from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
 from creditscope.lab.rollout import step_tensors
-from creditscope.lab.train import with_limit
 from creditscope.methods.axes import Method
 from creditscope.methods.find import find
-from creditscope.objective.weights import aggregate, alpha, kept
+from creditscope.objective.weights import aggregate, alpha, kept, with_limit
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.batch import (
     ALPHA,

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from creditscope.batch import metrics
 from creditscope.errors import CreditscopeError
-from creditscope.lab.lens import row_credit
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope import geometry
+from creditscope.microscope.observer import row_credit
 from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
