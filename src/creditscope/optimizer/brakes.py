@@ -27,7 +27,7 @@ from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage
 from creditscope.objective.bounds import beyond, bounded_tokens
 from creditscope.objective.surrogate import effective_credit, surrogate
-from creditscope.optimizer.scale import REST
+from creditscope.optimizer.scale import REST, Clipping
 from creditscope.optimizer.state import first_moment
 from creditscope.optimizer.table import parse_brake
 
@@ -122,7 +122,7 @@ class Brake:
 
 def clip_factor(norm: float, limit: float) -> float:
     """min(1, limit / (‖g‖ + 1e-6)), as torch's clip_grad_norm_ has it."""
-    return min(1.0, limit / (norm + 1e-6))
+    return Clipping(limit).coefficient(norm)
 
 
 # -- recall ----------------------------------------------------------------------------------------------------------

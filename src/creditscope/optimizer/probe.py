@@ -24,14 +24,14 @@ from torch import Tensor
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.axes import Method
-from creditscope.microscope.sketch import Path
+from creditscope.microscope.sketch import Sketcher
 from creditscope.objective.advantages import token_advantage
+from creditscope.optimizer.families import bare, decoupled, family_of, step_number
 from creditscope.optimizer.geometry import UpdateGeometry, gather, square
 from creditscope.optimizer.overshoot import Overshoot, first_order
-from creditscope.optimizer.replay import carry
+from creditscope.optimizer.sampled_optimizer import SampledOptimizer
 from creditscope.optimizer.scale import PHIS, Clipping, RewardParts, sensitivity, sweep
-from creditscope.optimizer.shadow import Shadow
-from creditscope.optimizer.state import CLOSED, bare, decoupled, moving, split, step_number
+from creditscope.optimizer.state import moving, split
 
 LEVELS = ("light", "full")
 SAMPLE = 65_536  # coordinates that a light reading looks at, about
@@ -58,7 +58,7 @@ class Probe:
             raise CreditscopeError("the probe needs names with its parameters: give model.named_parameters()")
         self._named = {name: p for name, p in named if p.requires_grad}
         stride = sum(p.numel() for p in self._named.values()) // SAMPLE
-        self._shadow = Shadow(optimizer, stride) if stride > 1 and type(bare(optimizer)) in CLOSED else None
+        self._sample = SampledOptimizer(optimizer, stride) if stride > 1 and family_of(optimizer) is not None else None
         self._batch: tuple[Method, Rollouts, Tensor] | None = None
         bare(optimizer).register_step_pre_hook(self._before_step)
         bare(optimizer).register_step_post_hook(self._after_step)
@@ -136,40 +136,40 @@ class Probe:
             self._slope = {}
         if self._updates == 0:
             self._first_step = self._step()
-            sampled = self._shadow is not None and not self._whole
+            sampled = self._sample is not None and not self._whole
             seen, named = optimizer, list(self._named.items())
             if sampled:
-                assert self._shadow is not None
-                seen, named = self._shadow.take(), self._shadow.named
+                assert self._sample is not None
+                seen, named = self._sample.take(), self._sample.named
             self._read_scale(seen, sampled)
             self._metrics |= self._momentum_share(seen)
-            self._path = Path(16, 0, "update") if self._whole else None
-            self._geometry = UpdateGeometry(named, path=self._path)
+            self._geometry = UpdateGeometry(named, Sketcher(16, seed=0) if self._whole else None)
             self._geometry.before()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._batch is None:
             return
         if self._geometry is not None:
-            self._metrics |= self._geometry.after() if self._shadow is None or self._whole else self._of_sample()
+            self._metrics |= self._geometry.after() if self._sample is None or self._whole else self._of_sample()
             if self._whole:
-                assert self._path is not None
-                layers = self._geometry.layers
+                layers, sketch = self._geometry.layers, self._geometry.sketch
+                assert sketch is not None
                 names = self._arrays.get("layer_names", np.array(list(layers)))
-                self._arrays |= {"layer_names": names, "path_update": self._path.matrix[0], "layer_ratio": np.array(
-                    [layers[str(name)].get("update/ratio", np.nan) for name in names])}
+                ratio = [layers[str(name)].get("update/ratio", np.nan) for name in names]
+                self._arrays |= {"layer_names": names, "path_update": sketch.cpu().double().numpy(),
+                                 "layer_ratio": np.array(ratio)}
             self._geometry = None
         self._updates += 1
 
     def _of_sample(self) -> dict[str, float]:
         """The geometry of the sample's update. ‖θ‖ is taken whole: few weights, as a norm's, may hold most of it."""
-        assert self._shadow is not None
+        assert self._sample is not None
         assert self._geometry is not None
         sample, whole = ([p.detach() for p in some] for some in
-                         ((p for _, p in self._shadow.named), self._named.values()))
+                         ((p for _, p in self._sample.named), self._named.values()))
         thin, all_of = (float(torch.nn.utils.get_total_norm(x)) / sum(p.numel() for p in x) ** 0.5
                         for x in (sample, whole))
-        self._shadow.follow()
+        self._sample.follow()
         found = self._geometry.after()
         if "update/ratio" in found and all_of > 0:
             found["update/ratio"] *= thin / all_of
@@ -177,7 +177,7 @@ class Probe:
 
     def _read_scale(self, optimizer: torch.optim.Optimizer, sampled: bool) -> None:
         """`optimizer/scale_change`, since the start and from this step on, and on schedule the sweep."""
-        closed = type(bare(optimizer)) in CLOSED
+        closed = family_of(optimizer) is not None
         # Parts are followed parameter by parameter: a sample has none.
         if self._scales and closed and not (sampled and self.parts is not None):
             for key, since in (("optimizer/scale_change", "start"), ("optimizer/scale_change_now", "now")):
@@ -193,7 +193,7 @@ class Probe:
 
     def _momentum_share(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
         """⟨Δ_momentum, Δ⟩ / ‖Δ‖²: the share of the batch's first update that older gradients make."""
-        if type(bare(optimizer)) not in CLOSED and not self._whole:
+        if family_of(optimizer) is None and not self._whole:
             return {}  # it would take two more steps of the optimiser
         dot, whole = gather(torch.stack([(part.momentum * part.total).sum(dtype=torch.float64), square(part.total)])
                             for part in split(optimizer).values()).sum(0).tolist()
@@ -210,16 +210,13 @@ class Probe:
         Adam: C_{T,0}, T = s + c, for tokens that the batch's c-th update carried across, s being the number of its
         first; the mean over c = 1, 2, … SGD: μ. Both take every update as seen, which minibatches are not.
         """
-        optimizer = bare(self._optimizer)
-        group = optimizer.param_groups[0]
-        if self._track is None or self._track.stops != "zero" or len(self._track.readings()) - 1 != self._updates:
+        family = family_of(self._optimizer)
+        if family is None or self._track is None or self._track.stops != "zero" \
+                or len(self._track.readings()) - 1 != self._updates:
             return None
-        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) and group["betas"][1] > 0:
-            crossings = range(1, max(2, self._updates))
-            return sum(carry(self._first_step + c, 0, group["betas"]) for c in crossings) / len(crossings)
-        if isinstance(optimizer, torch.optim.SGD) and not group["nesterov"] and not group["dampening"]:
-            return float(group["momentum"])
-        return None
+        group, crossings = self._optimizer.param_groups[0], range(1, max(2, self._updates))
+        shares = [share for c in crossings if (share := family.carry(group, self._first_step + c)) is not None]
+        return sum(shares) / len(shares) if shares else None
 
     def _coupled(self) -> bool:
         """Whether weight decay is part of the gradient."""
