@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from creditscope import CreditscopeError, Microscope
 from creditscope.microscope import operations, recorder, scope, watch
-from creditscope.microscope.gram import Lookup, weight_gram
+from creditscope.microscope.gram import Lookup
 from creditscope.microscope.proof import Proofs, drawn, halves, prove
-from creditscope.microscope.recorder import Recorder
+from creditscope.microscope.recorder import Recorder, weight_gram
 from creditscope.microscope.rows import Rows
 from creditscope.microscope.sources import Source
 from depth import FULL

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.gram import Lookup, Scratch, dense_gram, weight_gram
+from creditscope.microscope.gram import Lookup, Scratch, dense_gram, materialise
 from creditscope.microscope.rows import Rows
 from creditscope.microscope.sketch import Block, Sketcher
 from creditscope.microscope.sources import Key, Source, coarsest
@@ -347,6 +347,20 @@ RULED = ("_Multiply", "_Stack", "_Lookup", "_Spread", "_Along")
 def whole_shape(p: Tensor) -> tuple[int, ...]:
     """A parameter's shape, also while ZeRO-3 has emptied it."""
     return tuple(getattr(p, "ds_shape", p.shape))
+
+
+def weight_gram(delta: Tensor, a: Tensor, scratch: Scratch | None = None) -> tuple[Tensor, Tensor]:
+    """(N,T,o), (N,T,d) → dW = Σ_i dW_i (o,d) and K_ij = ⟨dW_i, dW_j⟩, with dW_i = Σ_t δ_it a_itᵀ.
+
+    >>> delta, a = torch.ones(2, 1, 1), torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]])
+    >>> weight_gram(delta, a)[1].tolist()
+    [[5.0, 3.0], [3.0, 9.0]]
+    """
+    if delta.is_cuda:
+        from creditscope.microscope import routes  # it loads Triton, which takes a while
+
+        return routes.weight_gram(delta, a)
+    return materialise(delta, a, scratch or Scratch())
 
 
 def joint_gram(waiting: Waiting, shape: tuple[int, ...]) -> Tensor | None:

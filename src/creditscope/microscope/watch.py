@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from creditscope.errors import CreditscopeError
+from creditscope.microscope.calls import Call, name_of, note_nodes, opened
 from creditscope.microscope.layouts import (
     FACTORIES,
     USUAL,
@@ -30,18 +31,9 @@ from creditscope.microscope.layouts import (
     tensors_of,
     usual_owner,
 )
-from creditscope.microscope.operations import (
-    ONE_CALL,
-    RULES,
-    Call,
-    again,
-    looked_up,
-    name_of,
-    note_nodes,
-    opened,
-    product,
-)
+from creditscope.microscope.operations import ONE_CALL, RULES, looked_up, product
 from creditscope.microscope.recorder import RULED, Recorder, in_backward
+from creditscope.microscope.rerun import again
 from creditscope.microscope.rows import Rows
 from creditscope.microscope.shards import is_shard, on_shards
 from creditscope.microscope.sources import Key, Source, made
