@@ -29,8 +29,9 @@ RANK = {name: rank for rank, floor in enumerate(FLOORS) for name in floor}
 NO_TORCH = ("files", "methods", "runs", "diagnosis", "claims", "report", "cli")
 """Packages of which no module loads torch when it is imported: a log or a record is read without it."""
 # The same inside the microscope.
-MICROSCOPE = ["gram", "kernels", "routes", "spectrum", "geometry", "sketch", "sources", "rows", "layouts", "recorder",
-              "shards", "calls", "broadcast", "operations", "rerun", "watch", "scope", "proof", "distributed"]
+MICROSCOPE = ["gram", "kernels", "routes", "spectrum", "geometry", "sketch", "sources", "rows", "owners", "layouts",
+              "recorder", "shards", "calls", "broadcast", "operations", "rerun", "watch", "scope", "proof",
+              "distributed"]
 
 
 def modules() -> list[Path]:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from creditscope.microscope.calls import PLAIN, Call, arguments, attach, name_of, unwatched
 from creditscope.microscope.gram import has_triton
-from creditscope.microscope.layouts import usual_owner
+from creditscope.microscope.owners import on_front, usual_owner
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.rows import Rows
 from creditscope.microscope.sources import Source
@@ -81,7 +81,7 @@ class _Along(torch.autograd.Function):
         else:
             owner = rows.owner if rows.picked else usual_owner(rows, grad)
             assert owner is not None
-            owner = owner.to(grad.device).reshape(*owner.shape, *[1] * (grad.dim() - owner.dim()))
+            owner = on_front(owner.to(grad.device), grad)
             recorder.dense(source, torch.stack([grad.masked_fill(owner != i, 0) for i in range(rows.count)]))
         return grad, None, None, None, None
 

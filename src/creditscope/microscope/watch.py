@@ -20,18 +20,9 @@ from torch.utils import _pytree as pytree
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.calls import Call, name_of, note_nodes, opened
-from creditscope.microscope.layouts import (
-    FACTORIES,
-    USUAL,
-    Layout,
-    after,
-    put_in,
-    settled,
-    stays,
-    tensors_of,
-    usual_owner,
-)
+from creditscope.microscope.layouts import FACTORIES, after, stays, tensors_of
 from creditscope.microscope.operations import ONE_CALL, RULES, looked_up, product
+from creditscope.microscope.owners import USUAL, Layout, put_in, settled, usual_owner
 from creditscope.microscope.recorder import RULED, Recorder, in_backward
 from creditscope.microscope.rerun import again
 from creditscope.microscope.rows import Rows
