@@ -230,9 +230,7 @@ class Baseline:
     group: int
     mean: float
     optimal: float
-    """b* = E[r‖ψ‖²] / E[‖ψ‖²]."""
-    covariance: float
-    """Cov(‖ψ‖², r) over the group's R rows, Σ/R. b* − mean = Cov / E‖ψ‖², so the mean is optimal iff it is 0."""
+    """b* = E[r‖ψ‖²] / E[‖ψ‖²] = mean + Cov(‖ψ‖², r) / E‖ψ‖²."""
     variance_mean: float
     """V(mean)."""
     variance_optimal: float
@@ -246,12 +244,6 @@ class Baseline:
     def excess(self) -> float:
         """V(mean) − V(b*) = (mean − b*)² Σ‖ψ‖² ≥ 0. In a sample it is never negative: read it beside `by_chance`."""
         return max(self.variance_mean - self.variance_optimal, 0.0)
-
-    @property
-    def lost(self) -> float | None:
-        """(V(mean) − V(b*)) / V(b*), the variance lost by using the mean; None where V(b*) is 0."""
-        none_left = self.variance_optimal <= EPS * self.variance_mean
-        return None if none_left else self.excess / self.variance_optimal
 
 
 def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> list[Baseline]:
@@ -275,8 +267,7 @@ def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> l
             continue
         mean, best = float(value.mean()), float((value * norm).sum() / norm.sum())
         chance = len(rows) * norm.var() * value.var() / ((len(rows) - 1) * norm.mean())
-        found.append(Baseline(name, mean, best, covariance=float((norm * (value - mean)).mean()),
-                              variance_mean=_second_moment(norm, value, mean),
+        found.append(Baseline(name, mean, best, variance_mean=_second_moment(norm, value, mean),
                               variance_optimal=_second_moment(norm, value, best), by_chance=float(chance)))
     return found
 
@@ -299,19 +290,6 @@ class Null:
     @property
     def mean(self) -> float:
         return float(self.values.mean())
-
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The middle `level` of the draws."""
-        if not 0 < level < 1:
-            raise CreditscopeError(f"an interval needs a level 0 < level < 1, got {level}; for example 0.95")
-        low, high = np.quantile(self.values, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
-
-    @property
-    def at_least(self) -> float:
-        """P(draw ≥ observed), the observation counted as one draw so that it is never 0."""
-        slack = 1e-9 * max(abs(self.observed), 1.0)
-        return float((1 + (self.values >= self.observed - slack).sum()) / (1 + len(self.values)))
 
 
 def permutation_null(scores_gram: Any, credit: Any, group: Any = None, draws: int = 200, seed: int = 0,
