@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from creditscope import METHODS, CreditscopeError, Rollouts, surrogate
-from creditscope.optimizer.scale import PHIS, REST, Clipping, RewardParts, Sweep, sensitivity, sweep
+from creditscope.optimizer.scale import PHIS, REST, Clipping, RewardParts, ScaleSweep, sensitivity, sweep
 from depth import some
 from each import each
 from small_models import build
@@ -135,7 +135,7 @@ class Recorded:
     """A run with rewards as they are, its probe at the last step, and its steps. Tests share it and change nothing."""
 
     steps: list[Step]
-    sweeps: dict[str, Sweep]
+    sweeps: dict[str, ScaleSweep]
     clipping: Clipping | None
     optimizer: torch.optim.Optimizer
 
@@ -148,7 +148,7 @@ def record(kind: str, eps: float, beta: float, clip: float | None = None, parts:
     sign = -1.0 if "maximize" in kind else 1.0
     follow, clipping = RewardParts(optimizer) if parts else None, Clipping(clip) if clip else None
     seen: list[Step] = []
-    found: dict[str, Sweep] = {}
+    found: dict[str, ScaleSweep] = {}
     for t in range(steps):
         seen.append(Step(weights(world.model), *world.gradients(1.0, beta, t)))
         norm, r = set_grads(world.model, seen[-1], 1.0, clip, sign)
@@ -192,7 +192,7 @@ def trained(kind: str, eps: float, beta: float, phi: float, clip: float | None =
     return {name: p.detach() - before.theta[name] for name, p in world.model.named_parameters()}
 
 
-def agree(found: Sweep, i: int, change: float, cosine: float, tolerance: float) -> None:
+def agree(found: ScaleSweep, i: int, change: float, cosine: float, tolerance: float) -> None:
     assert float(found.change[i]) == pytest.approx(change, rel=tolerance, abs=tolerance)
     assert float(found.cosine[i]) == pytest.approx(cosine, rel=tolerance, abs=tolerance)
 

@@ -20,22 +20,22 @@ from creditscope.microscope.calls import PLAIN, Call, arguments, attach, name_of
 from creditscope.microscope.gram import has_triton
 from creditscope.microscope.owners import on_front, usual_owner
 from creditscope.microscope.recorder import Recorder
-from creditscope.microscope.rows import Rows
-from creditscope.microscope.sources import Source
+from creditscope.microscope.rows import RowOwners
+from creditscope.microscope.sources import ParameterSource
 
 
 class _Spread(torch.autograd.Function):
     """p → one copy for each row. The copies are views; what comes back is one gradient per row."""
 
     @staticmethod
-    def forward(ctx: Any, p: Tensor, lead: tuple[int, ...], where: str, source: Source, recorder: Recorder,
-                rows: Rows) -> Tensor:
+    def forward(ctx: Any, p: Tensor, lead: tuple[int, ...], where: str, source: ParameterSource, recorder: Recorder,
+                rows: RowOwners) -> Tensor:
         ctx.features, ctx.where, ctx.source, ctx.recorder, ctx.rows = p.dim(), where, source, recorder, rows
         return p.expand(*lead, *p.shape)
 
     @unwatched
     def backward(ctx: Any, grad: Tensor) -> Any:
-        rows: Rows = ctx.rows
+        rows: RowOwners = ctx.rows
         ctx.recorder.stray(ctx.where, rows.stray(grad))
         return ctx.recorder.dense(ctx.source, rows.fold(grad, ctx.features)), None, None, None, None, None
 
@@ -44,7 +44,7 @@ def _broadcast(tensors: Sequence[Tensor]) -> Any:
     return torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
 
 
-def _copies(call: Call, x: Tensor, p: Tensor, source: Source, rows: Rows, where: str) -> Tensor | None:
+def _copies(call: Call, x: Tensor, p: Tensor, source: ParameterSource, rows: RowOwners, where: str) -> Tensor | None:
     """A copy of p per row that broadcasts against x as p does; None where p is laid out by rows itself."""
     shape = tuple(p.shape)
     while shape and shape[0] == 1 and len(shape) > x.dim() - own_axes(rows, x):
@@ -66,7 +66,8 @@ class _Along(torch.autograd.Function):
     """A tensor made of parameters that is itself laid out by rows: rollout i's row is what arrives at its positions."""
 
     @staticmethod
-    def forward(ctx: Any, p: Tensor, source: Source, recorder: Recorder, rows: Rows, where: str) -> Tensor:
+    def forward(ctx: Any, p: Tensor, source: ParameterSource, recorder: Recorder, rows: RowOwners,
+                where: str) -> Tensor:
         ctx.source, ctx.recorder, ctx.rows, ctx.where = source, recorder, rows, where
         return p.view_as(p)
 
@@ -86,7 +87,7 @@ class _Along(torch.autograd.Function):
         return grad, None, None, None, None
 
 
-def _along(call: Call, x: Tensor, p: Tensor, source: Source, rows: Rows, where: str) -> Tensor | None:
+def _along(call: Call, x: Tensor, p: Tensor, source: ParameterSource, rows: RowOwners, where: str) -> Tensor | None:
     axes = own_axes(rows, x)
     if p.dim() != x.dim() or p.shape[:axes] != x.shape[:axes] or (not rows.picked and usual_owner(rows, x) is None):
         return None
@@ -98,7 +99,7 @@ def _along(call: Call, x: Tensor, p: Tensor, source: Source, rows: Rows, where: 
     return _Along.apply(p, source, call.recorder, rows, where)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def own_axes(rows: Rows, x: Tensor) -> int:
+def own_axes(rows: RowOwners, x: Tensor) -> int:
     """How many leading axes of x name its rows."""
     if rows.picked:
         assert rows.owner is not None

@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from creditscope.microscope.recorder import Recorder
-from creditscope.microscope.rows import Rows
-from creditscope.microscope.sources import Source
+from creditscope.microscope.rows import RowOwners
+from creditscope.microscope.sources import ParameterSource
 
 Func = Callable[..., Any]
 PLAIN = {Tensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -32,9 +32,9 @@ class Call:
     where: str
     """What it is, in words."""
     recorder: Recorder
-    source: Callable[[Any], Source | None]
+    source: Callable[[Any], ParameterSource | None]
     """What an argument is in terms of parameters; None for anything else."""
-    rows_of: Callable[[Tensor], Rows]
+    rows_of: Callable[[Tensor], RowOwners]
     """The owners of an activation; an error where they cannot be told."""
     has_rows: Callable[[Any], bool]
     """Whether an argument is an activation."""

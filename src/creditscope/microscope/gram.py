@@ -104,7 +104,7 @@ def _total(grams: list[Tensor]) -> Tensor:
     return grams[0].double() if len(grams) == 1 else torch.stack([gram.double() for gram in grams]).sum(dim=0)
 
 
-class Lookup:
+class EmbeddingRows:
     """Per-rollout gradients of an embedding: row v of rollout i is Σ_{t: id_it = v} δ_it, over the ids that occur."""
 
     def __init__(self, ids: Tensor, delta: Tensor) -> None:

@@ -34,7 +34,7 @@ from creditscope.microscope.owners import (
     usual_owner,
     without_axis,
 )
-from creditscope.microscope.rows import Rows
+from creditscope.microscope.rows import RowOwners
 
 # -- torch's functions, by what they do to axes ------------------------------------------------------------------------
 
@@ -457,7 +457,7 @@ def stays(func: Any, args: Sequence[Any], kwargs: dict[str, Any], y: Tensor, giv
     return quick(func, args, kwargs, y, given)
 
 
-def after(func: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor], rows: Rows,
+def after(func: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor], rows: RowOwners,
           layout_of: Any) -> list[Layout]:
     """The layouts of a call's results; `layout_of(x)` is that of an argument, False for one that belongs to no row."""
     given = [x for x in tensors_of(args, kwargs) if layout_of(x) is not False]

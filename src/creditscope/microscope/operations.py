@@ -32,8 +32,8 @@ from creditscope.errors import CreditscopeError
 from creditscope.microscope.broadcast import layer_norm, scaled, spread
 from creditscope.microscope.calls import PLAIN, Call, Func, arguments, name_of, unviewed, unwatched
 from creditscope.microscope.recorder import Recorder
-from creditscope.microscope.rows import Rows
-from creditscope.microscope.sources import Key, Source
+from creditscope.microscope.rows import RowOwners
+from creditscope.microscope.sources import Key, ParameterSource
 
 # -- product -----------------------------------------------------------------------------------------------------------
 
@@ -44,9 +44,9 @@ class _Product:
 
     where: str
     recorder: Recorder
-    rows: Rows
-    weight: Source | None
-    bias: Source | None
+    rows: RowOwners
+    weight: ParameterSource | None
+    bias: ParameterSource | None
     transposed: bool
     run: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -145,8 +145,8 @@ class _Stack(torch.autograd.Function):
     """y[e] = x[e] W[e], for the vectors x[e] that go to expert e."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, call: Call, source: Source, spans: list[tuple[int, Rows, Any]],
-                run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, call: Call, source: ParameterSource,
+                spans: list[tuple[int, RowOwners, Any]], run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.call, ctx.source, ctx.spans, ctx.recorder = call, source, spans, call.recorder
         return unviewed(run(x, weight))
@@ -164,7 +164,7 @@ class _Stack(torch.autograd.Function):
         return dx, dw, None, None, None, None
 
 
-def _matrix_of(source: Source, e: int) -> Source:
+def _matrix_of(source: ParameterSource, e: int) -> ParameterSource:
     """Matrix e of a stack."""
     assert source.key is not None
     return replace(source, tensor=source.tensor[e].detach(), key=Key(source.key.name, e), shape=source.shape[1:])
@@ -189,7 +189,7 @@ def stack(call: Call) -> Any:
         if not picked.picked or picked.owner is None:
             return None
         owner, starts = picked.owner.flatten().cpu(), [0, *ends.tolist()]
-        spans: list[tuple[int, Rows, Any]] = [
+        spans: list[tuple[int, RowOwners, Any]] = [
             (e, picked.gathered(owner[a:b], x.device), slice(a, b))
             for e, (a, b) in enumerate(pairwise(starts)) if b > a]
     else:
@@ -215,8 +215,8 @@ def stack(call: Call) -> Any:
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, source: Source, recorder: Recorder, rows: Rows,
-                where: str) -> Tensor:
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, source: ParameterSource, recorder: Recorder,
+                rows: RowOwners, where: str) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.height, ctx.padding, ctx.source, ctx.recorder = len(weight), padding, source, recorder
         ctx.rows, ctx.where = rows, where

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditscope.microscope.rows import Rows
+from creditscope.microscope.rows import RowOwners
 
 
 class Usual:
@@ -22,7 +22,7 @@ UNOWNED = -2
 """The owner of entries that were made of constants."""
 
 
-def usual_owner(rows: Rows, x: Tensor) -> Tensor | None:
+def usual_owner(rows: RowOwners, x: Tensor) -> Tensor | None:
     """The owners of a tensor in the usual layout, over its leading axes; None where it has no such axes."""
     if x.dim() == 0:
         return None
@@ -54,7 +54,7 @@ def without_axis(owner: Tensor, axis: int) -> Tensor | None:
     return one if bool(same.all()) else None
 
 
-def settled(rows: Rows, owner: Layout, y: Tensor) -> Layout:
+def settled(rows: RowOwners, owner: Layout, y: Tensor) -> Layout:
     """The usual layout where these owners are those of the usual layout."""
     if not isinstance(owner, Tensor):
         return owner

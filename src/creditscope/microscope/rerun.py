@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.calls import PLAIN, Call, attach
-from creditscope.microscope.rows import Rows
-from creditscope.microscope.sources import Source, coarsest
+from creditscope.microscope.rows import RowOwners
+from creditscope.microscope.sources import ParameterSource, coarsest
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Cut:
 
     at: frozenset[int]
     axis: int
-    rows: Rows
+    rows: RowOwners
 
     def part(self, x: Tensor, i: int) -> Tensor | None:
         if self.axis == 0:
@@ -37,7 +37,7 @@ class _Cut:
         return None if part is None else part.transpose(0, 1)
 
     @staticmethod
-    def axes(rows: Rows) -> list[tuple[int, Rows]]:
+    def axes(rows: RowOwners) -> list[tuple[int, RowOwners]]:
         """The axes along which rows may lie, first of all the first."""
         if rows.picked and rows.owner is not None:
             same = rows.owner.dim() == 2 and bool((rows.owner == rows.owner[:1]).all())
@@ -134,7 +134,7 @@ def again(call: Call) -> Any:
     return attached
 
 
-def _find_cut(call: Call, rows: Rows, bare: list[Any], sources: dict[int, Source], x: Tensor,
+def _find_cut(call: Call, rows: RowOwners, bare: list[Any], sources: dict[int, ParameterSource], x: Tensor,
               results: Sequence[Tensor], run: Callable[[Sequence[Any]], list[Tensor]]) -> _Cut | None:
     """The first way to cut the arguments that gives two rollouts their parts of the results."""
     half = any(isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16) for leaf in bare)

@@ -28,7 +28,7 @@ from creditscope.microscope.gram import SQUARABLE, squared_norms
 from creditscope.microscope.recorder import Recorder, in_backward
 from creditscope.microscope.shards import add_norms, add_parts, local, many_ranks
 from creditscope.microscope.sketch import Sketch, Sketcher
-from creditscope.microscope.sources import Source
+from creditscope.microscope.sources import ParameterSource
 from creditscope.microscope.watch import Watch
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-3, tor
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfCheck:
     """The self-check of one parameter: two routes to ‖∇‖²."""
 
     from_gram: float
@@ -104,7 +104,7 @@ class Microscope:
         return self._read().coverage
 
     @property
-    def checks(self) -> dict[str, Check]:
+    def checks(self) -> dict[str, SelfCheck]:
         """The self-check of each parameter: Σ_ij K_ij against ‖∇‖²."""
         return self._read().checks
 
@@ -262,7 +262,7 @@ class Microscope:
                if p.requires_grad and p.grad is not None and self.parameters.get(name) is not p
                and name not in self._weighed}  # made in the forward
         for name in new:
-            recorder.miss(Source.parameter(name, new[name]), "it was made in the forward pass")
+            recorder.miss(ParameterSource.parameter(name, new[name]), "it was made in the forward pass")
         whole = {name: p.grad for name, p in (self.parameters | new).items()
                  if (name in new or name not in self._older) and p.grad is not None}
         gone = next((name for name in recorder.precision if name not in self._older and name not in whole), None)
@@ -326,7 +326,7 @@ class Microscope:
                     f"changed its gradient{_out_of_range(check, recorder.precision[name])}")
         return _Result(layers, checks, coverage, sketch, precisions, recorder.mesh)
 
-    def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, Check]:
+    def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, SelfCheck]:
         """Without Grams: Σ_i S_i against the sketch of the gradient, over all parameters at once."""
         if sketch is None or self.sketcher is None or self._older & recorder.precision.keys():
             return {}  # what .grad held before is in it, and cannot be taken out again
@@ -337,7 +337,7 @@ class Microscope:
         summed = rows.sum(dim=0)
         scale = float(rows.square().sum() + arrived.square().sum())
         error = float((summed - arrived).square().sum()) / scale if scale != 0 else 0.0
-        check = Check(float(summed.square().sum()), float(arrived.square().sum()), error, self._tolerate(worst))
+        check = SelfCheck(float(summed.square().sum()), float(arrived.square().sum()), error, self._tolerate(worst))
         if not error <= check.tolerance:
             raise CreditscopeError(f"self-check failed: the rows' sketches do not add up to the sketch of the gradient "
                                    f"(off by {error:.2g}, tolerance {check.tolerance:.0g}). A parameter is used in a "
@@ -350,23 +350,23 @@ class Microscope:
         short = precision == torch.float32 and next(iter(self.parameters.values())).is_cuda and _tf32()
         return TOLERANCE[torch.bfloat16 if short else precision]
 
-    def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> Check:
+    def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> SelfCheck:
         tolerance = self._tolerate(precision)
         scale = trace + norm
-        return Check(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, tolerance)
+        return SelfCheck(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, tolerance)
 
 
 @dataclass(frozen=True)
 class _Result:
     layers: dict[str, Tensor]
-    checks: dict[str, Check]
+    checks: dict[str, SelfCheck]
     coverage: float
     sketch: Sketch | None
     precisions: frozenset[torch.dtype]
     mesh: DeviceMesh | None
 
 
-def _out_of_range(check: Check, precision: torch.dtype) -> str:
+def _out_of_range(check: SelfCheck, precision: torch.dtype) -> str:
     """Whether numbers of this precision may be too short for such a gradient, and what to do then."""
     low, high = SQUARABLE if precision != torch.float16 else (1e-9, 1e9)
     if precision == torch.float64 or low <= check.from_grad <= high:

@@ -41,7 +41,7 @@ def signs(seed: int, name: str, side: str, size: int, k: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Block:
+class ParameterBlock:
     """The part of a parameter of this `shape` that begins at `start`: what one rank of several holds."""
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Sketcher:
         self._projections: dict[tuple[str, str, torch.device, torch.dtype], Tensor] = {}
 
     @torch.no_grad()
-    def matrix(self, name: str, delta: Tensor, a: Tensor, block: Block | None = None) -> Tensor:
+    def matrix(self, name: str, delta: Tensor, a: Tensor, block: ParameterBlock | None = None) -> Tensor:
         """S_i = Σ_t (P_out δ_it)(P_in a_it)ᵀ / k, for dW_i = Σ_t δ_it a_itᵀ; (N, T, d_out), (N, T, d_in) -> (N, k²).
 
         Both sides are projected first: N·T·k·(d_out + d_in + k) products, and nothing wider than k is made. `delta`
@@ -84,7 +84,7 @@ class Sketcher:
                            a @ self._projection(name, "in", a, a.shape[-1], into))
 
     @torch.no_grad()
-    def rows(self, name: str, index: Tensor, delta: Tensor, count: int, block: Block | None = None) -> Tensor:
+    def rows(self, name: str, index: Tensor, delta: Tensor, count: int, block: ParameterBlock | None = None) -> Tensor:
         """S_i = Σ_t (column index_it of P_out)(P_in δ_it)ᵀ / k, for an embedding: dW_i = Σ_t e_{index_it} δ_itᵀ.
 
         A head tied to the embedding has the same name, hence the same projections: the two sketches add up to the
@@ -101,7 +101,7 @@ class Sketcher:
                            delta @ self._projection(name, "in", delta, delta.shape[-1], into))
 
     @torch.no_grad()
-    def vector(self, name: str, g: Tensor, block: Block | None = None) -> Tensor:
+    def vector(self, name: str, g: Tensor, block: ParameterBlock | None = None) -> Tensor:
         """S_i = P_out diag(g_i) P_inᵀ / k, for a 1-D parameter: (N, d) -> (N, k²).
 
         A scale is the diagonal matrix it multiplies by. Entry (r, s) is then Σ_c p_rc q_sc g_c with signs that are
@@ -118,7 +118,7 @@ class Sketcher:
         return total
 
     @torch.no_grad()
-    def dense(self, name: str, g: Tensor, block: Block | None = None) -> Tensor:
+    def dense(self, name: str, g: Tensor, block: ParameterBlock | None = None) -> Tensor:
         """S_i = P_out dW_i P_inᵀ / k of explicit gradients (N, *shape); leading dimensions of the shape are rows.
 
         So a stack of experts (E, d_out, d_in) is one (E·d_out, d_in) matrix. The longer side is projected first.

@@ -50,7 +50,7 @@ Update = Callable[[float], Tensor]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ScaleSweep:
     """Change and cosine of the update over φ. nan: the state does not determine the answer, or no update was made."""
 
     phis: tuple[float, ...]
@@ -194,7 +194,7 @@ def _fold(group: Group, averages: Mapping[str, Tensor], r: Tensor, k: Tensor, fi
 
 
 def sweep(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]], phis: Sequence[float] = PHIS,
-          since: str = "start", parts: RewardParts | None = None, clipping: Clipping | None = None) -> Sweep:
+          since: str = "start", parts: RewardParts | None = None, clipping: Clipping | None = None) -> ScaleSweep:
     """How the update of the coming step would change with rewards times φ, since the start or from this step on.
 
     Call it between backward() and step(), after clipping. Without `parts` the whole gradient is taken to scale with
@@ -208,7 +208,7 @@ def sweep(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]],
             raise CreditscopeError(f"the optimiser moves a parameter of shape {tuple(p.shape)} that has no name here; "
                                    f"give model.named_parameters()")
     every = gather(sums.values())
-    return Sweep(tuple(phis), since, *_read(every.sum(0)),
+    return ScaleSweep(tuple(phis), since, *_read(every.sum(0)),
                  layers={names[p]: _read(mine) for p, mine in zip(sums, every, strict=True)})
 
 

@@ -103,7 +103,7 @@ class Opened(Lens):
         if self._wrong:
             raise CreditscopeError(self._wrong)
 
-    def across(self, group: Tensor, scale: float) -> ranks.Reading:
+    def across(self, group: Tensor, scale: float) -> ranks.RanksReading:
         """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
         return ranks.across(self._scopes, [group[block.rows] for block in self._rows], scale=scale)
 
@@ -307,7 +307,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             else:
                 pull(chunk)
 
-        found: ranks.Reading | None = None
+        found: ranks.RanksReading | None = None
         with untouched(model) as theirs, torch.set_grad_enabled(self._gram):
             if chunks:
                 self._prove(window.rows(chunks[0]).inputs)
@@ -417,7 +417,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 self._record.save_reading(step, self._fresh_lens(keep=True).arrays(rows.rollouts, rows.w))
         self._line["time/scope"] = self._line.get("time/scope", 0.0) + time.perf_counter() - start
 
-    def _note(self, window: Window, mine: Rows, found: ranks.Reading | None = None) -> None:
+    def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None) -> None:
         """All that is known before the step, on the first rank."""
         gathered = together.to_first(mine)
         rows = together.joined(gathered) if gathered else mine
