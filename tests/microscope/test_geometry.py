@@ -466,7 +466,7 @@ def test_tensors_are_accepted() -> None:
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: cancellation([[1.0, 2.0]]), r"square Gram matrix \(N, N\), got shape \(1, 2\)"),
     (lambda: conflict([[1.0, float("inf")], [0.0, 1.0]]), r"entry \(0, 1\) is inf"),
-    (lambda: weighted(np.eye(3), [1.0, 2.0]), r"credit must be \(N,\) = \(3,\), one value a row.*got shape \(2,\)"),
+    (lambda: weighted(np.eye(3), [1.0, 2.0]), r"credit must be \(N,\) = \(3,\), one value per row.*got shape \(2,\)"),
     (lambda: live([1.0, float("nan")]), "credit must be finite: row 1 is nan"),
     (lambda: list(by_group(np.eye(2), [0.0, 1.0])), r"group must be \(N,\) = \(2,\) integers.*float64"),
     (lambda: summary(np.eye(2), right=[0.5, 1.0]), "binary rewards.*values 0.5, 1.0.*leave it out"),

@@ -45,9 +45,9 @@ class Call:
 
 
 def unwatched(backward: Any) -> Any:
-    """A backward that runs once, and unseen: what the microscope computes for itself is none of the model's calls.
+    """A backward that runs once, with the watch off: what the microscope computes is not a call of the model.
 
-    Saved tensors are taken before, for a checkpoint computes them for the asking, and that has to be seen.
+    Saved tensors are unpacked before: a checkpoint recomputes its forward then, and that has to be watched.
     """
 
     @wraps(backward)
@@ -57,7 +57,7 @@ def unwatched(backward: Any) -> Any:
         try:
             with torch._C.DisableTorchFunction():
                 return backward(ctx, *grads)
-        finally:  # the graph may live on, and with it this
+        finally:  # the graph may outlive the pass, and this with it
             ctx.kept = ctx.call = ctx.report = None
 
     return staticmethod(once_differentiable(run))
@@ -130,9 +130,9 @@ _OPENED: dict[Func, Func] = {}
 
 
 def opened(func: Func) -> Func:
-    """A function of torch that is written in Python, without its question whether somebody wants to see it.
+    """A function of torch that is written in Python, without its check for a `__torch_function__`.
 
-    So its body runs under the watch, and what it calls is seen.
+    Its body then runs under the watch, and the calls that it makes are seen.
     """
     if func not in _OPENED:
         assert isinstance(func, types.FunctionType)

@@ -85,7 +85,7 @@ def mma(dtype: torch.dtype, wide: bool) -> tuple[str, str, str, int]:
 
 @_gluon_jit
 def _load(words, stride, limit, n, WIDE: gl.constexpr):
-    """Eight loads a lane of x, given as pairs of numbers and rows `stride` pairs apart: 512 (wide) or 1024 columns."""
+    """Eight loads per lane of x: pairs of numbers, rows `stride` pairs apart; 512 (wide) or 1024 columns."""
     SPANS: gl.constexpr = 4 if WIDE else 8
     e = gl.arange(0, 512, layout=gl.BlockedLayout([4], [32], [4], [0]))
     row = e // 16 % 8
@@ -184,7 +184,7 @@ def pass_kernel(words, dw, partial, n, size, stride, ASM: gl.constexpr, CONSTRAI
 # ---- the fused kernel ------------------------------------------------------------------------------------------------
 #
 # Beside a matrix product the tensor cores are busy and answer others late: here a thread holds all rows of its columns
-# and multiplies them on the plain cores, 36 products a column.
+# and multiplies them on the plain cores, 36 products per column.
 
 
 @functools.cache
@@ -278,7 +278,7 @@ def _multiply(delta, a, out, d_ring, a_ring, tile, full, done, read, n, steps, i
               STAGES: gl.constexpr, BUFFERS: gl.constexpr):
     """Eight warps: tiles of dW_i, item after item, rounded into the ring of scratch."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 256, 16])
-    # Where the next factors come from. Divisions are slow and the tensor cores would wait for them: one set an item.
+    # Where the next factors come from. Divisions are slow and the tensor cores would wait: one set per item.
     asked = gl.program_id(0)
     k_asked = 0
     i = asked % n

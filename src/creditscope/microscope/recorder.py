@@ -331,6 +331,18 @@ class Recorder:
                 self._add(key.name, gram)
         self._waiting.clear()
 
+    def require_apart(self) -> None:
+        """An error where padding has a gradient, or an operation that was run again mixes rows."""
+        for where, total in self.strays:
+            if float(total) > 0:
+                raise CreditscopeError(f"positions that belong to nobody (−1) have a gradient in {where}; mask them "
+                                       f"out of the loss, or give them to a rollout")
+        for where, gap in self.mixing:
+            if not float(gap) <= 1:
+                raise CreditscopeError(
+                    f"{where} gives one rollout another result alone than in its batch (by {float(gap):.2g} times what "
+                    f"rounding explains): it mixes rows, so they have no gradients of their own")
+
     def _add(self, name: str, gram: Tensor) -> None:
         self.grams[name] = self.grams[name] + gram if name in self.grams else gram
 

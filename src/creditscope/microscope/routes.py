@@ -107,7 +107,7 @@ def fused(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     d_in = a.shape[2]
     tall, wide = -(-d_out // 128), -(-d_in // 256)
     items = tall * wide * n
-    # Two rounds of the chip a chunk. A chunk must hold at least one: a program tells of an item one item later.
+    # Two rounds of the chip per chunk. A chunk must hold at least one: a program tells of an item one item later.
     tiles = 2 * -(-_multiprocessors(a.device) // n)
     chunk_count = -(-tall * wide // tiles)
     programs = min(_multiprocessors(a.device), items)

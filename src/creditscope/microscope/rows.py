@@ -17,7 +17,7 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 
 NOBODY = -1
-"""The owner of a position that belongs to no rollout: padding between packed sequences."""
+"""Marks padding: positions between packed sequences that belong to no rollout."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RowOwners:
     real: Tensor | None = None
     """(N, W) False where `index` is padding; None where nothing is padded."""
     lost: Tensor | None = None
-    """Base positions that belong to nobody; None where there are none."""
+    """Base positions that are padding (−1); None where there are none."""
     pieces: tuple[Tensor, ...] = ()
     """Each rollout's base positions, without padding."""
     picked: bool = False
@@ -118,7 +118,7 @@ class RowOwners:
         return picked.flatten(1, 2)
 
     def stray(self, x: Tensor) -> Tensor | None:
-        """Σ x² over the vectors that belong to nobody; it has to be 0."""
+        """Σ x² over the vectors of padding; it has to be 0."""
         if self.lost is None or self.base == 0:
             return None
         return x.reshape(self.base, -1)[self.lost].float().square().sum()

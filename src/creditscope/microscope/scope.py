@@ -57,9 +57,9 @@ class Microscope:
     """A context around one forward and one backward pass that reads every rollout's gradient.
 
     Rows of the batch are rollouts. `rows` (B,) merges rows into rollouts; `segments` (B, T) names the rollout of each
-    position of packed rows, −1 for nobody. `sketch=k` adds a k×k sketch of every row, for pairs in other batches;
+    position of packed rows, −1 for padding. `sketch=k` adds a k×k sketch of every row, for pairs in other batches;
     `exact=False` keeps the sketch alone. Parameters whose names match a pattern in `allow` may stay uncovered; autograd
-    functions and operators of others whose names match one in `trust` are taken to leave rows where they are.
+    functions and operators of other packages whose names match one in `trust` are taken to leave rows in place.
     """
 
     def __init__(self, model: nn.Module, *, rows: Tensor | None = None, segments: Tensor | None = None,
@@ -111,9 +111,7 @@ class Microscope:
     @property
     def eps(self) -> float:
         """The relative precision of the Gram's entries, for `spectrum(gram, eps)`: values below its floor are noise."""
-        short = next(iter(self.parameters.values())).is_cuda and _tf32()
-        return max(ROUNDING[torch.bfloat16 if short and precision == torch.float32 else precision]
-                   for precision in self._read().precisions)
+        return max(ROUNDING[self._rounded(precision)] for precision in self._read().precisions)
 
     @property
     def tolerance(self) -> float:
@@ -252,8 +250,7 @@ class Microscope:
             raise _two_forwards()
         recorder.settle()
         add_parts(recorder)
-        _refuse_strays(recorder)
-        _refuse_mixing(recorder)
+        recorder.require_apart()
         return self._judge(recorder, norms)
 
     def _arrived(self, recorder: Recorder) -> dict[str, float]:
@@ -345,15 +342,16 @@ class Microscope:
         return {"all parameters, sketched": check}
 
     def _tolerate(self, precision: torch.dtype) -> float:
-        if self._tolerance is not None:
-            return self._tolerance
+        return TOLERANCE[self._rounded(precision)] if self._tolerance is None else self._tolerance
+
+    def _rounded(self, precision: torch.dtype) -> torch.dtype:
+        """The precision of products: bfloat16 stands for TF32, to which a GPU may round float32 products."""
         short = precision == torch.float32 and next(iter(self.parameters.values())).is_cuda and _tf32()
-        return TOLERANCE[torch.bfloat16 if short else precision]
+        return torch.bfloat16 if short else precision
 
     def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> SelfCheck:
-        tolerance = self._tolerate(precision)
         scale = trace + norm
-        return SelfCheck(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, tolerance)
+        return SelfCheck(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, self._tolerate(precision))
 
 
 @dataclass(frozen=True)
@@ -482,21 +480,3 @@ def _meet(recorder: Recorder, watch: Watch,
                          and len(x) == recorder.batch])
 
     return hook
-
-
-# -- after the pass ----------------------------------------------------------------------------------------------------
-
-
-def _refuse_strays(recorder: Recorder) -> None:
-    for where, total in recorder.strays:
-        if float(total) > 0:
-            raise CreditscopeError(f"positions that belong to nobody (−1) have a gradient in {where}; mask them out of "
-                                   f"the loss, or give them to a rollout")
-
-
-def _refuse_mixing(recorder: Recorder) -> None:
-    for where, gap in recorder.mixing:
-        if not float(gap) <= 1:
-            raise CreditscopeError(
-                f"{where} gives one rollout another result alone than in its batch (by {float(gap):.2g} times what "
-                f"rounding explains): it mixes rows, so they have no gradients of their own")

@@ -47,7 +47,7 @@ class Mark:
     owner: Tensor | None
     """The rollout of each unit, over as few leading axes as tell it, on the CPU; None where it cannot be told."""
     graded: bool
-    """Whether it had a gradient then: one that has it only later came out of a function of somebody's own."""
+    """Whether it had a gradient then: one that has it only later came out of an unwatched function."""
 
 
 class Watch(TorchFunctionMode):
@@ -66,8 +66,8 @@ class Watch(TorchFunctionMode):
         self._constants: dict[int, Tensor] = {id(t): t for t in fixed}
         self._inputs: list[Tensor] = []
         self._token, self._still = object(), object()
-        """Set as an attribute of tensors that descend from rows in the usual layout, with and without a gradient: their
-        life is not prolonged. One without that has a gradient later came out of a function of somebody's own."""
+        """Set as an attribute of tensors that descend from rows in the usual layout, with and without a gradient: no
+        reference is kept. One marked as without that has a gradient later came out of an unwatched function."""
         self._picked: dict[int, tuple[Tensor, RowOwners]] = {}
         self._places: dict[tuple[int, torch.Size], Mark] = {}
         """By address and shape: a reentrant checkpoint gives the same numbers in another tensor."""
@@ -100,7 +100,7 @@ class Watch(TorchFunctionMode):
         self.nodes = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if type(func) is _Getter:  # shape, dtype, device: asked for more often than anything is computed
+        if type(func) is _Getter:  # shape, dtype, device: the most frequent calls
             found = func(*args)
             if not isinstance(found, Tensor):
                 return found
@@ -179,7 +179,7 @@ class Watch(TorchFunctionMode):
         return self._met(func, args, kwargs, leaves, sources)
 
     def _unseen(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Inside vmap, grad and their like tensors are not what they seem."""
+        """Inside vmap, grad and other transforms a tensor's shape is not that of the batch."""
         for x in tensors_of(args, kwargs):
             if isinstance(source := self._known.get(id(x)), ParameterSource):
                 self._recorder.miss(source, "it is used inside a transform of torch.func, where rows cannot be told")
@@ -283,7 +283,7 @@ class Watch(TorchFunctionMode):
         return found
 
     def _meets_stand_in(self, args: Any) -> bool:
-        """Whether a parameter came that is none of the model's own: an engine's, in the place of one."""
+        """Whether an argument is a parameter that an engine has put in the place of one of the model's."""
         assert self._stand_in is not None
         met = False
         for x in args:
@@ -342,7 +342,7 @@ class Watch(TorchFunctionMode):
         own: Any = torch.autograd.function.BackwardCFunction
         if not isinstance(x.grad_fn, own) and getattr(x, "_creditscope", None) is CONSTANT:
             return None  # a constant that was written into, in a way that was not seen
-        if not isinstance(x.grad_fn, own):  # torch's own function, called where nobody saw it: by an engine, maybe
+        if not isinstance(x.grad_fn, own):  # torch's own function, in an unwatched call: by an engine, maybe
             before = [node for node, _ in x.grad_fn.next_functions if node is not None]
             engine = before and all(isinstance(node, own) and _module_of(node).startswith(ENGINES) for node in before)
             return same.owner if same is not None else USUAL if engine else None
@@ -484,7 +484,7 @@ def _same(one: Layout | bool, other: Layout | bool) -> bool:
 
 
 def _opaque(func: Any) -> str:
-    """The name of a function that is somebody's own, registered with torch.library; "" for torch's."""
+    """The name of an operator registered with torch.library; "" for torch's own."""
     name = str(getattr(func, "_qualified_op_name", ""))
     if not name and isinstance(func, torch._ops.OpOverload):
         name = str(func._schema.name)

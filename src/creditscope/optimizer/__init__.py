@@ -1,6 +1,6 @@
 """What the optimiser does to the credit: replay, reward scale, overshoot, update geometry, and brakes.
 
-The names below are loaded when they are asked for: importing the package loads no torch.
+The public names are loaded on first use: importing the package loads no torch.
 """
 
 from __future__ import annotations

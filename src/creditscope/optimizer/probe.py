@@ -1,14 +1,13 @@
-"""All probes of the optimiser in one, for any torch loop: four lines, and the step itself stays as it is.
+"""All probes of the optimiser in one, for any torch loop: four lines around the step, which is not changed.
 
     probe = Probe(optimizer, model.named_parameters())
     probe.begin(method, rollouts)              # a new batch
     probe.see(logp)                            # each inner step, between the forward pass and backward()
     metrics = probe.finish(forward)            # after the last one
 
-It hangs on the optimiser's own step hooks. `light` reads what the step has at hand, a sample of the coordinates and the
-log-probs of the passes that are made anyway; on schedule one forward pass closes the account of the last update.
-`full`, on the same schedule, reads every coordinate, sweeps the reward's scale, and takes the gradient of the overshoot
-to say how much of it momentum moved.
+It registers step hooks on the optimiser. `light` reads a sample of the coordinates and the log-probs of passes that are
+made anyway; on schedule it makes one forward pass, to see the last update. `full`, on the same schedule, reads every
+coordinate, sweeps the reward's scale, and takes the gradient of the overshoot to measure momentum's part in it.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ class Probe:
     def finish(self, forward: Callable[[], Tensor] | None = None) -> dict[str, float]:
         """The batch's metrics. `forward` gives log π (B, T) after the last update; it is called on schedule only.
 
-        What describes the batch after its last update is there only when `forward` was asked: `optimizer/overshoot` and
-        its kin. The readings after k updates, `overshoot/k/…`, come from the passes that were seen.
+        Readings after the last update, as `optimizer/overshoot`, exist only where `forward` was called. The readings
+        after k updates, `overshoot/k/…`, come from the passes that were seen.
         """
         self._live()
         closed = self.due and forward is not None and self._updates > 0

@@ -1,12 +1,10 @@
-"""Does the optimiser see the reward's scale? The update that the same step would have made with rewards times φ.
+"""The update that the same step would have made with all rewards times φ.
 
-Adam divides by √v̂, so with all rewards times φ the update changes only through ε (arXiv:2601.05002, Prop. 2):
-
-    Δ(φ) = −lr · m̂ / (√v̂ + ε/φ) − lr·λθ
+    Δ(φ) = −lr · m̂ / (√v̂ + ε/φ) − lr·λθ        Adam (arXiv:2601.05002, Prop. 2): φ enters through ε alone
 
 Whatever does not scale with the reward breaks this: a KL term, coupled weight decay, gradient-norm clipping, and an
-optimiser that does not normalise, as SGD. The probe reads the live state between backward() and step(). It answers for
-the same sequence of gradients; a run that was really trained with other rewards also drifts to other parameters.
+optimiser that does not normalise, such as SGD. The live state is read between backward() and step(). The answer is for
+the same sequence of gradients; a run that is trained with other rewards also moves to other parameters.
 """
 
 from __future__ import annotations
@@ -67,15 +65,15 @@ class ScaleSweep:
 class Clipping:
     """Global norm clipping, as clip_grad_norm_ does it: g · min(1, c/(‖g‖ + 1e-6)). Append the norm before each clip.
 
-    In a world whose rewards are all times φ, step t's clipped gradient is s_t times the recorded one,
+    With all rewards times φ, step t's clipped gradient is s_t times the recorded one,
 
         s_t = φ · min(1, c/(φ n_t + 1e-6)) / min(1, c/(n_t + 1e-6))
 
     For this step alone (since="now") that is all there is to know. Since the start, the state determines the update
-    where all s_t are equal, because a constant factor scales m and v as φ does: never clipped in either world (s = φ);
-    clipped at every step in both (s = 1 and no change, for every φ ≥ 1 if the recorded world always clipped); or all
-    norms equal. Plain SGD has no memory, so for it every φ is determined. Elsewhere m and v would weigh the past steps
-    differently, which no state can tell: nan.
+    where all s_t are equal, because a constant factor scales m and v as φ does: never clipped with either reward
+    (s = φ); clipped at every step with both (s = 1 and no change, for every φ ≥ 1 if the recorded run always clipped);
+    or all norms equal. Plain SGD has no memory, so for it every φ is determined. Elsewhere m and v would weigh the past
+    steps differently, which no state can tell: nan.
 
     A rest in the gradient (a KL term) is clipped with it, and then the norms that count are those of φr + k: φ is
     answered where every step would have been clipped as much as it was, in most runs not at all. `RewardParts` keeps
@@ -114,7 +112,7 @@ class RewardParts:
 
         m(φ) = φ·m + (1−φ)·avg(k)        v(φ) = φ²·v + 2φ(1−φ)·avg(rk) + (1−φ²)·avg(k²)
 
-    where avg is the optimiser's own average. The three live in its state (`REST`), so its checkpoints carry them. The
+    where avg is the optimiser's own average. The three are in its state (`REST`), so its checkpoints have them. The
     rest is kept, and not the reward's part, because it is mostly the small one: for φ < 1 no large numbers are then
     subtracted, and where there is no rest all three are exactly 0.
 
