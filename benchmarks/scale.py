@@ -23,7 +23,7 @@ from torch import Tensor
 
 from creditscope import METHODS, Method, Rollouts, effective_credit, surrogate
 from creditscope.lab.rollout import roll_out
-from creditscope.optimizer.scale import Clipping, RewardParts, Sweep, sweep
+from creditscope.optimizer.scale import Clipping, RewardParts, ScaleSweep, sweep
 from creditscope.policy.loading import load_policy, token_logp
 from creditscope.tasks import find_task
 
@@ -43,7 +43,7 @@ WORLDS: dict[str, tuple[Make, float, float | None]] = {
 
 
 def run(make: Make, beta: float, clip: float | None, phi: float, batch: tuple[Rollouts, list[list[int]]],
-        probe: bool) -> tuple[Tensor, Sweep | None]:
+        probe: bool) -> tuple[Tensor, ScaleSweep | None]:
     """The last update of a run with rewards times φ and, if asked, what the probe says before it."""
     policy = load_policy("tiny", device="cpu")
     rollouts, prompts = replace(batch[0], reward=phi * batch[0].reward), batch[1]

@@ -164,7 +164,7 @@ MUTANTS = [
     Mutant("carry of the step after next", "optimizer/replay.py",
            "(betas[0] / betas[1] ** 0.5) ** (lag + 1)", "(betas[0] / betas[1] ** 0.5) ** (lag + 2)", REPLAY),
     Mutant("epsilon scaled the wrong way", "optimizer/scale.py", "(root + eps / phi)", "(root + eps * phi)", SCALE),
-    Mutant("momentum counted as fresh", "optimizer/state.py",
+    Mutant("momentum counted as fresh", "optimizer/families.py",
            "return Parts(rate * before, rate * fresh,", "return Parts(rate * fresh, rate * before,", STATE),
     Mutant("an interval that touches the band's outside holds", "claims/verdict.py",
            "if low <= value.low and value.high <= high:", "if low <= value.mean <= high:", VERDICTS),

@@ -28,9 +28,10 @@ FLOORS = [
 RANK = {name: rank for rank, floor in enumerate(FLOORS) for name in floor}
 NO_TORCH = ("files", "methods", "runs", "diagnosis", "claims", "report", "cli")
 """Packages of which no module loads torch when it is imported: a log or a record is read without it."""
-# The same inside the microscope; `kernels` is left out, for it and `gram` call each other.
-MICROSCOPE = ["gram", "spectrum", "geometry", "sketch", "sources", "rows", "layouts", "recorder", "shards",
-              "operations", "watch", "scope", "proof", "distributed"]
+# The same inside the microscope.
+MICROSCOPE = ["gram", "kernels", "routes", "spectrum", "geometry", "sketch", "sources", "rows", "owners", "layouts",
+              "recorder", "shards", "calls", "broadcast", "operations", "rerun", "watch", "scope", "proof",
+              "distributed"]
 
 
 def modules() -> list[Path]:

@@ -65,11 +65,18 @@ def test_a_probe_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"beta": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}])
-def test_where_part_of_the_gradient_does_not_scale_with_reward_the_scale_is_not_read(changes: dict[str, Any],
-                                                                                    tmp_path: Path) -> None:
-    config = replace(SMALL, probe="full", clip_norm=None)
-    assert all("optimizer/scale_change" in line for line in lines(config, tmp_path / "plain"))
-    assert not any("optimizer/scale_change" in line for line in lines(replace(config, **changes), tmp_path / "other"))
+def test_what_does_not_scale_with_reward_is_followed_by_full_over_a_resume(changes: dict[str, Any],
+                                                                          tmp_path: Path) -> None:
+    config = replace(SMALL, probe="full", clip_norm=None, **changes)
+    whole = lines(config, tmp_path / "whole")
+    lines(config, tmp_path / "cut", stop_after=2)
+    assert lines(config, tmp_path / "cut", resume=True) == whole
+    assert all("optimizer/scale_change" in line for line in whole)
+    # With β = 0 and no weight decay the optimiser is far more blind.
+    plain = lines(replace(SMALL, probe="full", clip_norm=None), tmp_path / "plain")
+    assert whole[-1]["optimizer/scale_change"] > 2 * plain[-1]["optimizer/scale_change"]
+    with pytest.raises(CreditscopeError, match="its probe is 'full', not 'light'"):
+        lines(replace(config, probe="light"), tmp_path / "cut", resume=True)
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -21,7 +21,7 @@ from creditscope.microscope import observer as observer_module
 from creditscope.microscope.observer import Observer, row_credit
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.sketch import Sketcher
-from creditscope.microscope.sources import Source
+from creditscope.microscope.sources import ParameterSource
 from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
 from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
@@ -247,7 +247,7 @@ def test_swapped_rows_are_found_by_the_proof_of_the_first_reading(monkeypatch: p
     """Can-fail: the check of every pass is blind to rows that change places."""
     real = Recorder.matrix
 
-    def planted(self: Recorder, source: Source, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    def planted(self: Recorder, source: ParameterSource, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         order = torch.arange(len(delta)).flip(0) if source.names[0].endswith("up_proj.weight") else slice(None)
         return real(self, source, delta[order], a[order])
 

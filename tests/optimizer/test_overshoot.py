@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from creditscope import METHODS, CreditscopeError, Method, Rollouts, surrogate
 from creditscope.methods.table import GRPO
 from creditscope.objective.bounds import beyond, bounded_tokens, edges_of, overhang
+from creditscope.optimizer.families import Parts
 from creditscope.optimizer.overshoot import Overshoot, Reading, first_order
-from creditscope.optimizer.state import Parts, split
+from creditscope.optimizer.state import split
 from each import each
 from makers import make, moved
 from small_models import batch as token_batch

@@ -6,9 +6,11 @@ An update of a minibatch runs through these events, in this order:
     before       passes of the observer's own, before the update's
     goes_on      may veto the update
     reweigh      may change the w that is pulled back
+    weighed      w is known before the update's pass: with several micro-batches, or where an observer is `early`
     around       each forward and backward pass of a micro-batch
     see          log π of a micro-batch with its graph, between the two
     gradient     the whole gradient, before it is clipped
+    clipped      the gradient as the optimiser gets it
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class Passes(Protocol):
     def logp(self) -> Tensor:
         """(B, T) log π of all rows, without a graph."""
 
-    def w(self, logp: Tensor, credit: Tensor | None = None) -> Tensor:
-        """(B, T) ∂J/∂log π at `logp`, under the minibatch's own credit or another."""
+    def w(self, logp: Tensor, credit: Tensor | None = None, method: Method | None = None) -> Tensor:
+        """(B, T) ∂J/∂log π at `logp`, under the minibatch's own credit and method or others."""
 
     def backward(self, cotangent: Cotangent, around: Around = ..., chunks: Sequence[Tensor] | None = None) -> None:
         """Add Σ_it c_it ∇log π_it to the gradients, c = cotangent(log π, chunk)."""
@@ -55,6 +57,9 @@ class StepObserver:
 
     own_pass = False
     """Whether `see` gets a forward pass of its own: the microscope bears one backward pass per forward."""
+
+    early = False
+    """Whether it asks for `weighed`, which costs one forward pass where there is one micro-batch."""
 
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         """A new batch."""
@@ -70,6 +75,9 @@ class StepObserver:
         """The w that is pulled back in place of w = ∂J/∂log π. `rows` are those of a minibatch; by default all."""
         return w
 
+    def weighed(self, minibatch: Passes, logp: Tensor, pulled: Tensor) -> None:
+        """The w that will be pulled back, at `logp`. Gradients left behind are cleared."""
+
     def around(self, rows: Tensor) -> AbstractContextManager[None]:
         """The context of one forward and backward pass over `rows` of the batch."""
         return nullcontext()
@@ -79,3 +87,6 @@ class StepObserver:
 
     def gradient(self, norm: float) -> None:
         """The gradient of the update is complete, and not clipped yet; `norm` is its norm."""
+
+    def clipped(self, factor: float) -> None:
+        """The gradient was multiplied by `factor`, 1 where nothing clips; the optimiser's step follows."""

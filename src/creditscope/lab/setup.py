@@ -11,7 +11,7 @@ from creditscope.credit import Chosen
 from creditscope.errors import CreditscopeError
 from creditscope.lab.tools import task_gives
 from creditscope.optimizer.probe import Probe
-from creditscope.optimizer.scale import Clipping
+from creditscope.optimizer.scale import Clipping, RewardParts
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import Policy
 from creditscope.runs.config import MOST_DRAWS, Config
@@ -29,11 +29,13 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
 
 
 def make_probe(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Probe | None:
-    """The probe of --probe."""
+    """The probe of --probe. The part of the gradient that does not scale with reward is followed by `full` alone:
+    a KL term takes a pass of its own to tell apart."""
     if config.probe == "off":
         return None
+    parts = RewardParts(optimizer) if config.probe == "full" and config.unscaled else None
     clipping = None if config.clip_norm is None else Clipping(config.clip_norm)
-    return Probe(optimizer, policy.trainable().items(), config.probe, config.probe_every, clipping)
+    return Probe(optimizer, policy.trainable().items(), config.probe, config.probe_every, clipping, parts)
 
 
 def make_critic(policy: Policy, config: Config, own: Chosen, others: Sequence[Chosen]) -> Critic | None:

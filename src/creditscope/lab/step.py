@@ -95,10 +95,10 @@ class Minibatch(PolicyPasses):
         """J at `logp`."""
         return float(surrogate(self.method, logp, self.rollouts, self.credit))
 
-    def w(self, logp: Tensor, credit: Tensor | None = None) -> Tensor:
-        """(B, T) ∂J/∂log π at `logp`, under the minibatch's own credit or another."""
-        by = self.credit if credit is None else credit
-        return effective_credit(lambda live: surrogate(self.method, live, self.rollouts, by), logp)
+    def w(self, logp: Tensor, credit: Tensor | None = None, method: Method | None = None) -> Tensor:
+        """(B, T) ∂J/∂log π at `logp`, under the minibatch's own credit and method or others."""
+        by, row = self.credit if credit is None else credit, method or self.method
+        return effective_credit(lambda live: surrogate(row, live, self.rollouts, by), logp)
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,14 @@ def take_step(minibatch: Minibatch, brake: Brake, observers: Sequence[StepObserv
     brake.optimizer.zero_grad(set_to_none=True)
 
     # With one micro-batch, w comes from the same forward that is pulled back; with several it must come first.
-    sight = _sight(minibatch, minibatch.logp(), everybody) if len(minibatch.chunks) > 1 else None
-    if sight is None and len(minibatch.chunks) > 1:
-        return None
+    sight = None
+    if len(minibatch.chunks) > 1 or any(one.early for one in everybody):
+        sight = _sight(minibatch, minibatch.logp(), everybody)
+        if sight is None:
+            return None
+        for one in everybody:
+            one.weighed(minibatch, sight.logp, sight.pulled)
+        brake.optimizer.zero_grad(set_to_none=True)
 
     def descend(live: Tensor, chunk: Tensor) -> Tensor | None:
         nonlocal sight
@@ -166,8 +171,11 @@ def take_step(minibatch: Minibatch, brake: Brake, observers: Sequence[StepObserv
         one.gradient(norm)
     if clip_norm is not None:
         clip_grads_with_norm_(parameters, clip_norm, total)
+    factor = 1.0 if clip_norm is None else clip_factor(norm, clip_norm)
+    for one in everybody:
+        one.clipped(factor)
     value = minibatch.value(sight.logp)
-    brake.step(minibatch.logp, 1.0 if clip_norm is None else clip_factor(norm, clip_norm))
+    brake.step(minibatch.logp, factor)
     return Update(minibatch.rows, sight.w, sight.logp, value, norm)
 
 

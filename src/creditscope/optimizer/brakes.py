@@ -1,4 +1,4 @@
-"""Brakes: rules that know of the optimiser's momentum and hold a token at the bound that its own gradient respects.
+"""Brakes: rules that take the optimiser's momentum into account and keep a token at its bound.
 
 The clip sets a token's gradient to 0; it does not undo what earlier gradients left in the first moment. A brake wraps
 any torch optimiser and stands between the objective and its step:
@@ -28,7 +28,7 @@ from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage
 from creditscope.objective.bounds import beyond, bounded_tokens
 from creditscope.objective.surrogate import effective_credit, surrogate
-from creditscope.optimizer.scale import REST
+from creditscope.optimizer.scale import REST, Clipping
 from creditscope.optimizer.state import first_moment
 from creditscope.optimizer.table import parse_brake
 
@@ -117,7 +117,7 @@ class Brake(StepObserver):
 
 def clip_factor(norm: float, limit: float) -> float:
     """min(1, limit / (‖g‖ + 1e-6)), as torch's clip_grad_norm_ has it."""
-    return min(1.0, limit / (norm + 1e-6))
+    return Clipping(limit).coefficient(norm)
 
 
 # -- recall ----------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Blend:
 
 
 def blend(optimizer: torch.optim.Optimizer) -> Blend:
-    """The mix of a live optimiser.
+    """How a live optimiser mixes gradient and momentum.
 
         Adam:  m' = β₁m + (1 − β₁)g                SGD:  b' = μb + (1 − τ)g, the very first b' = g
         Nesterov adds the gradient once more:      SGD:  g + μb'          Muon:  (1 − μ)g + μb'
@@ -212,7 +212,7 @@ class Recall(Brake):
         self.optimizer.step()
 
     def metrics(self) -> dict[str, float]:
-        """The share of all credit that was pulled back over the batch's steps which momentum had owed."""
+        """Σ |w − w'| / Σ |w'| over the batch's steps: the share of w that cancels momentum."""
         return {"brake/recalled": self._recalled / self._total} if self._total else {}
 
 
@@ -286,7 +286,7 @@ class Restart(Brake):
 
 
 class KlStop(Brake):
-    """Early stopping, the usual remedy: no further inner step once KL(old ‖ new) a token is above a limit.
+    """Early stopping, the usual remedy: no further inner step once KL(old ‖ new) per token is above a limit.
 
         KL ≈ mean_it (ρ_it − 1 − log ρ_it)
     """

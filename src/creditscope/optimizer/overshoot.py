@@ -17,7 +17,7 @@ from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.bounds import edges_of, overhang, stops
 from creditscope.objective.weights import alpha, kept
-from creditscope.optimizer.state import Parts
+from creditscope.optimizer.families import Parts
 
 
 @dataclass(frozen=True)

@@ -272,6 +272,11 @@ class Config:
         return "gae" if self.row.baseline == "external" else "outcome"
 
     @property
+    def unscaled(self) -> bool:
+        """True when a part of the gradient does not scale with reward: a KL term, or weight decay inside it."""
+        return self.row.has_loss_kl or (self.weight_decay > 0 and self.optimizer != "adamw")
+
+    @property
     def needs_reference(self) -> bool:
         """True when the KL term compares with a frozen reference policy."""
         return self.row.beta != 0.0 and self.row.kl_to == "ref"
@@ -285,8 +290,9 @@ class Config:
         longer: set[str] = set() if scheduled else {"steps", "rollouts"}
         if ADAPTS[parse_adapt(self.adapt)[0]].spends:  # by the budget it was given at the start
             longer -= {"rollouts"}
-        looks = {"also", "probe", "probe_every"}
-        return frozenset({"log", "checkpoint_every", "keep_every", "keep_most"} | longer | looks)
+        # What does not scale with reward must be followed from the first step on.
+        looks: set[str] = {"probe_every"} if self.unscaled else {"probe", "probe_every"}
+        return frozenset({"log", "checkpoint_every", "keep_every", "keep_most", "also"} | longer | looks)
 
     def learning_rate(self, step: int) -> float:
         """lr of a step: linear warm-up, then the schedule's decay."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditscope.microscope import kernels
+from creditscope.microscope import kernels, routes
 from creditscope.microscope.scope import Microscope
 from creditscope.selftest.check import Found, worst_of
 
@@ -153,7 +153,7 @@ def bfloat16(device: torch.device) -> Found:
 
 
 def gpu_routes(device: torch.device) -> Found:
-    """Every route of `kernels` that this GPU can take, against float64 products of the same bfloat16 factors."""
+    """Every route of `routes` that this GPU can take, against float64 products of the same bfloat16 factors."""
     errors: dict[str, float] = {}
     for n, t, d_out, d_in in ((8, 64, 256, 512), (5, 100, 200, 264), (8, 300, 1024, 768)):
         draw = torch.Generator().manual_seed(n + t)
@@ -161,13 +161,13 @@ def gpu_routes(device: torch.device) -> Found:
         rows = torch.bmm(delta.double().transpose(1, 2), a.double()).flatten(1)
         true = rows @ rows.T
         for name in usable_routes():
-            gram = kernels.ROUTES[name](delta, a)[1]
+            gram = routes.ROUTES[name](delta, a)[1]
             errors[f"{name} {n}×{t}×{d_out}×{d_in}"] = float((gram - true).abs().max() / true.abs().max())
     return worst_of(errors, f"cases of the routes {', '.join(usable_routes())}")
 
 
 def usable_routes() -> tuple[str, ...]:
-    """The routes of `kernels` on this machine: Triton's, and on Hopper the fused one."""
+    """The `routes` on this machine: Triton's, and on Hopper the fused one."""
     if kernels.triton is None:
         return ("chunks",)
     hopper = torch.cuda.get_device_capability()[0] == 9 and kernels.gluon is not None

@@ -231,7 +231,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             else:
                 pull(chunk)
 
-        found: ranks.Reading | None = None
+        found: ranks.RanksReading | None = None
         with untouched(model) as theirs, torch.set_grad_enabled(self._gram):
             if chunks:
                 self._prove(window.rows(chunks[0]).inputs)
@@ -342,7 +342,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 self._record.save_reading(step, self._fresh_observer(keep=True).arrays(rows.rollouts, rows.w))
         self._line["time/scope"] = self._line.get("time/scope", 0.0) + time.perf_counter() - start
 
-    def _note(self, window: Window, mine: Rows, found: ranks.Reading | None = None) -> None:
+    def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None) -> None:
         """All that is known before the step, on the first rank."""
         gathered = together.to_first(mine)
         rows = together.joined(gathered) if gathered else mine

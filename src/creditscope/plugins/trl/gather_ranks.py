@@ -191,7 +191,7 @@ def products(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float, floa
     return dot, ours, theirs
 
 
-def sketched(found: ranks.Reading, eps: float) -> dict[str, float]:
+def sketched(found: ranks.RanksReading, eps: float) -> dict[str, float]:
     """`sketch/…`: all pairs of all ranks' rollouts, with the sketch's error; and how many groups have nothing else."""
     about = geometry.summary(found.sketch.gram.numpy(), group=found.group.numpy(), eps=eps)
     out = {f"sketch/{name}": about[f"gram/{name}"] for name in SKETCHED if f"gram/{name}" in about}

@@ -54,7 +54,7 @@ class RankObserver(Observer):
         if self._wrong:
             raise CreditscopeError(self._wrong)
 
-    def across(self, group: Tensor, scale: float) -> distributed.Reading:
+    def across(self, group: Tensor, scale: float) -> distributed.RanksReading:
         """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
         return distributed.across(self._scopes, [group[block.rows] for block in self.blocks], scale=scale)
 

@@ -232,7 +232,7 @@ def group_means(groups: Sequence[Group]) -> dict[str, float]:
     return out
 
 
-def sketched_means(found: ranks.Reading, numbers: Iterable[int], eps: float) -> dict[str, float]:
+def sketched_means(found: ranks.RanksReading, numbers: Iterable[int], eps: float) -> dict[str, float]:
     """`sketch/group/…`: the same for all groups, cut ones too, from sketched Grams, with their error beside them."""
     gram, owner = found.sketch.gram.numpy(), found.group.numpy()
     blocks = [(gram[np.ix_(owner == number, owner == number)], None, eps) for number in sorted(numbers)]
