@@ -27,8 +27,8 @@ from creditscope.methods.axes import Method
 from creditscope.methods.find import find
 from creditscope.methods.words import law
 from creditscope.runs.compare import HALF, brake_of, estimator_of, in_percent, in_points, relative_change
+from creditscope.runs.correlation import ROUNDING, correlation
 from creditscope.runs.intervals import Interval, mean_interval, paired
-from creditscope.runs.progress import ROUNDING, correlation
 
 PROBE = "--probe light --probe-every 1"
 
@@ -58,7 +58,7 @@ def _mean(metric: str) -> Callable[[Evidence], float | None]:
 def _row(run: Evidence) -> Method:
     """The run's method with the run's own β."""
     row = find(str(run["method"]))
-    return row.but(name=row.name, beta=_number(run, "beta", row.beta))
+    return row.replace(beta=_number(run, "beta", row.beta))
 
 
 def _updates(run: Evidence) -> int:

@@ -318,7 +318,7 @@ def take_step(policy: Policy, brake: Brake, method: Method, config: Config, part
     if (len(chunks) > 1 or splits) and not look_at(whole()):
         return []
     if splits:
-        bare = method.but(name=method.name, beta=0.0)
+        bare = method.replace(beta=0.0)
         kl = sight[0].w - effective_credit(lambda lp: surrogate(bare, lp, part, credit), sight[0].logp)
         for chunk in chunks:
             pull(chunk, lambda live, chunk=chunk: -(sight[0].pulled - kl)[chunk])  # type: ignore[misc]
@@ -386,7 +386,7 @@ def with_limit(method: Method, max_tokens: int) -> Method:
     """The row with the trainer's own limit as L_max, where its aggregate divides by one."""
     if method.aggregate != "constant" or method.max_tokens is not None:
         return method
-    return replace(method, max_tokens=max_tokens)
+    return method.replace(max_tokens=max_tokens)
 
 
 def check_problems(task: Task, config: Config, estimator: Chosen) -> None:

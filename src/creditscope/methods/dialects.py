@@ -40,8 +40,8 @@ TRL_GRPO = GRPO.but(name="trl_grpo", **_TRL, **_TRL_KL)
 TRL_DR_GRPO = DR_GRPO.but(name="trl_dr_grpo", **_TRL, **_TRL_KL)
 TRL_DAPO = DAPO.but(name="trl_dapo", **_TRL, **_TRL_KL, clip_high=0.2, keep="all",
                     note="No dynamic sampling: unanimous groups stay and dilute. ε_high defaults to ε.")
-TRL_BNPO = BNPO.but(name="trl_bnpo", **_TRL, **_TRL_KL, scale="group_std", aggregate="token_mean", clip_high=0.2,
-                    note="A token mean over the local batch; none of the paper's Beta normalisation.")
+TRL_BNPO = BNPO.but(name="trl_bnpo", **_TRL, **_TRL_KL, scale="group_std", aggregate="token_mean", local=True,
+                    clip_high=0.2, note="A token mean over the local batch; none of the paper's Beta normalisation.")
 TRL_CISPO = CISPO.but(name="trl_cispo", **_TRL, **_TRL_KL, clip_high=-0.8,
                       note="epsilon_high is an absolute ceiling on the ratio: its default scales w by 0.2 at ratio 1.")
 TRL_SAPO = SAPO.but(name="trl_sapo", **_TRL, **_TRL_KL)

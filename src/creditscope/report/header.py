@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from creditscope.methods.axes import Method
+from creditscope.methods.find import row_of
 from creditscope.methods.words import axis_meaning
-from creditscope.report.answers import SHAPES, Answer, answers, row_of
+from creditscope.report.answers import SHAPES, Answer, answers
 from creditscope.report.markup import Html, join, table, tag
 from creditscope.report.methods import changes
 from creditscope.report.remedies import is_script

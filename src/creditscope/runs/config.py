@@ -213,7 +213,7 @@ class Config:
         if name not in ESTIMATORS:  # a user's own, of which nothing is known before it is imported
             return
         row = ESTIMATORS[name]
-        if self.row.baseline == "external" and row.builds_on == "advantage":
+        if self.row.external and row.builds_on == "advantage":
             raise CreditscopeError(f"--credit {name} reshapes the method's own advantage, but method {self.method!r} "
                                    f"has none; choose gae, or another that is made from rewards: creditscope credit")
         if "gram" in row.needs and self.accumulate > self.prompts:
@@ -262,14 +262,12 @@ class Config:
         if row.kl == "none":
             raise CreditscopeError(f"--beta {self.beta}: method {self.method!r} has no KL term; choose one that has, "
                                    f"such as grpo, or leave --beta out")
-        return row.but(name=row.name, beta=self.beta, title=row.title, parent=row.parent)
+        return row.replace(beta=self.beta)
 
     @property
     def estimator(self) -> str:
         """The credit estimator, as --credit spells it."""
-        if self.credit is not None:
-            return self.credit
-        return "gae" if self.row.baseline == "external" else "outcome"
+        return self.row.default_credit if self.credit is None else self.credit
 
     @property
     def unscaled(self) -> bool:
