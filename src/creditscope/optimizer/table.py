@@ -1,4 +1,4 @@
-"""The brakes by name, with equation, price and options: what is known before one is used. No torch."""
+"""The optimisers and brakes by name, with equation, price and options: what is known before use. No torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ from typing import Any
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.files.specs import Option, check_option, read_options
 from creditscope.methods.axes import Method
+from creditscope.methods.bounds import BOUNDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRow:
+    """An optimiser of --optimizer: which class of torch.optim it is, and what its settings mean."""
+
+    kind: str
+    memory: str
+    """The setting that decays its first moment."""
+    adaptive: bool
+    """True where the update is divided by the gradient's own size."""
+    decoupled: bool
+    """True where weight decay is not part of the gradient."""
+
+
+OPTIMIZERS: Mapping[str, OptimizerRow] = MappingProxyType({
+    "adamw": OptimizerRow(kind="AdamW", memory="beta1", adaptive=True, decoupled=True),
+    "adam": OptimizerRow(kind="Adam", memory="beta1", adaptive=True, decoupled=False),
+    "sgd": OptimizerRow(kind="SGD", memory="momentum", adaptive=False, decoupled=False),
+})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +50,11 @@ class BrakeRow:
     """True where it acts on momentum alone."""
     options: Mapping[str, Option] = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def idle_bounds(self) -> list[str]:
+        """Bounds under which it would do nothing, where there is no trust region either."""
+        return sorted(name for name, bound in BOUNDS.items() if bound.stops in self.idle)
 
     def require(self, method: Method, updates: int, momentum: float) -> None:
         """Refuse settings under which the brake would do nothing."""

@@ -2,9 +2,9 @@
 
     J(log π; log π*) = Σ_it α_it · bound(s_it, A_it) − β · R        log π*: what stands inside sg[·]
 
-It is written from the definitions of the axes (`methods.AXES`) and shares no line with `objective`. w comes from central
-differences of J in log π with log π* held fixed. A bound or trust region without a slow form here is taken as its row
-states it, number by number; that is the only use of torch.
+It is written from the definitions of the axes (`methods.AXES`) and shares no line with `objective`. w comes from
+central differences of J in log π with log π* held fixed. A bound or trust region without a slow form here is taken as
+its row states it, number by number; that is the only use of torch.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def objective(m: Method, rows: Sequence[Answer], logp: Tokens, held: Tokens, own
         s = _ratios(m, row, logp[i], held[i])
         for t in range(len(row.tokens)):
             a = own[i][t]
-            term = a * logp[i][t] if m.ratio == "none" else BOUNDS.get(m.bound, _stated)(m, row, logp[i], held[i], own[i], s, t)
+            bound = BOUNDS.get(m.bound, _stated)
+            term = a * logp[i][t] if m.ratio == "none" else bound(m, row, logp[i], held[i], own[i], s, t)
             total += share[i] * weight[i][t] * term * TRUSTS.get(m.trust, _stated_trust)(m, row, held[i], a, t)
             if m.has_loss_kl:
                 total -= m.beta * share[i] * _penalty(m, row, logp[i], s, t)
