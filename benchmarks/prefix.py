@@ -18,10 +18,10 @@ from itertools import islice
 import length
 import torch
 
+from creditscope.exact.prefix_bias import measured, prefix_bias, summary
 from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS, even
-from creditscope.objective.prefix_bias import measured, prefix_bias, summary
 from creditscope.objective.surrogate import surrogate
 from creditscope.policy.loading import Policy, load_policy, token_logp
 from creditscope.tasks import Task, find_task

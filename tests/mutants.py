@@ -41,7 +41,7 @@ STEPS, TREE, CUTS = ("tests/credit/test_steps.py",), ("tests/credit/test_prefixe
 SHAPES = ("tests/credit/test_optimal_token.py", "tests/credit/test_entropy.py", "tests/credit/test_salt.py")
 OVERSHOOT = ("tests/objective/test_bounds.py", "tests/optimizer/test_overshoot.py")
 BRAKES = ("tests/optimizer/test_brakes.py",)
-PREFIX, REPLAY = ("tests/objective/test_prefix_bias.py",), ("tests/optimizer/test_replay.py",)
+PREFIX, REPLAY = ("tests/exact/test_prefix_bias.py",), ("tests/optimizer/test_replay.py",)
 SCALE, STATE = ("tests/optimizer/test_scale.py",), ("tests/optimizer/test_state.py", "tests/optimizer/test_probe.py")
 VERDICTS, RUNS = ("tests/claims/test_verdict.py",), ("tests/claims/test_p1_runs.py",)
 EVIDENCE, TURNS = ("tests/claims/test_evidence.py", *RUNS), ("tests/claims/test_turns.py",)
@@ -72,13 +72,15 @@ class Mutant:
 MUTANTS = [
     Mutant("sign of the advantage flipped", "objective/advantages.py",
            "centred = reward - BASELINES", "centred = -reward + BASELINES"),
-    Mutant("clip bounds swapped", "objective/ratios.py",
-           "else s.clamp(low, high)", "else s.clamp(2 - high if high else None, 2 - low if low else None)"),
+    Mutant("clip bounds swapped", "methods/bounds.py",
+           "(None if m.clip_low is None else 1 - m.clip_low), (None if m.clip_high is None else 1 + m.clip_high)",
+           "(None if m.clip_high is None else 1 - m.clip_high), (None if m.clip_low is None else 1 + m.clip_low)"),
     Mutant("mask dropped from the weight", "objective/weights.py",
            "mask = rollouts.mask & keep[:, None]", "mask = torch.ones_like(rollouts.mask) & keep[:, None]"),
     Mutant("mask dropped from the sequence ratio", "objective/ratios.py",
            "log_ratio.sum(dim=1, keepdim=True) / mask.sum(", "log_ratio.sum(1, True) / torch.ones_like(mask).sum("),
-    Mutant("min turned into max", "objective/ratios.py", "objective = torch.minimum(", "objective = torch.maximum("),
+    Mutant("min turned into max", "methods/bounds.py",
+           "_clamp(s, None, high).where(credit > 0", "_clamp(s, None, high).where(credit < 0"),
     Mutant("std of the other kind", "objective/advantages.py", 'return 1 if method.std == "sample" else 0', "return 0"),
     Mutant("leave-one-out keeps the one", "objective/advantages.py",
            "others = groups.size - 1", "others = groups.size"),
@@ -86,8 +88,7 @@ MUTANTS = [
            "(length * counted).sum().clamp(min=1)", "torch.tensor(len(length) * width)"),
     Mutant("KL pulls the wrong way", "objective/surrogate.py",
            "value = value - method.beta", "value = value + method.beta"),
-    Mutant("stop-gradient forgotten", "objective/ratios.py",
-           "log_ratio, mask)).detach() * credit", "log_ratio, mask)) * credit"),
+    Mutant("stop-gradient forgotten", "objective/ratios.py", "factor.detach() * credit", "factor * credit"),
     Mutant("dropped groups still counted", "objective/weights.py",
            'if method.denominator == "kept" else', 'if method.denominator == "never" else'),
     Mutant("unanimous groups not guarded", "objective/advantages.py",
@@ -144,8 +145,8 @@ MUTANTS = [
     Mutant("good and bad answers shaped together", "credit/entropy_shaping.py",
            "for sign in (own > 0, own < 0):", "for sign in (own == own,):", SHAPES),
     Mutant("the least shared direction kept", "credit/salt.py", "[:, -rank:]", "[:, :rank]", SHAPES),
-    Mutant("edge in ratio, not in log", "objective/bounds.py",
-           "math.log1p(method.clip_high)", "method.clip_high", OVERSHOOT),
+    Mutant("edge in ratio, not in log", "methods/bounds.py",
+           "math.log1p(m.clip_high or 0.0)", "m.clip_high or 0.0", OVERSHOOT),
     Mutant("sides of the edge swapped", "objective/bounds.py", "x - edge.high", "edge.high - x", OVERSHOOT),
     Mutant("account never restarts", "optimizer/overshoot.py",
            "torch.where(past, held + 1, 0)", "held + past.long()", OVERSHOOT),
@@ -157,8 +158,8 @@ MUTANTS = [
            "* (1 - damped) * self._account", "* self._account", BRAKES),
     Mutant("even weights forget the prompts", "objective/weights.py",
            "return 1 / (prompts * groups", "return 1 / (groups", PREFIX),
-    Mutant("the clip's sides swapped in W", "objective/prefix_bias.py",
-           "torch.where(credit > 0, s <= high", "torch.where(credit < 0, s <= high", PREFIX),
+    Mutant("the clip's sides swapped in W", "methods/bounds.py",
+           "s * good.where(credit > 0, bad)", "s * good.where(credit < 0, bad)", PREFIX),
     Mutant("bias correction forgotten in the replay", "optimizer/replay.py",
            "_average(grads, betas[0]) / (1 - betas[0] ** steps)", "_average(grads, betas[0])", REPLAY),
     Mutant("carry of the step after next", "optimizer/replay.py",

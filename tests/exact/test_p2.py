@@ -25,12 +25,12 @@ from creditscope.exact.p2 import (
     World,
     make_world,
 )
+from creditscope.exact.prefix_bias import PrefixBias, nodes
+from creditscope.exact.prefix_bias import prefix_bias as predict
+from creditscope.exact.ratio_one import value_at_ratio_one
 from creditscope.methods.table import P2_TABLE_1, even
-from creditscope.objective.prefix_bias import PrefixBias, nodes
-from creditscope.objective.prefix_bias import prefix_bias as predict
 from creditscope.optimizer.replay import carry, carry_limit
 from creditscope.optimizer.scale import PHIS, sweep
-from creditscope.runs.progress import value_at_ratio_one
 from each import each
 
 
@@ -42,7 +42,7 @@ def said(verdicts: list[Verdict], subject: str, definition: str = "") -> Verdict
 
 def swapped(**rows: Method) -> dict[str, Method]:
     """Our table with some rows exchanged."""
-    return {**METHODS, **{name: row.but(name=name) for name, row in rows.items()}}
+    return {**METHODS, **{name: row.replace(name=name) for name, row in rows.items()}}
 
 
 def without(*names: str) -> dict[str, Method]:
@@ -91,7 +91,7 @@ def test_a_row_written_from_the_table_is_not_confirmed_by_it(ten: list[Verdict])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in P2_TABLE_1 if name != "gcpo"])
 def test_another_loss_under_the_methods_name_refutes_its_row(name: str) -> None:
-    other = METHODS[name].but(name=name, aggregate="sequence_sum")
+    other = METHODS[name].replace(aggregate="sequence_sum")
     last = [v for v in p2_exact.ten_methods(methods=swapped(**{name: other})) if v.subject == name][-1]
     assert last.outcome == "refuted"
 
@@ -191,7 +191,7 @@ def test_a_prediction_of_the_wrong_sign_refutes_it() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "aggregate"), [("dr_grpo", "sequence_mean"), ("grpo", "constant")])
 def test_a_row_with_the_other_weights_refutes_the_list(name: str, aggregate: str) -> None:
-    rows = swapped(**{name: METHODS[name].but(name=name, aggregate=aggregate)})
+    rows = swapped(**{name: METHODS[name].replace(aggregate=aggregate)})
     found = said(p2_exact.prefix_bias(methods=rows), "tabular policy", "who cancels")
     assert (found.outcome, found.observed) == ("refuted", 1.0)
     assert found.reason == f"1 of 11 rows are not as listed: {name}"
@@ -215,7 +215,7 @@ def test_a_weight_that_favours_long_answers_refutes_it_too() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ratio"), [("gcpo", "token"), ("dr_grpo", "sequence_product")])
 def test_the_other_ratio_refutes_what_a_step_does(name: str, ratio: str) -> None:
-    rows = swapped(**{name: METHODS[name].but(name=name, ratio=ratio, aggregate="token_mean")})
+    rows = swapped(**{name: METHODS[name].replace(ratio=ratio, aggregate="token_mean")})
     assert said(p2_exact.prefix_bias(methods=rows), "tabular policy", "after one inner").outcome == "refuted"
 
 
@@ -409,7 +409,7 @@ def test_the_loss_is_what_proposition_4_leaves_of_it() -> None:
     ("gpg", {"aggregate": "sequence_sum"}, "others"),
 ])
 def test_a_row_with_other_weights_refutes_its_law(name: str, changes: dict[str, Any], law: str) -> None:
-    rows = swapped(**{name: METHODS[name].but(name=name, **changes)})
+    rows = swapped(**{name: METHODS[name].replace(**changes)})
     (found,) = [v for v in p2_exact.loss_value(methods=rows) if v.definition.startswith(law)]
     assert found.outcome == "refuted"
 
@@ -423,7 +423,7 @@ def test_a_loss_without_a_baseline_is_a_progress_signal() -> None:
 @pytest.mark.slow
 def test_a_closed_form_with_another_weight_of_kl_is_refuted() -> None:
     found = p2_exact.loss_value(closed_form=lambda row, batch: value_at_ratio_one(
-        row.but(name=row.name, beta=row.beta * 1.001), batch))
+        row.replace(beta=row.beta * 1.001), batch))
     assert [v.outcome for v in found] == ["refuted", *["holds"] * 4]
 
 

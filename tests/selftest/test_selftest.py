@@ -324,7 +324,7 @@ def on(method: str, plant: Plant) -> Plant:
 def wider(method: str, **bounds: float) -> Plant:
     """A bound of one method that stands a tenth too far out, or too far in."""
     return on(method, patched(formulas, "surrogate", lambda right: lambda m, *given: right(
-        m.but(name=m.name, **bounds), *given)))
+        m.replace(**bounds), *given)))
 
 
 PLANTS: dict[str, list[Plant]] = {

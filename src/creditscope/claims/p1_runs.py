@@ -37,8 +37,6 @@ ROUNDING = 1e-9
 """A share of credit at or below it is rounding: both are computed in float64 from the same numbers."""
 SUM_ROUNDING = 1e-5
 """|Σc| / Σ|c| at or below it is rounding: credits are float32, good to 6e-8, and a group adds up to 64 of them."""
-WHOLE = frozenset({"outcome", "leave_one_out", "optimal_scalar", "optimal_sequence", "salt"})
-"""Estimators that give a rollout one number. Every other one of the list gives tokens or steps their own."""
 
 
 # -- P1.1 ------------------------------------------------------------------------------------------------------------
@@ -51,7 +49,7 @@ def uniform_credit(runs: Sequence[Evidence]) -> list[Verdict]:
     for family in families(known, SWEEP):
         name = credit_of(family[0])
         values = [value for run in family for _, value in run.series("credit/within")]
-        if name in WHOLE:
+        if ESTIMATORS[name].per_answer:
             largest = max(values)
             verdicts.append(Verdict(
                 claim="P1.1", definition=f"share of the credit that differs inside a rollout, credit {name}",

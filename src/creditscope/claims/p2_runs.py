@@ -26,9 +26,10 @@ from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.methods.find import find
 from creditscope.methods.words import law
+from creditscope.optimizer.table import OPTIMIZERS, OptimizerRow
 from creditscope.runs.compare import HALF, brake_of, estimator_of, in_percent, in_points, relative_change
+from creditscope.runs.correlation import ROUNDING, correlation
 from creditscope.runs.intervals import Interval, mean_interval, paired
-from creditscope.runs.progress import ROUNDING, correlation
 
 PROBE = "--probe light --probe-every 1"
 
@@ -58,7 +59,7 @@ def _mean(metric: str) -> Callable[[Evidence], float | None]:
 def _row(run: Evidence) -> Method:
     """The run's method with the run's own β."""
     row = find(str(run["method"]))
-    return row.but(name=row.name, beta=_number(run, "beta", row.beta))
+    return row.replace(beta=_number(run, "beta", row.beta))
 
 
 def _updates(run: Evidence) -> int:
@@ -66,8 +67,9 @@ def _updates(run: Evidence) -> int:
     return int(_number(run, "inner_steps", 1) * _number(run, "minibatches", 1))
 
 
-def _adam(run: Evidence) -> bool:
-    return bool(run["optimizer"] != "sgd")
+def _optimizer(run: Evidence) -> OptimizerRow:
+    """Older runs had AdamW alone."""
+    return OPTIMIZERS.get(str(run["optimizer"]), OPTIMIZERS["adamw"])
 
 
 def _number(run: Evidence, name: str, default: float) -> float:
@@ -84,7 +86,7 @@ def _subject(run: Evidence, brake: bool = True) -> str:
     words = [run.subject, f"R = {run['group']}", f"μ = {_updates(run)}", f"lr = {_number(run, 'lr', 0):g}"]
     if run["credit"] not in (None, "outcome"):
         words.insert(1, str(run["credit"]))
-    words.append(f"β₁ = {_number(run, 'beta1', 0.9):g}" if _adam(run) else "SGD")
+    words.append(f"β₁ = {_number(run, 'beta1', 0.9):g}" if _optimizer(run).adaptive else "SGD")
     if _row(run).beta:
         words.append(f"β = {_row(run).beta:g}")
     if brake and brake_of(run.config) != "none":
@@ -139,11 +141,11 @@ def blind_to_scale(runs: Sequence[Evidence]) -> list[Verdict]:
 
 def _broken_by(run: Evidence) -> str | None:
     """What P2, or we, say makes the update see the scale; nothing, or None where neither says anything."""
-    if not _adam(run):
+    if not _optimizer(run).adaptive:
         return "SGD"
     if _row(run).has_loss_kl:
         return f"β = {_row(run).beta:g}"
-    if run["optimizer"] == "adam" and _number(run, "weight_decay", 0):
+    if not _optimizer(run).decoupled and _number(run, "weight_decay", 0):
         return "coupled weight decay"
     eps = _number(run, "eps", SMALL_EPS)
     if eps >= LARGE_EPS:
@@ -167,7 +169,7 @@ def overshoot(runs: Sequence[Evidence]) -> list[Verdict]:
     out = []
     for family in _trained(runs):
         first = family[0]
-        if _updates(first) < 2 or not _adam(first) or brake_of(first.config) != "none":
+        if _updates(first) < 2 or not _optimizer(first).adaptive or brake_of(first.config) != "none":
             continue
         subject = _subject(first)
         share = _over_runs(family, _mean("overshoot/after"))

@@ -13,9 +13,8 @@ from itertools import groupby
 
 from creditscope.claims.evidence import ENOUGH, Evidence, cells, families, mean_of, some
 from creditscope.claims.verdict import Outcome, Verdict, all_of, ends, enough, inside
-from creditscope.errors import CreditscopeError
+from creditscope.methods import find
 from creditscope.methods.axes import Method
-from creditscope.methods.find import find
 from creditscope.runs.intervals import Interval, mean_interval
 
 Found = tuple[Interval, str]
@@ -32,17 +31,12 @@ SEEDS = f"{ENOUGH} seeds: creditscope train --seed 0, 1, 2"
 
 def credit_of(run: Evidence) -> str:
     """The estimator of a run without its options: where none was named, the critic's for methods that have one."""
-    row = row_of(run)
-    default = "gae" if row is not None and row.baseline == "external" else "outcome"
-    return str(run["credit"] or default).split(",")[0]
+    return find.credit_of(run.config).split(",")[0]
 
 
 def row_of(run: Evidence) -> Method | None:
-    """The method's row, None for a name that is not in the table."""
-    try:
-        return find(str(run["method"]))
-    except CreditscopeError:
-        return None
+    """The method's row with the table's β; None for a name that is not in the table."""
+    return find.row_of({"method": run["method"]})
 
 
 def rule_of(run: Evidence) -> str:

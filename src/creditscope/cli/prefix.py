@@ -21,8 +21,8 @@ from creditscope.runs.record import Record
 
 if TYPE_CHECKING:
     from creditscope.batch.rollouts import Rollouts
+    from creditscope.exact.prefix_bias import PrefixBias
     from creditscope.methods.axes import Method
-    from creditscope.objective.prefix_bias import PrefixBias
 
 MOST = 8
 """Nodes to show."""
@@ -91,7 +91,7 @@ class Prefix:
         return rollouts, facts | {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}
 
     def _table(self, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.objective.prefix_bias import prefix_bias, summary
+        from creditscope.exact.prefix_bias import prefix_bias, summary
 
         found: dict[str, dict[str, Any]] = {}
         left_out: dict[str, str] = {}
@@ -123,7 +123,7 @@ class Prefix:
         console.next(command_line("prefix", self.source, "--method", "grpo"))
 
     def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.objective.prefix_bias import prefix_bias, summary
+        from creditscope.exact.prefix_bias import prefix_bias, summary
 
         found = prefix_bias(method, rollouts)
         reading = summary(found, rollouts)

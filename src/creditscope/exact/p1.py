@@ -291,7 +291,7 @@ def _dead_gradients(method: Method, methods: Mapping[str, Method], world: World)
     reward = world.rollouts.reward[groups]
     dead = (reward == reward[:, :1]).all(dim=1)
     subject, definition = _enumerated(world), "gradient of a unanimous group"
-    asked = {name: row for name, row in methods.items() if row.baseline != "external"}
+    asked = {name: row for name, row in methods.items() if not row.external}
     if not bool(dead.any()) or not asked:
         return [missing("P1.4", subject, "a unanimous group, and a method that makes its own credit", definition)]
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.claims.verdict import Verdict, decided, missing
+from creditscope.exact import prefix_bias as closed
 from creditscope.exact.p2_table import BETA, TABLE, Objective, Symbols
+from creditscope.exact.ratio_one import value_at_ratio_one
 from creditscope.methods.axes import Method
 from creditscope.methods.table import GRPO, METHODS, even
-from creditscope.objective import prefix_bias as closed
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.replay import carry
 from creditscope.optimizer.scale import PHIS, RewardParts, sweep
-from creditscope.runs.progress import value_at_ratio_one
 
 EQUAL = 1e-9
 """Relative difference below which two results are one formula: float64 sums of some dozen terms round at 1e-15, and a
@@ -95,7 +95,7 @@ def _table_credit(objective: Objective, batch: Rollouts, logp: Tensor) -> Tensor
 
 def _weighed(method: Method) -> Method:
     """The row with the table's β, where its loss has a KL term."""
-    return method if method.kl == "none" else method.but(name=method.name, beta=BETA)
+    return method if method.kl == "none" else method.replace(beta=BETA)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
@@ -189,7 +189,7 @@ def even_weights(*, methods: Mapping[str, Method] = METHODS, flatten: Callable[[
 
 def _root(world: World, method: Method, logp: Tensor | None = None) -> float:
     """Σ|W| / Σ|w| over the nodes that a whole group shares, both by autograd: 0 cancels, 1 all pull one way."""
-    bare = method.but(name=method.name, beta=0.0)
+    bare = method.replace(beta=0.0)
     live = world.rollouts.logp if logp is None else logp
     w = effective_credit(lambda lp: surrogate(bare, lp, world.rollouts), live)
     total, mass = closed.measured(bare, world.rollouts, world.tree, live), world.tree.sum(w.abs())
@@ -200,8 +200,8 @@ def _predicted(world: World, methods: Mapping[str, Method], predict: Callable[..
     worst, cases = 0.0, 0
     outside = torch.randn(world.rollouts.mask.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for method in methods.values():
-        credit = outside if method.baseline == "external" else None
-        bare = method.but(name=method.name, beta=0.0)
+        credit = outside if method.external else None
+        bare = method.replace(beta=0.0)
         for size in STEPS:
             logp = world.step(bare, size) if credit is None else world.rollouts.logp + 0.01 * size * outside
             found = closed.measured(bare, world.rollouts, world.tree, logp, credit)
@@ -242,14 +242,14 @@ def _after_a_step(world: World, methods: Mapping[str, Method]) -> Verdict:
 
 
 def _unclipped(method: Method) -> Method:
-    return method.but(name=method.name, bound="none", clip_low=None, clip_high=None, beta=0.0)
+    return method.replace(bound="none", clip_low=None, clip_high=None, beta=0.0)
 
 
 def _favours_short(method: Method) -> Verdict:
     """A good and a bad answer that share their first token: W > 0 where the good one is shorter, < 0 where longer."""
     wrong, cases = 0, 0
     for good, bad in product(range(1, 7), repeat=2):
-        total = float(closed.measured(method.but(name=method.name, beta=0.0), *_pair(good, bad))[0])
+        total = float(closed.measured(method.replace(beta=0.0), *_pair(good, bad))[0])
         wrong += (total > EQUAL) != (bad > good) or (total < -EQUAL) != (good > bad)
         cases += 1
     return Verdict(
@@ -494,7 +494,7 @@ def loss_value(*, methods: Mapping[str, Method] = METHODS,
         return [missing("P2.5", "random groups", f"the rows {', '.join(lacking)} in the table of methods")]
     batches = [batch for batch, logp in _moved_groups() if torch.equal(batch.logp, logp)]
     rows = {name: _weighed(method) for name, method in methods.items()}
-    own = [row for row in rows.values() if row.baseline != "external"]
+    own = [row for row in rows.values() if not row.external]
     told = [abs(float(closed_form(row, batch)) - _value(row, batch)) for row in own for batch in batches]
     shifted = [abs(_value(rows[name], replace(batch, reward=batch.reward + 1)) - _value(rows[name], batch))
                for name in TABLE for batch in batches]

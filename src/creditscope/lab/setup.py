@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from creditscope.errors import CreditscopeError
 from creditscope.lab.tools import task_gives
 from creditscope.optimizer.probe import Probe
 from creditscope.optimizer.scale import Clipping, RewardParts
+from creditscope.optimizer.table import OPTIMIZERS
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import Policy
 from creditscope.runs.config import MOST_DRAWS, Config
@@ -22,10 +24,12 @@ CONTINUING = MOST_DRAWS + 1  # the "attempt" whose random numbers continue answe
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
     parameters = list(policy.trainable().values())
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    family = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return family(parameters, config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay)
+    row = OPTIMIZERS[config.optimizer]
+    own: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps} if row.adaptive else {
+        "momentum": config.momentum}
+    made: torch.optim.Optimizer = getattr(torch.optim, row.kind)(parameters, lr=config.lr,
+                                                                 weight_decay=config.weight_decay, **own)
+    return made
 
 
 def make_probe(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Probe | None:

@@ -164,7 +164,6 @@ DRO = P1_GRPO.but(
     note="Stated from verl 0.9.1's code, not from the paper.")
 
 
-
 def even(method: Method) -> Method:
     """The row with one weight for all tokens of a group, and every prompt counting the same.
 
@@ -173,7 +172,7 @@ def even(method: Method) -> Method:
     >>> even(DAPO).name, even(DAPO).aggregate
     ('dapo_even', 'group_token_mean')
     """
-    gathers = method.ratio == "sequence_product" and method.bound not in ("stop_gradient", "gamma")
+    gathers = method.ratio == "sequence_product" and method.carrier != "log_prob"
     return method.but(name=f"{method.name}_even", aggregate="sequence_mean" if gathers else "group_token_mean",
                       max_tokens=None)
 

@@ -47,9 +47,9 @@ def properties(method: Method) -> Properties:
     >>> properties(METHODS["dr_grpo"]).prefix_cancels, properties(METHODS["grpo"]).prefix_cancels
     (True, False)
     """
-    if method.baseline == "external":
+    if method.external:
         return Properties(None, None, None, None, None)
-    bare = method.but(name=method.name, beta=0.0)
+    bare = method.replace(beta=0.0)
     rollouts = probe()
     w = _credit(bare, rollouts)
     credit = token_advantage(bare, rollouts)

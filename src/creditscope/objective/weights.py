@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -185,4 +184,4 @@ def with_limit(method: Method, max_tokens: int) -> Method:
     """The row with the trainer's own limit as L_max, where its aggregate divides by one."""
     if method.aggregate != "constant" or method.max_tokens is not None:
         return method
-    return replace(method, max_tokens=max_tokens)
+    return method.replace(max_tokens=max_tokens)

@@ -15,7 +15,7 @@ from torch import Tensor
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
-from creditscope.objective.bounds import edges_of, overhang, stops
+from creditscope.objective.bounds import edges_of, overhang
 from creditscope.objective.weights import alpha, kept
 from creditscope.optimizer.families import Parts
 
@@ -62,7 +62,7 @@ class Overshoot:
         if tuple(credit.shape) not in ((rows,), (rows, 1), tuple(rollouts.mask.shape)):
             raise CreditscopeError(f"credit must be (B,) = ({rows},) or (B, T) = {tuple(rollouts.mask.shape)}, "
                                    f"got {tuple(credit.shape)}")
-        self.stops = stops(method)
+        self.stops = method.stops
         """What crossing does to a token's own gradient: "zero", "half" or "cap"; None where the method has no edge.
         Where it is not "zero", read "stopped" as "first seen past the edge"."""
         self._mask, self._old = rollouts.mask, rollouts.logp.double()

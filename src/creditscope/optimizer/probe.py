@@ -66,6 +66,7 @@ class Probe(StepObserver):
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         """A new batch, with the credit that the objective uses; by default the method's own advantage."""
         self._batch = method, rollouts, token_advantage(method, rollouts) if credit is None else credit
+        self.early = self.parts is not None and method.has_loss_kl  # a pass of its own tells the KL term apart
         self._track: Overshoot | None = None
         self._first: list[tuple[Tensor, Tensor | None]] = []
         self.due = self.batches % self.every == 0
@@ -103,11 +104,6 @@ class Probe(StepObserver):
         """The norm of an update's gradient before it is clipped, for `clipping`."""
         if self.clipping is not None:
             self.clipping.norms.append(norm)
-
-    @property
-    def early(self) -> bool:  # type: ignore[override]
-        """A KL term in the loss is told apart from the reward's part by a pass of its own."""
-        return self.parts is not None and self._live()[0].has_loss_kl
 
     def weighed(self, minibatch: Passes, logp: Tensor, pulled: Tensor) -> None:
         """The gradient without the KL term, for `parts`."""

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from creditscope.diagnosis.rules import ENTROPY_LEFT, ENTROPY_LOW
-from creditscope.methods.axes import Method
-from creditscope.methods.find import find
+from creditscope.methods.find import row_of
 from creditscope.methods.words import law
 from creditscope.report.remedies import words
 from creditscope.report.run import Run
@@ -197,8 +196,7 @@ def loss_sentence(config: Mapping[str, Any]) -> str:
     row = row_of(config)
     if row is None:
         return ""
-    kind = law(row).kind
-    return LOSS["outside" if config.get("credit") not in (None, "outcome") and kind != "log_prob" else kind]
+    return LOSS[law(row.under(config.get("credit"))).kind]
 
 
 LOSS = {
@@ -211,18 +209,6 @@ LOSS = {
     "reward": "The loss at ratio 1 is minus the reward, weighted: it follows progress.",
 }
 """Kind of `describe.law` -> what it means here, short."""
-
-
-def row_of(config: Mapping[str, Any]) -> Method | None:
-    """The run's row with its own β; None where this version has no such row."""
-    name, beta = config.get("method"), config.get("beta")
-    if not isinstance(name, str):
-        return None
-    try:
-        row = find(name)
-        return row if beta is None else row.but(name=row.name, beta=beta, title=row.title, parent=row.parent)
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 # -- credit -----------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from creditscope.credit.choice import parse
+from creditscope.credit.table import parse
 from creditscope.errors import CreditscopeError
-from creditscope.methods.find import find
+from creditscope.methods.find import credit_of
 from creditscope.optimizer.table import BRAKES, parse_brake
 from creditscope.runs.intervals import Interval, mean_interval, overlap, paired
 from creditscope.runs.record import Record
@@ -146,8 +146,8 @@ def _checked(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimator_of(config: Mapping[str, Any]) -> str:
-    """The estimator of a run, by the rule of `Config.estimator`; a name that could not be one is refused."""
-    credit = str(config.get("credit") or ("gae" if find(config["method"]).baseline == "external" else "outcome"))
+    """The estimator of a run; a name that could not be one is refused."""
+    credit = credit_of(config)
     parse(credit)
     return credit
 

@@ -12,13 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
-from creditscope.methods.axes import STOPS
-from creditscope.methods.dialects import DIALECTS
-from creditscope.methods.table import METHODS
+from creditscope.methods.find import row_of
 from creditscope.methods.words import Law, law
-from creditscope.microscope.spectrum import spectrum
+from creditscope.runs.correlation import over_training, series
 from creditscope.runs.intervals import Interval, mean_interval
-from creditscope.runs.progress import over_training, series
 from creditscope.runs.record import Record
 
 OVERSHOOT = ("past", "distance", "after", "kl", "carry", "carry_predicted", "by_momentum", "by_fresh")
@@ -115,21 +112,14 @@ def _brake(record: Record) -> str | None:
 
 
 def _stops(record: Record) -> str | None:
-    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
-    return None if row is None else STOPS[row.trust] or STOPS[row.bound]
+    row = row_of(record.config)
+    return None if row is None else row.stops
 
 
 def _law(record: Record) -> Law | None:
     """The law of the run's method with the run's β; None for a method that is not in the table."""
-    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
-    if row is None:
-        return None
-    beta = record.config.get("beta")
-    if beta is not None and row.kl != "none":
-        row = row.but(name=row.name, beta=beta)
-    if record.config.get("credit") not in (None, "outcome"):  # not the method's own advantage
-        row = row.but(name=row.name, baseline="external", scale="none", whiten="none", entropy_cost=0.0)
-    return law(row)
+    row = row_of(record.config)
+    return None if row is None else law(row.under(record.config.get("credit")))
 
 
 def path_rank(record: Record) -> tuple[float, int] | None:
@@ -147,7 +137,9 @@ def path_rank(record: Record) -> tuple[float, int] | None:
     rows = np.array(found[-max(2, len(found[0]) // 4):], dtype=np.float64)
     if not np.isfinite(rows).all() or not rows.any():
         return None
-    return spectrum(rows @ rows.T, eps=float(np.finfo(np.float32).eps)).effective_rank, len(rows)
+    sizes = np.linalg.svd(rows, compute_uv=False)
+    sizes = sizes[sizes > sizes[0] * np.sqrt(len(rows) * np.finfo(np.float32).eps)]  # the rest is rounding
+    return float(sizes.sum() ** 2 / (sizes**2).sum()), len(rows)
 
 
 def read_sweep(record: Record, step: int) -> Sweep | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from creditscope.runs.correlation import ROUNDING
 from creditscope.runs.findings import Findings
 from creditscope.runs.intervals import Interval
-from creditscope.runs.progress import ROUNDING
 
 # Where a verdict turns. Each is said beside the sentence that it decides.
 HELD = 0.01

@@ -50,7 +50,7 @@ class Golden:
     @property
     def method(self) -> Method:
         found = DIALECTS[self.row]
-        return found.but(name=found.name, **self.changes) if self.changes else found
+        return found.replace(**self.changes) if self.changes else found
 
 
 @cache

@@ -30,9 +30,9 @@ def methods(device: torch.device) -> Found:
     """max|Δw| / max|w| of every method, with KL where it has one, against the twin."""
     errors: dict[str, float] = {}
     for name, found in METHODS.items():
-        m = found.but(name=name, beta=BETA) if found.kl != "none" else found
+        m = found.replace(beta=BETA) if found.kl != "none" else found
         for place, rows, logp in _places(m):
-            own = _outside(rows) if m.baseline == "external" else twin.advantages(m, rows)
+            own = _outside(rows) if m.external else twin.advantages(m, rows)
             batch, live = _padded(rows, logp, device)
             errors[f"{name} {place}"] = _apart(m, batch, live, own, twin.credit(m, rows, logp, own))
     return worst_of(errors, f"cases ({len(METHODS)} methods)")
@@ -53,7 +53,7 @@ def _outside(rows: list[twin.Answer]) -> twin.Tokens:
 
 
 def _apart(m: Method, batch: Rollouts, logp: torch.Tensor, own: twin.Tokens, slow: twin.Tokens) -> float:
-    given = _pad(own).to(logp.device) if m.baseline == "external" else None
+    given = _pad(own).to(logp.device) if m.external else None
     fast = effective_credit(lambda lp: surrogate(m, lp, batch, given), logp)
     true = _pad(slow).to(logp.device)
     return float((fast - true).abs().max() / true.abs().max())

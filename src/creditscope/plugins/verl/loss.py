@@ -109,7 +109,7 @@ def limited(row: Method, told: Mapping[str, Any]) -> Method:
         raise CreditscopeError(f"method {row.name!r} divides by L_max, and the width of a micro-batch changes from one "
                                f"to the next; set actor_rollout_ref.actor.loss_scale_factor to "
                                f"data.max_response_length")
-    return row.but(name=row.name, max_tokens=int(limit))
+    return row.replace(max_tokens=int(limit))
 
 
 def refuse_settings(method: Method, mode: str, config: Any) -> None:
