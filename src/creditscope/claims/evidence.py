@@ -17,13 +17,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class Evidence:
     def mean(self, metric: str) -> float | None:
         """Over the steps that have it."""
         found = [value for _, value in self.series(metric)]
-        return math.fsum(found) / len(found) if found else None
+        return mean(found) if found else None
 
     def points(self, by: str = "spent") -> list[tuple[int, float]]:
         """(rollouts spent, or with by="step" steps taken, until then; accuracy) at each evaluation, in order."""
@@ -116,7 +116,7 @@ class Evidence:
         for step, value in zip(self.groups["step"], self.groups[name], strict=True):
             if value is not None and step is not None:
                 found.setdefault(int(step), []).append(value)
-        return {step: math.fsum(values) / len(values) for step, values in sorted(found.items())}
+        return {step: mean(values) for step, values in sorted(found.items())}
 
 
 # -- several runs ----------------------------------------------------------------------------------------------------
@@ -155,22 +155,33 @@ def cells(runs: Sequence[Evidence], setting: str) -> dict[Any, list[Evidence]]:
     return dict(sorted(out.items(), key=lambda item: (str(type(item[0])), item[0])))
 
 
-def mean_of(runs: Sequence[Evidence], column: str) -> tuple[Interval, str] | None:
-    """(mean of a column of `groups` with its interval, what n counts), or None where no run has it."""
+class Measured(NamedTuple):
+    """A mean with its interval, and what its n counts."""
+
+    value: Interval
+    of: str
+
+
+def mean(values: Collection[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def mean_of(runs: Sequence[Evidence], column: str) -> Measured | None:
+    """The mean of a column of `groups`, None where no run has it."""
     return over_runs([list(run.by_step(column).values()) for run in runs])
 
 
-def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> tuple[Interval, str] | None:
-    """(mean of each run's mean with its interval, "runs") from three runs on; else (mean of all values without one,
-    what they are): the readings of a run or two say nothing of other runs. None of no values.
+def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> Measured | None:
+    """From three runs on: the mean of each run's mean, with its interval over runs. Below: the mean of all values,
+    without an interval, because the readings of one or two runs say nothing of other runs. None of no values.
     """
     known = [values for values in by_run if values]
     if not known:
         return None
     if len(known) >= ENOUGH:
-        return mean_interval([math.fsum(values) / len(values) for values in known]), "runs"
+        return Measured(mean_interval([mean(values) for values in known]), "runs")
     values = [value for values in known for value in values]
-    return Interval(math.fsum(values) / len(values), None, None, len(values)), some(unit, len(known))
+    return Measured(Interval(mean(values), None, None, len(values)), some(unit, len(known)))
 
 
 def some(unit: str, runs: int) -> str:
@@ -236,14 +247,13 @@ def _readings(record: Record) -> tuple[Columns, Columns, dict[str, dict[str, flo
                 layers.setdefault(name, {}).setdefault(key, []).extend(some)
         for name, value in zip(looks, (step, look.unanimous, look.largest), strict=True):
             looks[name].append(float(value))
-    means = {name: {key: math.fsum(values) / len(values) for key, values in found.items()}
-             for name, found in layers.items()}
+    means = {name: {key: mean(values) for key, values in found.items()} for name, found in layers.items()}
     return columns, looks if looks["step"] else {}, means
 
 
 @dataclass(frozen=True)
-class Look:
-    """One reading: the numbers of its groups and of its layers, and what its unanimous groups had left."""
+class ReadingNumbers:
+    """One reading: the numbers of its groups and of its layers, and the largest |K_ij| of its unanimous groups."""
 
     rows: Sequence[Mapping[str, float | None]]
     unanimous: int
@@ -253,11 +263,11 @@ class Look:
 
 LOOKS = 2048
 """Readings whose numbers are remembered, some 50 KB each."""
-remembered: ContextVar[dict[tuple[Any, ...], Look] | None] = ContextVar("remembered", default=None)
+remembered: ContextVar[dict[tuple[Any, ...], ReadingNumbers] | None] = ContextVar("remembered", default=None)
 """Where whoever reads a growing record again and again keeps the readings it has met; by default nothing is kept."""
 
 
-def _look(record: Record, step: int) -> Look:
+def _look(record: Record, step: int) -> ReadingNumbers:
     """The numbers of a reading; of a file that has not changed since, those of the last time."""
     known, seen = remembered.get(), record.reading_version(step)
     if known is not None and seen in known:
@@ -267,7 +277,7 @@ def _look(record: Record, step: int) -> Look:
     with damaged(record, "scope", step):
         groups = list(_groups_of(fitting(arrays, READING, ("group", "reward", "gram", "eps")), layers))
     dead = [largest for row, largest in groups if row is None]
-    look = Look([row for row, _ in groups if row is not None], len(dead), max(dead, default=0.0), layers)
+    look = ReadingNumbers([row for row, _ in groups if row is not None], len(dead), max(dead, default=0.0), layers)
     if known is not None and len(known) < LOOKS:
         known[seen] = look
     return look
@@ -328,7 +338,7 @@ def _of_layers(each: NDArray[np.float64], names: Sequence[str], eps: float,
             layers.setdefault(name, {}).setdefault(key, []).append(found[key])
         for key, value in found.items():
             single.setdefault(f"layer/{key}", []).append(value)
-    return row | {name: math.fsum(values) / len(values) for name, values in single.items()}
+    return row | {name: mean(values) for name, values in single.items()}
 
 
 def _ranks(block: NDArray[np.float64], eps: float, of: str) -> dict[str, float | None]:
@@ -428,11 +438,6 @@ def places(paths: Iterable[Path]) -> list[Path]:
         except OSError as error:
             raise CreditscopeError(f"cannot look into {path}: {error.strerror}") from None
     return list(dict.fromkeys(found))
-
-
-def gather(paths: Iterable[Path]) -> list[Evidence]:
-    """The evidence under some paths: runs' folders, files of evidence, and folders that hold either at any depth."""
-    return [read_place(place) for place in places(paths)]
 
 
 def read_place(place: Path) -> Evidence:

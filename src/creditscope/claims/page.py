@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from creditscope.claims.evidence import ENOUGH, Evidence, cells, mean_of
 from creditscope.claims.reading import sweeps, with_outcome
 from creditscope.claims.table import CLAIMS, find_claims
-from creditscope.claims.verdict import Outcome, Verdict
+from creditscope.claims.verdict import NOTHING, Outcome, Verdict
 from creditscope.errors import printable
 from creditscope.runs.intervals import Interval, mean_interval
 
@@ -22,10 +22,6 @@ ROUNDING = 1e-9
 
 
 # -- verdicts in few words -------------------------------------------------------------------------------------------
-
-
-NOTHING = "no run"
-"""The place of a verdict that found nothing to test."""
 
 
 def place(subject: str) -> str:

@@ -35,6 +35,8 @@ class Estimator:
     needs: tuple[str, ...] = ()
     siblings: bool = False
     """True where a rollout alone in its group would get nothing."""
+    uniform: bool = False
+    """True where every token of a rollout gets the same credit."""
     builds_on: str = "reward"
     """reward: replaces r_i − b_i, the method scales it. advantage: reshapes the advantage that the method computed."""
     cost: str

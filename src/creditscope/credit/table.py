@@ -12,22 +12,22 @@ SAMPLES = Option(4, "K, continuations at each cut", low=1, high=4096)
 
 ROWS = (
     Estimator(
-        name="outcome", title="Outcome", builds_on="advantage", cost="nothing",
+        name="outcome", uniform=True, title="Outcome", builds_on="advantage", cost="nothing",
         equation="A_it = A_i",
         cites="Williams 1992; arXiv:2402.03300",
         claim="unbiased up to the factor (R−1)/R of a group-mean baseline"),
     Estimator(
-        name="leave_one_out", siblings=True, title="Leave-one-out baseline", cost="nothing",
+        name="leave_one_out", uniform=True, siblings=True, title="Leave-one-out baseline", cost="nothing",
         equation="A_it = r_i − mean_{j≠i} r_j",
         cites="arXiv:2402.14740", claim="unbiased"),
     Estimator(
-        name="optimal_scalar", siblings=True, title="Optimal scalar baseline", needs=("gram",),
+        name="optimal_scalar", uniform=True, siblings=True, title="Optimal scalar baseline", needs=("gram",),
         cost="one forward and backward pass under the microscope",
         equation="A_it = r_i − Σ_j r_j‖ψ_j‖² / Σ_j ‖ψ_j‖²",
         cites="Weaver and Tao 2001; Greensmith et al. 2004",
         claim="least variance of all constant baselines; with its own rollout in it, biased by O(1/R)"),
     Estimator(
-        name="optimal_sequence", siblings=True, title="Optimal scalar baseline, norms at the logits",
+        name="optimal_sequence", uniform=True, siblings=True, title="Optimal scalar baseline, norms at the logits",
         needs=("collision",), cost="nothing: Σπ² is kept while sampling",
         equation="A_it = r_i − Σ_j r_j W_j / Σ_j W_j,  W_j = Σ_t (1 − 2π_jt + Σπ²_jt)",
         cites="Weaver and Tao 2001, with the norms of arXiv:2602.07078",
@@ -110,7 +110,7 @@ ROWS = (
         note="The paper shapes rewards of ±1 and standardises the two signs apart; here the factor shapes the method's "
              "advantage."),
     Estimator(
-        name="salt", title="SALT: spectral split", needs=("gram",), builds_on="advantage",
+        name="salt", uniform=True, title="SALT: spectral split", needs=("gram",), builds_on="advantage",
         cost="one forward and backward pass under the microscope",
         options={"rank": Option(1, "eigenvectors that count as shared", low=1)},
         equation="A' = P A + (1 + c)(A − P A),  P onto the top eigenvectors of the group's Gram, "
