@@ -51,6 +51,10 @@ KEPT = (
     "overshoot/distance", "overshoot/after", "overshoot/kl", "overshoot/carry", "objective/value", "entropy/mean",
     "length/mean", "time/step", "time/eval", "time/scope", "time/probe", "time/train")
 """Metrics that are kept, by the start of their names."""
+TURNS = ("step_state", "step_reward", "group")
+"""Arrays of kept rollouts that the bias of each turn is measured on."""
+
+Columns = dict[str, list[float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +137,10 @@ def families(runs: Sequence[Evidence], over: Sequence[str]) -> Iterator[list[Evi
     """
     found: list[list[Evidence]] = []
     for run in runs:
-        home = next((some for some in found if all(_alike(own, run, APART | set(over)) for own in some)), None)
-        if home is None:
-            found.append([run])
-        else:
-            home.append(run)
+        home = next((some for some in found if all(_alike(own, run, APART | set(over)) for own in some)), [])
+        if not home:
+            found.append(home)
+        home.append(run)
     yield from found
 
 
@@ -196,22 +199,18 @@ def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
     """The evidence of a run, finished or not. What was not recorded is absent; what is damaged is an error. `steps` are
     those of the record, where they were read before."""
     groups, readings, layers = _readings(record)
-    turns: dict[str, list[float | None]] = {}
+    turns: Columns = {}
     for step in record.groups():
-        for found in _turns(record, step):
+        arrays = record.group(step)
+        with damaged(record, "groups", step):
+            by_turn = bias_by_turn(fitting(arrays, {name: ROLLOUTS[name] for name in TURNS}))
+        for found in by_turn:
             for name, value in ({"step": float(step)} | found).items():
                 turns.setdefault(name, []).append(value)
     steps = record.columns() if steps is None else steps
     return Evidence(name=record.path.name, config=_without_paths(record.config), versions=_plain(record.run),
                     finished=is_finished(steps), groups=groups, readings=readings, layers=layers, turns=turns,
                     steps=steps.numeric(lambda name: name == "step" or name.startswith(KEPT)))
-
-
-def _turns(record: Record, step: int) -> list[dict[str, float | None]]:
-    """The bias of each turn of the rollouts that were kept of a step."""
-    arrays = record.group(step)
-    with damaged(record, "groups", step):
-        return bias_by_turn(fitting(arrays, {name: ROLLOUTS[name] for name in ("step_state", "step_reward", "group")}))
 
 
 @contextmanager
@@ -223,9 +222,6 @@ def damaged(record: Record, shelf: str, step: int) -> Iterator[None]:
         what = f"{error}" if isinstance(error, CreditscopeError) else f"{type(error).__name__}: {error}"
         raise CreditscopeError(f"{record.path / shelf / f'{step:06d}.npz'} is damaged ({what}); delete the file to "
                                f"leave it out") from None
-
-
-Columns = dict[str, list[float | None]]
 
 
 def _readings(record: Record) -> tuple[Columns, Columns, dict[str, dict[str, float]]]:
@@ -288,8 +284,7 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
     """For each group of a reading: (its numbers, 0), or (None, largest |K_ij|) where its rewards are unanimous."""
     group, reward, gram = arrays["group"], arrays["reward"], arrays["gram"]
     eps = float(arrays["eps"])
-    credit = arrays.get("credit")
-    scores = arrays.get("scores")
+    credit, scores = arrays.get("credit"), arrays.get("scores")
     names = [str(name) for name in arrays.get("layer_names", ())]
     tracked = [i for i, name in enumerate(names) if name.endswith(TRACKED)]
     place = {int(g): i for i, g in enumerate(arrays.get("layer_groups", ()))}
@@ -303,8 +298,7 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
             continue
         row: dict[str, float | None] = {"step": 0.0, "size": float(len(rows)), "reward_mean": float(mine.mean()),
                                         "reward_std": float(mine.std())}
-        binary = bool(np.isin(mine, (0, 1)).all())
-        if binary:
+        if np.isin(mine, (0, 1)).all():
             row |= {"right": float(mine.sum()), "orthogonal_null": orthogonal_null(int(mine.sum()), len(rows))}
         row |= _ranks(block, eps, "all") | {"all/norm_null": norm_null(block)}
         if credit is not None and (c := credit[rows]).any():
@@ -365,26 +359,29 @@ def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_json(run: Evidence) -> str:
-    """One line a column, numbers to five digits: a file to commit and to read again."""
+    """One line per column, numbers to five digits: a file to commit and to read again."""
     steps = {name: [None] * len(run.steps) for name in sorted(run.columns.names)}
     for name, column in steps.items():
         for row, value in zip(*(part.tolist() for part in run.columns.column(name)), strict=True):
-            column[row] = _short(value)
-    body: dict[str, Any] = {"format": FORMAT, "name": run.name, "finished": run.finished, "config": dict(run.config),
-                            "versions": dict(run.versions)}
-    lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in body.items()]
-    for key, columns in (("steps", steps), ("groups", run.groups), ("readings", run.readings),
-                         ("turns", run.turns)):
-        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps([_short(value) for value in values], allow_nan=False)}"
-                           for name, values in columns.items())
-        lines.append(f"{json.dumps(key)}: {{\n{inner}}}")
-    inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps({k: _short(v) for k, v in values.items()})}"
-                       for name, values in run.layers.items())
-    lines.append(f'"layers": {{\n{inner}}}')
+            column[row] = value
+    lines = [f'"{key}": {json.dumps(value, allow_nan=False)}' for key, value in {
+        "format": FORMAT, "name": run.name, "finished": run.finished, "config": dict(run.config),
+        "versions": dict(run.versions)}.items()]
+    tables: dict[str, Mapping[str, Any]] = {"steps": steps, "groups": run.groups, "readings": run.readings,
+                                            "turns": run.turns, "layers": run.layers}
+    for key, table in tables.items():
+        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(_short(values), allow_nan=False)}"
+                           for name, values in table.items())
+        lines.append(f'"{key}": {{\n{inner}}}')
     return "{" + ",\n".join(lines) + "}\n"
 
 
 def _short(value: Any) -> Any:
+    """The value with every float in it to five digits."""
+    if isinstance(value, Mapping):
+        return {key: _short(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(inner) for inner in value]
     if isinstance(value, float):
         value = value if value.is_integer() else float(f"{value:.5g}")
         return int(value) if value.is_integer() and abs(value) < 1e15 else value
@@ -401,30 +398,26 @@ def from_json(path: Path) -> Evidence:
         raise CreditscopeError(f"{path} holds no evidence of a run (format {FORMAT!r}); give a run's folder, or a file "
                                f"of creditscope check --save")
     try:
-        steps = _numbers(found["steps"])
-        length = {len(values) for values in steps.values()}
-        if len(length) > 1:
+        tables = {name: _numbers(found[name]) for name in ("steps", "groups", "readings", "turns")}
+        if any(len({len(values) for values in table.values()}) > 1 for table in tables.values()):
             raise ValueError("columns of different lengths")
-        rows = tuple({name: values[i] for name, values in steps.items() if values[i] is not None}
-                     for i in range(max(length, default=0)))
-        groups, readings, turns = (_numbers(found[name]) for name in ("groups", "readings", "turns"))
-        if any(len({len(values) for values in table.values()}) > 1 for table in (groups, readings, turns)):
-            raise ValueError("columns of different lengths")
-        if groups and "step" not in groups:
+        steps = tables.pop("steps")
+        rows = tuple({name: value for name, value in zip(steps, row, strict=True) if value is not None}
+                     for row in zip(*steps.values(), strict=True))
+        if tables["groups"] and "step" not in tables["groups"]:
             raise ValueError("groups without their steps")
         json.dumps([found["config"], found["layers"]], allow_nan=False)
         if not isinstance(found["config"], dict) or any("step" not in row for row in rows):
             raise ValueError("no config, or a step without its number")
+        layers = {str(k): {str(n): float(x) for n, x in v.items()} for k, v in found["layers"].items()}
         return Evidence(name=str(found["name"]), config=found["config"], versions=_plain(found),
-                        finished=bool(found["finished"]), steps=rows, groups=groups,
-                        readings=readings, turns=turns,
-                        layers={str(k): {str(n): float(x) for n, x in v.items()} for k, v in found["layers"].items()})
+                        finished=bool(found["finished"]), steps=rows, layers=layers, **tables)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CreditscopeError(f"{path} is damaged: {type(error).__name__}: {error}; make it again with creditscope "
                                f"check RUN --save") from None
 
 
-def _numbers(columns: Any) -> dict[str, list[float | None]]:
+def _numbers(columns: Any) -> Columns:
     return {str(name): [None if x is None else float(x) for x in values] for name, values in columns.items()}
 
 
