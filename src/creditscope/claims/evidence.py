@@ -1,11 +1,11 @@
-"""What claims read: a run in a few kilobytes of numbers, taken from its record alone, or from a file of such.
+"""What claims read: a run in a few kilobytes of numbers, from its record or from a file that was saved.
 
     config, versions      what was run; paths are cut to their last part
     steps                 the metrics of each step, by column
-    groups                one entry a live group of a reading: every rank of its rollout matrix, by column
-    readings              one entry a reading: the step, its unanimous groups and the largest entry of their Grams
+    groups                one entry per live group of a reading: every rank of its rollout matrix, by column
+    readings              one entry per reading: the step, its unanimous groups and the largest entry of their Grams
     layers                by parameter: means over readings and groups
-    turns                 one entry a kept step and turn, where the task has turns: the bias of credit (`claims.turns`)
+    turns                 one entry per kept step and turn of a task with turns: the bias of credit (`claims.turns`)
 
 A column of `groups` is OBJECT/DEFINITION. Objects: `all` (every parameter), `qv` (q_proj and v_proj of all layers
 together), `layer` (each q_proj and v_proj by itself, then the mean over them, which is what arXiv:2606.29238 did), and
@@ -66,7 +66,7 @@ class Evidence:
     versions: Mapping[str, Any] = field(default_factory=dict)
     finished: bool = False
     steps: Sequence[Mapping[str, Any]] = ()
-    """A mapping a step; a metric that a step does not have is absent."""
+    """One mapping per step; a metric that a step does not have is absent."""
     groups: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     readings: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -123,6 +123,19 @@ class Evidence:
         return {step: mean(values) for step, values in sorted(found.items())}
 
 
+def rows_with(table: Mapping[str, Sequence[float | None]], *columns: str) -> list[tuple[float, ...]]:
+    """The rows of a table that have all of the columns, each as its values.
+
+    >>> rows_with({"step": [0.0, 5.0], "x": [None, 2.0]}, "step", "x"), rows_with({"step": [0.0]}, "step", "x")
+    ([(5.0, 2.0)], [])
+    """
+    if not table.keys() >= set(columns):
+        return []
+    rows = [tuple(value for value in row if value is not None)
+            for row in zip(*(table[name] for name in columns), strict=True)]
+    return [row for row in rows if len(row) == len(columns)]
+
+
 # -- several runs ----------------------------------------------------------------------------------------------------
 
 APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "keep_most", "device", "accumulate", "probe",
@@ -163,6 +176,15 @@ class Measured(NamedTuple):
 
     value: Interval
     of: str
+
+    def __str__(self) -> str:
+        """The mean with its interval.
+
+        >>> print(Measured(Interval(1.5, 1.25, 1.75, 3), "runs"), Measured(Interval(1.5, None, None, 1), "runs"))
+        1.50 [1.25, 1.75] 1.50
+        """
+        mean, low, high = self.value.mean, self.value.low, self.value.high
+        return f"{mean:.2f}" if low is None or high is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def mean(values: Collection[float]) -> float:
@@ -215,7 +237,7 @@ def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
 
 @contextmanager
 def damaged(record: Record, shelf: str, step: int) -> Iterator[None]:
-    """Say of which file it is that nothing can be made."""
+    """Name the damaged file in the error."""
     try:
         yield
     except (KeyError, IndexError, ValueError, TypeError, ArithmeticError) as error:
@@ -260,7 +282,7 @@ class ReadingNumbers:
 LOOKS = 2048
 """Readings whose numbers are remembered, some 50 KB each."""
 remembered: ContextVar[dict[tuple[Any, ...], ReadingNumbers] | None] = ContextVar("remembered", default=None)
-"""Where whoever reads a growing record again and again keeps the readings it has met; by default nothing is kept."""
+"""A cache of readings, for a caller that reads a growing record repeatedly; by default there is none."""
 
 
 def _look(record: Record, step: int) -> ReadingNumbers:
@@ -340,7 +362,7 @@ def _ranks(block: NDArray[np.float64], eps: float, of: str) -> dict[str, float |
 
 
 def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary is published: where a file lay on somebody's disk is nobody's business. A hub name stays whole."""
+    """Paths are cut to their last part, because evidence is published. A hub name stays whole."""
     out = dict(config)
     for name in ("model", "task"):
         kind, colon, place = str(out.get(name, "")).rpartition(":")
@@ -350,7 +372,7 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions as text; nested tables and whatever else a stranger's file may hold are left out."""
+    """Versions that are text or numbers; anything else is left out, because the file is untrusted."""
     found = run.get("versions")
     return {str(k): v for k, v in found.items() if isinstance(v, str | int | float)} if isinstance(found, dict) else {}
 
@@ -389,7 +411,7 @@ def _short(value: Any) -> Any:
 
 
 def from_json(path: Path) -> Evidence:
-    """A file that `to_json` wrote. It may come from anybody: what is not as it should be is refused."""
+    """A file that `to_json` wrote. It is untrusted: what does not fit the format is refused."""
     try:
         found = parse_json(read_whole(path).decode("utf-8"))
     except (OSError, ValueError) as error:
@@ -422,7 +444,7 @@ def _numbers(columns: Any) -> Columns:
 
 
 def places(paths: Iterable[Path]) -> list[Path]:
-    """Runs' folders and files of evidence, each once. Where a folder holds runs, their summaries say nothing new."""
+    """Runs' folders and files of evidence, each once. In a folder that holds runs, files of evidence are skipped."""
     found: list[Path] = []
     for path in paths:
         try:

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.claims.evidence import Evidence, cells, mean, mean_of
-from creditscope.claims.reading import READ, estimate, ratio_over_runs, rows_with, shown, sweeps, with_outcome
+from creditscope.claims.evidence import Evidence, cells, mean, mean_of, rows_with
+from creditscope.claims.reading import READ, estimate, ratio_over_runs, sweeps, with_outcome
 from creditscope.claims.verdict import Band, Verdict, at_most, exact, missing, needing
 from creditscope.microscope.spectrum import Spectrum, spectrum
-
-# -- C.1 -------------------------------------------------------------------------------------------------------------
 
 LOW_RANK = math.log(1.1)
 """The mean gap from which on there is a low rank to explain: a tenth below what the credits allow."""
@@ -58,7 +56,7 @@ def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> 
     if found is None or math.log(times) < LOW_RANK:
         return missing(cell[0].subject, f"a low rank to explain: the rank is {times:.2f} times below what the credits "
                        f"allow, not {math.exp(LOW_RANK):.1f}", definition)
-    return estimate(definition, cell[0].subject, found, Band(low=HALF), f"unequal norms explain {shown(found.value)} "
+    return estimate(definition, cell[0].subject, found, Band(low=HALF), f"unequal norms explain {found} "
                     f"of the gap, the rank being {times:.1f} times below what the credits allow")
 
 
@@ -69,8 +67,6 @@ def _gaps(run: Evidence, column: str) -> list[tuple[float, float, float]]:
     return [(step, math.log(other / rank) if last else math.log(null / other), math.log(null / rank))
             for step, null, other, rank in found if min(null, other, rank) > 0.5]  # no rank is below 1
 
-
-# -- C.2 -------------------------------------------------------------------------------------------------------------
 
 LEAST = 1.5
 """What still rounds to 2. Cut to two values, no rank exceeds 2, so there is no upper end to choose."""
@@ -154,7 +150,7 @@ def _reads_two(runs: Sequence[Evidence], where: str, words: str) -> Iterator[Ver
         if found is not None:
             yield estimate(
                 f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
-                found, Band(low=SHARE), f"{shown(found.value)} of the groups read {LEAST} to 2 when cut to two values"
+                found, Band(low=SHARE), f"{found} of the groups read {LEAST} to 2 when cut to two values"
                 f"{_while(cells(family, 'group'), where)}", expected="1")
 
 

@@ -8,19 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from creditscope.claims.evidence import Evidence, cells, families, mean, over_runs
+from creditscope.claims.evidence import Evidence, cells, families, mean, over_runs, rows_with
 from creditscope.claims.reading import (
     READ,
     SWEEP,
-    at_every_size,
+    BySize,
     credit_of,
     estimate,
     fixed,
-    listed,
     mean_over,
     row_of,
-    rows_with,
-    shown,
     sweeps,
     with_outcome,
 )
@@ -31,9 +28,6 @@ ROUNDING = 1e-9
 """A share of credit at or below it is rounding: both are computed in float64 from the same numbers."""
 SUM_ROUNDING = 1e-5
 """|Σc| / Σ|c| at or below it is rounding: credits are float32, good to 6e-8, and a group adds up to 64 of them."""
-
-
-# -- P1.1 ------------------------------------------------------------------------------------------------------------
 
 
 @needing("the metric credit/within: any run of creditscope train that had a group with right and wrong answers")
@@ -55,9 +49,6 @@ def uniform_credit(runs: Sequence[Evidence]) -> Iterator[Verdict]:
                         expected="above 0", threshold=f"mean above {ROUNDING:g} in every run", n=len(family), of="runs")
 
 
-# -- P1.2 ------------------------------------------------------------------------------------------------------------
-
-
 @needing(f"{READ}, with outcome credit and a method that has a group baseline (--method p1_grpo)")
 def zero_sum(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """P1.2: |Σ_i c_i| / Σ_i |c_i| = 0 in every group, c the credit that reaches the gradient under a centred row."""
@@ -71,8 +62,6 @@ def zero_sum(runs: Sequence[Evidence]) -> Iterator[Verdict]:
                       + (", under a row that divides by the length of the answer" if divided else ""),
                       threshold="at most {:g} in every group", n=len(values), of="groups")
 
-
-# -- P1.4 ------------------------------------------------------------------------------------------------------------
 
 LAW_BAND = 0.05
 """How far the share of dead groups may lie from the law: five groups in a hundred, which a reader of a plot would still
@@ -141,12 +130,12 @@ def _law(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
     band = Band(-LAW_BAND, LAW_BAND)
     for family in sweeps(runs, lambda run: len(excess(run))):
-        found = {size: value for size, cell in cells(family, "group").items()
-                 if (value := over_runs([excess(run) for run in cell], "steps")) is not None}
-        yield at_every_size(
+        found = BySize({size: value for size, cell in cells(family, "group").items()
+                        if (value := over_runs([excess(run) for run in cell], "steps")) is not None})
+        yield found.verdict(
             "share of dead groups less p^R + (1−p)^R for one p, estimated from the batch without bias",
-            family[0].subject, found, dict.fromkeys(found, band),
-            f"the share less the law for one p is {listed(found, 3)}, and prompts of different p raise it (Jensen)",
+            family[0].subject, dict.fromkeys(found, band),
+            f"the share less the law for one p is {found.listed(3)}, and prompts of different p raise it (Jensen)",
             expected="0", threshold=f"interval {band} at every R")
 
 
@@ -165,10 +154,7 @@ def _growth(runs: Sequence[Evidence]) -> Iterator[Verdict]:
         found = mean_over("runs", [grown(run) for run in family])
         yield estimate("share of dead groups, last third of the steps less first third", family[0].subject, found,
                        POSITIVE, "from first to last third of a run the share of dead groups changes by "
-                       f"{shown(found.value)}")
-
-
-# -- P1.8 ------------------------------------------------------------------------------------------------------------
+                       f"{found}")
 
 
 @needing("kept rollouts of a task with turns and states: creditscope train --task turns --keep-every 1")
@@ -215,7 +201,7 @@ def _by_turn(family: Sequence[Evidence]) -> Verdict:
               for largest, bound in rows_with(run.turns, "largest", "bound") if bound]
     beside = f"; the largest bias is {max(shares):.2f} of its bound" if shares else ""
     return estimate("slope of the mean square of outcome's bias on the turn", subject, slope, POSITIVE,
-                    f"a turn adds {shown(slope.value)} to the mean square, which is {end.value.mean:.2g} at the "
+                    f"a turn adds {slope} to the mean square, which is {end.value.mean:.2g} at the "
                     f"last{beside}")
 
 
@@ -236,8 +222,6 @@ def _left(family: Sequence[Evidence], column: str) -> float:
     whole = total("rms_outcome")
     return total(column) / whole if whole else math.nan
 
-
-# -- P1.11 -----------------------------------------------------------------------------------------------------------
 
 LOST = 0.05
 """The share of variance that a baseline may lose, beyond chance, and still be called optimal: 5 % more rollouts make up
@@ -263,4 +247,4 @@ def baseline(runs: Sequence[Evidence]) -> Iterator[Verdict]:
                 expected="0")
         if shift is not None:
             yield estimate("b* less the group mean", family[0].subject, shift, Band(-APART, APART),
-                           f"b* less the mean is {shown(shift.value)}", expected="0")
+                           f"b* less the mean is {shift}", expected="0")

@@ -13,8 +13,6 @@ from creditscope.methods.axes import OWN_CREDIT
 from creditscope.runs.compare import at, in_points
 from creditscope.runs.intervals import paired
 
-# -- P1.7 ------------------------------------------------------------------------------------------------------------
-
 PAIRS = ((2, 4), (2, 8), (4, 8), (8, 16), (8, 32))
 """Which R is compared with which: P1's three among each other, and what lies beyond against its largest."""
 NEAR = 0.1
@@ -60,8 +58,6 @@ def _faster(small: Sequence[Evidence], large: Sequence[Evidence], by: str, unit:
     return estimate(definition, subject, Measured(value, "seeds"), POSITIVE,
                     f"after {end:,} {unit} R = {many} differs by {in_points(value)} points from R = {few}")
 
-
-# -- P1.14 -----------------------------------------------------------------------------------------------------------
 
 RULES = ("raise_group", "denser_credit")
 """Rules that read the rank."""

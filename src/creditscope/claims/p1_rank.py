@@ -8,26 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from creditscope.claims.evidence import Evidence, cells, mean, mean_of
-from creditscope.claims.reading import (
-    READ,
-    SEEDS,
-    at_every_size,
-    at_sizes,
-    by_size,
-    estimate,
-    listed,
-    mean_over,
-    numbers,
-    ratio_over_runs,
-    rows_with,
-    shown,
-    sweeps,
-    with_outcome,
-)
+from creditscope.claims.evidence import Evidence, cells, mean, mean_of, rows_with
+from creditscope.claims.reading import READ, SEEDS, by_size, estimate, mean_over, ratio_over_runs, sweeps, with_outcome
 from creditscope.claims.verdict import POSITIVE, Band, Outcome, Verdict, all_of, missing, needing
-
-# -- P1.5 ------------------------------------------------------------------------------------------------------------
 
 ABOUT_TWO = Band(1.5, 2.5)
 """What may be called 2: what rounds to it. P1 prints "≈ 2" and bars of about that height."""
@@ -57,7 +40,7 @@ def rank_about_two(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """P1.5: the rank of a group's rollout matrix is about 2 whatever R; one verdict per definition, and its slope."""
     for family in sweeps(with_outcome(runs), lambda run: len(run.column("all/effective_rank"))):
         null = by_size(family, "orthogonal_null")
-        beside = f", where orthogonal scores of equal norm have (Σσ)²/Σσ² = {numbers(null)}" if null else ""
+        beside = f", where orthogonal scores of equal norm have (Σσ)²/Σσ² = {null.numbers()}" if null else ""
         for column, words in DEFINITIONS.items():
             found = by_size(family, column)
             if not found:
@@ -66,8 +49,8 @@ def rank_about_two(runs: Sequence[Evidence]) -> Iterator[Verdict]:
                               "parameters named q_proj.weight and v_proj.weight (not LoRA's, nor a fused qkv)", words)
                 continue
             few = sum(size >= 4 for size in found) < SIZES
-            yield at_every_size(
-                words, family[0].subject, found, dict.fromkeys(found, ABOUT_TWO), f"it is {listed(found)}{beside}",
+            yield found.verdict(
+                words, family[0].subject, dict.fromkeys(found, ABOUT_TWO), f"it is {found.listed()}{beside}",
                 expected="about 2 at every R", threshold=f"interval {ABOUT_TWO} at every R",
                 still=f"{SIZES} group sizes of four or more: creditscope reproduce p1" if few else "")
         for column in ("all/effective_rank", "layer/effective_rank"):
@@ -92,11 +75,9 @@ def _slope(family: Sequence[Evidence], column: str) -> Verdict:
     found, null = mean_over("seeds", by_seed), slopes(family, "orthogonal_null")
     beside = f", and that of the orthogonal null {mean(null):.2f}" if null else ""
     return estimate(definition, family[0].subject, found, Band(-FLAT, FLAT),
-                    f"the slope {at_sizes(cells(family, 'group'))} is {shown(found.value)}{beside}", expected="0",
+                    f"the slope at R = {', '.join(map(str, cells(family, 'group')))} is {found}{beside}", expected="0",
                     threshold=f"interval within ±{FLAT:.2f}")
 
-
-# -- P1.6 ------------------------------------------------------------------------------------------------------------
 
 PRINTED_TOP1 = {2: (0.6, 0.7), 4: (0.7, 0.8), 8: (0.5, 0.6)}
 """σ₁²/Σσ² by R in P1's Table 1."""
@@ -116,8 +97,8 @@ def top_share(runs: Sequence[Evidence]) -> Iterator[Verdict]:
         still = f"--group {', '.join(map(str, lacking))} as well" if lacking else ""
         for column, words in (("all/top1", "all parameters"), ("layer/top1", "mean over q_proj and v_proj (as P1)")):
             if found := by_size(family, column):
-                yield at_every_size(
-                    f"σ₁²/Σσ², {words}", family[0].subject, found, bands, f"the share is {listed(found)}",
+                yield found.verdict(
+                    f"σ₁²/Σσ², {words}", family[0].subject, bands, f"the share is {found.listed()}",
                     expected="0.6–0.7, 0.7–0.8, 0.5–0.6 at R = 2, 4, 8",
                     threshold=f"interval inside the printed band, {DIGIT} wider at each end", still=still)
         yield _largest_rank(family, still)
@@ -138,11 +119,9 @@ def _largest_rank(family: Sequence[Evidence], still: str) -> Verdict:
         definition=definition, subject=family[0].subject, outcome=outcome, observed=float(max(found.values())),
         expected="2, 3, 7 at R = 2, 4, 8", threshold="equal at every R; above refutes, below needs more groups",
         n=sum(len(run.column("all/numerical_rank")) for run in family), of="groups",
-        reason=f"the largest rank is {', '.join(map(str, found.values()))} {at_sizes(found)}, where rows A_i ψ_i "
-               f"of independent scores have rank R{needs}")
+        reason=f"the largest rank is {', '.join(map(str, found.values()))} at R = {', '.join(map(str, found))}, where "
+               f"rows A_i ψ_i of independent scores have rank R{needs}")
 
-
-# -- P1.12 -----------------------------------------------------------------------------------------------------------
 
 RAISED = 1.25
 """By how much another credit must multiply the rank to raise it. P1 asks whether it "breaks" rank 2: a quarter more
@@ -172,14 +151,12 @@ def _raised(runs: Sequence[Evidence], name: str) -> Iterator[Verdict]:
         others = ", ".join(f"{words} × {ratios[key].value.mean:.2f}" for key, words in BESIDE.items() if key in ratios)
         yield estimate(
             f"(Σσ)²/Σσ² under {credit} over that under outcome, same rollouts, R = {family[0]['group']}",
-            family[0].subject, found, Band(low=RAISED), f"{credit} multiplies the rank by {shown(found.value)} to "
+            family[0].subject, found, Band(low=RAISED), f"{credit} multiplies the rank by {found} to "
             f"{rank.value.mean:.2f}" + (f", and by other definitions {others}" if others else ""),
             outcome=all_of([Band(low=RAISED).judge(found.value), Band(low=ABOUT_TWO.high).judge(rank.value)]),
             expected=f"above {RAISED}, and the rank above {ABOUT_TWO.high}",
             threshold=f"ratio's interval above {RAISED} and rank's above {ABOUT_TWO.high}; either below refutes")
 
-
-# -- P1.13 -----------------------------------------------------------------------------------------------------------
 
 PAIRED_GROUPS = 8
 """Groups that a run needs for a correlation: below it the interval of one correlation spans most of −1 to 1."""
@@ -202,7 +179,7 @@ def rank_and_spread(runs: Sequence[Evidence]) -> Iterator[Verdict]:
             if by_seed := [r for pairs in by_run if (r := correlation(pairs)) is not None]:
                 found = mean_over("runs", by_seed)
                 yield estimate(f"correlation with σ_r over the groups of a run, {words}", family[0].subject, found,
-                               POSITIVE, f"the correlation is {shown(found.value)}")
+                               POSITIVE, f"the correlation is {found}")
 
 
 def correlation(pairs: Sequence[Sequence[float]]) -> float | None:

@@ -1,4 +1,4 @@
-"""P2's claims (arXiv:2601.05002) about training, read from what `creditscope train` left behind. No torch.
+"""P2's claims (arXiv:2601.05002) about training, read from the evidence of runs. No torch.
 
 A family is a set of runs that differ in their seed alone. Its number is the mean over runs of each run's mean over
 steps, with its interval over runs. Two runs that agree by chance have one of no width: fewer than three decide nothing.
@@ -51,7 +51,7 @@ def _row(run: Evidence) -> Method:
 
 
 def _updates(run: Evidence) -> int:
-    """Optimiser steps a batch."""
+    """Optimiser steps per batch."""
     return int(_number(run, "inner_steps", 1) * _number(run, "minibatches", 1))
 
 
@@ -69,7 +69,7 @@ def _number(run: Evidence, name: str, default: float) -> float:
 
 
 def _subject(run: Evidence, brake: bool = True) -> str:
-    """Model, task, method and what P2's claims turn on."""
+    """Model, task, method and the settings that P2's claims depend on."""
     words = [run.subject, f"R = {run['group']}", f"μ = {_updates(run)}", f"lr = {_number(run, 'lr', 0):g}"]
     if run["credit"] not in (None, OWN_CREDIT):
         words.insert(1, str(run["credit"]))
@@ -93,8 +93,6 @@ def _over_seeds(definition: str, subject: str, value: Interval, band: Band, word
                    interval=ends(known), expected=expected, threshold=threshold, n=value.n, of="runs")
 
 
-# -- P2.3: the reward's scale ------------------------------------------------------------------------------------------
-
 UNSEEN = 0.05
 """Change of the update, had all credit been a tenth, below which the optimiser is blind to it. One that follows the
 credit's scale changes by 0.9; a twentieth is what ε leaves where a few weights have gradients of its own size."""
@@ -105,7 +103,7 @@ SCALE = "relative change of the update, had all credit since the start been a te
 
 @needing(f"a run with {PROBE}", NOTHING, SCALE)
 def blind_to_scale(runs: Sequence[Evidence]) -> list[Verdict]:
-    """`optimizer/scale_change`: small under Adam with β = 0 and a small ε, and not under whatever breaks that."""
+    """P2.3: `optimizer/scale_change` is small under Adam with β = 0 and a small ε, and not otherwise."""
     out, lacking = [], []
     for family in _trained(runs):
         subject, broken_by = _subject(family[0]), _broken_by(family[0])
@@ -137,8 +135,6 @@ def _broken_by(run: Evidence) -> str | None:
     return "" if eps <= SMALL_EPS else None
 
 
-# -- P2.4: overshoot ---------------------------------------------------------------------------------------------------
-
 CLOSE = 0.1
 """Of a full step: how far the measured carry may lie from C. P2 derives C for one token under a constant gradient; a
 tenth is less than what separates C with momentum (0.9) from C without (0)."""
@@ -147,7 +143,7 @@ CLIPPED = f"runs with --inner-steps 2 or more, Adam, no brake, a method that cli
 
 @needing(CLIPPED, NOTHING)
 def overshoot(runs: Sequence[Evidence]) -> Iterator[Verdict]:
-    """Do tokens move on after their gradient has stopped, and by what C_{T,0} says? Adam, several updates, no brake."""
+    """P2.4: tokens move on after their gradient has stopped, by what C_{T,0} says. Adam, several updates, no brake."""
     after = "share of the distance past the bound moved after the token's own gradient stopped (overshoot/after)"
     carried = "first move after the gradient stopped over the move that crossed, minus C (overshoot/carry − " \
               "overshoot/carry_predicted)"
@@ -181,8 +177,6 @@ def _carry_gap(run: Evidence) -> float | None:
     return sum(both) / len(both) if both else None
 
 
-# -- P2.5: the loss's value -------------------------------------------------------------------------------------------
-
 NO_SIGNAL = 0.3
 """|r| of J and reward over training below which J is no progress signal: it then explains less than r² = 9 % of what
 the reward does."""
@@ -190,7 +184,7 @@ the reward does."""
 
 @needing("a run of creditscope train with outcome credit", NOTHING)
 def loss_value(runs: Sequence[Evidence]) -> Iterator[Verdict]:
-    """J = 0 where Prop. 4 leaves nothing of it; elsewhere, does it go with the reward over training?
+    """P2.5: J = 0 where Prop. 4 leaves nothing of it; elsewhere, does it go with the reward over training?
 
     Of runs with outcome credit: P2's J is made of A_i = r_i − mean(r), and says nothing about other credit.
     """
@@ -229,9 +223,6 @@ def _signal(run: Evidence) -> float | None:
     return None if found is None else found.r
 
 
-# -- P2.6: a momentum-aware rule --------------------------------------------------------------------------------------
-
-
 LITTLE = 0.03
 """Accuracy that may be lost and still be called none: twice the error of an evaluation of 1,000 problems. Chosen after
 the runs, in place of a rule that an interval of any width could meet."""
@@ -243,7 +234,7 @@ PAIRED = f"finished runs that differ in --brake alone, some of them without one,
 
 @needing(PAIRED, NOTHING, BRAKED)
 def momentum_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
-    """Among finished runs that differ in their brake alone: is the distance past the bound halved, at no loss?
+    """P2.6: among finished runs that differ in their brake alone: is the distance past the bound halved, at no loss?
 
     Both are paired by seed with the runs that have no brake: the interval of the relative change of the distance must
     lie below −50 %, the rule of `creditscope compare brake`, and that of the difference in accuracy above −3 points.

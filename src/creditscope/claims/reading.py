@@ -1,14 +1,13 @@
-"""What tests of claims share: which runs belong together, what number they give, and what verdict it is. No torch.
+"""What tests of claims on runs share: the runs that are compared, their mean, and the verdict on it. No torch.
 
-A number of a cell, which is one group size R, is a mean over runs. Fewer than three have no interval and decide
-nothing: the readings of a run or two say nothing of other runs. Two runs that differ only in what was read are one run:
-of these the one with more readings is taken.
+The number of a group size R is a mean over runs. Fewer than three runs have no interval and decide nothing. Two runs
+that differ only in what was read are one run: the one with more readings is taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families, mean, mean_of, some
@@ -42,7 +41,7 @@ def rule_of(run: Evidence) -> str:
 
 
 def fixed(runs: Sequence[Evidence]) -> list[Evidence]:
-    """Runs with one R from first to last step and one update a batch, as P1's. A file may come from anybody: one
+    """Runs with one R from first to last step and one update per batch, as P1's. A file is untrusted: a run
     without R or seed is left out.
     """
     return [run for run in runs if isinstance(run["group"], int) and isinstance(run["seed"], int)
@@ -66,19 +65,6 @@ def sweeps(runs: Sequence[Evidence], count: Callable[[Evidence], int], over: Seq
             if count(run) > count(twin):
                 best[run["group"], run["seed"]] = run
         yield list(best.values())
-
-
-def rows_with(table: Mapping[str, Sequence[float | None]], *columns: str) -> list[tuple[float, ...]]:
-    """The rows of a table that have all of the columns, each as its values.
-
-    >>> rows_with({"step": [0.0, 5.0], "x": [None, 2.0]}, "step", "x"), rows_with({"step": [0.0]}, "step", "x")
-    ([(5.0, 2.0)], [])
-    """
-    if not table.keys() >= set(columns):
-        return []
-    rows = [tuple(value for value in row if value is not None)
-            for row in zip(*(table[name] for name in columns), strict=True)]
-    return [row for row in rows if len(row) == len(columns)]
 
 
 # -- from runs to a number -------------------------------------------------------------------------------------------
@@ -112,23 +98,7 @@ def mean_over(unit: str, values: Sequence[float]) -> Measured:
     return Measured(from_three(mean_interval(values)), unit)
 
 
-def by_size(runs: Sequence[Evidence], column: str) -> dict[int, Measured]:
-    """R -> the mean of a column over the runs of that size."""
-    found = {size: mean_of(cell, column) for size, cell in cells(runs, "group").items()}
-    return {size: value for size, value in found.items() if value is not None}
-
-
 # -- from a number to a verdict --------------------------------------------------------------------------------------
-
-
-def shown(value: Interval) -> str:
-    """A mean with its interval.
-
-    >>> shown(Interval(1.5, 1.25, 1.75, 3)), shown(Interval(1.5, None, None, 1))
-    ('1.50 [1.25, 1.75]', '1.50')
-    """
-    found = ends(value)
-    return f"{value.mean:.2f}" if found is None else f"{value.mean:.2f} [{found[0]:.2f}, {found[1]:.2f}]"
 
 
 def estimate(definition: str, subject: str, found: Measured, band: Band, reason: str, *, outcome: Outcome | None = None,
@@ -148,33 +118,34 @@ def estimate(definition: str, subject: str, found: Measured, band: Band, reason:
                    n=value.n, of=of)
 
 
-def at_every_size(definition: str, subject: str, found: Mapping[int, Measured], bands: Mapping[int, Band], reason: str,
-                  *, expected: str, threshold: str, still: str = "") -> Verdict:
-    """A verdict on a statement about every R: the value inside its band at each. It shows the R that decided, of those
-    the one farthest from the middle of its band. `still` is what is needed before it can hold.
-    """
-    outcomes = {size: bands[size].judge(value) for size, (value, _) in found.items()}
-    whole = all_of(outcomes.values())
-    picked = [size for size, outcome in outcomes.items() if outcome == whole]
-    far = max(picked, key=lambda size: abs(found[size].value.mean - bands[size].middle))
-    if whole == "holds" and still:
-        whole, reason = "undecided", f"{reason}; it needs {still}"
-    if len(found) > 1:
-        reason += f" (shown: R = {far})"
-    return estimate(definition, subject, found[far], bands[far], reason, outcome=whole, expected=expected,
-                    threshold=threshold)
+class BySize(dict[int, Measured]):
+    """R -> a mean over the runs of that size."""
+
+    def numbers(self, digits: int = 2) -> str:
+        return ", ".join(f"{value.mean:.{digits}f}" for value, _ in self.values())
+
+    def listed(self, digits: int = 2) -> str:
+        """The means and their R."""
+        return f"{self.numbers(digits)} at R = {', '.join(map(str, self))}"
+
+    def verdict(self, definition: str, subject: str, bands: Mapping[int, Band], reason: str, *, expected: str,
+                threshold: str, still: str = "") -> Verdict:
+        """On a statement about every R: the mean lies in its band at each. The verdict shows the R that decided, of
+        those the one farthest from the middle of its band. `still` is what is needed before it can hold.
+        """
+        outcomes = {size: bands[size].judge(value) for size, (value, _) in self.items()}
+        whole = all_of(outcomes.values())
+        picked = [size for size, outcome in outcomes.items() if outcome == whole]
+        far = max(picked, key=lambda size: abs(self[size].value.mean - bands[size].middle))
+        if whole == "holds" and still:
+            whole, reason = "undecided", f"{reason}; it needs {still}"
+        if len(self) > 1:
+            reason += f" (shown: R = {far})"
+        return estimate(definition, subject, self[far], bands[far], reason, outcome=whole, expected=expected,
+                        threshold=threshold)
 
 
-def at_sizes(sizes: Iterable[int]) -> str:
-    """Group sizes in words."""
-    return f"at R = {', '.join(map(str, sizes))}"
-
-
-def numbers(found: Mapping[int, Measured], digits: int = 2) -> str:
-    """The means, by R."""
-    return ", ".join(f"{value.mean:.{digits}f}" for value, _ in found.values())
-
-
-def listed(found: Mapping[int, Measured], digits: int = 2) -> str:
-    """The means and their R."""
-    return f"{numbers(found, digits)} {at_sizes(found)}"
+def by_size(runs: Sequence[Evidence], column: str) -> BySize:
+    """The mean of a column of `groups` at each size that has it."""
+    return BySize({size: value for size, cell in cells(runs, "group").items()
+                   if (value := mean_of(cell, column)) is not None})

@@ -18,7 +18,7 @@ from creditscope.runs.compare import HALF
 
 ROWS = (
     Claim(
-        id="P1.1", title="One reward an answer gives all its tokens the same credit", where="Theorem 3.1",
+        id="P1.1", title="One reward per answer gives all its tokens the same credit", where="Theorem 3.1",
         statement="With a reward for the whole answer and γ = 1, every token of a rollout has the same advantage.",
         rule="Exact: the variance of credit inside a rollout is 0 to rounding for outcome credit, and above 0 for "
              f"every estimator of token credit. Runs: the share of credit that differs inside a rollout is at most "
@@ -52,7 +52,7 @@ ROWS = (
     Claim(
         id="P1.5", title="The effective rank is about 2 whatever R", where="Table 1, Figure 1",
         statement="(Σσ)²/Σσ² of the matrix of a group's rollout gradients is about 2 for R = 2, 4 and 8.",
-        rule=f"One verdict a definition: the mean's interval lies {p1_rank.ABOUT_TWO}, what rounds to 2, at every R. "
+        rule=f"One verdict per definition: the mean's interval lies {p1_rank.ABOUT_TWO}, what rounds to 2, at every R. "
              f"And one for \"whatever R\": the slope of log rank on log R lies within ±{p1_rank.FLAT:.2f}, which "
              "from R = 2 to 32 leads from one end of that band to the other.",
         runs=p1_rank.rank_about_two, needs=("sweep",),
@@ -102,7 +102,7 @@ ROWS = (
     Claim(
         id="P1.12", title="Leave-one-out or token credit breaks the low rank", where="Section 8, an open question",
         statement="Other baselines, token-level credit or step rewards raise the effective rank well above 2.",
-        rule=f"One verdict a credit: it multiplies the rank of the same rollouts by more than {p1_rank.RAISED} and "
+        rule=f"One verdict per credit: it multiplies the rank of the same rollouts by more than {p1_rank.RAISED} and "
              f"takes it above {p1_rank.ABOUT_TWO.high}, where \"about 2\" ends. Exact: leave-one-out multiplies "
              "all rows of a group by one number, so it changes no rank.",
         exact="exact.p1:leave_one_out_rank", runs=p1_rank.other_credit, needs=("nothing", "record"),
@@ -167,9 +167,9 @@ ROWS = (
     Claim(
         id="P2.6", title="A clip that knows momentum holds tokens at their bound", where="Limitations, left open",
         statement="A momentum-aware rule cuts the distance past the bound and costs no accuracy.",
-        rule="One verdict a brake, paired by seed with plain AdamW: the relative change of the distance past the bound "
-             f"has an interval below {HALF:.0%}, and that of the accuracy lies above −{100 * p2_runs.LITTLE:g} points "
-             "(chosen after the runs).",
+        rule="One verdict per brake, paired by seed with plain AdamW: the relative change of the distance past the "
+             f"bound has an interval below {HALF:.0%}, and that of the accuracy lies above −{100 * p2_runs.LITTLE:g} "
+             "points (chosen after the runs).",
         runs=p2_runs.momentum_aware, needs=("sweep",),
         ask="runs that differ in --brake alone, three seeds each: creditscope reproduce p2"),
     Claim(

@@ -38,14 +38,12 @@ def lacking(names: Iterable[str], methods: Mapping[str, Method], subject: str) -
     return [missing(subject, f"the rows {', '.join(absent)} in the table of methods")] if absent else []
 
 
-# -- P2.1: ten methods as rows of one surrogate -----------------------------------------------------------------------
-
 MOVES = (0.0, 3e-4, 0.4)
 """How far log π has moved since sampling, std: not at all, about GSPO's bounds, and past everybody's."""
 
 
 def ten_methods(*, methods: Mapping[str, Method] = METHODS) -> list[Verdict]:
-    """Each row's w_it = ∂J/∂log π_it against that of the method's own loss, as printed and, if it departs, repaired."""
+    """P2.1: each row's w_it = ∂J/∂log π_it against that of the method's own loss, as printed and as repaired."""
     out, batches = [], _moved_groups()
     for name, row in TABLE.items():
         if name not in methods:
@@ -100,11 +98,9 @@ def _weighed(method: Method) -> Method:
     return method if method.kl == "none" else method.replace(beta=BETA)
 
 
-# -- P2.5: the loss's value -------------------------------------------------------------------------------------------
-
 def loss_value(*, methods: Mapping[str, Method] = METHODS,
                closed_form: Callable[[Method, Rollouts], Tensor] = value_at_ratio_one) -> list[Verdict]:
-    """J at ratio 1: its closed form, what Prop. 4 leaves of it, and whether it moves when every answer gets better."""
+    """P2.5: J at ratio 1: its closed form, what Prop. 4 leaves of it, and its change when all rewards rise."""
     if absent := lacking(TABLE, methods, "random groups"):
         return absent
     batches = [batch for batch, logp in _moved_groups() if torch.equal(batch.logp, logp)]

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from creditscope.claims.verdict import Verdict, at_most, exact, missing
 from creditscope.exact.p2 import EQUAL
-from creditscope.exact.tabular import TabularPolicy, tabular_policy
+from creditscope.exact.p2_prefix import TabularPolicy, tabular_policy
 from creditscope.methods.table import GRPO
 from creditscope.objective.surrogate import surrogate
 from creditscope.optimizer.replay import carry
 from creditscope.optimizer.scale import PHIS, RewardParts, sweep
-
-# -- P2.3: the reward's scale -----------------------------------------------------------------------------------------
 
 SAME = 1e-3
 """Relative change of the way made below which two runs made the same one, and ε/(φ√v̂) below which P2's limit is
@@ -75,7 +73,7 @@ CONDITIONS = (
 
 def blind_to_scale(*, conditions: Sequence[Condition] = CONDITIONS,
                    predict: Callable[..., Any] = sweep) -> list[Verdict]:
-    """Train a tabular policy with rewards times φ, for φ from 1e-6 to 1e3, and see whether it goes the same way."""
+    """P2.3: train a tabular policy with rewards times φ, for φ from 1e-6 to 1e3, and compare the ways made."""
     world = tabular_policy()
     closed_form = [c for c in conditions if c.eps and c.clip == math.inf and not c.drowned]
     return [*(_judged(world, condition) for condition in conditions), _replayed(world, closed_form, predict)]
@@ -168,8 +166,6 @@ def _fed(condition: Condition, seen: Sequence[tuple[Tensor, Tensor, Tensor]], ph
     return theta.detach() - seen[-1][0]
 
 
-# -- P2.4: overshoot --------------------------------------------------------------------------------------------------
-
 PRINTED: Mapping[tuple[int, int], tuple[float, int]] = MappingProxyType({
     (2, 0): (0.6786, 4), (10, 0): (0.9047, 4), (50, 4): (0.6763, 4), (500, 0): (0.923, 3)})
 """(T, k) -> the value that P2 gives for β = (0.9, 0.95), and its digits. The last is its limit T → ∞: 0.95^500 is
@@ -179,7 +175,8 @@ FREE_BETAS = ((0.9, 0.95), (0.9, 0.999), (0.8, 0.3), (0.0, 0.9))
 
 def overshoot(*, printed: Mapping[tuple[int, int], tuple[float, int]] = PRINTED,
               closed_form: Callable[[int, int, tuple[float, float]], float] = carry) -> list[Verdict]:
-    """A real AdamW is fed a constant gradient for T−1 steps and then zeros: what of a full step is left at step T+k?"""
+    """P2.4: the share of a full step that a real AdamW still makes at step T+k, after a constant gradient for T−1 steps
+    and then zeros."""
     out, subject = [], "torch.optim.AdamW, one parameter"
     for (step, lag), (value, digits) in printed.items():
         real = _carried(step, (0.9, 0.95), lag)[lag]
