@@ -23,6 +23,7 @@ from creditscope.claims.reading import (
 )
 from creditscope.claims.verdict import POSITIVE, Band, Verdict, at_most, exact, missing, needing
 from creditscope.credit.table import ESTIMATORS
+from creditscope.methods import find
 
 ROUNDING = 1e-9
 """A share of credit at or below it is rounding: both are computed in float64 from the same numbers."""
@@ -37,7 +38,7 @@ def uniform_credit(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     for family in families(known, SWEEP):
         name, subject = credit_of(family[0]), family[0].subject
         definition = f"share of the credit that differs inside a rollout, credit {name}"
-        if ESTIMATORS[name].uniform:
+        if ESTIMATORS[name].per_answer:
             values = [value for run in family for _, value in run.series("credit/within")]
             yield at_most(ROUNDING, definition, subject, max(values), f"in {len(values)} steps the largest share that "
                           f"differs inside a rollout is {max(values):.2g}", threshold="at most {:g} in every step",
@@ -82,7 +83,7 @@ def sparsity(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 def _unanimous(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """max |K_ij| over unanimous groups is 0 under a row that compares siblings and has no KL term."""
-    known = [run for run in runs if (row := row_of(run)) is not None and row.centred and not row.beta]
+    known = [run for run in runs if (row := find.row_of(run.config)) is not None and row.centred and not row.beta]
     for family in families(known, SWEEP):
         looks = [(count, largest) for run in family
                  for count, largest in rows_with(run.readings, "unanimous", "unanimous_largest") if count]

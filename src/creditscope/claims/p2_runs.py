@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from creditscope.claims.evidence import ENOUGH, Evidence, families
-from creditscope.claims.reading import from_three, rule_of
+from creditscope.claims.reading import from_three, row_of, rule_of
 from creditscope.claims.verdict import NOTHING, POSITIVE, Band, Verdict, all_of, at_most, ends, missing, needing
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import OWN_CREDIT, Method
-from creditscope.methods.find import find, row_of
+from creditscope.methods.find import find
 from creditscope.methods.words import law
+from creditscope.optimizer.table import OPTIMIZERS, OptimizerRow
 from creditscope.runs.compare import HALF, brake_of, estimator_of, in_percent, in_points, relative_change
 from creditscope.runs.correlation import ROUNDING, correlation
 from creditscope.runs.intervals import Interval, mean_interval, paired
@@ -26,7 +27,7 @@ PROBE = "--probe light --probe-every 1"
 
 def _trained(runs: Sequence[Evidence], over: Sequence[str] = ()) -> Iterator[list[Evidence]]:
     """Families of the runs that trained with a method of the table, and not of records that were made otherwise."""
-    yield from families([run for run in runs if row_of({"method": run["method"]}) is not None], over)
+    yield from families([run for run in runs if row_of(run) is not None], over)
 
 
 def _by_seed(runs: Sequence[Evidence], number: Callable[[Evidence], float | None]) -> dict[int, float]:
@@ -55,8 +56,9 @@ def _updates(run: Evidence) -> int:
     return int(_number(run, "inner_steps", 1) * _number(run, "minibatches", 1))
 
 
-def _adam(run: Evidence) -> bool:
-    return bool(run["optimizer"] != "sgd")
+def _optimizer(run: Evidence) -> OptimizerRow:
+    """Older runs had AdamW alone."""
+    return OPTIMIZERS.get(str(run["optimizer"]), OPTIMIZERS["adamw"])
 
 
 def _number(run: Evidence, name: str, default: float) -> float:
@@ -73,7 +75,7 @@ def _subject(run: Evidence, brake: bool = True) -> str:
     words = [run.subject, f"R = {run['group']}", f"μ = {_updates(run)}", f"lr = {_number(run, 'lr', 0):g}"]
     if run["credit"] not in (None, OWN_CREDIT):
         words.insert(1, str(run["credit"]))
-    words.append(f"β₁ = {_number(run, 'beta1', 0.9):g}" if _adam(run) else "SGD")
+    words.append(f"β₁ = {_number(run, 'beta1', 0.9):g}" if _optimizer(run).adaptive else "SGD")
     if _row(run).beta:
         words.append(f"β = {_row(run).beta:g}")
     if brake and brake_of(run.config) != "none":
@@ -123,11 +125,11 @@ def blind_to_scale(runs: Sequence[Evidence]) -> list[Verdict]:
 
 def _broken_by(run: Evidence) -> str | None:
     """What P2, or we, say makes the update see the scale; nothing, or None where neither says anything."""
-    if not _adam(run):
+    if not _optimizer(run).adaptive:
         return "SGD"
     if _row(run).has_loss_kl:
         return f"β = {_row(run).beta:g}"
-    if run["optimizer"] == "adam" and _number(run, "weight_decay", 0):
+    if not _optimizer(run).decoupled and _number(run, "weight_decay", 0):
         return "coupled weight decay"
     eps = _number(run, "eps", SMALL_EPS)
     if eps >= LARGE_EPS:
@@ -149,7 +151,7 @@ def overshoot(runs: Sequence[Evidence]) -> Iterator[Verdict]:
               "overshoot/carry_predicted)"
     for family in _trained(runs):
         first = family[0]
-        if _updates(first) < 2 or not _adam(first) or brake_of(first.config) != "none":
+        if _updates(first) < 2 or not _optimizer(first).adaptive or brake_of(first.config) != "none":
             continue
         subject = _subject(first)
         share, gap = _over_runs(family, _mean("overshoot/after")), _over_runs(family, _carry_gap)

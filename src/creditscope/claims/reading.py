@@ -31,8 +31,8 @@ def credit_of(run: Evidence) -> str:
 
 
 def row_of(run: Evidence) -> Method | None:
-    """The method's row with the run's own β; None for a name that is not in the table."""
-    return find.row_of(run.config)
+    """The method's row with the table's β; None for a name that is not in the table."""
+    return find.row_of({"method": run["method"]})
 
 
 def rule_of(run: Evidence) -> str:

@@ -98,7 +98,7 @@ class Optimizer:
 
     def _brakes(self) -> None:
         if self.output.json:
-            self.output.emit({"brakes": [asdict(row) | {"idle": sorted(row.idle)} for row in BRAKES.values()]})
+            self.output.emit({"brakes": [asdict(row) | {"idle": row.idle_bounds} for row in BRAKES.values()]})
             return
         console = self.output.console()
         for row in BRAKES.values():

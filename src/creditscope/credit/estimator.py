@@ -35,8 +35,16 @@ class Estimator:
     needs: tuple[str, ...] = ()
     siblings: bool = False
     """True where a rollout alone in its group would get nothing."""
-    uniform: bool = False
-    """True where every token of a rollout gets the same credit."""
+    per_answer: bool = False
+    """True where it gives a rollout one number; every other one gives tokens or steps their own."""
+    across_groups: bool = False
+    """True where a rollout's credit depends on other groups of the batch."""
+    one_prompt: bool = False
+    """True where it compares the beginnings of answers to one prompt."""
+    variants: tuple[str, ...] = ()
+    """Specs that a study of all estimators runs besides the plain one."""
+    scheduled: Mapping[str, object] = field(default_factory=dict)
+    """Option values under which credit depends on how far the run is."""
     builds_on: str = "reward"
     """reward: replaces r_i − b_i, the method scales it. advantage: reshapes the advantage that the method computed."""
     cost: str

@@ -1,33 +1,37 @@
-"""The list of estimators."""
+"""The list of estimators, and how a user names one: `monte_carlo,samples=8`, or `my_module:mine`. No torch."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from creditscope.credit.estimator import Estimator
-from creditscope.files.specs import Option
+from creditscope.errors import unknown
+from creditscope.files.specs import Option, read_options
 
+OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SAMPLES = Option(4, "K, continuations at each cut", low=1, high=4096)
 
 ROWS = (
     Estimator(
-        name="outcome", uniform=True, title="Outcome", builds_on="advantage", cost="nothing",
+        name="outcome", per_answer=True, title="Outcome", builds_on="advantage", cost="nothing",
         equation="A_it = A_i",
         cites="Williams 1992; arXiv:2402.03300",
         claim="unbiased up to the factor (R−1)/R of a group-mean baseline"),
     Estimator(
-        name="leave_one_out", uniform=True, siblings=True, title="Leave-one-out baseline", cost="nothing",
+        name="leave_one_out", per_answer=True, siblings=True, title="Leave-one-out baseline", cost="nothing",
         equation="A_it = r_i − mean_{j≠i} r_j",
         cites="arXiv:2402.14740", claim="unbiased"),
     Estimator(
-        name="optimal_scalar", uniform=True, siblings=True, title="Optimal scalar baseline", needs=("gram",),
+        name="optimal_scalar", per_answer=True, siblings=True, title="Optimal scalar baseline", needs=("gram",),
         cost="one forward and backward pass under the microscope",
         equation="A_it = r_i − Σ_j r_j‖ψ_j‖² / Σ_j ‖ψ_j‖²",
         cites="Weaver and Tao 2001; Greensmith et al. 2004",
         claim="least variance of all constant baselines; with its own rollout in it, biased by O(1/R)"),
     Estimator(
-        name="optimal_sequence", uniform=True, siblings=True, title="Optimal scalar baseline, norms at the logits",
+        name="optimal_sequence", per_answer=True, siblings=True, title="Optimal scalar baseline, norms at the logits",
         needs=("collision",), cost="nothing: Σπ² is kept while sampling",
         equation="A_it = r_i − Σ_j r_j W_j / Σ_j W_j,  W_j = Σ_t (1 − 2π_jt + Σπ²_jt)",
         cites="Weaver and Tao 2001, with the norms of arXiv:2602.07078",
@@ -75,19 +79,21 @@ ROWS = (
         equation="as monte_carlo, a cut after every m-th token with π < ρ; credit on tokens with π < ρ alone",
         cites="arXiv:2505.23564", claim="unbiased values at the cuts; the mask drops what the policy is sure of"),
     Estimator(
-        name="prefix_tree", siblings=True, title="Tree of shared prefixes", cost="nothing: (R, R, T) comparisons",
+        name="prefix_tree", one_prompt=True, siblings=True, title="Tree of shared prefixes",
+        cost="nothing: (R, R, T) comparisons",
         equation="A_it = V(y_≤t) − V(y_<t),  V(prefix) = mean reward of the group's rollouts that share it",
         cites="arXiv:2506.05183; arXiv:2506.11902; arXiv:2509.21154",
         claim="values of shared nodes",
         note="With its own rollout in the parent's value credit shrinks by (n−1)/n: E = (q−v)·(1 − (1−(1−d)^R)/(R·d)), "
              "d the chance of reaching the node."),
     Estimator(
-        name="prefix_share", title="Shared prefixes weigh 1/n", builds_on="advantage",
+        name="prefix_share", one_prompt=True, title="Shared prefixes weigh 1/n", builds_on="advantage",
         cost="nothing: (R, R, T) comparisons",
         equation="A_it = A_i / n_it,  n_it rollouts of the group share y_≤t",
         cites="arXiv:2509.21154"),
     Estimator(
-        name="gae", title="Generalised advantage estimation", needs=("critic",),
+        name="gae", variants=("gae,lam=0",), scheduled={"schedule": "linear"},
+        title="Generalised advantage estimation", needs=("critic",),
         cost="a critic: its forward and backward pass",
         options={"gamma": Option(1.0, "γ, discount a token", low=0.0, high=1.0),
                  "lam": Option(1.0, "λ; 1 trusts the reward, 0 the critic", low=0.0, high=1.0),
@@ -98,7 +104,8 @@ ROWS = (
         equation="A_it = Σ_l (γλ)^l δ_i,t+l,  δ_it = r_it + γ V_i,t+1 − V_it",
         cites="arXiv:1506.02438; arXiv:1707.06347", claim="unbiased at λ = 1, or with an exact critic"),
     Estimator(
-        name="entropy_mask", title="Top 20 % entropy", needs=("entropy",), builds_on="advantage", cost="nothing",
+        name="entropy_mask", across_groups=True, title="Top 20 % entropy", needs=("entropy",), builds_on="advantage",
+        cost="nothing",
         options={"share": Option(0.2, "of the batch's tokens that keep their credit", low=0.001, high=1.0)},
         equation="A_it = A_i · 1{H_it in the batch's top 20 %}",
         cites="arXiv:2506.01939", claim="none: most tokens are left out"),
@@ -110,7 +117,7 @@ ROWS = (
         note="The paper shapes rewards of ±1 and standardises the two signs apart; here the factor shapes the method's "
              "advantage."),
     Estimator(
-        name="salt", uniform=True, title="SALT: spectral split", needs=("gram",), builds_on="advantage",
+        name="salt", per_answer=True, title="SALT: spectral split", needs=("gram",), builds_on="advantage",
         cost="one forward and backward pass under the microscope",
         options={"rank": Option(1, "eigenvectors that count as shared", low=1)},
         equation="A' = P A + (1 + c)(A − P A),  P onto the top eigenvectors of the group's Gram, "
@@ -120,3 +127,18 @@ ROWS = (
 )
 
 ESTIMATORS: Mapping[str, Estimator] = MappingProxyType({row.name: row for row in ROWS})
+
+
+def parse(spec: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of `name,key=value,…`, those of the list checked; nothing is imported.
+
+    >>> parse("monte_carlo,samples=8")
+    ('monte_carlo', {'samples': 8})
+    """
+    name, options = read_options("--credit", spec)
+    if name not in ESTIMATORS and not OWN.fullmatch(name):
+        raise unknown("credit", name, ESTIMATORS, see="creditscope credit; or give your own as module:function")
+    if name in ESTIMATORS:
+        for key, value in options.items():
+            ESTIMATORS[name].check(key, value)
+    return name, options

@@ -14,8 +14,8 @@ from typing import Any
 from creditscope.diagnosis.log import Settings
 from creditscope.errors import CreditscopeError
 from creditscope.methods import dialects
-from creditscope.methods.axes import Method
-from creditscope.methods.find import find
+from creditscope.methods.axes import OWN_CREDIT, Method
+from creditscope.methods.find import row_of
 
 FACTS = {
     "method": "the row of the table that the settings make, or None",
@@ -56,22 +56,19 @@ class Trainer:
 
 # -- TRL -------------------------------------------------------------------------------------------------------------
 
-_TRL_ROWS = {"grpo": dialects.TRL_GRPO, "dapo": dialects.TRL_DAPO, "dr_grpo": dialects.TRL_DR_GRPO,
-             "bnpo": dialects.TRL_BNPO, "cispo": dialects.TRL_CISPO, "sapo": dialects.TRL_SAPO,
-             "luspo": dialects.TRL_LUSPO, "vespo": dialects.TRL_VESPO}
-_TRL_SCALES = {"group": "group_std", "True": "group_std", "batch": "batch_std", "none": "none", "False": "none"}
-
 
 def trl_method(s: Settings) -> Method | None:
     """loss_type, importance_sampling_level, scale_rewards and beta as one row."""
-    row = _TRL_ROWS.get(s.word("loss_type"))
-    scale = _TRL_SCALES.get(s.word("scale_rewards"))
-    if row is None or scale is None:
+    try:
+        row = dialects.trl_row(s.word("loss_type"), s.word("importance_sampling_level"), s.word("scale_rewards"))
+    except CreditscopeError:  # a loss that this version does not know
         return None
-    if s.word("importance_sampling_level") == "sequence" and row is dialects.TRL_GRPO:
-        row = dialects.TRL_GSPO
-    beta = s.optional("beta") if row.kl != "none" else None
-    return row.but(name=row.name, scale=scale, std_eps=0.0 if scale == "none" else row.std_eps, beta=beta or 0.0)
+    return row.replace(beta=s.optional("beta") or 0.0)
+
+
+def _by_constant(row: Method | None) -> bool:
+    """Whether a constant divides each answer's token sum."""
+    return row is not None and row.aggregate == "constant"
 
 
 def trl_updates(s: Settings) -> int | None:
@@ -87,7 +84,8 @@ def trl_updates(s: Settings) -> int | None:
 
 
 def _trl_ceiling(s: Settings) -> float | None:
-    if s.word("loss_type") != "cispo":
+    row = dialects.TRL_LOSSES.get(s.word("loss_type"))
+    if row is None or row.stops != "cap":
         return None
     high = s.optional("epsilon_high")
     return s.number("epsilon") if high is None else high
@@ -133,7 +131,8 @@ TRL = Trainer(
                                    and s.word("multi_objective_aggregation") != "normalize_then_sum"),
         "per_token": lambda s: True,
         "sampler": lambda s: s.switch("use_vllm"),
-        "horizon": lambda s: s.optional("max_completion_length") if s.word("loss_type") == "dr_grpo" else None,
+        "horizon": lambda s: s.optional("max_completion_length") if _by_constant(
+            dialects.TRL_LOSSES.get(s.word("loss_type"))) else None,
     },
     changes={
         "clip": "num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to reuse a batch; "
@@ -162,8 +161,9 @@ TRL = Trainer(
 
 _ACTOR = "actor_rollout_ref.actor"
 _VERL_LOSSES = {"gspo": dialects.VERL_GSPO, "sapo": dialects.VERL_SAPO, "cispo": dialects.VERL_CISPO,
-                "geo_mean": dialects.VERL_GMPO, "gpg": dialects.VERL_GPG, "dppo_tv": dialects.VERL_DPPO,
-                "dppo_kl": dialects.VERL_DPPO_KL, "dro": dialects.VERL_DRO}
+                "gpg": dialects.VERL_GPG, "dppo_tv": dialects.VERL_DPPO, "dppo_kl": dialects.VERL_DPPO_KL}
+_VERL_OWN_MEAN = {"geo_mean": dialects.VERL_GMPO, "dro": dialects.VERL_DRO}
+"""Losses that average in their own way; everything else goes through agg_loss."""
 _VERL_ADVANTAGES = {"grpo": dialects.VERL_GRPO, "grpo_vectorized": dialects.VERL_GRPO, "rloo": dialects.VERL_RLOO,
                     "rloo_vectorized": dialects.VERL_RLOO, "opo": dialects.VERL_OPO, "gae": dialects.VERL_PPO,
                     "reinforce_plus_plus": dialects.VERL_REINFORCE_PP,
@@ -175,16 +175,14 @@ _VERL_MEANS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean
 def verl_method(s: Settings) -> Method | None:
     """adv_estimator, loss_mode and loss_agg_mode as one row; without a KL term, as `actor/pg_loss` has none."""
     mode, estimator = s.word(f"{_ACTOR}.policy_loss.loss_mode"), s.word("algorithm.adv_estimator")
-    vanilla = mode == "vanilla"
-    row = _VERL_ADVANTAGES.get(estimator) if vanilla else _VERL_LOSSES.get(mode) if "grpo" in estimator else None
+    losses = _VERL_LOSSES | _VERL_OWN_MEAN if "grpo" in estimator else {}
+    row = _VERL_ADVANTAGES.get(estimator) if mode == "vanilla" else losses.get(mode)
     mean = _VERL_MEANS.get(s.word(f"{_ACTOR}.loss_agg_mode"))
     if row is None or mean is None:
         return None
     scaled = row.scale == "group_std" and s.switch("algorithm.norm_adv_by_std_in_grpo")
     scale = {"scale": "none", "std_eps": 0.0} if row.scale == "group_std" and not scaled else {}
-    # geo_mean and dro average in their own way; everything else goes through agg_loss.
-    own = mode in ("geo_mean", "dro")
-    return row.but(name=row.name, **scale, **({} if own else {"aggregate": mean}))
+    return row.replace(**scale, **({} if mode in _VERL_OWN_MEAN else {"aggregate": mean}))
 
 
 def verl_updates(s: Settings) -> int | None:
@@ -267,14 +265,8 @@ VERL = Trainer(
 
 
 def _own_method(s: Settings) -> Method | None:
-    try:
-        row = find(s.word("method"))
-    except CreditscopeError:  # a row of somebody's own
-        return None
-    if s.get("credit") not in (None, "outcome"):
-        row = row.but(name=row.name, baseline="external", scale="none", whiten="none")
-    beta = s.optional("beta")
-    return row if beta is None or row.kl == "none" else row.but(name=row.name, beta=beta)
+    row = row_of({"method": s.word("method"), "beta": s.optional("beta")})
+    return None if row is None else row.under(s.get("credit"))
 
 
 def _own_beta(s: Settings) -> float | None:
@@ -306,8 +298,7 @@ OURS = Trainer(
         "dead_counted": lambda s: True,
         "per_token": lambda s: True,
         "sampler": lambda s: False,
-        "horizon": lambda s: (s.optional("max_tokens")
-                              if (row := _own_method(s)) is not None and row.aggregate == "constant" else None),
+        "horizon": lambda s: s.optional("max_tokens") if _by_constant(_own_method(s)) else None,
     },
     changes={
         "clip": "--inner-steps 2 or --minibatches 2, to reuse a batch",
@@ -358,8 +349,13 @@ def who_wrote(given: Mapping[str, Any]) -> Trainer:
     """OURS as the settings of a record tell it. Under token credit a group with one reward need not be dead."""
     if given.get("engine") != "trl":
         return OURS
-    found = SCRIPT if isinstance(given.get("trainer"), str) else BY_TRL
-    return found if given.get("credit") in (None, "outcome") else replace(found, metrics=OURS.metrics)
+    found = SCRIPT if is_script(given) else BY_TRL
+    return found if given.get("credit") in (None, OWN_CREDIT) else replace(found, metrics=OURS.metrics)
+
+
+def is_script(given: Mapping[str, Any]) -> bool:
+    """Whether a script of the user's own trained, and TRL's callback wrote the record."""
+    return given.get("engine") == "trl" and isinstance(given.get("trainer"), str)
 
 
 TRAINERS = (TRL, VERL, OURS)

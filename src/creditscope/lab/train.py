@@ -41,6 +41,7 @@ from creditscope.objective.weights import alpha, kept
 from creditscope.optimizer.brakes import Brake, clip_factor, find_brake
 from creditscope.optimizer.probe import Probe
 from creditscope.optimizer.scale import Clipping, RewardParts
+from creditscope.optimizer.table import OPTIMIZERS
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
 from creditscope.runs.adapt import Setting, decide
@@ -418,10 +419,12 @@ def other_credits(others: Sequence[Chosen], method: Method, rollouts: Rollouts,
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
     parameters = list(policy.trainable().values())
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    family = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return family(parameters, config.lr, (config.beta1, config.beta2), config.eps, config.weight_decay)
+    row = OPTIMIZERS[config.optimizer]
+    own: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps} if row.adaptive else {
+        "momentum": config.momentum}
+    made: torch.optim.Optimizer = getattr(torch.optim, row.kind)(parameters, lr=config.lr,
+                                                                 weight_decay=config.weight_decay, **own)
+    return made
 
 
 def make_probe(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Probe | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from creditscope.errors import unknown
 from creditscope.methods.axes import Method
 from creditscope.methods.table import (
     BNPO,
@@ -55,6 +56,31 @@ TRL_GRPO_V32 = GRPO.but(name="trl_grpo_v32", **(_TRL | {"std_eps": 0.0}), **_TRL
 TRL_GRPO_BATCH = TRL_GRPO.but(name="trl_grpo_batch", scale="batch_std", note="scale_rewards='batch'.")
 TRL_RLOO = RLOO.but(name="trl_rloo", lone="zero", aggregate="sequence_mean", ratio="sequence_product", bound="clip",
                     clip_low=0.2, clip_high=0.2, note="A clipped sequence ratio where the paper has none.")
+
+# loss_type -> row at its usual importance_sampling_level; scale_rewards -> scale.
+TRL_LOSSES = {"grpo": TRL_GRPO, "dr_grpo": TRL_DR_GRPO, "dapo": TRL_DAPO, "bnpo": TRL_BNPO, "cispo": TRL_CISPO,
+              "sapo": TRL_SAPO, "luspo": TRL_LUSPO, "vespo": TRL_VESPO}
+TRL_SCALES = {"group": "group_std", "batch": "batch_std", "none": "none", "True": "group_std", "False": "none"}
+TRL_RATIOS = {"token": "token", "sequence": "sequence_mean"}
+
+
+def trl_row(loss_type: str, level: str, scale: str) -> Method:
+    """The row of TRL's loss_type, importance_sampling_level and scale_rewards; clip ranges and β are the caller's.
+
+    The level is of every loss's ratio but vespo's, which weighs by the product of the sequence's.
+
+    >>> trl_row("grpo", "sequence", "group").name, trl_row("luspo", "token", "group").ratio
+    ('trl_gspo', 'token')
+    """
+    for name, value, choices in (("loss_type", loss_type, TRL_LOSSES), ("scale_rewards", scale, TRL_SCALES),
+                                 ("importance_sampling_level", level, TRL_RATIOS)):
+        if value not in choices:
+            raise unknown(name, value, choices)
+    row = TRL_LOSSES[loss_type]
+    if row.ratio != "sequence_product":
+        row = TRL_GSPO if row is TRL_GRPO and level == "sequence" else row.replace(ratio=TRL_RATIOS[level])
+    return row.replace(scale=TRL_SCALES[scale])
+
 
 # verl: sample std + 1e-6, empty rows not counted, dual clip at 3, a group of one keeps its raw reward.
 _VERL = {"lone": "keep", "denominator": "kept"}

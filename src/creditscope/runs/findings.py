@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from creditscope.errors import CreditscopeError
 from creditscope.methods.find import row_of
 from creditscope.methods.words import Law, law
-from creditscope.microscope.spectrum import spectrum
 from creditscope.runs.correlation import over_training, series
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.record import Record
@@ -138,7 +137,9 @@ def path_rank(record: Record) -> tuple[float, int] | None:
     rows = np.array(found[-max(2, len(found[0]) // 4):], dtype=np.float64)
     if not np.isfinite(rows).all() or not rows.any():
         return None
-    return spectrum(rows @ rows.T, eps=float(np.finfo(np.float32).eps)).effective_rank, len(rows)
+    sizes = np.linalg.svd(rows, compute_uv=False)
+    sizes = sizes[sizes > sizes[0] * np.sqrt(len(rows) * np.finfo(np.float32).eps)]  # the rest is rounding
+    return float(sizes.sum() ** 2 / (sizes**2).sum()), len(rows)
 
 
 def read_sweep(record: Record, step: int) -> Sweep | None:

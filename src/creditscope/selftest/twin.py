@@ -2,8 +2,9 @@
 
     J(log π; log π*) = Σ_it α_it · bound(s_it, A_it) − β · R        log π*: what stands inside sg[·]
 
-It is written from the definitions of the axes (`method.AXES`) and shares no line with `objective`. w comes from central
-differences of J in log π with log π* held fixed.
+It is written from the definitions of the axes (`methods.AXES`) and shares no line with `objective`. w comes from
+central differences of J in log π with log π* held fixed. A bound or trust region without a slow form here is taken as
+its row states it, number by number; that is the only use of torch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from creditscope.methods import bounds
 from creditscope.methods.axes import Method
 
 STEP = 1e-5
@@ -98,8 +100,9 @@ def objective(m: Method, rows: Sequence[Answer], logp: Tokens, held: Tokens, own
         s = _ratios(m, row, logp[i], held[i])
         for t in range(len(row.tokens)):
             a = own[i][t]
-            term = a * logp[i][t] if m.ratio == "none" else BOUNDS[m.bound](m, row, logp[i], held[i], own[i], s, t)
-            total += share[i] * weight[i][t] * term * TRUSTS[m.trust](m, row, held[i], a, t)
+            bound = BOUNDS.get(m.bound, _stated)
+            term = a * logp[i][t] if m.ratio == "none" else bound(m, row, logp[i], held[i], own[i], s, t)
+            total += share[i] * weight[i][t] * term * TRUSTS.get(m.trust, _stated_trust)(m, row, held[i], a, t)
             if m.has_loss_kl:
                 total -= m.beta * share[i] * _penalty(m, row, logp[i], s, t)
     return total
@@ -233,7 +236,7 @@ def _clamp(m: Method, s: float) -> float:
     return min(max(s, low), math.inf if m.clip_high is None else 1 + m.clip_high)
 
 
-Bound = Callable[[Method, Answer, list[float], list[float], list[float], list[float], int], float]
+SlowBound = Callable[[Method, Answer, list[float], list[float], list[float], list[float], int], float]
 
 
 def _inside(m: Method, row: Answer, logp: list[float], held: list[float], own: list[float], s: list[float],
@@ -258,7 +261,25 @@ def _gamma(m: Method, row: Answer, logp: list[float], held: list[float], own: li
     return float(still**k) * math.exp(lam * (1 - still)) * own[t] * logp[t]
 
 
-BOUNDS: dict[str, Bound] = {
+def _stated(m: Method, row: Answer, logp: list[float], held: list[float], own: list[float], s: list[float],
+            t: int) -> float:
+    """The term by φ of the bound's own row, without its slope."""
+    import torch
+
+    bound = bounds.BOUNDS[m.bound]
+
+    def phi(x: float, a: float) -> float:
+        return bound.term(m, torch.tensor([[x]], dtype=torch.float64), torch.tensor([[a]], dtype=torch.float64)).item()
+
+    if bound.carrier == "tokens":
+        each = [phi(p - o, a) for p, o, a in zip(logp, row.old, own, strict=True)]
+        return math.exp(_mean(each)) * own[t]
+    if bound.carrier == "log_prob":
+        return phi(math.log(_ratios(m, row, held, held)[t]), own[t]) * own[t] * logp[t]
+    return phi(math.log(s[t]), own[t]) * own[t]
+
+
+BOUNDS: dict[str, SlowBound] = {
     "none": lambda m, row, logp, held, own, s, t: s[t] * own[t],
     "clip": lambda m, row, logp, held, own, s, t: min(s[t] * own[t], _clamp(m, s[t]) * own[t]),
     "clip_inside": _inside,
@@ -278,6 +299,16 @@ def _kl(m: Method, row: Answer, held: list[float], a: float, t: int) -> bool:
     p, q = math.exp(row.old[t]), math.exp(held[t])
     far = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
     return q <= p or far <= (m.trust_high or 0.0) if a > 0 else q >= p or far <= (m.trust_low or 0.0)
+
+
+def _stated_trust(m: Method, row: Answer, held: list[float], a: float, t: int) -> bool:
+    """Whether the trust region's own row keeps the token."""
+    import torch
+
+    keeps = bounds.TRUSTS[m.trust].keeps
+    live, old = (torch.tensor([x], dtype=torch.float64) for x in (held, row.old))
+    kept = True if keeps is None else keeps(m, live, old, torch.ones_like(live).bool(), torch.full_like(live, a))
+    return bool(torch.as_tensor(kept).expand_as(live)[0, t])
 
 
 TRUSTS: dict[str, Callable[[Method, Answer, list[float], float, int], bool]] = {

@@ -60,11 +60,9 @@ class Planted:
 
 
 def specs(samples: int) -> list[str]:
-    """Every estimator of the list, and GAE also with λ = 0, which trusts the critic from one token to the next."""
-    sampled = {"monte_carlo", "spo_chain"}
-    found = [f"{name},samples={samples}" if name in sampled else name for name in ESTIMATORS]
-    at = found.index("gae") + 1
-    return [*found[:at], "gae,lam=0", *found[at:]]
+    """Every estimator of the list, each with its variants: GAE also with λ = 0, which trusts the critic alone."""
+    return [spec for name, row in ESTIMATORS.items()
+            for spec in (f"{name},samples={samples}" if "samples" in row.options else name, *row.variants)]
 
 
 def plant(problem: Problem, rng: random.Random, largest: int = 99) -> Planted:

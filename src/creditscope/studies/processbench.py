@@ -36,8 +36,6 @@ MOST_BYTES = 64 * 2**20
 """Largest file accepted: a hundred times ProcessBench's own."""
 BETWEEN = "\n\n"
 GIVEN = frozenset({"entropy", "collision"})
-ONE_PROMPT = {"prefix_tree", "prefix_share"}
-"""Estimators that compare the beginnings of answers to one prompt."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def localise_processbench(policy: Policy, solutions: Sequence[Solution], *, seed
             if credit:  # it was asked for by name
                 raise
             skipped[estimator.spec] = str(error)
-        if estimator.row.name in ONE_PROMPT:
+        if estimator.row.one_prompt:
             skipped[estimator.spec] = (f"credit {estimator.row.name!r} compares the beginnings of answers to one "
                                        f"prompt, and most problems of the file have one answer")
     began = time.perf_counter()

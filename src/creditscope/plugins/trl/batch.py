@@ -29,8 +29,6 @@ ROW, ALPHA, SHARE = "creditscope_row", "creditscope_alpha", "creditscope_share"
 """Our keys in TRL's batch: a row's number in the generation, and the weights that the mixin fixed for it."""
 LABELS = {name: f"creditscope_{name}" for name in ("step", "step_reward", "step_state")}
 """Field of Rollouts -> our key, where the mixin knows steps."""
-LOCAL = "trl_bnpo"
-"""The row that divides by the tokens of a micro-batch; every other token mean is over the step."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def number(trainer: Any, seen: Callable[[Generation], None]) -> None:
 
 def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
     """Put the numbers into a batch that was just generated, and say what TRL logged of it."""
-    names.require("a batch", found, names.TENSORS)
+    names.require("a batch", found, names.batch_keys(trainer))
     rows = len(found["completion_ids"])
     first = trainer.accelerator.process_index * rows
     found[ROW] = torch.arange(first, first + rows, device=found["completion_ids"].device)
@@ -218,7 +216,7 @@ def _weights(trainer: Any, method: Method, part: Inputs, made: Generation) -> tu
     credit = torch.zeros_like(rollouts.logp)
     keep = kept(method, rollouts, credit)
     steps = trainer.current_gradient_accumulation_steps
-    if method.aggregate == "token_mean" and method.name != LOCAL:
+    if method.aggregate == "token_mean" and not method.local:
         tokens = max(float(part["num_items_in_batch"]), 1.0) / trainer.accelerator.num_processes
         scale = int(rollouts.lengths.sum()) / (tokens * steps / trainer.args.steps_per_generation)
     else:
