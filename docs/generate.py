@@ -17,7 +17,7 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "conformance"), str(ROOT / "docs")]
 
-from creditscope.claims.evidence import gather  # noqa: E402
+from creditscope.claims.evidence import from_json  # noqa: E402
 from creditscope.claims.page import claims_page as every_claim  # noqa: E402
 from creditscope.claims.page import verdict_table  # noqa: E402
 from creditscope.claims.table import check, run_exact  # noqa: E402
@@ -232,7 +232,7 @@ def claims_page() -> str:
 
 @functools.cache
 def all_verdicts() -> tuple[Verdict, ...]:
-    evidence = gather(sorted((ROOT / "results").glob("**/*.evidence.json")))
+    evidence = [from_json(path) for path in sorted((ROOT / "results").glob("**/*.evidence.json"))]
     return (*run_exact(), *(check(evidence) if evidence else []))
 
 

@@ -43,7 +43,8 @@ OVERSHOOT = ("tests/objective/test_bounds.py", "tests/optimizer/test_overshoot.p
 BRAKES = ("tests/optimizer/test_brakes.py",)
 PREFIX, REPLAY = ("tests/exact/test_prefix_bias.py",), ("tests/optimizer/test_replay.py",)
 SCALE, STATE = ("tests/optimizer/test_scale.py",), ("tests/optimizer/test_state.py", "tests/optimizer/test_probe.py")
-VERDICTS, RUNS = ("tests/claims/test_verdict.py",), ("tests/claims/test_p1_runs.py",)
+VERDICTS = ("tests/claims/test_verdict.py",)
+RUNS = tuple(f"tests/claims/test_{name}.py" for name in ("reading", "p1_credit", "p1_rank", "p1_learning"))
 EVIDENCE, TURNS = ("tests/claims/test_evidence.py", *RUNS), ("tests/claims/test_turns.py",)
 OURS, ADAPT = ("tests/claims/test_ours.py",), ("tests/lab/test_adapt.py",)
 NODES, ANSWERS = ("tests/report/test_prefixes.py",), ("tests/report/test_answers.py",)
@@ -168,15 +169,16 @@ MUTANTS = [
     Mutant("momentum counted as fresh", "optimizer/families.py",
            "return Parts(rate * before, rate * fresh,", "return Parts(rate * fresh, rate * before,", STATE),
     Mutant("an interval that touches the band's outside holds", "claims/verdict.py",
-           "if low <= value.low and value.high <= high:", "if low <= value.mean <= high:", VERDICTS),
+           "holds = low <= value.low and value.high <= high", "holds = low <= value.mean <= high", VERDICTS),
     Mutant("readings of one run decide", "claims/evidence.py",
-           "return Interval(math.fsum(values) / len(values), None, None, len(values)), some(unit, len(known))",
-           "return mean_interval(values), some(unit, len(known))", EVIDENCE),
+           "return Measured(Interval(mean(values), None, None, len(values)), some(unit, len(known)))",
+           "return Measured(mean_interval(values), some(unit, len(known)))", EVIDENCE),
     Mutant("noise counted as bias", "claims/turns.py",
            "float(sums.sum() ** 2 - (sums**2).sum())", "float(sums.sum() ** 2)", TURNS),
-    Mutant("only right groups are dead", "claims/p1_runs.py",
+    Mutant("only right groups are dead", "claims/p1_credit.py",
            "(math.comb(right, size) + math.comb(count - right, size))", "math.comb(right, size)", RUNS),
-    Mutant("the larger group less itself", "claims/p1_runs.py", "paired(upper, lower)", "paired(lower, upper)", RUNS),
+    Mutant("the larger group less itself", "claims/p1_learning.py", "paired(upper, lower)", "paired(lower, upper)",
+           RUNS),
     Mutant("norms explain what they leave", "claims/ours.py",
            "math.log(null / other), math.log(null / rank))", "math.log(other / rank), math.log(null / rank))", OURS),
     Mutant("a rank that rises has fallen", "runs/adapt.py",

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from creditscope.claims.evidence import Evidence, places, read_place, to_json
-from creditscope.claims.page import NOTHING, SHAPES, by_place, claims_page, observed, sample, summary, told
+from creditscope.claims.page import SHAPES, by_place, claims_page, observed, sample, summary, told
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
-from creditscope.claims.verdict import Verdict
+from creditscope.claims.verdict import NOTHING, Verdict
 from creditscope.cli.output import Output
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.guards import resolved
