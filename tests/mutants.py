@@ -147,7 +147,7 @@ MUTANTS = [
            "for sign in (own > 0, own < 0):", "for sign in (own == own,):", SHAPES),
     Mutant("the least shared direction kept", "credit/salt.py", "[:, -rank:]", "[:, :rank]", SHAPES),
     Mutant("edge in ratio, not in log", "methods/bounds.py",
-           "math.log1p(m.clip_high or 0.0)", "m.clip_high or 0.0", OVERSHOOT),
+           "math.log1p(_given(m.clip_high))", "_given(m.clip_high)", OVERSHOOT),
     Mutant("sides of the edge swapped", "objective/bounds.py", "x - edge.high", "edge.high - x", OVERSHOOT),
     Mutant("account never restarts", "optimizer/overshoot.py",
            "torch.where(past, held + 1, 0)", "held + past.long()", OVERSHOOT),

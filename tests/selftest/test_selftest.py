@@ -338,7 +338,7 @@ PLANTS: dict[str, list[Plant]] = {
     "sketch/error": [patched(sketches.Sketch, "variance", lambda right: property(lambda self: right.fget(self) / 2))],
     "methods/twin": [on("grpo", patched(ratios.BOUNDS, "clip", lambda right: ratios.BOUNDS["none"])),
                      on("dapo", patched(weights.AGGREGATES, "token_mean", times(1.001))),
-                     on("grpo", patched(penalties.ESTIMATORS, "k3", times(0.5))),
+                     on("grpo", patched(penalties.KL_ESTIMATORS, "k3", times(0.5))),
                      on("grpo", patched(advantages.SCALES, "group_std", times(1.001))),
                      wider("grpo", clip_high=0.22), wider("grpo", clip_high=0.18), wider("grpo", clip_low=0.22),
                      wider("grpo", clip_low=0.18), wider("gspo", clip_high=4.4e-4), wider("gspo", clip_low=2.7e-4),

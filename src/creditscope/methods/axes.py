@@ -284,14 +284,15 @@ def _faults(m: Method) -> Iterator[str]:
     yield from _limit_faults(m, "trust", TRUSTS)
 
 
-def _limit_faults(m: Method, axis: str, table: Mapping[str, Bound] | Mapping[str, TrustRegion]) -> Iterator[str]:
+def _limit_faults(m: Method, axis: str, table: dict[str, Any]) -> Iterator[str]:
     """What is wrong with the method's bound or trust region, or with numbers that belong to another one."""
     name = getattr(m, axis)
     row = table[name]
     missing = [number for number in row.needs if getattr(m, number) is None]
     if missing:
         yield f"{axis}={name!r} needs {' and '.join(missing)}; give {'both' if missing[1:] else 'it'}, or {axis}='none'"
-    others = {number: other for other in reversed(table) for number in table[other].takes if number not in row.takes}
+    others = {number: other for other, found in reversed(table.items()) for number in found.takes
+              if number not in row.takes}
     stray = [number for number in others if getattr(m, number) is not None]
     if stray:
         given = " and ".join(f"{number}={getattr(m, number)}" for number in stray)

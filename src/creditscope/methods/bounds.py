@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from creditscope.errors import CreditscopeError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from creditscope.methods.axes import Method
 
+T = TypeVar("T")
 Span = tuple[float, float]
 Rule = tuple[Callable[[Any], bool], str]
 """(what is impossible, the sentence that says so and how to repair it); `m` in the sentence is the method."""
@@ -97,6 +98,12 @@ class TrustRegion:
 # -- arithmetic of tensors, without torch ---------------------------------------------------------------------------
 
 
+def _given(number: T | None) -> T:
+    """A number of the method that its bound needs, so that it is there."""
+    assert number is not None
+    return number
+
+
 def exp_bounded(x: Tensor) -> Tensor:
     """exp(x), held at e^80 in float32 and e^638 in float64, with slope 0 beyond.
 
@@ -153,8 +160,8 @@ def _limits(m: Method) -> tuple[float | None, float | None]:
 
 def _log_limits(m: Method) -> Span:
     low, high = _limits(m)
-    return (-math.inf if low is None or low <= 0 else math.log1p(-(m.clip_low or 0.0)),
-            math.inf if high is None else math.log1p(m.clip_high or 0.0))
+    return (-math.inf if low is None or low <= 0 else math.log1p(-_given(m.clip_low)),
+            math.inf if high is None else math.log1p(_given(m.clip_high)))
 
 
 def _clip(m: Method, x: Tensor, credit: Tensor) -> Tensor:
@@ -191,21 +198,17 @@ def _clip_text(m: Method, s: str) -> str:
 
 def _inside(m: Method, x: Tensor, credit: Tensor) -> Tensor:
     """min(log ρ, ε_high) for A ≥ 0, max(log ρ, −ε_low) for A < 0."""
-    assert m.clip_low is not None
-    return x.clamp(max=m.clip_high).where(credit >= 0, x.clamp(min=-m.clip_low))
+    return x.clamp(max=_given(m.clip_high)).where(credit >= 0, x.clamp(min=-_given(m.clip_low)))
 
 
 def _inside_slope(m: Method, x: Tensor, credit: Tensor) -> Tensor:
     """1 where log ρ was not clipped, else 0."""
-    assert m.clip_low is not None
-    return (x <= m.clip_high).where(credit >= 0, x >= -m.clip_low)
+    return (x <= _given(m.clip_high)).where(credit >= 0, x >= -_given(m.clip_low))
 
 
 def _inside_edge(m: Method) -> tuple[Span, Span]:
     """Of log ρ_it, whose clip is stated in logs.  A > 0: (−∞, ε_high).  A < 0: (−ε_low, ∞)."""
-    assert m.clip_low is not None
-    assert m.clip_high is not None
-    return (-math.inf, m.clip_high), (-m.clip_low, math.inf)
+    return (-math.inf, _given(m.clip_high)), (-_given(m.clip_low), math.inf)
 
 
 # -- gate: A·4/τ·σ(τ(s − 1)), τ = τ₊ for A > 0 and τ₋ else; its slope at s = 1 is A ------------------------------------
@@ -213,9 +216,7 @@ def _inside_edge(m: Method) -> tuple[Span, Span]:
 
 def _gate_sigmoid(m: Method, x: Tensor, credit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """s, τ and σ(τ(s − 1))."""
-    assert m.gate_pos is not None
-    assert m.gate_neg is not None
-    s, tau = exp_bounded(x), by_sign(credit > 0, m.gate_pos, m.gate_neg, credit)
+    s, tau = exp_bounded(x), by_sign(credit > 0, _given(m.gate_pos), _given(m.gate_neg), credit)
     return s, tau, (tau * (s - 1)).sigmoid()
 
 
@@ -233,9 +234,7 @@ def _gate_slope(m: Method, x: Tensor, credit: Tensor) -> Tensor:
 
 def _gate_edge(m: Method) -> tuple[Span, Span]:
     """Where w has fallen to half of w(1), for τ₊ and τ₋."""
-    assert m.gate_pos is not None
-    assert m.gate_neg is not None
-    return _half_gate(m.gate_pos), _half_gate(m.gate_neg)
+    return _half_gate(_given(m.gate_pos)), _half_gate(_given(m.gate_neg))
 
 
 @functools.cache
@@ -254,17 +253,14 @@ def _half_gate(tau: float) -> Span:
 
 def _gamma(m: Method, x: Tensor, credit: Tensor) -> Tensor:
     """log φ = λ + k·log s − λ·s, (k, λ) by the sign of A; φ(1) = 1."""
-    assert m.gamma_pos is not None
-    assert m.gamma_neg is not None
-    k, lam = (by_sign(credit >= 0, good, bad, credit) for good, bad in zip(m.gamma_pos, m.gamma_neg, strict=True))
+    both = zip(_given(m.gamma_pos), _given(m.gamma_neg), strict=True)
+    k, lam = (by_sign(credit >= 0, good, bad, credit) for good, bad in both)
     return (lam + k * x - lam * x.exp()).exp()
 
 
 def _gamma_edge(m: Method) -> tuple[Span, Span]:
     """Where w has fallen to half of w(1), for (k₊, λ₊) and (k₋, λ₋)."""
-    assert m.gamma_pos is not None
-    assert m.gamma_neg is not None
-    return _half_gamma(*m.gamma_pos), _half_gamma(*m.gamma_neg)
+    return _half_gamma(*_given(m.gamma_pos)), _half_gamma(*_given(m.gamma_neg))
 
 
 @functools.cache
@@ -317,7 +313,7 @@ BOUNDS: dict[str, Bound] = {
     "gate": Bound(
         text="A·4/τ·sigmoid(τ(s−1))",
         formula=lambda m, s, a: f"{a}·4/τ·σ(τ({s} − 1)), τ₊ = {m.gate_pos}, τ₋ = {m.gate_neg}",
-        term=_gate, slope=_gate_slope, height=lambda m: (2 / (m.gate_pos or 1.0), 2 / (m.gate_neg or 1.0)),
+        term=_gate, slope=_gate_slope, height=lambda m: (2 / _given(m.gate_pos), 2 / _given(m.gate_neg)),
         height_text="2/τ±", edge=_gate_edge, stops="half", takes=("gate_pos", "gate_neg"),
         rules=(
             (lambda m: not (m.gate_pos and m.gate_neg and m.gate_pos > 0 and m.gate_neg > 0),
@@ -340,26 +336,23 @@ BOUNDS: dict[str, Bound] = {
 
 def _near_sampler(m: Method, logp: Tensor, old: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
     """Keep where A ≥ 0 or 1/L_i Σ_t log(π_old/π)_it ≤ δ."""
-    return (credit >= 0) | (_mean(old - logp, mask) <= m.trust_high)
+    return (credit >= 0) | (_mean(old - logp, mask) <= _given(m.trust_high))
 
 
 def _near_sampler_edge(m: Method, old: Tensor, credit: Tensor) -> tuple[Tensor, Tensor]:
     """Of 1/L_i Σ_t log ρ_it.  A < 0: (−δ, ∞)."""
-    return by_sign(credit < 0, -(m.trust_high or 0.0), -math.inf, credit), credit.new_full(credit.shape, math.inf)
+    return by_sign(credit < 0, -_given(m.trust_high), -math.inf, credit), credit.new_full(credit.shape, math.inf)
 
 
 def _binary_tv(m: Method, logp: Tensor, old: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
     """Keep where π − π_old ≤ δ_high for A > 0, and π − π_old ≥ −δ_low else."""
-    assert m.trust_low is not None
     moved = logp.exp() - old.exp()
-    return (moved <= m.trust_high).where(credit > 0, moved >= -m.trust_low)
+    return (moved <= _given(m.trust_high)).where(credit > 0, moved >= -_given(m.trust_low))
 
 
 def _binary_tv_edge(m: Method, old: Tensor, credit: Tensor) -> tuple[Tensor, Tensor]:
     """A > 0: (−∞, log(1 + δ_high/π_old)).  A < 0: (log(1 − δ_low/π_old), ∞), open where π_old ≤ δ_low."""
-    assert m.trust_low is not None
-    assert m.trust_high is not None
-    low, high = -(m.trust_low / old.exp()).clamp(max=1.0), m.trust_high / old.exp()
+    low, high = -(_given(m.trust_low) / old.exp()).clamp(max=1.0), _given(m.trust_high) / old.exp()
     return _one_sided(low.log1p(), high.log1p(), credit)
 
 
@@ -368,15 +361,14 @@ def _binary_kl(m: Method, logp: Tensor, old: Tensor, credit: Tensor) -> Tensor:
     p, q = old.exp(), logp.exp()
     tiny = 1e-8  # both probabilities may round to 1
     kl = p * (old - logp) + (1 - p) * ((1 - p + tiny) / (1 - q + tiny)).log()
-    return ((kl <= m.trust_high) | (q <= p)).where(credit > 0, (kl <= m.trust_low) | (q >= p))
+    return ((kl <= _given(m.trust_high)) | (q <= p)).where(credit > 0, (kl <= _given(m.trust_low)) | (q >= p))
 
 
 def _binary_kl_edge(m: Method, old: Tensor, credit: Tensor) -> tuple[Tensor, Tensor]:
     """KL(Bernoulli(π_old) ‖ Bernoulli(π)) = δ solved for log ρ, above 0 for A > 0 and below it for A < 0."""
-    assert m.trust_low is not None
     wide = old.double()
     # Below, KL ≥ π_old·|log ρ| − 1/e, so it exceeds δ before |log ρ| = (δ + 1)/π_old. Above, π ends at 1.
-    far = wide.abs().where(credit > 0, -(m.trust_low + 1) / wide.exp().clamp(min=1e-300))
+    far = wide.abs().where(credit > 0, -(_given(m.trust_low) + 1) / wide.exp().clamp(min=1e-300))
     edge = _last_free(lambda x: _binary_kl(m, wide + x, wide, credit), far).to(old.dtype)
     return _one_sided(edge, edge, credit)
 
