@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -24,6 +23,7 @@ from creditscope.claims.verdict import Verdict
 from creditscope.cli.output import Output
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.guards import resolved
+from creditscope.files.writing import write_file
 from creditscope.runs.compare import SETTINGS
 from creditscope.runs.record import Record
 
@@ -202,23 +202,6 @@ def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
         out.append(folder / f"{run.name}.evidence.json")
         write_file(out[-1], to_json(run))
     return out
-
-
-def write_file(path: Path, text: str) -> None:
-    """A file that appears whole or not at all, with the folder it lies in."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)  # a link that lies there would be written through
-        with part.open("x", encoding="utf-8") as out:
-            out.write(text)
-        part.replace(path)
-    except OSError as error:
-        raise CreditscopeError(f"cannot write {path}: {error.strerror}; make room there, or choose another place") \
-            from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 # -- the screen ------------------------------------------------------------------------------------------------------

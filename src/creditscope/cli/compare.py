@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,6 +22,7 @@ from creditscope.cli.fleet import Fleet
 from creditscope.cli.output import Output
 from creditscope.cli.processes import Job, cores, run_jobs
 from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.files.writing import write_file
 from creditscope.runs.compare import (
     KINDS,
     Comparison,
@@ -47,6 +46,8 @@ from creditscope.runs.config import Config, flags
 from creditscope.runs.figures import accuracy_svg, brake_svg, can_draw
 from creditscope.runs.intervals import Interval
 from creditscope.runs.record import Record
+
+REPAIR = "the runs are kept: repair it, then use --no-run"
 
 
 @dataclass(frozen=True)
@@ -215,9 +216,9 @@ class Compare:
         data = {"settings": dict(found.settings), "budget": found.budget, "grid": found.grid, "verdict": said,
                 "lines": [as_dict(line, kind) for line in found.lines], "failed": failed, "command": command(found)}
         if can_draw():
-            write_whole(out / "figure.svg", page.figure(found))
-        write_whole(out / "table.json", json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-        write_whole(out / "table.md", markdown(found, said, failed, figure=can_draw()))
+            write_file(out / "figure.svg", page.figure(found), REPAIR)
+        write_file(out / "table.json", json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", REPAIR)
+        write_file(out / "table.md", markdown(found, said, failed, figure=can_draw()), REPAIR)
         if self.output.json:
             self.output.emit(data | {"out": str(out), "files": files})
             return 1 if failed else 0
@@ -264,20 +265,6 @@ def folder(name: str) -> str:
     ('monte_carlo,samples=2', 'mine.credit+halves')
     """
     return "".join(c if c.isalnum() or c in "._-+,=" else "_" for c in name.replace(":", "+"))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that appears whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise CreditscopeError(f"cannot write {path}: {error.strerror}; the runs are kept: repair it, then use "
-                               f"--no-run") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _name(path: Path) -> str:

@@ -11,10 +11,10 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from creditscope.cli.check import write_file
 from creditscope.cli.output import Output
 from creditscope.cli.train import run_training
 from creditscope.errors import CreditscopeError, command_line
+from creditscope.files.writing import write_file
 from creditscope.report.build import build
 from creditscope.runs.config import Config
 from creditscope.runs.record import Record

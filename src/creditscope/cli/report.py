@@ -15,9 +15,9 @@ from rich.text import Text
 
 from creditscope.claims.evidence import places
 from creditscope.cli.bar import Bar
-from creditscope.cli.check import write_file
 from creditscope.cli.output import Output
 from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.files.writing import write_file
 from creditscope.report.answers import SHAPES, answers
 from creditscope.report.build import build, page_of, read
 from creditscope.report.compare import Several, has_no_step, standing

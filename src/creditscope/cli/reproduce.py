@@ -15,13 +15,14 @@ from creditscope.claims.evidence import Evidence, families, read_evidence
 from creditscope.claims.page import FIGURES, claims_page, curves, summary, table1, why_low
 from creditscope.claims.table import CLAIMS, check
 from creditscope.claims.verdict import Verdict
-from creditscope.cli.check import save_evidence, show, write_file
+from creditscope.cli.check import save_evidence, show
 from creditscope.cli.compare import arguments, check_before
 from creditscope.cli.display import Interrupt
 from creditscope.cli.fleet import Fleet
 from creditscope.cli.output import Output
 from creditscope.cli.processes import Job, cores, run_jobs
 from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.files.writing import write_file
 from creditscope.runs.compare import FREE, difference, is_finished
 from creditscope.runs.config import Config
 from creditscope.runs.figures import can_draw, curves_svg
