@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from creditscope.credit.estimator import Estimator
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.specs import read_options
+from creditscope.files.specs import read_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,13 +86,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse("monte_carlo,samples=8")
     ('monte_carlo', {'samples': 8})
     """
-    name, options = read_options("--credit", spec)
-    if name not in ESTIMATORS and not OWN.fullmatch(name):
-        raise unknown("credit", name, ESTIMATORS, see="creditscope credit; or give your own as module:function")
-    if name in ESTIMATORS:
-        for key, value in options.items():
-            ESTIMATORS[name].check(key, value)
-    return name, options
+    return read_spec("credit", spec, ESTIMATORS, "creditscope credit; or give your own as module:function", OWN)
 
 
 def find_estimator(spec: str) -> Chosen:
