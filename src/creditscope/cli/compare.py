@@ -6,7 +6,8 @@ import html
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -17,10 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from creditscope.claims.evidence import from_json
-from creditscope.cli.display import Interrupt
-from creditscope.cli.fleet import Fleet
 from creditscope.cli.output import Output
-from creditscope.cli.processes import Job, cores, run_jobs
+from creditscope.cli.processes import cores
+from creditscope.cli.sweep import is_done, refuse_at_once, refuse_none, run_all, show_failed
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
 from creditscope.runs.compare import (
@@ -32,17 +32,15 @@ from creditscope.runs.compare import (
     as_dict,
     command,
     compare,
-    difference,
     in_percent,
     in_points,
-    is_finished,
     percent,
     read_folder,
     read_run,
     run_of,
     verdicts,
 )
-from creditscope.runs.config import Config, flags
+from creditscope.runs.config import Config
 from creditscope.runs.figures import accuracy_svg, brake_svg, can_draw
 from creditscope.runs.intervals import Interval
 from creditscope.runs.record import Record
@@ -121,21 +119,18 @@ class Compare:
     def run(self) -> int:
         if self.no_run:
             return self._write(self._found(), {})
-        asked = self._asked()
-        todo = {path: config for path, config in asked.items() if not _done(path, config, self.kind)}
-        ended: dict[str, str | None] = {}
-        if todo:
-            check_before(list(todo.values()))
-            ended, stopped = self._train(todo, reused=len(asked) - len(todo))
-            if stopped:
-                well = sum(why is None for why in ended.values())
-                return self._stopped(len(asked), len(asked) - len(todo) + well)
-        runs = [read_run(record, self.kind) for path in asked if (record := _finished(path)) is not None]
-        return self._write(runs, {name: why for name, why in ended.items() if why is not None})
+        plan, free = self._asked(), self.kind.free
+        failed = run_all(self.place, plan, self.jobs or cores(), self.output, partial(is_done, free=free),
+                         lambda todo: refuse_at_once(list(todo.values())))
+        if failed is None:
+            return 130
+        runs = [read_run(Record.open(self.place / name), self.kind) for name, config in plan.items()
+                if is_done(self.place / name, config, free)]
+        return self._write(runs, failed)
 
     # -- which runs --------------------------------------------------------------------------------------------------
 
-    def _asked(self) -> dict[Path, Config]:
+    def _asked(self) -> dict[str, Config]:
         """Every run that was asked for, by folder; what is wrong with the flags is said here. Seed by seed, so that an
         early look at the folder finds all names."""
         for name in ("seeds", "points", "eval_problems", "rollouts", "jobs"):
@@ -153,7 +148,7 @@ class Compare:
             raise CreditscopeError(f"--points {self.points} is more than --rollouts {self.rollouts}; give fewer")
         if self.place.exists() and not self.place.is_dir():
             raise CreditscopeError(f"--out {self.place} is a file; choose a folder")
-        return {self.place / folder(name) / f"seed-{seed}": self._config(name, seed)
+        return {f"{folder(name)}/seed-{seed}": self._config(name, seed)
                 for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
 
     def _config(self, name: str, seed: int) -> Config:
@@ -179,36 +174,11 @@ class Compare:
             print(f"left out: {len(unfinished)} runs that are not finished, such as {unfinished[0]}", file=sys.stderr)
         return runs
 
-    # -- training ----------------------------------------------------------------------------------------------------
-
-    def _train(self, todo: dict[Path, Config], reused: int) -> tuple[dict[str, str | None], bool]:
-        """(how each run ended, whether somebody stopped the whole)."""
-        console, quiet = self.output.console(), self.output.json
-        at_once = min(self.jobs or cores(), len(todo))
-        folders = {_name(path): path for path in todo}
-        jobs = [Job(_name(path), arguments(config, path), path.with_suffix(".log")) for path, config in todo.items()]
-        if not quiet:
-            console.print(f"{len(todo)} runs of {self.rollouts:,} rollouts, {at_once} at a time"
-                          + (f"; {reused} are there already" if reused else ""))
-        with Interrupt() as stop, Fleet(console, folders, self.rollouts, reused, quiet) as fleet:
-            ended = run_jobs(jobs, at_once, stop, fleet.show)
-        return ended, stop.asked and len(ended) < len(todo)
-
-    def _stopped(self, total: int, done: int) -> int:
-        if self.output.json:
-            self.output.emit({"out": str(self.place), "finished": False, "runs": total, "done": done})
-        else:
-            console = self.output.console()
-            console.print(f"stopped: {done} of {total} runs are finished, the others keep what they have", markup=False)
-            console.next("the same command goes on")
-        return 130
-
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self, runs: Sequence[Run], failed: dict[str, str]) -> int:
         if not runs:
-            name, why = next(iter(failed.items()))
-            raise CreditscopeError(f"all {len(failed)} runs failed; {name}: {why}")
+            refuse_none(failed)
         kind, page, out = self.kind, PAGES[self.what], self.place
         found = compare(runs, kind)
         said = verdicts(found)
@@ -228,34 +198,13 @@ class Compare:
         console.print(f"{page.legend}\n", markup=False)
         for sentence in said:
             console.print(f"[bold]{escape(sentence)}[/]")
-        for name, why in failed.items():
-            console.print(f"failed: {name}: {printable(why)}   (all it said: {out / name}.log)", markup=False)
+        show_failed(console, out, failed)
         if not can_draw():
             console.print("no figure: it needs Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
         console.print(f"wrote {out}: {', '.join(files)}", markup=False)
         console.next("the same command, for the failed runs" if failed else
                      command_line("compare", self.what, "--no-run", "--out", out))
         return 1 if failed else 0
-
-
-def check_before(configs: Sequence[Config]) -> None:
-    """Everything that would end the runs at their start, said before the first one does. Torch loads here."""
-    from creditscope.credit.choice import find_estimator
-    from creditscope.lab.train import check_problems
-    from creditscope.policy.loading import load_policy
-    from creditscope.tasks import find_task
-
-    task = find_task(configs[0].task)
-    for config in {config.estimator: config for config in configs}.values():
-        check_problems(task, config, find_estimator(config.estimator))
-    if configs[0].model != "tiny":  # the packaged one is there
-        load_policy(configs[0].model, device="cpu")
-
-
-def arguments(config: Config, path: Path) -> tuple[str, ...]:
-    """The `creditscope train` that makes this run, or goes on with it where it was begun."""
-    again = ["--resume"] * (path / "run.json").exists()
-    return ("train", *flags(asdict(config)), "--out", str(path), "--json", *again)
 
 
 def folder(name: str) -> str:
@@ -265,29 +214,6 @@ def folder(name: str) -> str:
     ('monte_carlo,samples=2', 'mine.credit+halves')
     """
     return "".join(c if c.isalnum() or c in "._-+,=" else "_" for c in name.replace(":", "+"))
-
-
-def _name(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
-
-
-def _finished(path: Path) -> Record | None:
-    if not (path / "run.json").exists():
-        return None
-    record = Record.open(path)
-    return record if is_finished(record.steps()) else None
-
-
-def _done(path: Path, config: Config, kind: Kind) -> bool:
-    """Whether the run is there and finished. One with other settings, finished or not, is refused."""
-    if not (path / "run.json").exists():
-        return False
-    record = Record.open(path)
-    found = difference(record.config, asdict(config), kind.free)
-    if found:
-        raise CreditscopeError(f"{path} holds a run with other settings: its {found}; give the same settings, or "
-                               f"choose another --out")
-    return is_finished(record.steps())
 
 
 # -- the table -------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from creditscope.cli.bar import Bar
 from creditscope.cli.output import Output
+from creditscope.cli.progress import Progress
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
 
@@ -56,7 +56,7 @@ class Localise:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        with Bar("localise", self.output) as bar:
+        with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
         if self.output.json:
             self.output.emit(outcome.as_dict())
@@ -76,7 +76,7 @@ class Localise:
         console.next("creditscope credit NAME")
         return 0
 
-    def _measure(self, bar: Bar) -> Outcome:
+    def _measure(self, bar: Progress) -> Outcome:
         # Heavy imports wait until there is something to measure, so that --help answers at once.
         from creditscope.policy.loading import load_policy
         from creditscope.studies.processbench import localise_processbench, read_processbench
@@ -84,7 +84,7 @@ class Localise:
         if self.processbench is not None:
             solutions = read_processbench(self.processbench)  # before the model is loaded: that takes longer
             return localise_processbench(load_policy(self.model, device=self.device), solutions, seed=self.seed,
-                                         problems=self.problems, credit=self.credit, tick=bar.show)
+                                         problems=self.problems, credit=self.credit, tick=bar.tick)
         from creditscope.studies.planted_errors import check_sizes, localise_planted
         from creditscope.tasks.arithmetic import Arithmetic
 
@@ -95,7 +95,7 @@ class Localise:
             raise CreditscopeError(f"--problems {problems}: the test split has {task.test_size}; give that or fewer")
         return localise_planted(load_policy(self.model, device=self.device), task, problems=problems, group=self.group,
                                 samples=self.samples, seed=self.seed, credit=self.credit, critic=self.critic,
-                                tick=bar.show)
+                                tick=bar.tick)
 
 
 def as_table(title: str, findings: list[Finding]) -> Table:

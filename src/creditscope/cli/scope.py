@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from creditscope.cli.bar import Bar
-from creditscope.cli.display import Interrupt, holds_a_run
 from creditscope.cli.env import environment
+from creditscope.cli.interrupt import Interrupt, holds_a_run
 from creditscope.cli.output import Output
+from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.offline.settings import Settings
 
@@ -61,14 +61,14 @@ class Scope:
         from creditscope.offline.scope import Summary, scope_file
 
         summary, reader = Summary(), None
-        with Interrupt(partial(holds_a_run, self.out)) as stop, Bar("scope", self.output) as bar:
+        with Interrupt(partial(holds_a_run, self.out)) as stop, Progress.beside("scope", self.output) as bar:
             reading = scope_file(self.file, self.settings, self.out, environment(), self.resume, stop)
             try:
                 while True:
                     read = next(reading)
                     summary.add(read.line)
                     reader = read.reader
-                    bar.show(read.done, read.size)
+                    bar.tick(read.done, read.size)
             except StopIteration as end:
                 finished = bool(end.value)
             except KeyboardInterrupt:

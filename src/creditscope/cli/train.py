@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from creditscope.cli.display import Display, Interrupt, holds_a_run
+from creditscope.cli.display import Display
 from creditscope.cli.env import environment
+from creditscope.cli.interrupt import Interrupt, holds_a_run
 from creditscope.cli.output import Output, Screen
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.runs.config import Config
