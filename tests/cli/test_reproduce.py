@@ -26,10 +26,10 @@ from creditscope.cli.train import Train
 from creditscope.credit.choice import parse
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
-from creditscope.runs.compare import KINDS
 from creditscope.runs.config import Config
 from creditscope.runs.figures import curves_svg
 from creditscope.runs.intervals import Interval
+from creditscope.runs.kinds import KINDS
 from creditscope.runs.record import Record
 from creditscope.studies.plans import CLOSE, GROUPS, LABELLED, ROLLOUTS, SAMPLED, UNLABELLED, WARM, Size, p1, p2
 from jobs import run_here

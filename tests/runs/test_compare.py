@@ -28,8 +28,9 @@ from creditscope.cli.compare import Compare, folder
 from creditscope.cli.processes import Job, run_jobs
 from creditscope.cli.sweep import arguments
 from creditscope.runs import figures
-from creditscope.runs.compare import KINDS, Comparison, area, at, compare, read_folder, relative_change, verdicts
+from creditscope.runs.compare import Comparison, area, at, compare, read_folder
 from creditscope.runs.intervals import T975, Interval, mean_interval, overlap, paired, quantile
+from creditscope.runs.kinds import KINDS, relative_change, verdicts
 from creditscope.runs.record import Record
 from jobs import run_here
 from makers import edit_config

@@ -30,8 +30,9 @@ from creditscope.claims.reading import (
 )
 from creditscope.claims.verdict import Outcome, Verdict, above, all_of, below, decided, inside, missing
 from creditscope.credit.table import ESTIMATORS
-from creditscope.runs.compare import at, in_points
+from creditscope.runs.compare import at
 from creditscope.runs.intervals import mean_interval, paired
+from creditscope.runs.numbers import in_points
 
 ROUNDING = 1e-9
 """A share of credit at or below it is rounding: both are computed in float64 from the same numbers."""

@@ -26,8 +26,9 @@ from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.methods.find import find
 from creditscope.methods.words import law
-from creditscope.runs.compare import HALF, brake_of, estimator_of, in_percent, in_points, relative_change
 from creditscope.runs.intervals import Interval, mean_interval, paired
+from creditscope.runs.kinds import HALF, brake_of, estimator_of, relative_change
+from creditscope.runs.numbers import in_percent, in_points
 from creditscope.runs.progress import ROUNDING, correlation
 
 PROBE = "--probe light --probe-every 1"

@@ -23,26 +23,12 @@ from creditscope.cli.processes import cores
 from creditscope.cli.sweep import is_done, refuse_at_once, refuse_none, run_all, show_failed
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
-from creditscope.runs.compare import (
-    KINDS,
-    Comparison,
-    Kind,
-    Line,
-    Run,
-    as_dict,
-    command,
-    compare,
-    in_percent,
-    in_points,
-    percent,
-    read_folder,
-    read_run,
-    run_of,
-    verdicts,
-)
+from creditscope.runs.compare import Comparison, Kind, Line, Run, compare, read_folder, read_run, run_of
 from creditscope.runs.config import Config
 from creditscope.runs.figures import accuracy_svg, brake_svg, can_draw
 from creditscope.runs.intervals import Interval
+from creditscope.runs.kinds import KINDS, as_dict, command, verdicts
+from creditscope.runs.numbers import in_percent, in_points, percent
 from creditscope.runs.record import Record
 
 REPAIR = "the runs are kept: repair it, then use --no-run"

@@ -17,6 +17,7 @@ from creditscope.errors import CreditscopeError, command_line
 from creditscope.files.writing import write_file
 from creditscope.report.build import build
 from creditscope.runs.config import Config
+from creditscope.runs.numbers import mean_over
 from creditscope.runs.record import Record
 
 
@@ -91,19 +92,13 @@ def summary(path: Path) -> dict[str, Any]:
             "rollouts": sum(s["rollouts/sampled"] for s in trained),
             "before": [before[f"eval/{k}"] for k in ("accuracy", "low", "high")],
             "after": [after[f"eval/{k}"] for k in ("accuracy", "low", "high")],
-            "reward": sum(s["reward/mean"] for s in tail) / len(tail),
-            "dead_groups": sum(s["signal/dead_groups"] for s in tail) / len(tail),
-            "effective_rank": _mean(trained, "gram/group/effective_rank"),
-            "effective_rank_truncated_2": _mean(trained, "gram/group/effective_rank_truncated_2"),
-            "null": _mean(trained, "gram/group/credit_null"),
+            "reward": mean_over(tail, "reward/mean"),
+            "dead_groups": mean_over(tail, "signal/dead_groups"),
+            "effective_rank": mean_over(trained, "gram/group/effective_rank"),
+            "effective_rank_truncated_2": mean_over(trained, "gram/group/effective_rank_truncated_2"),
+            "null": mean_over(trained, "gram/group/credit_null"),
             "scope_ratio": trained[-1].get("scope/ratio"),
             "seconds": sum(s["time/step"] for s in trained), "path": str(path)}
-
-
-def _mean(steps: list[dict[str, Any]], name: str) -> float | None:
-    """Over the steps that have the reading."""
-    found = [step[name] for step in steps if name in step]
-    return sum(found) / len(found) if found else None
 
 
 def _table(lines: list[dict[str, Any]]) -> Table:

@@ -17,9 +17,9 @@ from rich.table import Table
 from creditscope.cli.output import Output
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.optimizer.table import BRAKES
-from creditscope.runs.compare import percent
 from creditscope.runs.findings import Findings, read
 from creditscope.runs.intervals import Interval
+from creditscope.runs.numbers import percent, spanned
 from creditscope.runs.verdicts import NAME, as_dict, last_update, verdicts
 
 CARRY_STEPS, CARRY_LAGS = (2, 10, 50, 1000), range(5)
@@ -139,19 +139,9 @@ class Optimizer:
         console.next(MEASURE, "creditscope optimizer RUN")
 
 
-def number(value: Interval) -> str:
-    """A mean with its interval.
-
-    >>> number(Interval(0.1234, 0.1, 0.15, 5)), number(Interval(2e-5, None, None, 1))
-    ('0.123 [0.1, 0.15]', '2e-05')
-    """
-    ends = "" if value.low is None or value.high is None else f" [{value.low:.3g}, {value.high:.3g}]"
-    return f"{value.mean:.3g}{ends}"
-
-
 COLUMNS: Mapping[str, tuple[str, Callable[[Interval], str]]] = {
-    "past the bound": ("past", percent), "distance (nats)": ("distance", number), "after": ("after", percent),
-    "KL": ("kl", number)}
+    "past the bound": ("past", percent), "distance (nats)": ("distance", spanned), "after": ("after", percent),
+    "KL": ("kl", spanned)}
 
 
 def show(console: Console, found: Findings) -> None:
@@ -178,7 +168,7 @@ def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
         yield table
     labels = {"overshoot": "mean of all bounded tokens (nats)", "carry": "carry", "carry_predicted": "predicted",
               "by_momentum": "growth by momentum", "by_fresh": "by fresh gradients"}
-    facts = [f"{label} {number(found.overshoot[name])}" for name, label in labels.items() if name in found.overshoot]
+    facts = [f"{label} {spanned(found.overshoot[name])}" for name, label in labels.items() if name in found.overshoot]
     facts += [f"furthest token {found.furthest:.3g} nats"] if found.furthest is not None else []
     yield from _facts(facts)
 
@@ -197,7 +187,7 @@ def _scale_lines(found: Findings) -> Iterator[Table | str]:
 def _update_lines(found: Findings) -> Iterator[str]:
     labels = {"cosine": "cosine with −gradient", "ratio": "‖Δ‖/‖θ‖", "momentum": "from momentum",
               "zero": "weights that did not move", "zero_bf16": "in bfloat16"}
-    facts = [f"{labels[name]} {number(value)}" for name, value in found.update.items()]
+    facts = [f"{labels[name]} {spanned(value)}" for name, value in found.update.items()]
     facts += [f"effective rank of the path {found.path[0]:.3g} of {found.path[1]} updates"] if found.path else []
     most = found.sweep.most("ratio") if found.sweep else None
     yield from _facts(facts + ([f"‖Δ‖/‖θ‖ is largest in {most[1]:.80}: {most[0]:.3g}"] if most else []), "update")
@@ -216,10 +206,10 @@ def as_table(runs: Sequence[Findings]) -> Table:
         "brake": lambda one: f"{one.brake or '':.{NAME}}",
         "inner updates": lambda one: str(max(one.by_update, default="")),
         **{label: partial(_at_last, name, text) for label, (name, text) in COLUMNS.items()},
-        "carry": lambda one: _optional(one.overshoot.get("carry"), number),
-        "predicted": lambda one: _optional(one.overshoot.get("carry_predicted"), number),
+        "carry": lambda one: _optional(one.overshoot.get("carry"), spanned),
+        "predicted": lambda one: _optional(one.overshoot.get("carry_predicted"), spanned),
         "change at φ = 0.1": lambda one: _optional(one.scale_change, percent),
-        "cosine with −gradient": lambda one: _optional(one.update.get("cosine"), number),
+        "cosine with −gradient": lambda one: _optional(one.update.get("cosine"), spanned),
         "from momentum": lambda one: _optional(one.update.get("momentum"), percent),
         "r of J and reward": lambda one: _correlation(one.progress),
     }
@@ -234,7 +224,7 @@ def as_table(runs: Sequence[Findings]) -> Table:
 def _correlation(seen: Mapping[str, Any]) -> str:
     if seen.get("r") is None:
         return ""
-    return number(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
+    return spanned(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
 
 
 def _at_last(name: str, text: Callable[[Interval], str], one: Findings) -> str:

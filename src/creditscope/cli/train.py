@@ -18,6 +18,7 @@ from creditscope.cli.interrupt import Interrupt, holds_a_run
 from creditscope.cli.output import Output, Screen
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.runs.config import Config
+from creditscope.runs.numbers import mean
 from creditscope.runs.record import Record
 
 
@@ -171,7 +172,7 @@ def cost_of_scope(record: Record) -> str:
     steps = [step for step in record.steps() if "scope/share" in step]
     if not steps:
         return ""
-    share = sum(step["scope/share"] for step in steps) / len(steps)
+    share = mean([step["scope/share"] for step in steps])
     return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1]['scope/ratio']:.2f} of a plain one (timed "
             f"side by side on the first step), {share:.0%} of a step's time")
 
