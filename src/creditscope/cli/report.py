@@ -20,9 +20,10 @@ from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
 from creditscope.report.answers import SHAPES, answers
 from creditscope.report.build import build, page_of, read
-from creditscope.report.compare import Several, has_no_step, standing
 from creditscope.report.page import vega
 from creditscope.report.run import Run
+from creditscope.report.settings import Several, has_no_step
+from creditscope.report.standing import standing
 from creditscope.report.watch import Server, Watched, serve
 
 COLOURS = {"good": "green", "watch": "yellow", "broken": "red", "unknown": "default"}
