@@ -252,3 +252,10 @@ def test_env_names_versions_and_no_path(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert json.loads(out)["packages"]["torch"]
     assert "/" not in out.replace("CPU/", "")
+
+
+def test_the_table_of_methods_is_shown_without_torch() -> None:
+    code = ("import sys; from creditscope.cli.main import run\n"
+            "assert run(['methods']) == run(['methods', 'dapo']) == 0\n"
+            "sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
