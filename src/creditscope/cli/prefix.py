@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -172,12 +172,11 @@ def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
 
     from creditscope.batch.rollouts import Rollouts
 
-    needed = ("tokens", "mask", "logp", "reward", "group")
-    found = fitting(arrays, ROLLOUTS, needed)
-    texts = {name: found[name].tolist() for name in ("prompt", "text", "pieces") if name in found}
-    tensors: dict[str, Any] = {name: torch.as_tensor(found[name]) for name in (*needed, "entropy", "ref_logp")
-                               if name in found}
-    return Rollouts(**tensors, **texts)
+    known = {field.name: field.default is MISSING and field.default_factory is MISSING for field in fields(Rollouts)}
+    found = fitting(arrays, ROLLOUTS, [name for name, needed in known.items() if needed])
+    given: dict[str, Any] = {name: array.tolist() if array.dtype.kind == "U" else torch.as_tensor(array)
+                             for name, array in found.items() if name in known}
+    return Rollouts(**given)
 
 
 def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:

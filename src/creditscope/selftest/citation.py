@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from creditscope import __version__
+from creditscope.files.versions import software
 from creditscope.selftest.check import Line
 
 PACKAGES = ("torch", "transformers", "numpy", "trl")
@@ -20,17 +19,11 @@ PACKAGES = ("torch", "transformers", "numpy", "trl")
 
 def versions(device: torch.device) -> dict[str, str]:
     """What was tested: the package, its commit where it is known, what it runs on. No path and no name of a person."""
-    found = {"creditscope": __version__, "commit": commit() or "not known", "python": platform.python_version(),
-             **{name: version for name in PACKAGES if (version := _version(name))},
-             "platform": f"{platform.system()} {platform.machine()}", "device": device_name(device)}
+    known = software(PACKAGES)
+    found = {"creditscope": known["creditscope"], "commit": commit() or "not known", "python": known["python"],
+             **{name: version for name, version in known["packages"].items() if version},
+             "platform": known["platform"], "device": device_name(device)}
     return found | ({"cuda": torch.version.cuda} if device.type == "cuda" and torch.version.cuda else {})
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def device_name(device: torch.device) -> str:
