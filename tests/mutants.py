@@ -188,7 +188,7 @@ MUTANTS = [
            "html.escape(shown(str(child)), quote=True)", "shown(str(child))", MARKUP),
     Mutant("the ranks' mean forgotten", "plugins/verl/loss.py",
            "return ranks * here / float(", "return here / float(", VERL),
-    Mutant("dead groups from half of the gradient", "diagnosis/rules.py",
+    Mutant("dead groups from half of the gradient", "diagnosis/signs.py",
            "return norm is not None and max(norm.values) == 0", "return norm is not None and min(norm.values) == 0",
            DOCTOR),
     Mutant("one half of the rollouts proves all", "microscope/proof.py",

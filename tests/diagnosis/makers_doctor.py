@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.log import Log, Row, Settings
 from creditscope.diagnosis.read import read
-from creditscope.diagnosis.rules import diagnose
 from creditscope.diagnosis.trainers import TRL, Trainer
 
 LOGS = Path(__file__).parent / "logs"

@@ -8,32 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from creditscope.diagnosis.engine import diagnose, root
 from creditscope.diagnosis.finding import EDGE, FEW, THIRDS, TREND, ends, last, trend
 from creditscope.diagnosis.log import Log, Row, Settings
 from creditscope.diagnosis.rules import (
     CLIP_MUCH,
     COLLAPSED,
-    CUT_BROKEN,
-    CUT_WATCH,
     DEAD_BROKEN,
-    DEAD_GROWTH,
     DEAD_WATCH,
     DRIFT,
     ENTROPY_LEFT,
     ENTROPY_LOW,
-    FELL,
     GAP,
     HORIZON,
     KL_ONLY,
     PAST,
     RATIO_BROKEN,
     RATIO_WATCH,
-    RIGHT,
     RULES,
     SILENT,
-    diagnose,
-    root,
 )
+from creditscope.diagnosis.signs import CUT_BROKEN, CUT_WATCH, DEAD_GROWTH, FELL, RIGHT
 from creditscope.diagnosis.trainers import OURS, SCRIPT, TRAINERS, TRL, VERL, Trainer
 from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.table import METHODS

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from creditscope.diagnosis.engine import diagnose, root
 from creditscope.diagnosis.finding import trend
 from creditscope.diagnosis.log import Log, Settings
 from creditscope.diagnosis.read import read
-from creditscope.diagnosis.rules import diagnose, root
 from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, TRAINERS, TRL, VERL, trl_updates, verl_method
 from creditscope.runs.record import Record
 from diagnosis.make_logs import RUNS, make

@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from creditscope.cli.output import Output
+from creditscope.diagnosis.engine import diagnose, root
 from creditscope.diagnosis.finding import STATES, Finding
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.read import read
-from creditscope.diagnosis.rules import diagnose, root
 from creditscope.errors import printable
 
 SHAPES = {"broken": "✗", "watch": "!", "unknown": "?", "fine": "✓"}
