@@ -14,7 +14,7 @@ import creditscope.cli
 from cli import run
 from creditscope import METHODS
 from creditscope.cli.credit import example
-from creditscope.cli.train import Settings, Train
+from creditscope.cli.train import Train, TrainFlags
 from creditscope.credit import ESTIMATORS, find_estimator
 
 VERBS = Path(creditscope.cli.__file__).parent
@@ -239,7 +239,7 @@ def test_the_next_line_of_every_verb_is_one_command_whatever_the_path(tmp_path: 
     assert following("train", *small, "--seed", "1", "--inner-steps", "2", "--probe", "light", "--out", "other") == [
         "creditscope", "report", "other"]
     assert following("optimizer", mine, "other") == ["creditscope", "optimizer", mine]
-    go_on = Train(config=Settings(credit="mine:f"))._go_on(Path(mine))
+    go_on = Train(config=TrainFlags(credit="mine:f"))._go_on(Path(mine))
     assert shlex.split(go_on) == ["creditscope", "train", "--out", mine, "--resume", "--credit", "mine:f"]
 
 

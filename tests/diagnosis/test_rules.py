@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from creditscope.diagnosis.engine import diagnose, root
 from creditscope.diagnosis.finding import EDGE, FEW, THIRDS, TREND, ends, last, trend
-from creditscope.diagnosis.log import Log, Row, Settings
+from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.rules import (
     CLIP_MUCH,
     COLLAPSED,
@@ -284,8 +284,8 @@ def test_a_limit_under_which_the_reward_rose_is_to_watch_and_kills_no_group() ->
 
 
 def test_a_window_without_numbered_steps_is_told_by_its_readings() -> None:
-    rows = [Row(k, None, {"completions/clipped_ratio": 0.3}) for k in range(N)]
-    log = Log("made.log, line", TRL, rows, Settings({}, {}, TRL.defaults))
+    rows = [LogRow(k, None, {"completions/clipped_ratio": 0.3}) for k in range(N)]
+    log = Log("made.log, line", TRL, rows, LogSettings({}, {}, TRL.defaults))
     assert findings(log)["truncation"].sentence == "30% of the answers are cut at the limit over the last 5 readings"
 
 

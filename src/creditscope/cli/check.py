@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from creditscope.claims.evidence import Evidence, places, read_place, to_json
 from creditscope.claims.page import NOTHING, SHAPES, by_place, claims_page, observed, sample, summary, told
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
 from creditscope.claims.verdict import Verdict
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.guards import resolved
 from creditscope.files.writing import write_file
@@ -122,9 +120,7 @@ class Check:
                                          for claim in claims]})
             return 0
         console = self.output.console()
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for header in ("id", "claim", "where", "exact", "on runs: needs"):
-            table.add_column(header)
+        table = new_table("id", "claim", "where", "exact", "on runs: needs", justify="left")
         for claim in claims:
             table.add_row(*map(Text, (claim.id, claim.title, claim.where, "yes" if claim.exact else "",
                                       claim.ask if claim.runs else "")))
@@ -209,9 +205,8 @@ def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
 
 def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why: bool = False) -> None:
     """A line for each claim and subject, or for each verdict; the reasons of what is refuted, or of all; the sum."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in ("id", "claim", "on", "verdict", "observed", "expected", "n"):
-        table.add_column(header, justify="right" if header == "n" else "left")
+    heads = ("id", "claim", "on", "verdict", "observed", "expected", "n")
+    table = new_table(*heads, left=heads[:-1])
     reasons: list[tuple[str, str]] = []
     untested = [] if every else [claim for claim, where in by_place(verdicts) if where == NOTHING]
     for (claim, where), some in by_place(verdicts).items():

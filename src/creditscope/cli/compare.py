@@ -13,17 +13,16 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from creditscope.claims.evidence import from_json
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.cli.processes import cores
 from creditscope.cli.sweep import is_done, refuse_at_once, refuse_none, run_all, show_failed
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
-from creditscope.runs.compare import Comparison, Kind, Line, Run, compare, read_folder, read_run, run_of
+from creditscope.runs.compare import Candidate, CandidateRun, Comparison, Kind, compare, read_folder, read_run, run_of
 from creditscope.runs.config import Config
 from creditscope.runs.figures import accuracy_svg, brake_svg, can_draw
 from creditscope.runs.intervals import Interval
@@ -147,7 +146,7 @@ class Compare:
                       scope=self.scope or self.kind.scope, every=self.every, eval_rollouts=self.rollouts // self.points,
                       eval_problems=self.eval_problems, **own)
 
-    def _found(self) -> list[Run]:
+    def _found(self) -> list[CandidateRun]:
         runs, unfinished = read_folder(self.place, self.kind)
         kept = [(path, from_json(path)) for path in sorted(self.place.glob("*.evidence.json"))]
         runs += [run_of(path, run.config, run.steps, self.kind) for path, run in kept if run.finished]
@@ -162,7 +161,7 @@ class Compare:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def _write(self, runs: Sequence[Run], failed: dict[str, str]) -> int:
+    def _write(self, runs: Sequence[CandidateRun], failed: dict[str, str]) -> int:
         if not runs:
             refuse_none(failed)
         kind, page, out = self.kind, PAGES[self.what], self.place
@@ -214,26 +213,26 @@ def _number(value: Interval | None, digits: int, share: bool = False) -> str:
     return f"{scale * value.mean:.{digits}f}{half}{unit}"
 
 
-def _overlaps(line: Line) -> str:
+def _overlaps(line: Candidate) -> str:
     return {True: "yes", False: "no", None: ""}[line.overlaps]
 
 
-def _paired(line: Line) -> str:
+def _paired(line: Candidate) -> str:
     return in_points(line.difference) if line.difference else ""
 
 
-def _change(line: Line, name: str) -> str:
+def _change(line: Candidate, name: str) -> str:
     change = line.numbers[f"{name}_change"]
     return in_percent(change) if change else ""
 
 
-def _spread(line: Line) -> str:
+def _spread(line: Candidate) -> str:
     spread = line.numbers["spread"]
     return "" if spread is None else f"{100 * spread:.1f}"
 
 
-Columns = Mapping[str, Callable[[Line], str]]
-CREDIT_RESULT: Columns = {
+TableColumns = Mapping[str, Callable[[Candidate], str]]
+CREDIT_RESULT: TableColumns = {
     "credit": lambda line: line.name,
     "seeds": lambda line: str(len(line.seeds)),
     "accuracy": lambda line: percent(line.accuracy),
@@ -241,7 +240,7 @@ CREDIT_RESULT: Columns = {
     "overlap": _overlaps,
     "mean along the way": lambda line: percent(line.area),
 }
-CREDIT_COST: Columns = {
+CREDIT_COST: TableColumns = {
     "credit": lambda line: line.name,
     "steps": lambda line: f"{line.steps:.0f}",
     "rollouts": lambda line: f"{line.spent:,.0f}",
@@ -253,7 +252,7 @@ CREDIT_COST: Columns = {
     "dead credit": lambda line: _number(line.numbers["dead_credit"], 0, share=True),
     "dead signal": lambda line: _number(line.numbers["dead_signal"], 0, share=True),
 }
-BRAKE_RESULT: Columns = {
+BRAKE_RESULT: TableColumns = {
     "brake": lambda line: line.name,
     "seeds": lambda line: str(len(line.seeds)),
     "accuracy": lambda line: percent(line.accuracy),
@@ -264,7 +263,7 @@ BRAKE_RESULT: Columns = {
     "updates": lambda line: _number(line.numbers["updates"], 1),
     "train, s": lambda line: _number(line.numbers["train"], 2),
 }
-BRAKE_OVERSHOOT: Columns = {
+BRAKE_OVERSHOOT: TableColumns = {
     "brake": lambda line: line.name,
     "past": lambda line: _number(line.numbers["past"], 1, share=True),
     "distance": lambda line: _number(line.numbers["distance"], 3),
@@ -309,7 +308,7 @@ class Page:
     """How a kind of comparison is shown."""
 
     title: str
-    tables: tuple[Columns, ...]
+    tables: tuple[TableColumns, ...]
     legend: str
     figure: Callable[[Comparison], str]
     shows: str
@@ -324,10 +323,8 @@ PAGES: Mapping[str, Page] = MappingProxyType({
 })
 
 
-def _table(found: Comparison, columns: Columns) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in columns:
-        table.add_column(header, justify="left" if header == found.kind.setting else "right")
+def _table(found: Comparison, columns: TableColumns) -> Table:
+    table = new_table(*columns)
     for line in found.lines:
         cells = (escape(cell(line)) for cell in columns.values())
         table.add_row(*cells, style="dim" if line.name == found.kind.baseline else "")

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.cli.train import run_training
 from creditscope.errors import CreditscopeError, command_line
 from creditscope.files.writing import write_file
@@ -102,10 +101,8 @@ def summary(path: Path) -> dict[str, Any]:
 
 
 def _table(lines: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in ("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null", "cut to 2",
-                   "time"):
-        table.add_column(header, justify="right")
+    table = new_table("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null",
+                      "cut to 2", "time", left=())
     for line in lines:
         (a, a_low, a_high), (b, b_low, b_high) = line["before"], line["after"]
         table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{100 * a_low:.0f}, {100 * a_high:.0f}]",

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich import box
 from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.cli.progress import Progress
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
@@ -99,11 +98,8 @@ class Localise:
 
 
 def as_table(title: str, findings: list[Finding]) -> Table:
-    table = Table(title=f"{title} (n = {findings[0].n if findings else 0})", title_justify="left", header_style="bold",
-                  pad_edge=False, box=box.SIMPLE_HEAD)
-    table.add_column("score", no_wrap=True)
-    for header in ("AUC of |A|", "AUC of −A", "top step", "chance"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = new_table("score", "AUC of |A|", "AUC of −A", "top step", "chance",
+                      title=f"{title} (n = {findings[0].n if findings else 0})")
     for row in findings:
         table.add_row(row.name + mark(row.name), str(row.size), str(row.blame), str(row.hit), f"{row.chance:.3f}")
     return table

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.find import find
@@ -61,20 +59,15 @@ class Methods:
         if self.output.json:
             self.output.emit({name: as_dict(row) for name, row in rows.items()})
             return
-        table = Table(title="J = Σ_it α_it · term_it − β·R      w_it = ∂J/∂log π_it", title_justify="left",
-                      header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
         console = self.output.console()
         formulas = ("advantage A", "weight α", "term", "R") if console.width >= WIDE else ()
-        for header in ("method", "arXiv"):
-            table.add_column(header, no_wrap=True)
-        for header in formulas:
-            table.add_column(header, overflow="fold")
-        for header in _COLUMNS.values():
-            table.add_column(header, justify="center")
+        texts = ("method", "arXiv", *formulas)
+        table = new_table(*texts, *_COLUMNS.values(), justify="center", left=texts,
+                          title="J = Σ_it α_it · term_it − β·R      w_it = ∂J/∂log π_it")
         for name, row in rows.items():
-            texts = (advantage_equation(row).split("   ")[0], alpha_text(row), term_text(row), penalty_text(row))
+            cells = (advantage_equation(row).split("   ")[0], alpha_text(row), term_text(row), penalty_text(row))
             marks = [_mark(value) for value in asdict(properties(row)).values()]
-            table.add_row(name, row.arxiv, *(escape(text) for text in texts[: len(formulas)]), *marks)
+            table.add_row(name, row.arxiv, *(escape(text) for text in cells[: len(formulas)]), *marks)
         console.print(table)
         if not formulas:
             console.print(f"Formulas are left out below {WIDE} columns.")

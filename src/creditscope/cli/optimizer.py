@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.optimizer.table import BRAKES
 from creditscope.runs.findings import Findings, read
@@ -127,10 +126,8 @@ class Optimizer:
             self.output.emit({"betas": self.betas, "lags": list(CARRY_LAGS), "steps": rows, "limit": limit})
             return
         console = self.output.console()
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", title_justify="left",
-                      title=f"C_{{T,k}} of Adam, β₁ = {self.betas[0]:g}, β₂ = {self.betas[1]:g}")
-        for header in ("T", *(f"k = {lag}" for lag in CARRY_LAGS)):
-            table.add_column(header, justify="right")
+        table = new_table("T", *(f"k = {lag}" for lag in CARRY_LAGS), left=(),
+                          title=f"C_{{T,k}} of Adam, β₁ = {self.betas[0]:g}, β₂ = {self.betas[1]:g}")
         for name, row in [*rows.items(), ("∞", limit)]:
             table.add_row(str(name), *(f"{value:.4f}" for value in row))
         console.print(table)
@@ -161,7 +158,7 @@ def show(console: Console, found: Findings) -> None:
 def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
     rows = {str(k): row for k, row in found.by_update.items()} or {"last": found.overshoot}
     if any(name in row for row in rows.values() for name, _ in COLUMNS.values()):
-        table = _table("overshoot by inner update", ("k", "steps", *COLUMNS))
+        table = new_table("k", "steps", *COLUMNS, title="overshoot by inner update")
         for k, row in rows.items():
             count = max((value.n for value in row.values()), default=0)
             table.add_row(k, str(count), *(_safe(_optional(row.get(name), text)) for name, text in COLUMNS.values()))
@@ -176,7 +173,7 @@ def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
 def _scale_lines(found: Findings) -> Iterator[Table | str]:
     if found.sweep is None:
         return
-    table = _table(f"reward scale, at step {found.sweep.step}", ("φ", *map(_cell, found.sweep.phi)))
+    table = new_table("φ", *map(_cell, found.sweep.phi), title=f"reward scale, at step {found.sweep.step}")
     table.add_row("change", *map(_cell, found.sweep.change))
     table.add_row("cosine", *map(_cell, found.sweep.cosine))
     yield table
@@ -213,7 +210,7 @@ def as_table(runs: Sequence[Findings]) -> Table:
         "from momentum": lambda one: _optional(one.update.get("momentum"), percent),
         "r of J and reward": lambda one: _correlation(one.progress),
     }
-    table = _table("", ("", *(_safe(one.run) for one in runs)))
+    table = new_table("", *(_safe(one.run) for one in runs))
     for label, text in rows.items():
         cells = [text(one) for one in runs]
         if any(cells):
@@ -229,13 +226,6 @@ def _correlation(seen: Mapping[str, Any]) -> str:
 
 def _at_last(name: str, text: Callable[[Interval], str], one: Findings) -> str:
     return _optional(last_update(one)[1].get(name), text)
-
-
-def _table(title: str, headers: Sequence[str]) -> Table:
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for i, header in enumerate(headers):
-        table.add_column(header, justify="right" if i else "left", overflow="fold")
-    return table
 
 
 def _facts(facts: Sequence[str], title: str = "") -> Iterator[str]:

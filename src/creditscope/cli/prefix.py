@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.arrays import ROLLOUTS, fitting
 from creditscope.methods.find import find
@@ -107,10 +105,7 @@ class Prefix:
             return
         console = self.output.console()
         console.print(self._headline(facts, next(iter(found.values()))), markup=False)
-        table = Table(header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
-        table.add_column("method", no_wrap=True)
-        for title in ("root\ncancels", *COLUMNS.values()):
-            table.add_column(title, justify="right")
+        table = new_table("method", "root\ncancels", *COLUMNS.values())
         for name, reading in found.items():
             table.add_row(name, verdict(reading), *(number(reading.get(f"prefix/{key}")) for key in COLUMNS))
         console.print(table)
@@ -137,10 +132,9 @@ class Prefix:
         for name, value in reading.items():
             console.print(f"  {name:<24}", f"{value:.4g}" if isinstance(value, float) else value, markup=False)
         if worst:
-            table = Table(header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD,
-                          title="where the weights matter most", title_justify="left")
-            for title in ("group", "answers", "W", "evenly", "prefix, its last token in «»"):
-                table.add_column(title, justify="left" if title.startswith("prefix") else "right", overflow="fold")
+            last = "prefix, its last token in «»"
+            table = new_table("group", "answers", "W", "evenly", last, left=(last,),
+                              title="where the weights matter most")
             for node in worst:
                 table.add_row(str(node["group"]), f"{node['rows']} of {node['of']}", f"{node['W']:+.2e}",
                               number(node["even"], "+.2e"), escape(printable(node["prefix"].replace("\n", "⏎"))))

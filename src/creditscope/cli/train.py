@@ -23,7 +23,7 @@ from creditscope.runs.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Config):
+class TrainFlags(Config):
     """The run's settings as flags, the model first and without one. The trainer itself knows no command line."""
 
     model: Annotated[str, tyro.conf.Positional] = "tiny"
@@ -48,7 +48,7 @@ class Train:
       creditscope train --engine trl                           # the same by TRL's loop, also under torchrun
     """
 
-    config: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
+    config: Annotated[TrainFlags, tyro.conf.arg(name="")] = field(default_factory=TrainFlags)
     out: Path | None = None
     """The run's folder; by default runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -100,7 +100,7 @@ class Train:
     def as_recorded(self) -> Train:
         """The settings of the run that this command resumes, as defaults for reading the command once more."""
         out = self.out or default_out(self.config)
-        known = {f.name for f in fields(Settings)}
+        known = {f.name for f in fields(TrainFlags)}
         stored = {name: value for name, value in Record.open(out).config.items() if name in known}
         given = named(asdict(self.config))
         for name, words in named(stored).items():
@@ -109,7 +109,7 @@ class Train:
                     raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of yours. A "
                                            f"record's word is not enough to run code: give --{name} again")
         lists = {name: tuple(stored.get(name, ())) for name in ("log", "also")}
-        return Train(config=Settings(**(stored | lists)), out=out)
+        return Train(config=TrainFlags(**(stored | lists)), out=out)
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -40,9 +40,9 @@ class Kind:
     """A run's, by its settings; one that could not be is refused."""
     readings: Mapping[str, str]
     """A number of a run -> the metric whose mean over the run's steps it is."""
-    more: Callable[[Sequence[Run], Sequence[Run]], dict[str, Any]]
+    more: Callable[[Sequence[CandidateRun], Sequence[CandidateRun]], dict[str, Any]]
     """(runs of one name, runs of the baseline) -> numbers of a line besides the means of its readings."""
-    judge: Callable[[Comparison, Line, Sequence[Line]], list[str]]
+    judge: Callable[[Comparison, Candidate, Sequence[Candidate]], list[str]]
     """(comparison, baseline, the others) -> what the numbers say, where there are enough seeds."""
     inner_steps: int
     scope: str
@@ -59,7 +59,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Run:
+class CandidateRun:
     """A finished run in the numbers that are compared."""
 
     path: Path
@@ -92,12 +92,12 @@ def is_finished(steps: Sequence[Mapping[str, Any]]) -> bool:
     return bool(steps) and "eval/accuracy" in steps[-1] and "rollouts/spent" not in steps[-1]
 
 
-def read_run(record: Record, kind: Kind) -> Run:
+def read_run(record: Record, kind: Kind) -> CandidateRun:
     """The numbers of a finished run."""
     return run_of(record.path, record.config, record.steps(), kind)
 
 
-def run_of(path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], kind: Kind) -> Run:
+def run_of(path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], kind: Kind) -> CandidateRun:
     """The numbers of a finished run by its settings and steps, wherever they were kept. Evaluations stand on the line
     of the step that follows them."""
     config = _checked(path, config)
@@ -113,7 +113,7 @@ def run_of(path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, A
     seconds = sum(line["time/step"] - sum(line.get(f"time/{part}", 0.0) for part in ("eval", "scope", "probe"))
                   for line in trained)
     means = {name: mean_over(trained, metric) for name, metric in kind.readings.items()}
-    return Run(path, kind.name(config), config["seed"], config, tuple(points), len(trained), spent,
+    return CandidateRun(path, kind.name(config), config["seed"], config, tuple(points), len(trained), spent,
                int(sum(line["rollouts/sampled"] for line in trained)), seconds,
                {name: mean for name, mean in means.items() if mean is not None})
 
@@ -134,7 +134,7 @@ def _checked(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def read_folder(out: Path, kind: Kind) -> tuple[list[Run], list[Path]]:
+def read_folder(out: Path, kind: Kind) -> tuple[list[CandidateRun], list[Path]]:
     """(finished runs, folders of unfinished ones) under out/NAME/seed-S."""
     runs, unfinished = [], []
     for found in sorted(out.glob("*/seed-*/run.json")):
@@ -206,7 +206,7 @@ def area(points: Sequence[tuple[int, float]], budget: int) -> float:
 
 
 @dataclass(frozen=True)
-class Line:
+class Candidate:
     """One estimator, or one brake, over its seeds. What does not exist is None."""
 
     name: str
@@ -239,14 +239,14 @@ class Comparison:
     settings: Mapping[str, Any]
     budget: int
     grid: tuple[float, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[Candidate, ...]
 
     @property
-    def baseline(self) -> Line | None:
+    def baseline(self) -> Candidate | None:
         return next((line for line in self.lines if line.name == self.kind.baseline), None)
 
 
-def compare(runs: Sequence[Run], kind: Kind) -> Comparison:
+def compare(runs: Sequence[CandidateRun], kind: Kind) -> Comparison:
     """The numbers of a table and a figure. All runs must agree in everything but the kind's setting and the seed."""
     if not runs:
         raise CreditscopeError("there is no finished run to compare")
@@ -258,8 +258,8 @@ def compare(runs: Sequence[Run], kind: Kind) -> Comparison:
     budget = first.budget
     count = max(1, budget // (first.settings.get("eval_rollouts") or budget))
     grid = tuple(budget * k / count for k in range(count + 1))
-    by_name: dict[str, list[Run]] = {}
-    seen: dict[tuple[str, int], Run] = {}
+    by_name: dict[str, list[CandidateRun]] = {}
+    seen: dict[tuple[str, int], CandidateRun] = {}
     for run in runs:
         twin = seen.setdefault((run.name, run.seed), run)
         if twin is not run:
@@ -271,13 +271,13 @@ def compare(runs: Sequence[Run], kind: Kind) -> Comparison:
     return Comparison(kind, first.settings, budget, grid, tuple(sorted(lines, key=lambda line: -line.accuracy.mean)))
 
 
-def _line(kind: Kind, runs: Sequence[Run], base: Sequence[Run], grid: Sequence[float]) -> Line:
+def _line(kind: Kind, runs: Sequence[CandidateRun], base: Sequence[CandidateRun], grid: Sequence[float]) -> Candidate:
     """The runs of one name beside those of the baseline, of which there are none where it was not run, or is this."""
     curves = [at(run.points, grid) for run in runs]
     ends, against = ({run.seed: run.end for run in some} for some in (runs, base))
     accuracy = mean_interval(list(ends.values()))
     spent = sum(run.spent for run in runs)
-    return Line(
+    return Candidate(
         runs[0].name, tuple(sorted(run.seed for run in runs)), accuracy,
         difference=paired(ends, against),
         overlaps=overlap(accuracy, mean_interval(list(against.values()))) if against else None,

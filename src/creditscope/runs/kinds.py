@@ -15,7 +15,7 @@ from typing import Any
 from creditscope.credit.choice import parse
 from creditscope.methods.find import find
 from creditscope.optimizer.table import BRAKES, parse_brake
-from creditscope.runs.compare import FREE, Comparison, Kind, Line, Run
+from creditscope.runs.compare import FREE, Candidate, CandidateRun, Comparison, Kind
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import in_percent, in_points, percent
 
@@ -51,9 +51,9 @@ def relative_change(ours: Mapping[int, float], theirs: Mapping[int, float]) -> I
     return mean_interval([ours[seed] / theirs[seed] - 1 for seed in seeds]) if seeds else None
 
 
-def held(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
+def held(runs: Sequence[CandidateRun], base: Sequence[CandidateRun]) -> dict[str, Any]:
     """How a brake changes the overshoot, paired by seed, and how far apart its seeds end: std (n − 1) and the worst."""
-    def by_seed(some: Sequence[Run], name: str) -> dict[int, float]:
+    def by_seed(some: Sequence[CandidateRun], name: str) -> dict[int, float]:
         return {run.seed: run.readings[name] for run in some if name in run.readings}
 
     ends = [run.end for run in runs]
@@ -82,7 +82,7 @@ def verdicts(found: Comparison) -> list[str]:
     return kind.judge(found, base, decided)
 
 
-def judge_estimators(found: Comparison, base: Line, others: Sequence[Line]) -> list[str]:
+def judge_estimators(found: Comparison, base: Candidate, others: Sequence[Candidate]) -> list[str]:
     """An estimator beats the baseline where its interval lies wholly above."""
     where = _where(found)
     apart = [line for line in others if line.overlaps is False]
@@ -103,7 +103,7 @@ def judge_estimators(found: Comparison, base: Line, others: Sequence[Line]) -> l
     return out
 
 
-def judge_brakes(found: Comparison, base: Line, others: Sequence[Line]) -> list[str]:
+def judge_brakes(found: Comparison, base: Candidate, others: Sequence[Candidate]) -> list[str]:
     """A brake cuts at least by half where the interval of the relative change, paired by seed, lies below −50 %.
 
     Accuracy is lost where the interval of the paired difference lies below 0, and within intervals where it holds 0.
@@ -138,7 +138,7 @@ def judge_brakes(found: Comparison, base: Line, others: Sequence[Line]) -> list[
     return out
 
 
-def _changes(line: Line) -> dict[str, Interval]:
+def _changes(line: Candidate) -> dict[str, Interval]:
     """The relative changes that enough seeds speak for."""
     found = {measure: line.numbers[f"{measure}_change"] for measure in MEASURES}
     return {measure: change for measure, change in found.items() if change is not None and change.n >= ENOUGH}
@@ -165,7 +165,7 @@ def command(found: Comparison) -> str:
     return shlex.join(["creditscope", "compare", found.kind.setting, *(line.name for line in found.lines), *words])
 
 
-def as_dict(line: Line, kind: Kind) -> dict[str, Any]:
+def as_dict(line: Candidate, kind: Kind) -> dict[str, Any]:
     """A line for a program: its name stands under the setting, the kind's own numbers among the others."""
     found = asdict(line)
     name, numbers = found.pop("name"), found.pop("numbers")
