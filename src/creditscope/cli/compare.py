@@ -84,7 +84,7 @@ class Compare:
     every: int = 5
     """Steps between readings of the microscope."""
     jobs: int | None = None
-    """Runs at once, each a process with one thread; by default one a CPU."""
+    """Runs at once, each a process with one thread; by default one per CPU."""
     out: Path | None = None
     """Where the runs (NAME/seed-S), table.md, table.json and figure.svg go; by default runs/compare for credit,
     runs/brakes for brake."""

@@ -1,4 +1,4 @@
-"""`creditscope credit`: the list of credit estimators, and one of them under the glass."""
+"""`creditscope credit`: the list of credit estimators, or one of them in full."""
 
 from __future__ import annotations
 

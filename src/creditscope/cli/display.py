@@ -1,4 +1,4 @@
-"""What a run looks like while it goes: a live panel on a terminal, plain lines elsewhere."""
+"""The metrics of a run in progress: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Localise:
     problems: int | None = None
     """Problems to plant an error in, by default 200; of a file, solutions drawn from it, by default all."""
     group: int = 8
-    """R, rollouts a problem, the planted one among them."""
+    """R, rollouts per problem, the planted one among them."""
     samples: int = 8
     """K, continuations at each cut for Monte Carlo values."""
     credit: tuple[str, ...] = ()

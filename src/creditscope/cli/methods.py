@@ -1,4 +1,4 @@
-"""`creditscope methods`: the table, and one method under the glass."""
+"""`creditscope methods`: the table of methods, or one of them in full."""
 
 from __future__ import annotations
 

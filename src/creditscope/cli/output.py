@@ -1,4 +1,4 @@
-"""How a verb speaks: JSON for programs, a plain console where there is no terminal, colour where there is."""
+"""Output of a verb: JSON for programs, a plain console where there is no terminal, colour where there is."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Prefix:
     """
 
     source: Annotated[Path, tyro.conf.Positional]
-    """A folder written by creditscope train, or JSON lines, one rollout a line."""
+    """A folder written by creditscope train, or JSON lines, one rollout per line."""
     method: str | None = None
     """A row of the table (creditscope methods), or its variant with even weights: NAME_even. All rows by default."""
     step: int | None = None

@@ -46,7 +46,7 @@ class Reproduce:
 
     p1 is arXiv:2606.29238: R = 2, 4, 8, 16, 32 with three seeds each, read on a schedule; with the packaged model also
     several turns, other credits and, with --budget full, schedules that watch the rank. p2 is arXiv:2601.05002: brakes
-    against plain AdamW over several updates a batch. Runs that are finished are used again and runs that were stopped
+    against plain AdamW over several updates per batch. Runs that are finished are used again and runs that were stopped
     go on, so the same command continues after Ctrl-C. On two cores p1 --budget small is 18 runs of 50,000 rollouts
     together, at about 15 ms each and 10 s for a start: about 20 minutes; p2 about 15; full is hours, or a GPU.
 
@@ -61,7 +61,7 @@ class Reproduce:
     """The paper."""
     size: Annotated[Choices, tyro.conf.arg(name="")] = field(default_factory=Choices)
     jobs: int | None = None
-    """Runs at once, each a process with one thread; by default one a CPU for the packaged model, else 1."""
+    """Runs at once, each a process with one thread; by default one per CPU for the packaged model, else 1."""
     out: Path | None = None
     """Where the runs, evidence/, claims.md, table1.md and the figures go; by default runs/PAPER-MODEL-BUDGET."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)

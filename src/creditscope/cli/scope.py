@@ -29,7 +29,7 @@ SEEN = "prompts seen before"
 class Scope:
     """Read rollouts from a file: their signal, the credit of their tokens and, with a model, their gradients.
 
-    One JSON object a line with prompt, response and reward will do; answers to equal prompts are a group. Also read are
+    One JSON object per line with prompt, response and reward will do; answers to equal prompts are a group. Also read are
     the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and OpenAI-style logs.
     Optional fields: group, step, tokens, logp, mask, entropy, ref_logp, step labels and more (docs/offline.md).
 
@@ -46,7 +46,7 @@ class Scope:
     """
 
     file: Annotated[Path, tyro.conf.Positional]
-    """JSON lines or parquet, or a folder of such files, one a step."""
+    """JSON lines or parquet, or a folder of such files, one per step."""
     settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
     out: Path | None = None
     """Write a record into this folder."""

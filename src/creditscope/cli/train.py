@@ -1,4 +1,4 @@
-"""`creditscope train`: the lab's loop with a face."""
+"""`creditscope train`: run the lab's loop, or TRL's, and show its steps."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Train:
       creditscope train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
       creditscope train --credit optimal_token                  # credit for tokens, not only for answers
       creditscope train --method ppo --critic-warmup 5          # a critic, which learns alone at first
-      creditscope train --inner-steps 4 --brake recall          # several updates a batch, with a brake on momentum
+      creditscope train --inner-steps 4 --brake recall          # several updates per batch, with a brake on momentum
       creditscope train --scope light --every 5                 # read the geometry of the gradients every fifth step
       creditscope train --scope light --also step_return salt   # the same rollouts under other credits, at each reading
-      creditscope train --scope light --adapt raise_group       # more rollouts a prompt once the rank has fallen
+      creditscope train --scope light --adapt raise_group       # more rollouts per prompt once the rank has fallen
       creditscope train --out runs/mine --resume               # go on after a stop or a kill
       creditscope train --engine trl                           # the same by TRL's loop, also under torchrun
     """
@@ -91,7 +91,7 @@ class Train:
 
     def _go_on(self, out: Path) -> str:
         """The command that continues the run."""
-        # A function of the user's own must be named again: a record's word is not enough to run code.
+        # run.json is untrusted: a function of the user's own must be named again.
         own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
         scope = ["--scope", self.config.scope] if "also" in own else []  # without it, --also alone is refused
         return command_line("train", "--out", out, "--resume", *scope,
@@ -106,8 +106,8 @@ class Train:
         for name, words in named(stored).items():
             for word in words:
                 if ":" in word and word not in given[name]:
-                    raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of yours. A "
-                                           f"record's word is not enough to run code: give --{name} again")
+                    raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of "
+                                           f"yours. run.json is untrusted: give --{name} again")
         lists = {name: tuple(stored.get(name, ())) for name in ("log", "also")}
         return Train(config=TrainFlags(**(stored | lists)), out=out)
 

@@ -45,7 +45,7 @@ class Warmup:
     epochs: int | None = None
     """Passes over the train split, in place of --steps, for a task that is a file."""
     batch: int = 64
-    """Examples a step."""
+    """Examples per step."""
     lr: float = LR
     """Largest learning rate of AdamW: it rises over the first twentieth of the steps and falls as a cosine."""
     max_tokens: int | None = None
