@@ -191,7 +191,7 @@ MUTANTS = [
            "html.escape(shown(str(child)), quote=True)", "shown(str(child))", MARKUP),
     Mutant("the ranks' mean forgotten", "plugins/verl/loss.py",
            "return ranks * here / float(", "return here / float(", VERL),
-    Mutant("dead groups from half of the gradient", "diagnosis/rules.py",
+    Mutant("dead groups from half of the gradient", "diagnosis/signs.py",
            "return norm is not None and max(norm.values) == 0", "return norm is not None and min(norm.values) == 0",
            DOCTOR),
     Mutant("one half of the rollouts proves all", "microscope/proof.py",
@@ -299,9 +299,8 @@ REPLANTED = [
     fixed("a GGUF file may declare more than it holds", "policy/vetting.py",
           "if count * each > self.size - before:", "if False:", MODELS),
     # Records of strangers, and what is shown of them.
-    fixed("a lock that is a link empties its target", "runs/record.py",
-          'lock = os.fdopen(os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "w")',
-          'lock = (path / "run.lock").open("w")',
+    fixed("a lock that is a link empties its target", "files/writing.py",
+          "        lock.acquire()\n", '        (path / "run.lock").open("w").close()\n        lock.acquire()\n',
           f"{STRANGERS}::test_a_lock_that_is_a_link_empties_no_other_file"),
     fixed("an npz file unpacks to gigabytes", "files/guards.py", "if size > most:", "if False:",
           f"{STRANGERS}::test_an_archive_that_would_unpack_to_gigabytes_is_refused_before_it_is_unpacked"),
@@ -338,14 +337,14 @@ REPLANTED = [
           "for entry in path.iterdir() if not _scrap(entry))", "for entry in path.iterdir())",
           f"{DAMAGE}::test_what_a_kill_leaves_before_run_json_is_no_obstacle_to_starting_there"),
     fixed("a new run looks before it locks", "runs/record.py",
-          "lock = _locked(path)\n        try:\n"
+          "lock = lock_folder(path)\n        try:\n"
           "            # Asked under the lock: another process may have started and ended a run here just now.\n"
           "            if (path / \"run.json\").exists() and cls.open(path).steps():",
           "held = (path / \"run.json\").exists() and cls.open(path).steps()\n"
-          "        lock = _locked(path)\n        try:\n            if held:",
+          "        lock = lock_folder(path)\n        try:\n            if held:",
           f"{DAMAGE}::test_a_run_that_starts_and_ends_while_another_is_about_to_start_is_not_written_over"),
-    fixed("a checkpoint is deleted under its name", "runs/record.py",
-          "    folder.replace(part)\n    shutil.rmtree(part)", "    shutil.rmtree(folder)",
+    fixed("a checkpoint is deleted under its name", "files/writing.py",
+          "    path.replace(part)\n    shutil.rmtree(part)", "    shutil.rmtree(path)",
           f"{DAMAGE}::test_half_a_checkpoint_never_has_a_checkpoints_name"),
     fixed("an old checkpoint stays for ever", "runs/record.py",
           "for old in self.checkpoints()[:-KEEP]:", "for old in ():",

@@ -16,8 +16,8 @@ from creditscope.batch.groups import Groups
 from creditscope.credit.prefixes import shared
 from creditscope.exact.prefix_bias import Nodes, length_exponent, measured, nodes, prefix_bias, summary
 from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.properties import properties
 from creditscope.methods.table import even
-from creditscope.objective.properties import properties
 from each import each
 from makers import make
 from small_models import build

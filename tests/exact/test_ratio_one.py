@@ -17,10 +17,10 @@ from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.table import CISPO, DAPO, DPPO, DPPO_KL, DR_GRPO, GRPO, GRPO_V32, SAPO
 from creditscope.methods.words import LAWS, law
 from creditscope.objective.advantages import token_advantage
-from creditscope.objective.properties import probe
 from creditscope.objective.ratios import trusted
 from creditscope.objective.weights import alpha, kept
 from makers import make, random_batches
+from probes import probe
 
 # Rows of one's own, for laws that no paper's row has.
 OWN = [

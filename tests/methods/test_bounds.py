@@ -16,10 +16,10 @@ from creditscope.methods import find as finding
 from creditscope.methods.axes import AXES
 from creditscope.methods.bounds import BOUNDS, TRUSTS, Bound, TrustRegion, exp_bounded
 from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.properties import properties
 from creditscope.methods.table import GRPO, even
 from creditscope.methods.words import equation, law, term_text
 from creditscope.objective.bounds import beyond
-from creditscope.objective.properties import properties
 from creditscope.objective.ratios import bounded
 from creditscope.optimizer.overshoot import Overshoot
 from creditscope.optimizer.table import BRAKES

@@ -10,8 +10,9 @@ from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, famil
 from creditscope.claims.reading import SEEDS, credit_of, estimate, from_three, sweeps, with_outcome
 from creditscope.claims.verdict import POSITIVE, Outcome, Verdict, all_of, missing, needing
 from creditscope.methods.axes import OWN_CREDIT
-from creditscope.runs.compare import at, in_points
+from creditscope.runs.compare import at
 from creditscope.runs.intervals import paired
+from creditscope.runs.numbers import in_points
 
 PAIRS = ((2, 4), (2, 8), (4, 8), (8, 16), (8, 32))
 """Which R is compared with which: P1's three among each other, and what lies beyond against its largest."""

@@ -16,9 +16,10 @@ from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import find
 from creditscope.methods.words import law
 from creditscope.optimizer.table import OPTIMIZERS, OptimizerRow
-from creditscope.runs.compare import HALF, brake_of, estimator_of, in_percent, in_points, relative_change
 from creditscope.runs.correlation import ROUNDING, correlation
 from creditscope.runs.intervals import Interval, mean_interval, paired
+from creditscope.runs.kinds import HALF, brake_of, estimator_of, relative_change
+from creditscope.runs.numbers import in_percent, in_points
 
 PROBE = "--probe light --probe-every 1"
 

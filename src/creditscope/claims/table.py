@@ -14,7 +14,7 @@ from creditscope.claims import ours, p1_credit, p1_learning, p1_rank, p2_runs
 from creditscope.claims.evidence import Evidence
 from creditscope.claims.verdict import Claim, Verdict
 from creditscope.errors import unknown
-from creditscope.runs.compare import HALF
+from creditscope.runs.kinds import HALF
 
 ROWS = (
     Claim(

@@ -1,21 +1,14 @@
-"""What a run looks like while it goes: a live panel on a terminal, plain lines elsewhere."""
+"""The metrics of a run in progress: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from creditscope.cli.progress import Progress
 from creditscope.errors import printable
 
 
@@ -23,52 +16,42 @@ class Display:
     """Shows the metrics of each step of a run of `total` steps."""
 
     def __init__(self, console: Console, label: str, total: int, every: int = 10, quiet: bool = False) -> None:
-        self._console, self._label, self._total, self._every, self._quiet = console, label, total, every, quiet
-        self._live: Live | None = None
-        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                  TextColumn("left"), TimeRemainingColumn(), console=console)
-        self._bar = self._progress.add_task(label, total=total)
+        self._label, self._total, self._every = label, total, every
+        self._progress = Progress(console, label, quiet)
         self._eval = ""
         self._warned: set[str] = set()
         self._seen, self._spent = 0, 0.0
 
     def __enter__(self) -> Display:
-        if self._console.is_terminal and not self._quiet:
-            self._live = Live(self._progress, console=self._console, refresh_per_second=4)
-            self._live.__enter__()
+        self._progress.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._progress.__exit__()
 
     def begin(self, problems: int) -> None:
         """Say what the first seconds are spent on."""
-        if not self._quiet:
-            first = f", then one answer to each of {problems} test problems" if problems else ""
-            self._console.print(f"{self._label}  loading the model{first}", markup=False)
+        first = f", then one answer to each of {problems} test problems" if problems else ""
+        self._progress.say(f"{self._label}  loading the model{first}")
 
     def show(self, m: dict[str, Any]) -> None:
         """One step's metrics, or the final evaluation. Warnings are for everyone, the rest not for programs."""
         if "reward/mean" in m:
             self._warn(m)
-        if self._quiet:
-            return
         if "eval/accuracy" in m:
             self._eval = f"test {m['eval/accuracy']:.1%} [{m['eval/low']:.1%}, {m['eval/high']:.1%}]"
-            if self._live is None:
-                self._console.print(f"{self._label}  step {m['step']}  {self._eval}")
+            if not self._progress.live:
+                self._progress.say(f"{self._label}  step {m['step']}  {self._eval}")
         if "reward/mean" not in m:
             return
         self._seen += 1
         self._spent += m["time/step"] - m.get("time/eval", 0.0)
-        if self._live is not None:
-            self._progress.update(self._bar, completed=m["step"] + 1)
-            self._live.update(Group(self._progress, self._panel(m)))
+        if self._progress.live:
+            done = m["step"] + 1
+            self._progress.show(done, self._total, f"{self._label}  {done}/{self._total}", self._panel(m))
         elif m["step"] % self._every == 0 or m["step"] + 1 == self._total:
             left = self._spent / self._seen * (self._total - m["step"] - 1)
-            self._console.print(f"{self._label}  step {m['step']:>4}  " + "  ".join(
+            self._progress.say(f"{self._label}  step {m['step']:>4}  " + "  ".join(
                 f"{name} {value}" for name, value in readings(m).items()) + f"  left {left:.0f} s")
 
     def _panel(self, m: dict[str, Any]) -> Table:
@@ -112,38 +95,3 @@ def rank(m: dict[str, Any]) -> str:
         return ""
     null = m.get("gram/group/credit_null")
     return f"{m['gram/group/effective_rank']:.1f}" + (f" (null {null:.1f})" if null is not None else "")
-
-
-def holds_a_run(out: Path | None) -> bool:
-    """Whether a stop has something to keep."""
-    return out is not None and (out / "run.json").exists()
-
-
-class Interrupt:
-    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same.
-
-    While nothing is kept, once is enough: what is waited for may never come, such as the other end of a pipe.
-    """
-
-    def __init__(self, keeps: Callable[[], bool] = lambda: True) -> None:
-        self.asked = False
-        self._keeps = keeps
-
-    def __enter__(self) -> Interrupt:
-        self._before = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    def _catch(self, number: int, frame: FrameType | None) -> None:
-        if self.asked or not self._keeps():
-            raise KeyboardInterrupt
-        self.asked = True
-        with contextlib.suppress(OSError):  # a full disk, or nobody who reads
-            # os.write, because a signal may arrive in the middle of a print.
-            os.write(2, b"stopping after this step; everything is kept (again to stop at once)\n")

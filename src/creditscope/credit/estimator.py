@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.specs import Option, check_option
+from creditscope.files.specs import Option
 
 NEEDS: Mapping[str, str] = MappingProxyType({
     "steps": "a task that judges single steps, or step labels in the file",
@@ -68,10 +68,6 @@ class Estimator:
         """(method, rollouts, tools, **options) -> (B, T). Torch loads here, not with the list."""
         found: Callable[..., Any] = getattr(importlib.import_module(f"creditscope.credit.{self.name}"), self.name)
         return found
-
-    def check(self, name: str, value: object) -> None:
-        """Refuse an option that the estimator does not have, or a value that it cannot take."""
-        check_option(f"credit {self.name!r}", self.options, name, value)
 
     def require(self, given: frozenset[str], where: str) -> None:
         """Refuse, before anything is spent, a place that cannot give what the estimator needs."""

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from creditscope.credit.estimator import Estimator
-from creditscope.errors import unknown
-from creditscope.files.specs import Option, read_options
+from creditscope.files.specs import Option, read_spec
 
 OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SAMPLES = Option(4, "K, continuations at each cut", low=1, high=4096)
@@ -135,10 +134,4 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse("monte_carlo,samples=8")
     ('monte_carlo', {'samples': 8})
     """
-    name, options = read_options("--credit", spec)
-    if name not in ESTIMATORS and not OWN.fullmatch(name):
-        raise unknown("credit", name, ESTIMATORS, see="creditscope credit; or give your own as module:function")
-    if name in ESTIMATORS:
-        for key, value in options.items():
-            ESTIMATORS[name].check(key, value)
-    return name, options
+    return read_spec("credit", spec, ESTIMATORS, "creditscope credit; or give your own as module:function", OWN)

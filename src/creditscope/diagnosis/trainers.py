@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from creditscope.diagnosis.log import Settings
+from creditscope.diagnosis.log import LogSettings as Settings
 from creditscope.errors import CreditscopeError
 from creditscope.methods import dialects
 from creditscope.methods.axes import OWN_CREDIT, Method

@@ -12,19 +12,19 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any
 
 from creditscope.batch.jsonl import Bad, Row, check_fields, check_list, check_scalar, show
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 
 Messages = list[dict[str, Any]]
 TEXTS = ("response", "completion", "text")
 GROUPS = ("group", "prompt_id", "uid")
 BATCHES = ("batch", "step")
-PER_TOKEN = ("tokens", "logp", "mask", "ref_logp", "entropy", "collision", "step", "step_reward", "step_state",
-             "pieces")
+PER_TOKEN = tuple(row.name for row in fields(Rollouts) if row.name not in ("reward", "group", "prompt", "text"))
 
 
 @dataclass(frozen=True)

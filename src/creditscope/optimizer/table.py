@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.specs import Option, check_option, read_options
+from creditscope.errors import CreditscopeError
+from creditscope.files.specs import Option, read_spec
 from creditscope.methods.axes import Method
 from creditscope.methods.bounds import BOUNDS
 
@@ -103,9 +103,4 @@ def parse_brake(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse_brake("shorten,share=0.02")
     ('shorten', {'share': 0.02})
     """
-    name, options = read_options("--brake", spec)
-    if name not in BRAKES:
-        raise unknown("brake", name, BRAKES, see="creditscope optimizer --brakes")
-    for key, value in options.items():
-        check_option(f"brake {name!r}", BRAKES[name].options, key, value)
-    return name, options
+    return read_spec("brake", spec, BRAKES, see="creditscope optimizer --brakes")

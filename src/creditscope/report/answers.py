@@ -25,6 +25,7 @@ from creditscope.report.remedies import words
 from creditscope.report.run import Run
 from creditscope.runs.columns import Steps, is_number
 from creditscope.runs.intervals import Interval, overlap, quantile
+from creditscope.runs.numbers import mean_over, percent
 from creditscope.runs.verdicts import BLIND
 
 SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
@@ -110,11 +111,11 @@ def progress(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, 
     state = "watch" if trend and trend[1] < trend[0] else "good"
     if len(evaluated) > 1:
         first, last = _accuracy(evaluated[0]), _accuracy(evaluated[-1])
-        said = f"accuracy on unseen problems {100 * first.mean:.1f} → {_percent(last)}"
+        said = f"accuracy on unseen problems {100 * first.mean:.1f} → {percent(last)}"
         if overlap(first, last) is False:
             return ("broken", f"{said}: it fell") if last.mean < first.mean else ("good", f"{said}: it rose")
         return state, f"{said}: no clear change" + (f"; {rewards}" if rewards else "")
-    reward = _mean(_last(trained, "reward/mean"), "reward/mean")
+    reward = mean_over(_last(trained, "reward/mean"), "reward/mean")
     return (state, rewards or f"mean reward {_number(reward)}") if reward is not None else None
 
 
@@ -154,7 +155,7 @@ RIGHT = "nearly every answer is right: little is left to learn here"
 
 def is_solved(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the mean reward is at its end, taken to be 1."""
-    reward = _mean(steps, "reward/mean")
+    reward = mean_over(steps, "reward/mean")
     return reward is not None and SOLVED <= reward <= 1
 
 
@@ -166,7 +167,7 @@ def live_groups(step: Mapping[str, Any]) -> float:
 
 def _cut(steps: Sequence[Mapping[str, Any]], rose: bool) -> Clause | None:
     """Answers cut at the limit. Where the reward rose all the same, they are no reason that nothing can be learnt."""
-    cut = _mean(steps, "length/truncated")
+    cut = mean_over(steps, "length/truncated")
     if not cut:
         return None
     return ("broken" if cut >= CUT_BROKEN and not rose else "watch" if cut >= CUT_WATCH else "good",
@@ -229,14 +230,14 @@ def credit(run: Run) -> Answer:
         said, solved = f"In {silent} of {len(told)} steps no token had any credit", is_solved(told)
         return Answer("Credit", "watch" if solved else "broken", f"{said}: {RIGHT}." if solved else f"{said}.",
                       rule + _over(told), "tokens")
-    top, zero, within = (_mean(steps, name) for name in (TOP, "credit/zero", "credit/within"))
+    top, zero, within = (mean_over(steps, name) for name in (TOP, "credit/zero", "credit/within"))
     assert top is not None
     said = f"The top tenth of tokens carries {_share(top)} of the credit"
     if zero is not None:
         said += f" (even: {_share(even_share(steps))})" + (f"; {_share(zero)} of tokens have none" if zero else "")
     if within is not None:
         said += "; it varies only between answers" if within < SAME else f"; {_share(within)} varies inside answers"
-    positive = _mean(steps, "credit/positive_mass")
+    positive = mean_over(steps, "credit/positive_mass")
     sided = positive is not None and max(positive, 1 - positive) >= ONE_SIDED
     if positive is not None and sided:
         said += f"; {_share(max(positive, 1 - positive))} pushes {'up' if positive > 0.5 else 'down'}"
@@ -291,7 +292,7 @@ def directions(run: Run) -> Answer:
            "Not read: no group was live when the microscope looked")
     if why:
         return Answer("Directions", "unknown", f"{why}.", rule + _over(readings, "readings"), "directions")
-    found, null, own = _mean(steps, RANK), _mean(steps, name), _mean(steps, OWN_NORMS)
+    found, null, own = mean_over(steps, RANK), mean_over(steps, name), mean_over(steps, OWN_NORMS)
     assert found is not None
     assert null is not None
     state = "unknown" if null < WAYS else "watch" if found < ONE_WAY else "good"
@@ -310,7 +311,7 @@ def optimiser(run: Run) -> Answer:
     rule = (f"Outside the clip range: watch from {_share(PAST_WATCH)}, broken from {_share(PAST_BROKEN)} or when a "
             f"gradient is not finite. Scale below {_share(BLIND)} change hardly matters, which is no fault. ")
     steps, where = past_steps(run.trained)
-    past, (scale, scales) = _mean(steps, where), _scale(run)
+    past, (scale, scales) = mean_over(steps, where), _scale(run)
     row = row_of(run.config)
     wild = [step for step in run.trained[-LAST:] if NOT_FINITE & set(absent(step))]
     if is_stale(run.trained, steps):
@@ -364,7 +365,7 @@ def _scale(run: Run) -> tuple[str, list[Mapping[str, Any]]]:
     and the steps that say so."""
     found = {metric: _last(run.trained, metric) for metric in (SCALE, f"{SCALE}_now")}
     for metric, steps in found.items():
-        change = _mean(steps, metric)
+        change = mean_over(steps, metric)
         if change is not None and len(steps) >= FEWEST and not is_stale(run.trained, steps):
             said = f"reward scale {'hardly matters' if change < BLIND else 'matters'}: a tenth of the credit changes " \
                    f"the update by {_share(change)}" + ("" if metric == SCALE else " from that step on")
@@ -423,11 +424,6 @@ def is_stale(trained: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, 
     return bool(at) and int(trained[-1]["step"]) - at[-1] >= max(LAST, 2 * gap)
 
 
-def _mean(steps: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    values = [float(step[metric]) for step in steps if is_number(step.get(metric))]
-    return math.fsum(values) / len(values) if values else None
-
-
 def absent(step: Mapping[str, Any]) -> list[str]:
     """The metrics that were not finite at a step."""
     found = step.get("absent")
@@ -437,12 +433,6 @@ def absent(step: Mapping[str, Any]) -> list[str]:
 def worst(*states: str) -> str:
     """What is known to be wrong outweighs what is not known, and that what is good."""
     return max(states, key=["good", "unknown", "watch", "broken"].index)
-
-
-def _percent(value: Interval) -> str:
-    """A share with its interval, in percent."""
-    ends = [f"{100 * end:.1f}" for end in (value.low, value.high) if end is not None]
-    return f"{100 * value.mean:.1f} %" + (f" [{', '.join(ends)}]" if len(ends) == 2 else "")
 
 
 def _over(steps: Sequence[Mapping[str, Any]], what: str = "steps") -> str:

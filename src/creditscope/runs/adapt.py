@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from creditscope.credit.table import ESTIMATORS
-from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.specs import Option, check_option, read_options
+from creditscope.errors import CreditscopeError
+from creditscope.files.specs import Option, read_spec
 
 RANK = "gram/group/effective_rank"
 Lines = Sequence[Mapping[str, Any]]
@@ -121,11 +121,7 @@ def parse_adapt(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse_adapt("raise_group,most=16")
     ('raise_group', {'window': 5, 'fall': 0.8, 'most': 16})
     """
-    name, options = read_options("--adapt", spec)
-    if name not in ADAPTS:
-        raise unknown("--adapt", name, ADAPTS)
-    for key, value in options.items():
-        check_option(f"--adapt {name}", ADAPTS[name].options, key, value)
+    name, options = read_spec("adapt", spec, ADAPTS)
     return name, {key: option.default for key, option in ADAPTS[name].options.items()} | options
 
 

@@ -17,7 +17,7 @@ from creditscope.methods.table import METHODS
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.replay import adamw, carry
 from creditscope.selftest import twin
-from creditscope.selftest.check import Found, worst_of
+from creditscope.selftest.check import Measured, worst_of
 
 MOVES = {"at ratio 1": 0.0, "near": 3e-4, "far": 0.8}
 """How far log π went since sampling: not at all, to the bounds of a sequence ratio, past most bounds."""
@@ -26,7 +26,7 @@ BETA = 0.1
 VERDICTS = "verdicts.json"
 
 
-def methods(device: torch.device) -> Found:
+def methods(device: torch.device) -> Measured:
     """max|Δw| / max|w| of every method, with KL where it has one, against the twin."""
     errors: dict[str, float] = {}
     for name, found in METHODS.items():
@@ -84,14 +84,14 @@ def key(verdict: Verdict) -> str:
     return f"{verdict.claim} | {verdict.definition} | {verdict.subject}"
 
 
-def verdicts(device: torch.device) -> Found:
+def verdicts(device: torch.device) -> Measured:
     """How many of the verdicts of `check --exact` are not those that came with the package. On the CPU."""
     published = json.loads(files("creditscope.selftest").joinpath(VERDICTS).read_text(encoding="utf-8"))
     found = {key(verdict): verdict.outcome for verdict in run_exact()}
     other = [name for name in published.keys() | found.keys() if published.get(name) != found.get(name)]
     detail = f"{min(other)}: {found.get(min(other))}, published {published.get(min(other))}" if other else \
         f"{len(found)} verdicts, closed forms and enumeration"
-    return Found(len(other), detail)
+    return Measured(len(other), detail)
 
 
 def write_verdicts(path: Path) -> None:
@@ -103,7 +103,7 @@ def write_verdicts(path: Path) -> None:
 # -- the optimiser -----------------------------------------------------------------------------------------------------
 
 
-def replayed(device: torch.device) -> Found:
+def replayed(device: torch.device) -> Measured:
     """max|Δθ| after eight steps: the closed form against torch.optim.AdamW on the device, each implementation."""
     draw = torch.Generator().manual_seed(0)
     sizes = torch.logspace(-4, 0, 12, dtype=torch.float64)
@@ -121,7 +121,7 @@ def replayed(device: torch.device) -> Found:
     return worst_of(errors, "implementations of AdamW")
 
 
-def carried(device: torch.device) -> Found:
+def carried(device: torch.device) -> Measured:
     """C_{T,k} in closed form against what AdamW still moves when a constant gradient has stopped, in full steps."""
     errors = {}
     for betas in ((0.9, 0.95), (0.9, 0.999), (0.8, 0.3)):

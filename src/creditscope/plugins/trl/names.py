@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 from trl import GRPOTrainer, RLOOTrainer
 
 from creditscope.errors import CreditscopeError
+from creditscope.files.versions import version
 
 TESTED = ("1.14.2", "1.16.0")
 """The versions on which `make contracts` ran."""
@@ -30,8 +30,8 @@ def require(what: str, given: object, names: tuple[str, ...]) -> None:
     has = given.__contains__ if isinstance(given, dict) else lambda name: hasattr(given, name)
     missing = [name for name in names if not has(name)]
     if missing:
-        raise CreditscopeError(f"{what} of trl {version()} has no {missing[0]!r}, which creditscope relies on; tested "
-                               f"with trl {', '.join(TESTED)}: install one of these")
+        raise CreditscopeError(f"{what} of trl {version('trl') or '(unknown)'} has no {missing[0]!r}, which "
+                               f"creditscope relies on; tested with trl {', '.join(TESTED)}: install one of these")
 
 
 def batch_keys(trainer: Any) -> tuple[str, ...]:
@@ -77,10 +77,3 @@ def check_trainer(trainer: Any) -> None:
     if cut:
         raise CreditscopeError(f"{cut[0]}_size is above 1 in the trainer's parallelism_config, and the callback reads "
                                f"ranks that have rows of their own; set it to 1")
-
-
-def version() -> str:
-    try:
-        return importlib.metadata.version("trl")
-    except importlib.metadata.PackageNotFoundError:
-        return "(unknown)"

@@ -46,7 +46,7 @@ SKETCHED = ("effective_rank", "top1", "conflict")
 
 
 @dataclass
-class Reading:
+class EngineReading:
     """One mini-batch on one rank, while it is read."""
 
     number: dict[str, int]
@@ -69,7 +69,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         self.blocks: dict[str, NDArray[np.float64]] = {}
         """Prompt id → exact Gram, in the units of the update: the whole groups of this rank at the last reading."""
         self._updates = 0
-        self._reading: Reading | None = None
+        self._reading: EngineReading | None = None
         self._stack = ExitStack()
         self._slope: Tensor | None = None
         self._proofs = Proofs()
@@ -86,7 +86,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         if not due:
             return super().forward_backward_batch(data, loss_function)
         self._refuse(data)
-        reading = self._reading = Reading(self._numbered(_uids(data)))
+        reading = self._reading = EngineReading(self._numbered(_uids(data)))
         try:
             out = super().forward_backward_batch(data, loss_function)
         finally:
@@ -121,7 +121,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
             found["log_probs"] = torch.nested.nested_tensor_from_jagged(flat, nested.offsets())
         return found
 
-    def _prove(self, reading: Reading, data: Any, loss_function: Callable[..., Any]) -> None:
+    def _prove(self, reading: EngineReading, data: Any, loss_function: Callable[..., Any]) -> None:
         """The same micro-batches without the microscope, rollout i's slopes times h_i; gradients are put back."""
         held = {p: p.grad for p in self.module.parameters()}
         rank = dist.get_rank(self.get_data_parallel_group())
@@ -140,7 +140,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _watched(self, reading: Reading, micro_batch: Any) -> Iterator[None]:
+    def _watched(self, reading: EngineReading, micro_batch: Any) -> Iterator[None]:
         """Around the forward and the backward of one micro-batch."""
         self._slope = None
         with Microscope(self.module, segments=self._owners(micro_batch), sketch=reading.sketcher) as scope:
@@ -184,7 +184,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         dist.all_gather_object(found, mine, group=group)
         return found
 
-    def _readings(self, reading: Reading) -> dict[str, float]:
+    def _readings(self, reading: EngineReading) -> dict[str, float]:
         """Of the whole mini-batch, the same on every rank: verl takes a mean over ranks."""
         found = ranks.across(reading.scopes, reading.groups, ranks=self.get_data_parallel_group())
         credit, eps = _row_credits(reading), max(scope.eps for scope in reading.scopes)
@@ -241,7 +241,7 @@ def sketched_means(found: ranks.RanksReading, numbers: Iterable[int], eps: float
     return out | ({"sketch/relative_error": found.sketch.relative_error} if out else {})
 
 
-def _row_credits(reading: Reading) -> dict[int, NDArray[np.float64] | None]:
+def _row_credits(reading: EngineReading) -> dict[int, NDArray[np.float64] | None]:
     """Group number → what its rows of a micro-batch were credited; verl's padding, where nobody chose, is left out."""
     out: dict[int, NDArray[np.float64] | None] = {}
     for w, mask, numbers in zip(reading.w, reading.masks, reading.groups, strict=True):
