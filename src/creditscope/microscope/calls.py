@@ -66,7 +66,7 @@ def unwatched(backward: Any) -> Any:
 def name_of(func: Func) -> str:
     """What torch calls a function.
 
-    >>> name_of(torch.Tensor.T.__get__), name_of(F.linear)
+    >>> name_of(torch.Tensor.T.__get__), name_of(torch.nn.functional.linear)
     ('T', 'linear')
     """
     if getattr(func, "__name__", "") == "__get__":

@@ -252,8 +252,8 @@ def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> l
     The estimator (r − b)ψ has the same mean for every b, since E[ψ] = 0, and the trace of its covariance is V(b) less a
     constant. V(b) = V(b*) + (b − b*)² Σ‖ψ‖².
 
-    >>> [(b.mean, b.optimal, b.lost) for b in optimal_baseline([3.0, 1.0], [1.0, 0.0])]
-    [(0.5, 0.75, 0.3333333333333333)]
+    >>> [(b.mean, b.optimal, b.excess) for b in optimal_baseline([3.0, 1.0], [1.0, 0.0])]
+    [(0.5, 0.75, 0.25)]
     """
     x = _vector(scores_gram_diag, "scores_gram_diag")
     if (x < 0).any():
