@@ -267,7 +267,7 @@ def test_a_record_s_word_is_not_enough_to_read_with_a_users_function(tmp_path: P
     config = replace(SMALL, also=("salt", "evil_credit:mine"))
     with Record.create(tmp_path / "run", asdict(config), {}):
         pass
-    with pytest.raises(CreditscopeError, match="run.json is untrusted: give --also again"):
+    with pytest.raises(CreditscopeError, match=r"run\.json is untrusted: give --also again"):
         Train(out=tmp_path / "run", resume=True).as_recorded()
     given = Train(config=TrainFlags(scope="light", also=("evil_credit:mine",)), out=tmp_path / "run", resume=True)
     assert given.as_recorded().config.also == ("salt", "evil_credit:mine")

@@ -89,8 +89,8 @@ MANY = 24
 def _compared(several: Several) -> Section:
     count = len(several.settings)
     charts = list(_charts(several)) if count <= MANY else []
-    lead = ("A line per setting: mean over its runs, and the 95 % t-interval over seeds. A heading sorts the table; the "
-            "pointer over a chart marks its step in all of them, and the table under a chart has its numbers.")
+    lead = ("A line per setting: mean over its runs, and the 95 % t-interval over seeds. A heading sorts the table; "
+            "the pointer over a chart marks its step in all of them, and the table under a chart has its numbers.")
     none = None if charts else missing(
         "No step of these runs has been recorded yet." if count <= MANY else
         f"{count} settings are too many for one chart: compare {MANY} or fewer at a time.")
