@@ -29,8 +29,9 @@ SEEN = "prompts seen before"
 class Scope:
     """Read rollouts from a file: their signal, the credit of their tokens and, with a model, their gradients.
 
-    One JSON object per line with prompt, response and reward will do; answers to equal prompts are a group. Also read
-    are the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and OpenAI-style logs.
+    One JSON object per line with prompt, response and reward will do; answers to equal prompts are a group. Other
+    inputs: the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and
+    OpenAI-style logs.
     Optional fields: group, step, tokens, logp, mask, entropy, ref_logp, step labels and more (docs/offline.md).
 
     A batch is the rows of one training step, or whole groups. The file is streamed, one batch at a time. What is
