@@ -80,7 +80,7 @@ def _percent(share: float) -> str:
 
 
 def loss(log: Log) -> Finding:
-    """At ratio 1 the loss is fixed by the method's row, whatever is learnt: `describe.law`."""
+    """At ratio 1 the loss is fixed by the method's row, whatever is learnt: `words.law`."""
     if lacking := lacks(log, "loss", few=1):
         return lacking
     series, row, named = _series(log, "loss"), log.fact("method"), log.fact("loss")
