@@ -16,7 +16,7 @@ from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
 
 if TYPE_CHECKING:
-    from creditscope.studies.localise import Finding, Outcome
+    from creditscope.studies.localise import ScoreResult, StudyResult
 
 PROBLEMS = 200
 TITLES = {"planted": "planted errors: one wrong number in a reference solution, all later lines follow from it",
@@ -76,7 +76,7 @@ class Localise:
         console.next("creditscope credit NAME")
         return 0
 
-    def _measure(self, bar: Bar) -> Outcome:
+    def _measure(self, bar: Bar) -> StudyResult:
         # Heavy imports wait until there is something to measure, so that --help answers at once.
         from creditscope.policy.loading import load_policy
         from creditscope.studies.processbench import localise_processbench, read_processbench
@@ -98,7 +98,7 @@ class Localise:
                                 tick=bar.show)
 
 
-def as_table(title: str, findings: list[Finding]) -> Table:
+def as_table(title: str, findings: list[ScoreResult]) -> Table:
     table = Table(title=f"{title} (n = {findings[0].n if findings else 0})", title_justify="left", header_style="bold",
                   pad_edge=False, box=box.SIMPLE_HEAD)
     table.add_column("score", no_wrap=True)
