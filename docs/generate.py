@@ -56,7 +56,8 @@ def methods_page() -> str:
     for row in METHODS.values():
         page += full(row, METHODS)
     page += ["\n## The axes\n\n", "A row names one value on each axis; the functions behind the names are in "
-             "`objective/`: `advantages.py`, `weights.py`, `ratios.py` and `penalties.py`.\n"]
+             "`methods/bounds.py` (bounds and trust regions) and in `objective/`: `advantages.py`, `weights.py`, "
+             "`ratios.py` and `penalties.py`.\n"]
     for axis, values in AXES.items():
         page += [f"\n**{axis}**\n\n", *(f"- `{name}`: {meaning}\n" for name, meaning in values.items())]
     return "".join(page)

@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant("token mean over padding too", "objective/weights.py",
            "(length * counted).sum().clamp(min=1)", "torch.tensor(len(length) * width)"),
     Mutant("KL pulls the wrong way", "objective/surrogate.py",
-           "value = value - method.beta", "value = value + method.beta"),
+           "return value - method.beta", "return value + method.beta"),
     Mutant("stop-gradient forgotten", "objective/ratios.py", "factor.detach() * credit", "factor * credit"),
     Mutant("dropped groups still counted", "objective/weights.py",
            'if method.denominator == "kept" else', 'if method.denominator == "never" else'),

@@ -15,7 +15,7 @@ from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
 
 if TYPE_CHECKING:
-    from creditscope.studies.localise import Finding, Outcome
+    from creditscope.studies.localise import ScoreResult, StudyResult
 
 PROBLEMS = 200
 TITLES = {"planted": "planted errors: one wrong number in a reference solution, all later lines follow from it",
@@ -75,7 +75,7 @@ class Localise:
         console.next("creditscope credit NAME")
         return 0
 
-    def _measure(self, bar: Progress) -> Outcome:
+    def _measure(self, bar: Progress) -> StudyResult:
         # Heavy imports wait until there is something to measure, so that --help answers at once.
         from creditscope.policy.loading import load_policy
         from creditscope.studies.processbench import localise_processbench, read_processbench
@@ -97,7 +97,7 @@ class Localise:
                                 tick=bar.tick)
 
 
-def as_table(title: str, findings: list[Finding]) -> Table:
+def as_table(title: str, findings: list[ScoreResult]) -> Table:
     table = new_table("score", "AUC of |A|", "AUC of −A", "top step", "chance",
                       title=f"{title} (n = {findings[0].n if findings else 0})")
     for row in findings:

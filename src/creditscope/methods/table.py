@@ -11,6 +11,11 @@ from types import MappingProxyType
 
 from creditscope.methods.axes import Method
 
+__all__ = [
+    "BNPO", "CISPO", "CPPO", "CPPO_TOPK", "DAPO", "DPPO", "DPPO_KL", "DRO", "DR_GRPO", "GCPO", "GMPO", "GPG", "GRPO",
+    "GRPO_EVEN", "GRPO_V32", "GSPO", "GSPO_EVEN", "GSPO_TOKEN", "GTPO", "KIMI", "LUSPO", "MAXRL", "METHODS", "OPO",
+    "P1_GRPO", "P2_TABLE_1", "PPO", "REINFORCE", "REINFORCE_PP", "REINFORCE_PP_BASELINE", "RLOO", "SAPO", "VESPO"]
+
 REINFORCE = Method(
     name="reinforce", title="REINFORCE", baseline="none", aggregate="sequence_sum", ratio="none",
     cites={"baseline": "Williams 1992: the reward itself", "aggregate": "Σ_t ∇log π, mean over rollouts"})

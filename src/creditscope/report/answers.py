@@ -209,7 +209,7 @@ LOSS = {
     "outside": "The loss at ratio 1 shows how the credit is centred, no measure of progress.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: it follows progress.",
 }
-"""Kind of `describe.law` -> what it means here, short."""
+"""Kind of `words.law` -> what it means here, short."""
 
 
 # -- credit -----------------------------------------------------------------------------------------------------------

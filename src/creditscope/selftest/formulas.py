@@ -38,7 +38,7 @@ def methods(device: torch.device) -> Measured:
     return worst_of(errors, f"cases ({len(METHODS)} methods)")
 
 
-def _places(m: Method) -> Iterator[tuple[str, list[twin.Answer], twin.Tokens]]:
+def _places(m: Method) -> Iterator[tuple[str, list[twin.TwinRollout], twin.Tokens]]:
     """Batches and the policies that are asked: at fixed distances from the sampler, and at the method's own bounds."""
     for seed, (place, move) in enumerate(MOVES.items()):
         yield place, *twin.answers(move, seed)
@@ -47,7 +47,7 @@ def _places(m: Method) -> Iterator[tuple[str, list[twin.Answer], twin.Tokens]]:
         yield place, rows, twin.at_the_bounds(m, rows, turn)
 
 
-def _outside(rows: list[twin.Answer]) -> twin.Tokens:
+def _outside(rows: list[twin.TwinRollout]) -> twin.Tokens:
     """A critic's credit, for methods that have none of their own."""
     return [[row.reward - 0.5 + 0.1 * t for t in range(len(row.tokens))] for row in rows]
 
@@ -64,7 +64,7 @@ def _pad(rows: twin.Tokens) -> torch.Tensor:
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
 
 
-def _padded(rows: list[twin.Answer], logp: twin.Tokens, device: torch.device) -> tuple[Rollouts, torch.Tensor]:
+def _padded(rows: list[twin.TwinRollout], logp: twin.Tokens, device: torch.device) -> tuple[Rollouts, torch.Tensor]:
     """The same batch as tensors."""
     lengths = torch.tensor([len(row.tokens) for row in rows])
     width = int(lengths.max())

@@ -28,15 +28,15 @@ from torch import Tensor
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.errors import CreditscopeError
-from creditscope.lab.rollout import Drawn, roll_out, step_tensors
+from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.lab.tools import LabTools, task_gives
 from creditscope.methods.find import find
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import Policy
 from creditscope.policy.sampling import continue_from
-from creditscope.policy.scoring import Tick, encode_exactly, score_tokens
+from creditscope.policy.scoring import Tick, encode_exactly
 from creditscope.runs.config import Config
-from creditscope.studies.localise import Localiser, Outcome, culprits, yardsticks
+from creditscope.studies.localise import Localiser, StudyResult, culprits, scored, yardsticks
 from creditscope.tasks import Problem
 from creditscope.tasks.arithmetic import LINE, Arithmetic
 
@@ -133,7 +133,7 @@ def planted_batch(policy: Policy, task: Arithmetic, problems: Sequence[Problem],
 
 
 def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: int, samples: int, seed: int,
-                     credit: Sequence[str] = (), critic: str = "head", tick: Tick | None = None) -> Outcome:
+                     credit: Sequence[str] = (), critic: str = "head", tick: Tick | None = None) -> StudyResult:
     """Both tables: planted errors, and for control the policy's own, the first wrong sibling of each group."""
     check_sizes(problems, group, samples)
     method, config = find("grpo"), Config(group=group, seed=seed, critic=critic)
@@ -176,7 +176,7 @@ def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: 
         raise CreditscopeError(f"of {len(asked)} planted errors none led model {policy.name!r} to a wrong answer by "
                                f"true lines alone; ask for more with --problems, or take a model that solves the task")
     facts = {"problems": len(asked), "kept": kept, "group": group, "samples": samples} | quality
-    return Outcome({name: table.findings() for name, table in found.items()}, facts, skipped, clock)
+    return StudyResult({name: table.findings() for name, table in found.items()}, facts, skipped, clock)
 
 
 class FewTools(LabTools):
@@ -236,19 +236,12 @@ def _taken_on(policy: Policy, task: Arithmetic, problems: Sequence[Problem], pla
 def _judged(policy: Policy, task: Arithmetic, problems: Sequence[Problem], prompts: Sequence[Sequence[int]],
             written: Sequence[Sequence[int]], temperature: float) -> Rollouts:
     """Given completions as rollouts, a group each: judged by the task, scored under the policy."""
-    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in written], batch_first=True).to(policy.device)
-    lengths = torch.tensor([len(ids) for ids in written], device=policy.device)
-    mask = torch.arange(tokens.shape[1], device=policy.device) < lengths[:, None]
-    scores = score_tokens(policy, prompts, tokens, mask, temperature)
     texts = [policy.decode(ids) for ids in written]
     verdicts = [task.verify(problem, text) for problem, text in zip(problems, texts, strict=True)]
-    pieces = [policy.pieces(ids) for ids in written]
-    step, step_reward, _ = step_tensors(verdicts, pieces, tokens.shape[1])
-    return Rollouts(tokens=tokens, mask=mask, logp=scores.logp, entropy=scores.entropy, collision=scores.collision,
+    return Rollouts(**scored(policy, prompts, written, verdicts, temperature), text=texts,
                     reward=torch.tensor([v.reward for v in verdicts], device=policy.device),
-                    group=torch.arange(len(written), device=policy.device), step=step.to(policy.device),
-                    step_reward=step_reward.to(policy.device), prompt=[q.prompt for q in problems],
-                    prompt_ids=prompts, text=texts, pieces=pieces)
+                    group=torch.arange(len(written), device=policy.device), prompt=[q.prompt for q in problems],
+                    prompt_ids=prompts)
 
 
 def _critic(policy: Policy, task: Arithmetic, config: Config, tick: Tick | None,

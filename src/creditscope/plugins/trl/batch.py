@@ -18,8 +18,7 @@ from creditscope.batch.metrics import signal
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
-from creditscope.objective.penalties import penalty
-from creditscope.objective.ratios import bounded, trusted
+from creditscope.objective.surrogate import weighted
 from creditscope.objective.weights import aggregate, alpha, kept
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.passes import Inputs, take
@@ -139,17 +138,11 @@ def objective(window: Window, live: Tensor) -> Tensor:
 
     With the weights of its own rows it is `surrogate`.
     """
-    method, rollouts = window.method, window.sampled_by(live)
+    rollouts = window.sampled_by(live)
     live = live.to(torch.promote_types(live.dtype, torch.float32)).masked_fill(~rollouts.mask, 0.0)
-    old, credit = rollouts.logp.to(live.dtype), window.credit.to(live.dtype)
-    log_ratio = live - old.masked_fill(~rollouts.mask, 0.0)
-    term = bounded(method, live, log_ratio, rollouts.mask, credit)
-    trust = trusted(method, live, old, rollouts.mask, credit)
-    value = (window.alpha.to(live.dtype) * (term if trust is None else term * trust)).sum()
-    if method.has_loss_kl:
-        value = value - method.beta * (window.share.to(live.dtype)
-                                       * penalty(method, live, log_ratio, rollouts)).sum()
-    return value
+    old = rollouts.logp.to(live.dtype).masked_fill(~rollouts.mask, 0.0)
+    return weighted(window.method, live, old, rollouts, *(x.to(live.dtype) for x in (
+        window.credit, window.alpha, window.share)))
 
 
 def micro_batches(trainer: Any) -> list[Inputs]:
