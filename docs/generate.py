@@ -23,7 +23,7 @@ from creditscope.claims.page import verdict_table  # noqa: E402
 from creditscope.claims.table import check, run_exact  # noqa: E402
 from creditscope.claims.verdict import Verdict  # noqa: E402
 from creditscope.credit import ESTIMATORS, NEEDS  # noqa: E402
-from creditscope.credit.estimator import Estimator  # noqa: E402
+from creditscope.credit.table import Estimator  # noqa: E402
 from creditscope.methods.axes import AXES, Method  # noqa: E402
 from creditscope.methods.dialects import DIALECTS  # noqa: E402
 from creditscope.methods.table import METHODS, P2_TABLE_1  # noqa: E402

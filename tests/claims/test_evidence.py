@@ -72,7 +72,7 @@ def test_ranks_are_those_of_the_gram_and_of_its_tracked_layers(run: Path) -> Non
     # R = 4 independent rows of 90 numbers and a mixed group: the centred matrix has at most R − 1 directions.
     assert found.groups["all/numerical_rank"][1] == 4
     assert found.groups["all/centred_effective_rank"][1] < 3 + 1e-9
-    assert all(x is not None and x < 1e-12 for x in found.groups["credit_sum"])
+    assert all(x is not None and x < 1e-12 for x in found.groups["w_sum"])
 
 
 def test_the_rank_of_equal_norms_is_that_of_the_directions_with_the_norms_of_the_credits(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_mixed_group_whose_credits_are_all_0_has_its_ranks_and_no_number_of_it
         record.append(0, {"reward/mean": 0.5})
     found = read_evidence(Record.open(tmp_path / "run"))
     assert found.column("all/effective_rank") == [pytest.approx(spectrum(arrays["gram"]).effective_rank)]
-    for name in ("credit_null", "credit_sum", "all/equal_norm_rank", "all/centred_effective_rank"):
+    for name in ("w_null", "w_sum", "all/equal_norm_rank", "all/centred_effective_rank"):
         assert found.column(name) == [], name
     assert "NaN" not in to_json(found)
 

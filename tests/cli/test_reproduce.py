@@ -24,8 +24,7 @@ from creditscope.cli.compare import arguments
 from creditscope.cli.fleet import Fleet
 from creditscope.cli.reproduce import CLAIMS_OF, Choices, Reproduce, is_done, placed
 from creditscope.cli.train import Train
-from creditscope.credit.choice import parse
-from creditscope.credit.table import ESTIMATORS
+from creditscope.credit.table import ESTIMATORS, parse
 from creditscope.errors import CreditscopeError
 from creditscope.runs.compare import KINDS
 from creditscope.runs.config import Config

@@ -18,14 +18,14 @@ from torch import Tensor
 import creditscope
 from creditscope import METHODS, CreditscopeError
 from creditscope.credit import ESTIMATORS, NEEDS, Chosen, Estimator, find_estimator
-from creditscope.credit.choice import parse
+from creditscope.credit.table import parse
 from creditscope.credit.tools import Tools
 from each import each
 from makers import make
 
 PLAIN = METHODS["p1_grpo"]
 SOURCE = str(Path(creditscope.__file__).resolve().parents[1])
-HELPERS = {"choice", "__init__", "cuts", "estimator", "prefixes", "steps", "table", "tools", "units"}
+HELPERS = {"choice", "__init__", "cuts", "prefixes", "steps", "table", "tools", "units"}
 WHOLE_SIGNATURE = {"gae"}  # its equation stands at the head of its file, above two schedules
 
 
@@ -76,7 +76,7 @@ def test_what_an_own_function_raises_is_told_with_its_line_and_its_hands_are_off
 
 
 def test_the_list_is_read_without_torch() -> None:
-    code = "import sys; from creditscope.credit import choice; choice.parse('gae,lam=1'); print('torch' in sys.modules)"
+    code = "import sys; from creditscope.credit import table; table.parse('gae,lam=1'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": SOURCE}, capture_output=True,
                           text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -28,7 +28,7 @@ from creditscope.batch.jsonl import read_jsonl, write_jsonl
 from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.claims.table import check
 from creditscope.cli.check import read_runs
-from creditscope.credit.choice import parse
+from creditscope.credit.table import parse
 from creditscope.diagnosis.read import read as read_log
 from creditscope.diagnosis.rules import diagnose
 from creditscope.errors import CreditscopeError, printable

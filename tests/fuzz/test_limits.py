@@ -195,7 +195,7 @@ def test_a_pathological_number_is_itself_or_none(text: str, value: Decimal | int
     ("x" * 100_000 + "=1", "unknown option"), ("samples=1,samples=2", "given twice"), ("samples=\x00", "is no option"),
 ])
 def test_an_odd_option_is_one_short_sentence(spec: str, said: str) -> None:
-    from creditscope.credit.choice import parse
+    from creditscope.credit.table import parse
 
     with pytest.raises(CreditscopeError, match=said) as error:
         parse(f"monte_carlo,{spec}")

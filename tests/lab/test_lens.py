@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import mini
 from creditscope import CreditscopeError, Record, Rollouts, spectrum
 from creditscope.lab import lens as lens_module
-from creditscope.lab.lens import Lens, row_credit
+from creditscope.lab.lens import Lens, row_w
 from creditscope.lab.rollout import Batch, roll_out
 from creditscope.lab.train import make_optimizer, take_step, train
 from creditscope.microscope.recorder import Recorder
@@ -223,8 +223,8 @@ def test_a_batch_without_any_signal_is_read_without_readings_of_rank() -> None:
 
 def test_row_credit_is_absent_when_tokens_of_one_answer_differ() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
-    assert row_credit(torch.tensor([[1.0, 2.0]]), mask) is None
-    found = row_credit(torch.tensor([[1.0, 1.0]]), mask)
+    assert row_w(torch.tensor([[1.0, 2.0]]), mask) is None
+    found = row_w(torch.tensor([[1.0, 1.0]]), mask)
     assert found is not None
     assert found.tolist() == [1.0]
 

@@ -34,7 +34,7 @@ def signal(rollouts: Rollouts) -> dict[str, Any]:
 
 
 def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
-    """What an estimator said: the share of credit that differs inside a rollout, and who got none.
+    """Credit A as an estimator gave it: the share that differs inside a rollout, and the groups without any.
 
         within = Σ_it (A_it − Ā_i)² / Σ_it A_it²,  Ā_i = 1/L_i Σ_t A_it: 0 for outcome credit, whatever the outcome
     """
@@ -51,8 +51,8 @@ def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
     return out
 
 
-def credit(w: Tensor, mask: Tensor) -> dict[str, Any]:
-    """How the credit is spread over the tokens: nothing to say where there is none."""
+def spread(w: Tensor, mask: Tensor) -> dict[str, Any]:
+    """How w is spread over the tokens; empty where all of it is 0."""
     w = w[mask]
     w = w / binary_unit(w.abs().amax())
     size = w.abs()
@@ -60,5 +60,5 @@ def credit(w: Tensor, mask: Tensor) -> dict[str, Any]:
     if total == 0:
         return {}
     top = size.sort(descending=True).values[: max(1, len(size) // 10)]
-    return {"credit/top10_mass": float(top.sum()) / total, "credit/zero": float((size == 0).double().mean()),
-            "credit/positive_mass": float(w.clamp(min=0).sum()) / total}
+    return {"w/top10_mass": float(top.sum()) / total, "w/zero": float((size == 0).double().mean()),
+            "w/positive_mass": float(w.clamp(min=0).sum()) / total}

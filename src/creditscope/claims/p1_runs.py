@@ -76,8 +76,8 @@ def zero_sum(runs: Sequence[Evidence]) -> list[Verdict]:
     """P1.2: |Σ_i c_i| / Σ_i |c_i| = 0 in every group, c the credit that reaches the gradient under a centred row."""
     verdicts = []
     centred = [run for run in with_outcome(runs) if (row := row_of(run)) is not None and row.centred]
-    for family in sweeps(centred, lambda run: len(run.column("credit_sum"))):
-        values = [value for run in family for value in run.column("credit_sum")]
+    for family in sweeps(centred, lambda run: len(run.column("w_sum"))):
+        values = [value for run in family for value in run.column("w_sum")]
         largest = max(values)
         row = row_of(family[0])
         divided = row is not None and row.aggregate == "sequence_mean"

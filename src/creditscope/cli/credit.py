@@ -11,9 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from creditscope.cli.output import Output
-from creditscope.credit.choice import parse
-from creditscope.credit.estimator import NEEDS, Estimator
-from creditscope.credit.table import ESTIMATORS
+from creditscope.credit.table import ESTIMATORS, NEEDS, Estimator, parse
 from creditscope.errors import CreditscopeError
 
 WIDE = 150

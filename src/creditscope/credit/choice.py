@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import inspect
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from creditscope.credit.estimator import Estimator
-from creditscope.credit.table import ESTIMATORS
+from creditscope.credit.table import ESTIMATORS, Estimator, parse
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.specs import read_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from creditscope.batch.rollouts import Rollouts
     from creditscope.credit.tools import Tools
     from creditscope.methods.axes import Method
-
-OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -78,21 +73,6 @@ class Chosen:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise CreditscopeError(f"credit {self.row.name!r} raised {type(error).__name__}: {error} "
                                    f"({os.path.basename(frame.filename)}, line {frame.lineno})") from error
-
-
-def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `name,key=value,…`, those of the list checked; nothing is imported.
-
-    >>> parse("monte_carlo,samples=8")
-    ('monte_carlo', {'samples': 8})
-    """
-    name, options = read_options("--credit", spec)
-    if name not in ESTIMATORS and not OWN.fullmatch(name):
-        raise unknown("credit", name, ESTIMATORS, see="creditscope credit; or give your own as module:function")
-    if name in ESTIMATORS:
-        for key, value in options.items():
-            ESTIMATORS[name].check(key, value)
-    return name, options
 
 
 def find_estimator(spec: str) -> Chosen:

@@ -171,7 +171,7 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
             line |= batch_metrics(drawn, batch, tools) | metrics.assigned(credit, rollouts)
             if updates:
                 w, live = gather(updates[:opening], rollouts)
-                line |= metrics.credit(w, rollouts.mask)
+                line |= metrics.spread(w, rollouts.mask)
                 line |= {"policy/sampler_gap": float((live - rollouts.logp).abs()[rollouts.mask].max()),
                          "objective/value": updates[0].value, "grad/norm": updates[0].norm,
                          "optimizer/lr": config.learning_rate(step), "optimizer/updates": len(updates)}

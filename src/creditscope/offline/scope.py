@@ -194,7 +194,7 @@ class Bench:
         tools = FileTools(policy, got, chunks, settings.temperature)
         credit = self._credit(self._method, rollouts, tools)
         w = effective_credit(lambda logp: surrogate(self._method, logp, rollouts, credit), live)
-        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.credit(w, rollouts.mask)
+        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
         line["objective/value"] = float(surrogate(self._method, live, rollouts, credit))
         line |= {"policy/logp": "file", "policy/sampler_gap": got.gap} if got.gap is not None else {
             "policy/logp": "model"}
@@ -210,7 +210,7 @@ class Bench:
         rollouts = got.rollouts
         credit, w = weigh(self._method, self._credit, rollouts) if got.has_logp else \
             weigh_without_logp(self._method, self._credit, rollouts)
-        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.credit(w, rollouts.mask)
+        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
         return line, {}, to_keep(self._method, rollouts, credit, w, rollouts.logp)
 
 

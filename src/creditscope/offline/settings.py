@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from creditscope.credit.choice import parse
+from creditscope.credit.table import parse
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.find import find
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from creditscope.diagnosis.optimizer_verdicts import BLIND
 from creditscope.diagnosis.rules import ENTROPY_LEFT, ENTROPY_LOW
 from creditscope.methods.axes import Method
 from creditscope.methods.find import find
@@ -26,7 +27,6 @@ from creditscope.report.remedies import words
 from creditscope.report.run import Run
 from creditscope.runs.columns import Steps, is_number
 from creditscope.runs.intervals import Interval, overlap, quantile
-from creditscope.runs.verdicts import BLIND
 
 SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
 """state -> the shape that tells it without colour."""
@@ -46,15 +46,15 @@ the limit first."""
 SOLVED = 0.95
 """Mean reward, where 1 is the most: from here on groups are dead because their answers are right."""
 TOP_WATCH = 0.9
-"""Share of the credit on a tenth of the tokens: above it, whatever goes wrong with those tokens goes wrong at all."""
+"""Share of Σ|w| on a tenth of the tokens: above it, whatever goes wrong with those tokens goes wrong at all."""
 ONE_SIDED = 0.9
-"""Share of the credit of one sign: above it nearly all tokens are pushed the same way, so what is learnt is which
+"""Share of Σ|w| of one sign: above it nearly all tokens are pushed the same way, so what is learnt is which
 answers were sampled more than which were better."""
 SILENT_BROKEN = 0.5
-"""Share of steps in which no token had credit: above it most steps moved nothing."""
+"""Share of steps in which every w was 0: above it most steps moved nothing."""
 ONE_WAY, WAYS = 1.25, 3.0
 """Effective rank below which the rollouts of a group all push along one line, and the null from which on that means
-something: of r_eff = 1.25 in two directions the second holds 2 % of the square, while their credits allow three."""
+something: of r_eff = 1.25 in two directions the second holds 2 % of the square, while their w allow three."""
 PAST_WATCH, PAST_BROKEN = 0.05, 0.2
 """Shares of bounded tokens outside the clip range when the batch is done: one in twenty stands where the objective has
 stopped pulling; at one in five the bound does not bound."""
@@ -229,9 +229,9 @@ def row_of(config: Mapping[str, Any]) -> Method | None:
 
 
 def credit(run: Run) -> Answer:
-    """Σ of the tenth of tokens with most |w| over Σ|w|, against the same if tokens with credit shared it evenly."""
-    rule = (f"Watch from {_share(TOP_WATCH)} of the credit on a tenth of the tokens, or {_share(ONE_SIDED)} of one "
-            f"sign; broken when over {_share(SILENT_BROKEN)} of the steps have none. ")
+    """Σ of the tenth of tokens with most |w| over Σ|w|, against the same if tokens with w ≠ 0 shared it evenly."""
+    rule = (f"Watch from {_share(TOP_WATCH)} of the effective credit on a tenth of the tokens, or {_share(ONE_SIDED)} "
+            f"of one sign; broken when over {_share(SILENT_BROKEN)} of the steps have none. ")
     known = (step for step in reversed(run.trained) if is_number(step.get(TOP)) or has_no_credit(step))
     told = list(islice(known, LAST))[::-1]
     if is_stale(run.trained, told):
@@ -240,17 +240,17 @@ def credit(run: Run) -> Answer:
         return Answer("Credit", "unknown", f"{_few(len(told), 'step', FEWEST)}.", rule + _over(told), "tokens")
     silent, steps = sum(map(has_no_credit, told)), _last(told, TOP)
     if silent > SILENT_BROKEN * len(told):
-        said, solved = f"In {silent} of {len(told)} steps no token had any credit", is_solved(told)
+        said, solved = f"In {silent} of {len(told)} steps no token had any effective credit", is_solved(told)
         return Answer("Credit", "watch" if solved else "broken", f"{said}: {RIGHT}." if solved else f"{said}.",
                       rule + _over(told), "tokens")
-    top, zero, within = (_mean(steps, name) for name in (TOP, "credit/zero", "credit/within"))
+    top, zero, within = (_mean(steps, name) for name in (TOP, "w/zero", "credit/within"))
     assert top is not None
-    said = f"The top tenth of tokens carries {_share(top)} of the credit"
+    said = f"The top tenth of tokens carries {_share(top)} of the effective credit"
     if zero is not None:
         said += f" (even: {_share(even_share(steps))})" + (f"; {_share(zero)} of tokens have none" if zero else "")
     if within is not None:
         said += "; it varies only between answers" if within < SAME else f"; {_share(within)} varies inside answers"
-    positive = _mean(steps, "credit/positive_mass")
+    positive = _mean(steps, "w/positive_mass")
     sided = positive is not None and max(positive, 1 - positive) >= ONE_SIDED
     if positive is not None and sided:
         said += f"; {_share(max(positive, 1 - positive))} pushes {'up' if positive > 0.5 else 'down'}"
@@ -258,12 +258,12 @@ def credit(run: Run) -> Answer:
 
 
 def even_share(steps: Sequence[Mapping[str, Any]]) -> float:
-    """What the top tenth would carry if the tokens with credit shared it evenly: min(1, 0.1/(1 − zero)), step by step.
+    """What the top tenth would carry if the tokens with w ≠ 0 shared it evenly: min(1, 0.1/(1 − zero)), step by step.
 
-    >>> even_share([{"credit/zero": 0.5}, {"credit/zero": 0.95}])  # 0.2 and 1
+    >>> even_share([{"w/zero": 0.5}, {"w/zero": 0.95}])  # 0.2 and 1
     0.6
     """
-    zeros = [float(step["credit/zero"]) for step in steps if is_number(step.get("credit/zero"))]
+    zeros = [float(step["w/zero"]) for step in steps if is_number(step.get("w/zero"))]
     return math.fsum(0.1 / max(1 - zero, 0.1) for zero in zeros) / len(zeros)
 
 
@@ -272,7 +272,7 @@ def has_no_credit(step: Mapping[str, Any]) -> bool:
     return is_number(step.get("credit/dead_groups")) and TOP not in step and TOP not in absent(step)
 
 
-TOP = "credit/top10_mass"
+TOP = "w/top10_mass"
 SAME = 1e-9
 """`credit/within` of credit that is equal inside each answer, up to rounding."""
 
@@ -280,7 +280,7 @@ SAME = 1e-9
 # -- directions -------------------------------------------------------------------------------------------------------
 
 RANK, OWN_NORMS = "gram/group/effective_rank", "gram/group/norm_null"
-NULLS = {"gram/group/credit_null": "orthogonal, equal norms",
+NULLS = {"gram/group/w_null": "orthogonal, equal norms",
          "gram/group/orthogonal_null": "orthogonal, equal norms, two rewards"}
 """metric -> which null it is. The first that was recorded is taken; token credit has only the second."""
 

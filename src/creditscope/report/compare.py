@@ -277,7 +277,7 @@ COLUMNS: Mapping[str, Column] = {
                              metric="signal/live_groups", percent=True, digits=0),
     "rank": Column(of=lambda runs: over_runs([list(rank_by_step(run).values()) for run in runs]),
                    metric="gram/group/effective_rank"),
-    "null": Column(of=_column("credit_null"), metric="gram/group/credit_null"),
+    "null": Column(of=_column("w_null"), metric="gram/group/w_null"),
     "cut to 2": Column(of=_column("all/effective_rank_truncated_2"), metric="gram/group/effective_rank_truncated_2"),
     "top-1": Column(of=_column("all/top1"), metric="gram/group/top1"),
     "past bound, %": Column(of=_steps_of("overshoot/past"), metric="overshoot/past", percent=True, digits=1),
@@ -540,9 +540,9 @@ def _series(metric: str) -> Callable[[Evidence], Mapping[int, float]]:
 
 
 CURVES: Mapping[str, Curve] = {
-    "rank": Curve(title="Effective rank of a group's rollouts", of=rank_by_step, null="credit_null",
+    "rank": Curve(title="Effective rank of a group's rollouts", of=rank_by_step, null="w_null",
                   reference={"P1: about 2": 2.0},
-                  note="Figure 1 of P1. Dotted, in the same colour: the null, what the credits alone allow."),
+                  note="Figure 1 of P1. Dotted, in the same colour: the null, what the w alone allow."),
     "top1": Curve(title="Share of the first direction", of=FIGURES["top1"][1], share=True,
                   note="Figure 2 of P1."),
     "accuracy": Curve(title="Accuracy on unseen problems", of=FIGURES["accuracy"][1], percent=True,

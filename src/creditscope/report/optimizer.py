@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from creditscope.diagnosis.optimizer_verdicts import BLIND, FOLLOWS
 from creditscope.errors import CreditscopeError
 from creditscope.optimizer.table import BRAKES, parse_brake
 from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_steps
@@ -21,7 +22,6 @@ from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, some_steps, spaced, thinned
 from creditscope.runs.figures import COLOURS
 from creditscope.runs.intervals import Interval, mean_interval
-from creditscope.runs.verdicts import BLIND, FOLLOWS
 
 POINTS = 200
 """Steps in a chart."""

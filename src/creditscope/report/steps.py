@@ -29,7 +29,7 @@ COLUMNS = {
     "reward/mean": "reward of a step", "eval/accuracy": "accuracy", "eval/low": "low", "eval/high": "high",
     "entropy/mean": "entropy", "length/mean": "mean length", "length/max": "longest", "length/truncated": "cut off",
     "gram/group/effective_rank": "effective rank", "gram/group/orthogonal_null": "null (two rewards)",
-    "gram/group/credit_null": "null (same credits)", "overshoot/past": "after the last update",
+    "gram/group/w_null": "null (same w)", "overshoot/past": "after the last update",
     "grad/norm": "gradient norm",
 }
 """metric -> the name that it is shown by."""
@@ -165,8 +165,8 @@ def _length(rows: Sequence[Row]) -> Chart | None:
 def _rank(rows: Sequence[Row]) -> Chart | None:
     if not _there(rows, "effective rank"):
         return None
-    null = _there(rows, "null (same credits)", "null (two rewards)")[:1]
-    said = {"null (same credits)": " Null: orthogonal rollouts of equal norm with the same credits.",
+    null = _there(rows, "null (same w)", "null (two rewards)")[:1]
+    said = {"null (same w)": " Null: orthogonal rollouts of equal norm with the same w.",
             "null (two rewards)": " Null: orthogonal rollouts of equal norm with two rewards, 4k(R−k)/R."}
     return _chart("rank", over_steps(
         rows, "Effective rank of a group", ["effective rank", *null], zero=True, reference={"P1: 2 at any R": P1_RANK},

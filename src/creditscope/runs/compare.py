@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from creditscope.credit.choice import parse
+from creditscope.credit.table import parse
 from creditscope.errors import CreditscopeError
 from creditscope.methods.find import find
 from creditscope.optimizer.table import BRAKES, parse_brake

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from creditscope.credit.choice import parse
-from creditscope.credit.table import ESTIMATORS
+from creditscope.credit.table import ESTIMATORS, parse
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.axes import Method
 from creditscope.methods.find import find

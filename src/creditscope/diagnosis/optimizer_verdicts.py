@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from creditscope.runs.findings import Findings
+from creditscope.diagnosis.optimizer_numbers import Findings
 from creditscope.runs.intervals import Interval
 from creditscope.runs.progress import ROUNDING
 
