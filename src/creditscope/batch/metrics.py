@@ -9,6 +9,7 @@ from torch import Tensor
 
 from creditscope.batch.groups import Groups, binary_unit, std
 from creditscope.batch.rollouts import Rollouts
+from creditscope.runs import schema
 
 
 def signal(rollouts: Rollouts) -> dict[str, Any]:
@@ -17,19 +18,20 @@ def signal(rollouts: Rollouts) -> dict[str, Any]:
     live = len(Groups(rollouts.group[~groups.unanimous(rollouts.reward)]))
     lengths = rollouts.lengths.double()
     out: dict[str, Any] = {
-        "reward/mean": float(rollouts.reward.mean()), "signal/groups": len(groups), "signal/live_groups": live,
-        "signal/dead_groups": 1 - live / len(groups), "length/mean": float(lengths.mean()),
-        "length/max": int(lengths.max()), "length/empty": int((lengths == 0).sum()),
+        schema.REWARD_MEAN: float(rollouts.reward.mean()), schema.SIGNAL_GROUPS: len(groups),
+        schema.SIGNAL_LIVE_GROUPS: live,
+        schema.SIGNAL_DEAD_GROUPS: 1 - live / len(groups), schema.LENGTH_MEAN: float(lengths.mean()),
+        schema.LENGTH_MAX: int(lengths.max()), schema.LENGTH_EMPTY: int((lengths == 0).sum()),
     }
     if len(rollouts) > 1:
-        out["reward/std"] = float(std(rollouts.reward, 1))
+        out[schema.REWARD_STD] = float(std(rollouts.reward, 1))
     if rollouts.entropy is not None:
-        out["entropy/mean"] = float(rollouts.entropy[rollouts.mask].mean())
+        out[schema.ENTROPY_MEAN] = float(rollouts.entropy[rollouts.mask].mean())
     if rollouts.step_reward is not None and rollouts.step is not None:
         column = torch.arange(rollouts.step_reward.shape[1], device=rollouts.step.device)
         exists = column <= rollouts.step.amax(dim=1, keepdim=True)
         if bool(exists.any()):
-            out["reward/steps"] = float(rollouts.step_reward[exists].mean())
+            out[schema.REWARD_STEPS] = float(rollouts.step_reward[exists].mean())
     return out
 
 
@@ -44,10 +46,10 @@ def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
     total = float((given * given).sum())
     groups = Groups(rollouts.group)
     silent = groups.totals((given != 0).any(dim=1).double()) == 0
-    out = {"credit/dead_groups": float(silent.double().mean())}
+    out: dict[str, Any] = {schema.CREDIT_DEAD_GROUPS: float(silent.double().mean())}
     if total > 0:
         rest = (given - mean).masked_fill(~rollouts.mask, 0.0)
-        out["credit/within"] = float((rest * rest).sum()) / total
+        out[schema.CREDIT_WITHIN] = float((rest * rest).sum()) / total
     return out
 
 
@@ -60,5 +62,5 @@ def spread(w: Tensor, mask: Tensor) -> dict[str, Any]:
     if total == 0:
         return {}
     top = size.sort(descending=True).values[: max(1, len(size) // 10)]
-    return {"w/top10_mass": float(top.sum()) / total, "w/zero": float((size == 0).double().mean()),
-            "w/positive_mass": float(w.clamp(min=0).sum()) / total}
+    return {schema.W_TOP10_MASS: float(top.sum()) / total, schema.W_ZERO: float((size == 0).double().mean()),
+            schema.W_POSITIVE_MASS: float(w.clamp(min=0).sum()) / total}

@@ -129,7 +129,8 @@ def _config(source: Source, settings: Settings) -> dict[str, Any]:
 def _position(batch: Batch, digest: str) -> dict[str, Any]:
     """Where the file was after a batch, so that a later reading can go on from there and prove that it is the same."""
     place = batch.place
-    found = {"file/part": place.file, "file/row": place.row, "file/byte": place.end, "file/hash": digest}
+    found: dict[str, Any] = {"file/part": place.file, "file/row": place.row, "file/byte": place.end,
+                             "file/hash": digest}
     return found | ({} if batch.step is None else {"file/step": batch.step, "file/batch": batch.digest})
 
 

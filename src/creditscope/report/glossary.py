@@ -68,7 +68,7 @@ def _terms(place: str) -> dict[str, Term]:
 
 
 def _term(metric: Metric) -> Term:
-    return Term(name=metric.title, equation=metric.equation, text=metric.sentence, unit=metric.unit,
+    return Term(name=metric.name, equation=metric.equation, text=metric.sentence, unit=metric.unit,
                 source=metric.source)
 
 

@@ -25,11 +25,11 @@ P2 = "arXiv:2601.05002"
 class Metric(str):
     """A metric's key, with what is known about it.
 
-    >>> REWARD_MEAN, REWARD_MEAN.title, REWARD_MEAN.equation
+    >>> REWARD_MEAN, REWARD_MEAN.name, REWARD_MEAN.equation
     ('reward/mean', 'mean reward', '1/B Σ_i r_i')
     """
 
-    title: str
+    name: str
     """As a page says it."""
     unit: str
     sentence: str
@@ -41,10 +41,10 @@ class Metric(str):
     term: str
     """Its entry in the glossary: readings of other rows, and parts of one thing, share one."""
 
-    def __new__(cls, key: str, title: str, unit: str, sentence: str, equation: str = "", *, writer: str,
+    def __new__(cls, key: str, name: str, unit: str, sentence: str, equation: str = "", *, writer: str,
                 source: str = "", term: str = "") -> Metric:
         self = super().__new__(cls, key)
-        self.title, self.unit, self.sentence, self.equation = title, unit, sentence, equation
+        self.name, self.unit, self.sentence, self.equation = name, unit, sentence, equation
         self.writer, self.source, self.term = writer, source, term or key.replace("/", "_")
         return self
 
@@ -80,7 +80,7 @@ class Family:
         """
         own = self.readings[name]
         key = self.pattern + name if self.closed else re.sub(r"\b(K|NAME)\b", lambda _: str(value), self.pattern) + name
-        return Metric(key, own.title, own.unit, own.sentence, own.equation, writer=self.writer, source=own.source,
+        return Metric(key, own.name, own.unit, own.sentence, own.equation, writer=self.writer, source=own.source,
                       term=own.term)
 
     @property
@@ -93,7 +93,7 @@ class Family:
         start = self.pattern.replace("NAME", ".+").replace("K", r"[1-9]\d*")
         found = re.fullmatch(rf"{start}(\w+)", key)
         own = None if found is None else self.readings.get(found[1])
-        return own and Metric(key, own.title, own.unit, own.sentence, own.equation, writer=self.writer,
+        return own and Metric(key, own.name, own.unit, own.sentence, own.equation, writer=self.writer,
                               source=own.source, term=own.term)
 
 
@@ -473,7 +473,7 @@ AREAS = frozenset(own.area for own in METRICS.values())
 def metric(key: str) -> Metric | None:
     """What a key means; None where the schema does not have it.
 
-    >>> metric("overshoot/3/past").title, metric("reward/men")
+    >>> metric("overshoot/3/past").name, metric("reward/men")
     ('past the bound', None)
     """
     return METRICS.get(key) or next((found for family in FAMILIES if (found := family.find(key)) is not None), None)

@@ -226,7 +226,7 @@ def group_means(groups: Sequence[Group]) -> dict[str, float]:
     """
     live = [geometry.summary(gram, w_i, np.zeros(len(gram), dtype=np.int64), eps=eps)
             for gram, w_i, eps in groups if np.diag(gram).any()]
-    out = {"gram/live_groups": float(len(live))} if groups else {}
+    out: dict[str, float] = {"gram/live_groups": float(len(live))} if groups else {}
     for name in dict.fromkeys(name for found in live for name in found if name.startswith("gram/group/")):
         out[name] = float(np.mean([found[name] for found in live if name in found]))
     return out
