@@ -13,7 +13,7 @@ FORMAT = 2
 READ = (1, FORMAT)
 """Formats that can be read."""
 
-_OLD: Mapping[str, Mapping[str, str]] = {
+OLD: Mapping[str, Mapping[str, str]] = {
     "steps": {
         "credit/top10_mass": "w/top10_mass", "credit/zero": "w/zero", "credit/positive_mass": "w/positive_mass",
         "gram/credit_null": "gram/w_null", "gram/group/credit_null": "gram/group/w_null"},
@@ -29,7 +29,7 @@ def upgraded(values: Mapping[str, Any], part: str, form: int) -> dict[str, Any]:
     >>> upgraded({"step": 0, "credit/zero": 0.5, "credit/within": 0.0}, "steps", form=1)
     {'step': 0, 'w/zero': 0.5, 'credit/within': 0.0}
     """
-    names = _OLD.get(part, {}) if form < FORMAT else {}
+    names = OLD.get(part, {}) if form < FORMAT else {}
     if not names:
         return dict(values)
     found = {names.get(name, name): value for name, value in values.items()}
