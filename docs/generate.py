@@ -336,8 +336,8 @@ def record_page() -> str:
                       [[code(row.name), ", ".join(row.axes), row.kind, row.sentence, code(row.writer)]
                        for row in arrays.values()])
     page += ["\n## Formats\n\n",
-             f"`run.json` has the number of the format, now {FORMAT}. Format 1 is that of 0.1; it is read under the names "
-             "of today, and a run of it may be resumed (its record then holds both spellings).\n\n"]
+             f"`run.json` has the number of the format, now {FORMAT}. Format 1 is that of 0.1; it is read under the "
+             "names of today, and a run of it may be resumed (its record then holds both spellings).\n\n"]
     page += table(["part", "name in format 1", "name now"],
                   [[part, code(old), code(new)] for part, names in OLD.items() for old, new in names.items()])
     return "".join(page)
