@@ -35,6 +35,10 @@ def test_the_page_of_methods_is_current() -> None:
     assert generator().methods_page() == (ROOT / "docs" / "methods.md").read_text(), "run: make docs"
 
 
+def test_the_page_of_the_record_is_current() -> None:
+    assert generator().record_page() == (ROOT / "docs" / "record.md").read_text(), "run: make docs"
+
+
 @pytest.mark.nightly
 def test_the_page_of_credit_is_current() -> None:
     assert generator().credit_page() == (ROOT / "docs" / "credit.md").read_text(), "run: make docs"

@@ -103,14 +103,14 @@ def test_the_four_sentences_are_what_the_record_s_numbers_say(browser: Any, full
         words = {topic: tab.page.locator(f"[data-topic={topic}] .state").inner_text() for topic in said}
     assert says(said["signal"], r"([\d.]+) of [\d.]+ groups", mean(lines, "signal/live_groups"))
     assert says(said["signal"], r"of ([\d.]+) groups", mean(lines, "signal/groups"))
-    assert says(said["credit"], r"top tenth of tokens carries ([\d.]+) %", mean(lines, "credit/top10_mass"), 0.01)
+    assert says(said["credit"], r"top tenth of tokens carries ([\d.]+) %", mean(lines, "w/top10_mass"), 0.01)
     assert says(said["directions"], r"push in ([\d.]+) directions", mean(lines, "gram/group/effective_rank"))
-    assert says(said["directions"], r"null ([\d.]+)", mean(lines, "gram/group/credit_null"))
+    assert says(said["directions"], r"null ([\d.]+)", mean(lines, "gram/group/w_null"))
     assert says(said["optimiser"], r"by ([\d.]+) %", mean(lines, "optimizer/scale_change"), 0.01)
     assert says(said["optimiser"], r"([\d.]+) % of bounded tokens", mean(lines, "overshoot/past"), 0.01)
     # By hand, from the rules on the page: live groups from a half, credit below 90 %, rank from 1.25.
     assert (states["signal"] == "good") == (mean(lines, "signal/live_groups") >= 0.5 * mean(lines, "signal/groups"))
-    assert (states["credit"] == "good") == (mean(lines, "credit/top10_mass") < 0.9)
+    assert (states["credit"] == "good") == (mean(lines, "w/top10_mass") < 0.9)
     assert (states["directions"] == "good") == (mean(lines, "gram/group/effective_rank") >= 1.25)
     assert all(states[topic] in words[topic] for topic in said)
 

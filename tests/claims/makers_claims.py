@@ -96,7 +96,7 @@ def reading(scores: Scores, size: int, also: Mapping[str, Scores] | None = None,
 
     whole = gram(scores)
     blocks = np.array([whole[np.ix_(group == g, group == g)] for g in (0, 1, 2)], dtype=np.float32)
-    found = {"group": group, "reward": reward, "credit": credit, "gram": whole, "eps": np.array(2.2e-16),
+    found = {"group": group, "reward": reward, "row_w": credit, "gram": whole, "eps": np.array(2.2e-16),
              "layer_names": np.array(names), "layer_groups": np.array([0, 1, 2]),
              "layers": np.array([blocks] * len(names))}
     if also:

@@ -39,7 +39,7 @@ def reading(rng: np.random.Generator, rewards: list[float], size: int = 4, layer
     each = rows @ rows.transpose(0, 2, 1)
     names = [*(f"model.layers.{i}.self_attn.{'qv'[i % 2]}_proj.weight" for i in range(layers)), "model.norm.weight"]
     blocks = [[k[np.ix_(group == g, group == g)] for g in np.unique(group)] for k in each]
-    return {"group": group, "reward": reward, "gram": each.sum(axis=0), "credit": credit, "eps": np.array(2e-16),
+    return {"group": group, "reward": reward, "gram": each.sum(axis=0), "row_w": credit, "eps": np.array(2e-16),
             "layer_names": np.array(names), "layer_groups": np.unique(group),
             "layers": np.array(blocks, dtype=np.float32)}
 
@@ -82,7 +82,7 @@ def test_ranks_are_those_of_the_gram_and_of_its_tracked_layers(run: Path) -> Non
     # R = 4 independent rows of 90 numbers and a mixed group: the centred matrix has at most R − 1 directions.
     assert found.groups["all/numerical_rank"][1] == 4
     assert found.groups["all/centred_effective_rank"][1] < 3 + 1e-9
-    assert all(x is not None and x < 1e-12 for x in found.groups["credit_sum"])
+    assert all(x is not None and x < 1e-12 for x in found.groups["w_sum"])
 
 
 def test_the_rank_of_equal_norms_is_that_of_the_directions_with_the_norms_of_the_credits(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_rank_of_equal_norms_is_that_of_the_directions_with_the_norms_of_the
     for name, lengths in (("unequal", [8.0, 0.01, 3.0, 1.0]), ("one is 0", [8.0, 0.01, 3.0, 0.0])):
         rows = (credit * lengths)[:, None] * np.eye(3)[[0, 0, 1, 2]]
         with Record.create(tmp_path / name, CONFIG, {}) as record:
-            record.save_reading(0, {"group": np.zeros(4, dtype=int), "reward": reward, "credit": credit,
+            record.save_reading(0, {"group": np.zeros(4, dtype=int), "reward": reward, "row_w": credit,
                                     "gram": rows @ rows.T, "eps": np.array(2e-16)})
             record.append(0, {"reward/mean": 0.5})
         found += read_evidence(Record.open(tmp_path / name)).column("all/equal_norm_rank")
@@ -106,7 +106,7 @@ def test_the_rank_of_equal_norms_goes_by_the_credits_where_these_differ(tmp_path
     credit = np.array([0.75, -0.25, -0.25, -0.25])
     with Record.create(tmp_path / "run", CONFIG, {}) as record:
         record.save_reading(0, {"group": np.zeros(4, dtype=int), "reward": np.array([1.0, 0.0, 0.0, 0.0]),
-                                "credit": credit, "gram": np.diag((credit * [1, 2, 3, 4])**2), "eps": np.array(2e-16)})
+                                "row_w": credit, "gram": np.diag((credit * [1, 2, 3, 4])**2), "eps": np.array(2e-16)})
         record.append(0, {"reward/mean": 0.25})
     found = read_evidence(Record.open(tmp_path / "run"))
     assert found.column("all/equal_norm_rank") == pytest.approx([3.0], abs=1e-12)
@@ -117,11 +117,11 @@ def test_a_mixed_group_whose_credits_are_all_0_has_its_ranks_and_no_number_of_it
     # As under a KL term, whose gradient needs no credit.
     arrays = reading(np.random.default_rng(1), [1.0, 0.0, 0.0, 1.0])
     with Record.create(tmp_path / "run", CONFIG, {}) as record:
-        record.save_reading(0, arrays | {"credit": np.zeros(4)})
+        record.save_reading(0, arrays | {"row_w": np.zeros(4)})
         record.append(0, {"reward/mean": 0.5})
     found = read_evidence(Record.open(tmp_path / "run"))
     assert found.column("all/effective_rank") == [pytest.approx(spectrum(arrays["gram"]).effective_rank)]
-    for name in ("credit_null", "credit_sum", "all/equal_norm_rank", "all/centred_effective_rank"):
+    for name in ("w_null", "w_sum", "all/equal_norm_rank", "all/centred_effective_rank"):
         assert found.column(name) == [], name
     assert "NaN" not in to_json(found)
 

@@ -84,7 +84,7 @@ def test_where_norms_and_alignment_overlap_the_order_decides(tmp_path: Path) -> 
 def concentrated(first: float, seed: int, last: float | None = None, **changes: Any) -> Evidence:
     """A null of 8, a rank of 2, and norms that explain a share of log 4: the first or what the other left of it."""
     last = first if last is None else last
-    return evidence(seed=seed, groups={"credit_null": [8.0] * 3, "all/effective_rank": [2.0] * 3,
+    return evidence(seed=seed, groups={"w_null": [8.0] * 3, "all/effective_rank": [2.0] * 3,
                                        "all/norm_null": [8.0 / 4.0**first] * 3,
                                        "all/equal_norm_rank": [2.0 * 4.0**last] * 3}, **changes)
 
@@ -109,7 +109,7 @@ def test_each_order_and_each_r_is_judged_by_its_own_share() -> None:
                                                (7.3, "undecided"), (7.2, "holds"), (9.0, "undecided")])
 def test_a_rank_less_than_a_tenth_below_its_null_is_no_low_rank(rank: float, outcome: str) -> None:
     # 8/1.1 = 7.27. All of the gap is the norms', in either order.
-    runs = [evidence(seed=seed, groups={"credit_null": [8.0], "all/effective_rank": [rank], "all/norm_null": [rank],
+    runs = [evidence(seed=seed, groups={"w_null": [8.0], "all/effective_rank": [rank], "all/norm_null": [rank],
                                         "all/equal_norm_rank": [8.0]}) for seed in range(3)]
     verdicts = norm_concentration(runs)
     assert [(verdict.outcome, verdict.observed is None) for verdict in verdicts] == [
@@ -128,7 +128,7 @@ def test_a_share_about_half_is_undecided_and_says_how_many_runs_would_decide() -
 
 def test_evidence_from_before_the_second_order_lacks_its_column_and_not_a_low_rank() -> None:
     runs = seeds(lambda seed: evidence(seed=seed, groups={
-        "credit_null": [8.0], "all/effective_rank": [2.0], "all/norm_null": [2.0]}))
+        "w_null": [8.0], "all/effective_rank": [2.0], "all/norm_null": [2.0]}))
     (first,), (last,) = by_order(norm_concentration(runs))
     assert (first.outcome, last.outcome) == ("holds", "undecided")
     assert last.reason.startswith("needs ")

@@ -53,12 +53,12 @@ def test_advantages_of_a_recorded_group_sum_to_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("largest", "outcome"), [(1e-5, "holds"), (1.1e-5, "refuted"), (0.2, "refuted")])
 def test_zero_sum_is_refuted_by_one_group_above_rounding(largest: float, outcome: str) -> None:
-    verdict, = zero_sum([evidence(groups={"credit_sum": [0.0, largest, None, 1e-8]})])
+    verdict, = zero_sum([evidence(groups={"w_sum": [0.0, largest, None, 1e-8]})])
     assert (verdict.outcome, verdict.observed, verdict.n) == (outcome, largest, 3)
 
 
 def test_a_row_that_divides_by_length_refutes_zero_sum_and_says_so() -> None:
-    long, plain = (zero_sum([evidence(groups={"credit_sum": [0.3]}, method=name)])[0] for name in ("grpo", "dr_grpo"))
+    long, plain = (zero_sum([evidence(groups={"w_sum": [0.3]}, method=name)])[0] for name in ("grpo", "dr_grpo"))
     assert (long.outcome, plain.outcome) == ("refuted", "refuted")
     assert "divides by the length" in long.reason
     assert "length" not in plain.reason
@@ -66,7 +66,7 @@ def test_a_row_that_divides_by_length_refutes_zero_sum_and_says_so() -> None:
 
 @pytest.mark.parametrize("changes", [{"method": "reinforce"}, {"credit": "step_reward"}])
 def test_zero_sum_is_not_asked_of_rows_without_a_group_baseline_nor_of_other_credit(changes: dict[str, str]) -> None:
-    verdict, = zero_sum([evidence(groups={"credit_sum": [1.0]}, **changes)])
+    verdict, = zero_sum([evidence(groups={"w_sum": [1.0]}, **changes)])
     assert (verdict.outcome, verdict.definition) == ("undecided", "")
 
 

@@ -161,7 +161,7 @@ def test_table_1_has_p1_s_numbers_beside_the_mean_over_runs_with_its_interval() 
 
 def test_the_columns_of_table_1_are_those_of_the_evidence() -> None:
     columns = {"all/effective_rank": 4.5, "all/effective_rank_truncated_2": 1.75, "layer/effective_rank": 3.5,
-               "layer/effective_rank_truncated_2": 1.5, "qv/effective_rank": 3.25, "credit_null": 7.0,
+               "layer/effective_rank_truncated_2": 1.5, "qv/effective_rank": 3.25, "w_null": 7.0,
                "all/top1": 0.625, "layer/top1": 0.75, "all/numerical_rank": 8.0, "reward_std": 0.5}
     groups = {"step": [0.0, 5.0]} | {name: [value - 0.25, value + 0.25] for name, value in columns.items()}
     # Two readings of one run: a mean, and nothing about other runs.
@@ -235,11 +235,11 @@ def test_the_table_of_verdicts_has_a_column_a_kind_of_subject_and_leaves_out_wha
 
 def test_why_the_rank_is_low_is_four_lines_by_r_and_two_runs_have_no_interval() -> None:
     def with_nulls(group: int, seed: int) -> Evidence:
-        columns = {"step": [0.0], "credit_null": [4.0], "all/norm_null": [3.0], "all/effective_rank": [2.0 + seed]}
+        columns = {"step": [0.0], "w_null": [4.0], "all/norm_null": [3.0], "all/effective_rank": [2.0 + seed]}
         return Evidence(name="", config={"group": group, "seed": seed}, groups=columns)
 
     found = why_low([*(with_nulls(4, seed) for seed in range(3)), *(with_nulls(8, seed) for seed in range(2))])
-    assert list(found) == ["credits alone", "and the measured norms", "measured"], "nothing was cut to 2"
+    assert list(found) == ["w alone", "and the measured norms", "measured"], "nothing was cut to 2"
     (_, three), (_, two) = found["measured"]
     assert (three.mean, three.n, two.mean, two.low, two.n) == (3.0, 3, 2.5, None, 2)
     assert three.low == pytest.approx(3 - 4.3027 / 3**0.5)

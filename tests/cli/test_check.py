@@ -41,7 +41,7 @@ def write_run(path: Path, group: int, seed: int, directions: int, **config: Any)
     rows = credit[:, None] * rows_of(reward, directions)
     gram = rows @ rows.T
     line = {"reward/mean": 0.5, "rollouts/spent": group, "credit/within": 0.0, "eval/accuracy": 0.5}
-    reading = {"group": np.zeros(group, dtype=np.int64), "reward": reward, "gram": gram, "credit": credit,
+    reading = {"group": np.zeros(group, dtype=np.int64), "reward": reward, "gram": gram, "row_w": credit,
                "eps": np.array(2e-16)}
     return write_record(path, [line, line, {"eval/accuracy": 0.5}], settings, readings={0: reading, 1: reading},
                         versions={"torch": "2"})

@@ -142,8 +142,8 @@ def test_scope_reads_signal_and_credit_from_a_file(tmp_path: Path, capsys: pytes
     facts = json.loads(capsys.readouterr().out)
     assert (facts["rollouts"], facts["signal/groups"], facts["signal/live_groups"]) == (6, 3, 1)
     # w = ±½/(6·2) on 2 and 1 tokens of the live group, 0 on the 8 of the dead ones.
-    assert facts["credit/zero"] == pytest.approx(8 / 11)
-    assert facts["credit/positive_mass"] == pytest.approx(2 / 3)
+    assert facts["w/zero"] == pytest.approx(8 / 11)
+    assert facts["w/positive_mass"] == pytest.approx(2 / 3)
 
 
 def test_scope_takes_step_labels_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,11 +151,11 @@ def test_scope_takes_step_labels_from_the_file(tmp_path: Path, capsys: pytest.Ca
     rows = [ROW | {"reward": 0.0, "step": [0, 1], "step_reward": labels} for labels in ([1.0, 0.0], [0.0, 0.0])]
     file = rollouts_file(tmp_path / "labelled.jsonl", *rows)
     assert run("scope", file, "--method", "dr_grpo", "--json") == 0
-    assert "credit/positive_mass" not in json.loads(capsys.readouterr().out)
+    assert "w/positive_mass" not in json.loads(capsys.readouterr().out)
     assert run("scope", file, "--method", "dr_grpo", "--credit", "step_reward", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     # Credit ¾, −¼, −¼, −¼: half of its mass is positive. Within the rows: (½² + ½²) of ¾² + 3·¼².
-    assert facts["credit/positive_mass"] == pytest.approx(0.5)
+    assert facts["w/positive_mass"] == pytest.approx(0.5)
     assert facts["credit/within"] == pytest.approx(0.5 / 0.75)
     assert (facts["credit/dead_groups"], facts["signal/dead_groups"]) == (0.0, 1.0)
 

@@ -167,7 +167,7 @@ def write_run(path: Path, config: Config, finished: bool = True) -> None:
     reward = (np.arange(config.group) < config.group // 2).astype(np.float64)
     credit = reward - reward.mean()
     reading = {"group": np.zeros(config.group, dtype=np.int64), "reward": reward, "gram": np.diag(credit**2),
-               "credit": credit, "eps": np.array(2e-16)}
+               "row_w": credit, "eps": np.array(2e-16)}
     lines: list[dict[str, Any]] = [
         {"eval/accuracy": 0.5 + step / 10, "rollouts/spent": config.group, "rollouts/sampled": config.group,
          "reward/mean": 0.5, "credit/within": 0.0} for step in range(2)]

@@ -26,7 +26,7 @@ from makers import make
 
 PLAIN = METHODS["p1_grpo"]
 SOURCE = str(Path(creditscope.__file__).resolve().parents[1])
-HELPERS = {"choice", "__init__", "cuts", "estimator", "prefixes", "steps", "table", "tools", "units"}
+HELPERS = {"choice", "__init__", "cuts", "prefixes", "steps", "table", "tools", "units"}
 WHOLE_SIGNATURE = {"gae"}  # its equation stands at the head of its file, above two schedules
 
 

@@ -15,7 +15,7 @@ from creditscope import CreditscopeError, Record
 from creditscope.claims.evidence import read_evidence
 from creditscope.cli.main import main
 from creditscope.cli.prefix import rollouts_of
-from creditscope.files.arrays import READING, ROLLOUTS
+from creditscope.runs.arrays import READING, ROLLOUTS
 
 Array = np.ndarray[Any, Any]
 KEPT = {"tokens": np.ones((4, 3), dtype=np.int64), "mask": np.ones((4, 3), dtype=bool), "logp": np.full((4, 3), -0.5),
@@ -24,7 +24,7 @@ KEPT = {"tokens": np.ones((4, 3), dtype=np.int64), "mask": np.ones((4, 3), dtype
         "step_reward": np.ones((4, 2)), "step_state": np.array([[0, 1]] * 4), "prompt": np.array(["p"] * 4),
         "text": np.array(["t"] * 4), "pieces": np.array([["a", "b", "c"]] * 4)}
 READ = {"group": np.array([0, 0, 1, 1]), "reward": np.array([1.0, 0.0, 1.0, 0.0]), "gram": np.eye(4) + 0.1,
-        "eps": np.array(1e-12), "credit": np.array([0.5, -0.5, 0.5, -0.5]), "scores": np.eye(4) + 0.2,
+        "eps": np.array(1e-12), "row_w": np.array([0.5, -0.5, 0.5, -0.5]), "scores": np.eye(4) + 0.2,
         "layer_names": np.array(["a.q_proj.weight"]), "layer_groups": np.array([0, 1]),
         "layers": np.ones((1, 2, 2, 2), dtype=np.float32), "other_names": np.array(["salt"]),
         "other_grams": np.eye(4)[None]}

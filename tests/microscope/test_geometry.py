@@ -19,7 +19,6 @@ from creditscope.microscope.geometry import (
     centred,
     concentration,
     conflict,
-    credit_null,
     live,
     noise_scale,
     norm_null,
@@ -28,6 +27,7 @@ from creditscope.microscope.geometry import (
     pooled,
     summary,
     unweighted,
+    w_null,
     weighted,
 )
 from creditscope.microscope.spectrum import orthogonal_null
@@ -60,7 +60,7 @@ def test_weighting_is_that_of_explicit_rows_and_unweighting_takes_it_back(n: int
 def test_a_row_without_credit_cannot_be_unweighted_and_is_named() -> None:
     c = np.array([0.5, 0.0, -0.5, 0.0])
     k = gram(c[:, None] * rows(4, 9, 0))
-    with pytest.raises(CreditscopeError, match=r"rows 1, 3 have credit 0.*live\(credit\)"):
+    with pytest.raises(CreditscopeError, match=r"rows 1, 3 have w = 0.*live\(w\)"):
         unweighted(k, c)
     kept = live(c)
     assert kept.tolist() == [True, False, True, False]
@@ -214,10 +214,10 @@ def test_readings_do_not_depend_on_scale_or_on_the_order_of_the_rows(n: int, see
 # The nulls.
 
 @given(st.integers(2, 30), st.data())
-def test_the_credit_null_of_a_binary_group_is_the_orthogonal_null(r: int, data: st.DataObject) -> None:
+def test_the_w_null_of_a_binary_group_is_the_orthogonal_null(r: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, r - 1))
-    assert credit_null(binary_advantage(k, r)) == pytest.approx(orthogonal_null(k, r))
-    assert credit_null([0.0, 0.0]) is None
+    assert w_null(binary_advantage(k, r)) == pytest.approx(orthogonal_null(k, r))
+    assert w_null([0.0, 0.0]) is None
 
 
 @given(st.integers(1, 10), SEEDS)
@@ -383,7 +383,7 @@ def test_the_summary_by_hand() -> None:
     assert out["gram/live_groups"] == 2
     assert out["gram/group/effective_rank"] == pytest.approx(1.5)
     assert out["gram/group/orthogonal_null"] == 2
-    assert out["gram/orthogonal_null"] == out["gram/credit_null"] == 4
+    assert out["gram/orthogonal_null"] == out["gram/w_null"] == 4
     assert out["gram/group/norm_null"] == pytest.approx(2)
     # Batch: eigenvalues ¼, ¼, ½: (½ + ½ + 0.7071)² / 1.
     assert out["gram/effective_rank"] == pytest.approx((1 + math.sqrt(0.5)) ** 2)
@@ -466,8 +466,8 @@ def test_tensors_are_accepted() -> None:
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: cancellation([[1.0, 2.0]]), r"square Gram matrix \(N, N\), got shape \(1, 2\)"),
     (lambda: conflict([[1.0, float("inf")], [0.0, 1.0]]), r"entry \(0, 1\) is inf"),
-    (lambda: weighted(np.eye(3), [1.0, 2.0]), r"credit must be \(N,\) = \(3,\), one value per row.*got shape \(2,\)"),
-    (lambda: live([1.0, float("nan")]), "credit must be finite: row 1 is nan"),
+    (lambda: weighted(np.eye(3), [1.0, 2.0]), r"w must be \(N,\) = \(3,\), one value per row.*got shape \(2,\)"),
+    (lambda: live([1.0, float("nan")]), "w must be finite: row 1 is nan"),
     (lambda: list(by_group(np.eye(2), [0.0, 1.0])), r"group must be \(N,\) = \(2,\) integers.*float64"),
     (lambda: summary(np.eye(2), right=[0.5, 1.0]), "binary rewards.*values 0.5, 1.0.*leave it out"),
     (lambda: concentration([1.0, -2.0]), "item 1 is -2.0"),

@@ -18,7 +18,7 @@ from creditscope.lab.setup import make_optimizer
 from creditscope.lab.step import Minibatch, take_step
 from creditscope.lab.train import train
 from creditscope.microscope import observer as observer_module
-from creditscope.microscope.observer import Observer, row_credit
+from creditscope.microscope.observer import Observer, row_w
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.sources import ParameterSource
@@ -230,8 +230,8 @@ def test_a_batch_without_any_signal_is_read_without_readings_of_rank() -> None:
 
 def test_row_credit_is_absent_when_tokens_of_one_answer_differ() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
-    assert row_credit(torch.tensor([[1.0, 2.0]]), mask) is None
-    found = row_credit(torch.tensor([[1.0, 1.0]]), mask)
+    assert row_w(torch.tensor([[1.0, 2.0]]), mask) is None
+    found = row_w(torch.tensor([[1.0, 1.0]]), mask)
     assert found is not None
     assert found.tolist() == [1.0]
 

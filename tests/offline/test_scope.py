@@ -74,7 +74,7 @@ def test_a_file_of_tokens_reads_as_the_batch_it_was(method: str, sampled: Drawn,
     read, = scope_file(file, Settings(method=method))
     row, rollouts = METHODS[method], sampled.rollouts
     w = effective_credit(lambda logp: surrogate(row, logp, rollouts), rollouts.logp)
-    expected = metrics.signal(rollouts) | metrics.credit(w, rollouts.mask)
+    expected = metrics.signal(rollouts) | metrics.spread(w, rollouts.mask)
     assert {name: read.line[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
@@ -114,7 +114,7 @@ def test_l_max_of_the_method_may_be_given(sampled: Drawn, tmp_path: Path) -> Non
     width = int(sampled.rollouts.lengths.max())
     longest, = scope_file(file, Settings(method="dr_grpo"), tmp_path / "a")
     twice, = scope_file(file, Settings(method="dr_grpo", max_tokens=2 * width), tmp_path / "b")
-    assert longest.line["credit/top10_mass"] == pytest.approx(twice.line["credit/top10_mass"])
+    assert longest.line["w/top10_mass"] == pytest.approx(twice.line["w/top10_mass"])
     a, b = (Record.open(tmp_path / name).group(0)["w"] for name in "ab")
     assert a == pytest.approx(2 * b)
 
@@ -245,7 +245,7 @@ def test_tokens_that_are_spelled_are_the_model_s_where_both_cut_alike(policy: Po
     # Without a model, spellings alone give lengths and credit.
     bare, = scope_file(log(list), Settings())
     assert bare.line["length/mean"] == alike.line["length/mean"]
-    assert bare.line["credit/top10_mass"] == pytest.approx(otherwise.line["credit/top10_mass"], rel=1e-5)
+    assert bare.line["w/top10_mass"] == pytest.approx(otherwise.line["w/top10_mass"], rel=1e-5)
 
 
 @each("change, message", [
@@ -373,10 +373,10 @@ def test_counts_add_up_extremes_stay_and_the_rest_is_weighted_by_rollouts() -> N
     base = {"signal/groups": 1, "signal/live_groups": 1, "time/step": 1.0, "file/row": 3}
     summary.add(base | {"rollouts/used": 2, "reward/mean": 0.5, "length/max": 9, "policy/logp": "file"})
     summary.add(base | {"rollouts/used": 6, "reward/mean": 1.0, "length/max": 4, "signal/live_groups": 0,
-                        "credit/zero": 0.25})
+                        "w/zero": 0.25})
     assert summary.facts() == {"batches": 2, "rollouts": 8, "policy/logp": "file", "signal/groups": 2,
                                "signal/live_groups": 1, "signal/dead_groups": 0.5, "reward/mean": 0.875,
-                               "length/max": 9, "credit/zero": 0.25}
+                               "length/max": 9, "w/zero": 0.25}
 
 
 # -- the verb --------------------------------------------------------------------------------------------------------

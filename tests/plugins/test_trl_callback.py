@@ -319,7 +319,7 @@ def test_without_the_geometry_credit_and_overshoot_stay(tmp_path: Path) -> None:
     live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run", gram=False))
     live.train()
     assert not any("gram/" in key for key in live.state.log_history[0])
-    assert len(told(live, "credit/top10_mass")) == len(told(live, "overshoot/past")) == 3
+    assert len(told(live, "w/top10_mass")) == len(told(live, "overshoot/past")) == 3
     assert Record.open(tmp_path / "run").readings() == []
 
 

@@ -43,7 +43,7 @@ def test_readings_take_the_passes_over_a_batch_in_turn(tmp_path: Path) -> None:
     live.add_callback(ScopeCallback(live, every=4, out=tmp_path / "run"))
     live.train()
     lines = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "credit/zero" in line] == [0, 5, 8, 13]
+    assert [line["step"] for line in lines if "w/zero" in line] == [0, 5, 8, 13]
 
 
 class Harder(GRPOTrainer):  # type: ignore[misc]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from creditscope import METHODS, Rollouts, effective_credit, spectrum, surrogate
-from creditscope.batch.metrics import credit as spread
+from creditscope.batch.metrics import spread
 from creditscope.methods.dialects import DIALECTS
 from creditscope.microscope.sketch import Sketcher
 from creditscope.objective.advantages import token_advantage
@@ -154,13 +154,13 @@ def test_readings_in_verls_metrics_are_those_of_the_whole_batch(run: str, update
         ranks.append(spectrum(here["gram"][np.ix_(where, where)], 1e-14).effective_rank)
     assert told["gram/group/effective_rank"] == pytest.approx(np.mean(ranks), rel=1e-7)
     for name, value in spread(here["w"].float(), here["mask"]).items():  # verl's ranks send float32
-        assert told[name.replace("credit/", "credit/batch_")] == pytest.approx(value, rel=1e-5)
+        assert told[name.replace("w/", "w/batch_")] == pytest.approx(value, rel=1e-5)
     assert told["gram/check"] < 1e-12
 
 
 def _of_rank(told: dict[str, float]) -> dict[str, float]:
     """What each rank says for itself and verl reduces: its loss, and the loss's own readings."""
-    mine = ("loss", "actor/", "credit/zero", "credit/stopped", "credit/positive", "signal/silent")
+    mine = ("loss", "actor/", "w/zero", "w/stopped", "w/positive", "signal/silent")
     return {name: value for name, value in told.items() if name.startswith(mine)}
 
 
@@ -168,7 +168,7 @@ def test_the_losss_own_readings_are_means_over_micro_batches() -> None:
     told = said("dapo", 0)
     # Rank 0: four rows of a, all credited; then b, d, d, b, of which the two of d are silent.
     assert told["signal/silent_rows"] == pytest.approx((0 + 2 / 4) / 2)
-    assert told["credit/stopped"] < told["credit/zero"]
+    assert told["w/stopped"] < told["w/zero"]
 
 
 @pytest.mark.deep

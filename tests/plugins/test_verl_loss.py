@@ -182,7 +182,7 @@ def test_readings_are_shares_of_tokens_and_rows() -> None:
     logp = torch.log(torch.tensor([[1.5, 1.0, 1.0, 1.0], [1.0] * 4, [1.0] * 4], dtype=torch.float64))
     credit = torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64).expand(3, 4)
     _, said = policy_loss(METHODS["dapo"], old, logp, credit, mask, {})
-    assert said == pytest.approx({"credit/zero": 3 / 5, "credit/stopped": 1 / 5, "credit/positive": 2 / 5,
+    assert said == pytest.approx({"w/zero": 3 / 5, "w/stopped": 1 / 5, "w/positive": 2 / 5,
                                   "signal/silent_rows": 1 / 2})
 
 
@@ -195,7 +195,7 @@ def test_a_micro_batch_of_padding_has_loss_0_a_gradient_of_0_and_no_readings() -
     assert leaf.grad is not None
     assert not leaf.grad.any()
     assert all(np.isnan(value) for value in said.values())
-    assert set(said) == {"credit/zero", "credit/stopped", "credit/positive", "signal/silent_rows"}
+    assert set(said) == {"w/zero", "w/stopped", "w/positive", "signal/silent_rows"}
 
 
 def test_uids_of_any_kind_become_numbers() -> None:

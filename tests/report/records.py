@@ -176,8 +176,8 @@ def hostile_line(step: int) -> dict[str, Any]:
     return {"reward/mean": 0.5, "reward/std": 0.5, "signal/groups": 2, "signal/live_groups": 1,
             "signal/dead_groups": 0.5, "length/mean": 3.0, "length/max": 3, "length/truncated": 0.0,
             "entropy/mean": 0.5, "rollouts/spent": 4, "rollouts/sampled": 4, "rollouts/used": 4,
-            "credit/top10_mass": 0.5, "credit/zero": 0.5, "grad/norm": float("nan"), "objective/value": 0.0,
-            "gram/group/effective_rank": 1.5, "gram/group/credit_null": 1.8, "overshoot/after": 0.01,
+            "w/top10_mass": 0.5, "w/zero": 0.5, "grad/norm": float("nan"), "objective/value": 0.0,
+            "gram/group/effective_rank": 1.5, "gram/group/w_null": 1.8, "overshoot/after": 0.01,
             "reward/errors": 1, "reward/first_error": HOSTILE[step], f"gram/{HOSTILE[2]}": 1.0,
             HOSTILE[0]: 1.0, HOSTILE[7]: HOSTILE[1]}
 
@@ -201,7 +201,7 @@ def hostile_reading() -> Arrays:
     rows = np.array([[1.0, 0.0], [-0.5, 1.0], [0.0, 0.0], [0.0, 0.0]])
     gram, names = rows @ rows.T, np.array(HOSTILE[:4])
     return {"group": np.array([0, 0, 1, 1]), "reward": np.array([1.0, 0, 1, 1]), "gram": gram,
-            "scores": gram + np.eye(4), "credit": np.array([1.0, -1, 0, 0]), "eps": np.array(2e-16),
+            "scores": gram + np.eye(4), "row_w": np.array([1.0, -1, 0, 0]), "eps": np.array(2e-16),
             "layer_names": names, "layer_groups": np.array([0, 1]),
             "layers": np.broadcast_to(np.stack([gram[:2, :2], gram[2:, 2:]]), (4, 2, 2, 2)).astype(np.float32),
             "other_names": np.array(HOSTILE[6:8]), "other_grams": np.stack([gram, gram]),
@@ -228,6 +228,6 @@ def bare(path: Path, steps: int = 6) -> Path:
             record.append(step, {"reward/mean": 0.25 + 0.05 * step, "reward/std": 0.4, "signal/groups": 4,
                                  "signal/live_groups": 3, "signal/dead_groups": 0.25, "length/mean": 30.0,
                                  "length/max": 40, "length/truncated": 0.0, "entropy/mean": 0.2, "rollouts/spent": 16,
-                                 "rollouts/sampled": 16, "rollouts/used": 16, "credit/top10_mass": 0.3,
+                                 "rollouts/sampled": 16, "rollouts/used": 16, "w/top10_mass": 0.3,
                                  "objective/value": 0.0, "grad/norm": 0.5, "time/step": 1.0})
     return path

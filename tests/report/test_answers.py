@@ -35,9 +35,9 @@ Line = dict[str, Any]
 Make = Callable[..., Run]
 PLAIN: Line = {
     "rollouts/spent": 64, "reward/mean": 0.5, "signal/groups": 8, "signal/live_groups": 8, "length/truncated": 0.0,
-    "credit/dead_groups": 0.0, "credit/top10_mass": 0.2, "credit/zero": 0.0, "credit/within": 0.0,
-    "credit/positive_mass": 0.5,
-    "gram/group/effective_rank": 3.0, "gram/group/credit_null": 6.0, "gram/group/orthogonal_null": 6.0,
+    "credit/dead_groups": 0.0, "w/top10_mass": 0.2, "w/zero": 0.0, "credit/within": 0.0,
+    "w/positive_mass": 0.5,
+    "gram/group/effective_rank": 3.0, "gram/group/w_null": 6.0, "gram/group/orthogonal_null": 6.0,
     "overshoot/past": 0.01, "overshoot/1/past": 0.005, "optimizer/scale_change": 0.01, "grad/norm": 1.0}
 """A step in which nothing is wrong."""
 
@@ -119,7 +119,7 @@ def test_groups_that_get_credit_without_a_difference_in_reward_carry_signal(make
 
 
 def test_dead_groups_of_right_answers_are_to_watch_and_not_broken(make: Make) -> None:
-    silent = {"credit__top10_mass": None, "credit__zero": None, "credit__dead_groups": 1.0, "signal__live_groups": 0}
+    silent = {"w__top10_mass": None, "w__zero": None, "credit__dead_groups": 1.0, "signal__live_groups": 0}
     run = make(but(reward__mean=1.0, **silent))
     assert (signal(run).state, credit(run).state) == ("watch", "watch")
     assert "nearly every answer is right: little is left to learn here" in signal(run).sentence
@@ -292,46 +292,46 @@ def test_a_row_that_is_not_known_has_no_law_and_harms_nothing(make: Make, config
 
 def test_credit_says_what_an_even_spread_would_give(make: Make) -> None:
     # half of the tokens have credit: a tenth of all tokens is a fifth of those
-    found = credit(make(but(credit__top10_mass=0.71, credit__zero=0.5, credit__within=0.4)))
+    found = credit(make(but(w__top10_mass=0.71, w__zero=0.5, credit__within=0.4)))
     assert found.state == "good"
-    assert found.sentence == ("The top tenth of tokens carries 71 % of the credit (even: 20 %); 50 % of tokens have "
-                              "none; 40 % varies inside answers.")
+    assert found.sentence == ("The top tenth of tokens carries 71 % of the effective credit (even: 20 %); 50 % of "
+                              "tokens have none; 40 % varies inside answers.")
 
 
 def test_credit_that_a_tenth_of_the_tokens_holds_alone_is_even_there(make: Make) -> None:
-    assert "(even: 100 %)" in credit(make(but(credit__zero=0.95))).sentence
+    assert "(even: 100 %)" in credit(make(but(w__zero=0.95))).sentence
 
 
 def test_an_even_spread_is_reckoned_step_by_step(make: Make) -> None:
     # 0.1 where every token has credit and 1 where one in ten has: 0.55; a mean of 45 % without would be 0.18
-    half = [*but(credit__zero=0.0)[:5], *but(credit__zero=0.9)[:5]]
+    half = [*but(w__zero=0.0)[:5], *but(w__zero=0.9)[:5]]
     assert "(even: 55 %)" in credit(make(half)).sentence
 
 
 def test_credit_of_whole_answers_is_said_to_vary_between_them_only(make: Make) -> None:
-    assert credit(make(but())).sentence == ("The top tenth of tokens carries 20 % of the credit (even: 10 %); it "
-                                            "varies only between answers.")
+    assert credit(make(but())).sentence == ("The top tenth of tokens carries 20 % of the effective credit (even: "
+                                            "10 %); it varies only between answers.")
 
 
 @pytest.mark.parametrize(("top", "state"), [(0.89, "good"), (0.9, "watch")])
 def test_nine_tenths_of_the_credit_on_a_tenth_of_the_tokens_is_to_watch(make: Make, top: float, state: str) -> None:
-    assert credit(make(but(credit__top10_mass=top))).state == state
+    assert credit(make(but(w__top10_mass=top))).state == state
 
 
 @pytest.mark.parametrize(("positive", "state", "said"), [
     (0.89, "good", ""), (0.9, "watch", "90 % pushes up"), (0.11, "good", ""), (0.1, "watch", "90 % pushes down")])
 def test_credit_of_one_sign_is_to_watch(make: Make, positive: float, state: str, said: str) -> None:
-    found = credit(make(but(credit__positive_mass=positive)))
+    found = credit(make(but(w__positive_mass=positive)))
     assert (found.state, "pushes" in found.sentence) == (state, bool(said))
     assert said in found.sentence
 
 
 @pytest.mark.parametrize(("silent", "state"), [(5, "good"), (6, "broken")])
 def test_credit_is_broken_when_more_than_half_of_the_steps_have_none(make: Make, silent: int, state: str) -> None:
-    without = but(credit__top10_mass=None, credit__zero=None, credit__within=None, credit__positive_mass=None)
+    without = but(w__top10_mass=None, w__zero=None, credit__within=None, w__positive_mass=None)
     found = credit(make([*without[:silent], *but()[silent:]]))
     assert found.state == state
-    assert (found.sentence == "In 6 of 10 steps no token had any credit.") == (state == "broken")
+    assert (found.sentence == "In 6 of 10 steps no token had any effective credit.") == (state == "broken")
 
 
 def test_a_record_that_says_nothing_of_credit_is_unknown_and_not_broken(make: Make) -> None:
@@ -339,7 +339,7 @@ def test_a_record_that_says_nothing_of_credit_is_unknown_and_not_broken(make: Ma
 
 
 def test_credit_that_is_not_a_number_is_not_the_same_as_none(make: Make) -> None:
-    assert credit(make(but(credit__top10_mass=float("nan")))).state == "unknown"
+    assert credit(make(but(w__top10_mass=float("nan")))).state == "unknown"
 
 
 def test_two_steps_of_credit_are_too_few(make: Make) -> None:
@@ -351,7 +351,7 @@ def test_two_steps_of_credit_are_too_few(make: Make) -> None:
 
 
 def test_directions_are_told_beside_their_nulls(make: Make) -> None:
-    found = directions(make(but(gram__group__effective_rank=2.4, gram__group__credit_null=5.1,
+    found = directions(make(but(gram__group__effective_rank=2.4, gram__group__w_null=5.1,
                                 gram__group__norm_null=3.2)))
     assert found.state == "good"
     assert found.sentence == ("8 rollouts push in 2.4 directions; null 5.1 (orthogonal, equal norms), 3.2 with their "
@@ -363,7 +363,7 @@ def test_directions_are_told_beside_their_nulls(make: Make) -> None:
     (1.24, 3.0, "watch", "; all push along one line."), (1.0, 2.9, "unknown", "; too few directions to judge.")])
 def test_low_rank_is_no_fault_but_one_line_is_to_watch_where_there_could_be_three(
         make: Make, rank: float, null: float, state: str, end: str) -> None:
-    found = directions(make(but(gram__group__effective_rank=rank, gram__group__credit_null=null)))
+    found = directions(make(but(gram__group__effective_rank=rank, gram__group__w_null=null)))
     assert found.state == state
     assert found.sentence.endswith(end)
 
@@ -374,14 +374,14 @@ def test_one_rollout_a_group_has_one_direction(make: Make) -> None:
 
 
 def test_token_credit_is_held_against_the_null_of_two_rewards(make: Make) -> None:
-    found = directions(make(but(gram__group__credit_null=None, gram__group__orthogonal_null=7.0)))
+    found = directions(make(but(gram__group__w_null=None, gram__group__orthogonal_null=7.0)))
     assert "null 7 (orthogonal, equal norms, two rewards)" in found.sentence
 
 
 @pytest.mark.parametrize(("scope", "changes", "said"), [
     ("off", {"gram__group__effective_rank": None}, "Not read: train with --scope light."),
     ("light", {"gram__group__effective_rank": None}, "Not read: no group was live when the microscope looked."),
-    ("light", {"gram__group__credit_null": None, "gram__group__orthogonal_null": None},
+    ("light", {"gram__group__w_null": None, "gram__group__orthogonal_null": None},
      "The rank was read, but no null to hold it against.")])
 def test_directions_that_cannot_be_judged_say_why(
         make: Make, scope: str, changes: dict[str, None], said: str) -> None:
@@ -530,7 +530,7 @@ def test_ten_steps_and_twice_the_widest_gap_make_a_number_old(at: list[int], las
 
 def test_numbers_that_were_read_long_ago_are_not_called_good(make: Make) -> None:
     gone = dict.fromkeys(name.replace("/", "__") for name in PLAIN if name.startswith(
-        ("credit/", "gram/", "overshoot/", "optimizer/")))
+        ("credit/", "w/", "gram/", "overshoot/", "optimizer/")))
     run = make([*but(), *but(**gone)], scope="light")
     assert [answer.state for answer in answers(run)] == ["good", "unknown", "unknown", "unknown"]
     assert credit(run).sentence == "Not known since step 9."

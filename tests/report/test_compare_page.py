@@ -30,7 +30,7 @@ def write(path: Path, x: float = 1.0, steps: int = 4, accuracy: float = 0.5, **s
     """
     config = CONFIG | settings
     reading = {"group": np.array([0, 0]), "reward": np.array([1.0, 0.0]), "gram": np.diag([1.0, x * x]),
-               "credit": np.array([0.5, -0.5]), "eps": np.array(1e-12)}
+               "row_w": np.array([0.5, -0.5]), "eps": np.array(1e-12)}
     line = {"rollouts/spent": 4 * config["group"], "reward/mean": 0.5, "signal/dead_groups": 0.25, "entropy/mean": 0.1,
             "length/mean": 9.0}
     lines = [line | {"step": step} | ({"eval/accuracy": 0.25} if step == 0 else {}) for step in range(steps)]

@@ -31,7 +31,7 @@ def reading(rows: NDArray[Any], group: list[int], reward: list[float], credit: l
     scores = rows @ rows.T
     if credit is None:
         return out | {"gram": scores}
-    return out | {"gram": geometry.weighted(scores, credit), "scores": scores, "credit": np.array(credit)}
+    return out | {"gram": geometry.weighted(scores, credit), "scores": scores, "row_w": np.array(credit)}
 
 
 def recorded(path: Path, *readings: Mapping[str, NDArray[Any]], kept: Mapping[int, Mapping[str, NDArray[Any]]] | None
@@ -94,17 +94,17 @@ def test_orthogonal_scores_of_equal_norm_read_the_orthogonal_null(tmp_path: Path
     arrays = reading(np.eye(4), [0] * 4, [1.0, 0, 0, 0], [0.75, -0.25, -0.25, -0.25])
     data = shown(section(recorded(tmp_path / "run", arrays)))
     ranks = dict(zip(NAMES, data["looks"][0]["mean"]["ranks"][0], strict=True))
-    assert ranks["effective_rank"] == ranks["credit_null"] == ranks["norm_null"] == ranks["shuffled"] == 3
+    assert ranks["effective_rank"] == ranks["w_null"] == ranks["norm_null"] == ranks["shuffled"] == 3
     assert orthogonal_null(1, 4) == 3
     # C S C has eigenvalues 1, 1, 1, 0, so at most three directions are left.
     assert 1 < ranks["centred_effective_rank"] < 3
 
 
 def test_unequal_scores_part_the_null_of_the_norms_from_that_of_the_credits(tmp_path: Path) -> None:
-    # ψ of norm 1 and 2, A = ±1/2: norms 1/2 and 1, (3/2)²/(5/4) = 1.8; the credits alone give 1²/(1/2) = 2.
+    # ψ of norm 1 and 2, A = ±1/2: norms 1/2 and 1, (3/2)²/(5/4) = 1.8; the w alone give 1²/(1/2) = 2.
     data = shown(section(recorded(tmp_path / "run", reading(np.diag([1.0, 2]), [0, 0], [1.0, 0], [0.5, -0.5]))))
     ranks = dict(zip(NAMES, data["looks"][0]["mean"]["ranks"][0], strict=True))
-    assert (ranks["norm_null"], ranks["credit_null"]) == (1.8, 2)
+    assert (ranks["norm_null"], ranks["w_null"]) == (1.8, 2)
 
 
 # -- identities --------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_a_dead_group_has_rewards_and_no_rank(tmp_path: Path) -> None:
 def test_credit_that_varies_inside_a_rollout_leaves_the_nulls_of_credit_out(tmp_path: Path) -> None:
     (look,) = shown(section(recorded(tmp_path / "run", reading(np.eye(2), [0, 0], [1.0, 0]))))["looks"]
     ranks = dict(zip(NAMES, look["mean"]["ranks"][0], strict=True))
-    assert ranks["credit_null"] is ranks["shuffled"] is ranks["centred_effective_rank"] is None
+    assert ranks["w_null"] is ranks["shuffled"] is ranks["centred_effective_rank"] is None
     assert "low" not in look["mean"]
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from creditscope.diagnosis.optimizer_numbers import read
 from creditscope.report import optimizer
 from creditscope.report.directions import size
 from creditscope.report.optimizer import BY_UPDATE, FACTS, by_update, interval_of, mean_over, section
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
-from creditscope.runs.findings import read
 from creditscope.runs.record import Record
 from records import write_record
 from report import records

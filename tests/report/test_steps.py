@@ -21,7 +21,7 @@ LINE: dict[str, Any] = {
     "rollouts/spent": 64, "reward/mean": 0.5, "signal/groups": 8, "signal/live_groups": 5, "length/truncated": 0.25,
     "entropy/mean": 0.1, "length/mean": 30.5, "length/max": 50, "grad/norm": 1.5}
 READ: dict[str, Any] = {
-    "gram/group/effective_rank": 3.0, "gram/group/credit_null": 6.0, "overshoot/past": 0.02, "overshoot/1/past": 0.01,
+    "gram/group/effective_rank": 3.0, "gram/group/w_null": 6.0, "overshoot/past": 0.02, "overshoot/1/past": 0.01,
     "eval/accuracy": 0.5, "eval/low": 0.4, "eval/high": 0.6}
 
 
@@ -182,7 +182,7 @@ def test_the_chart_of_rank_has_the_null_and_the_papers_value_dashed(tmp_path: Pa
     found = section(made(tmp_path / "run", [LINE | READ] * 4))
     assert found.data is not None
     spec = found.data["charts"][5]["spec"]
-    assert [line["name"] for line in spec["usermeta"]["lines"]] == ["effective rank", "null (same credits)"]
+    assert [line["name"] for line in spec["usermeta"]["lines"]] == ["effective rank", "null (same w)"]
     rule = spec["layer"][-2]
     assert rule["data"] == {"values": [{"value": 2.0}]}
     dash = rule["encoding"]["strokeDash"]

@@ -110,7 +110,7 @@ def test_a_certain_policy_trains_on_nothing_and_no_reading_is_made_up(method: st
         assert "absent" not in line
         assert line["signal/live_groups"] == line["gram/live_groups"] == 0
         assert line["entropy/mean"] == line["grad/norm"] == line["objective/value"] == 0
-        assert not {"gram/effective_rank", "gram/group/effective_rank", "gram/cancellation", "credit/top10_mass",
+        assert not {"gram/effective_rank", "gram/group/effective_rank", "gram/cancellation", "w/top10_mass",
                     "update/cosine", "null/group/effective_rank"} & line.keys()
     first = load_policy(SMALL.model).model.state_dict()
     last = load_file(Record.open(tmp_path / "run").checkpoint_path(4) / "policy.safetensors")

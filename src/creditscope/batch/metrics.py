@@ -9,6 +9,7 @@ from torch import Tensor
 
 from creditscope.batch.groups import Groups, binary_unit, std
 from creditscope.batch.rollouts import Rollouts
+from creditscope.runs import schema
 
 
 def signal(rollouts: Rollouts) -> dict[str, Any]:
@@ -17,24 +18,25 @@ def signal(rollouts: Rollouts) -> dict[str, Any]:
     live = len(Groups(rollouts.group[~groups.unanimous(rollouts.reward)]))
     lengths = rollouts.lengths.double()
     out: dict[str, Any] = {
-        "reward/mean": float(rollouts.reward.mean()), "signal/groups": len(groups), "signal/live_groups": live,
-        "signal/dead_groups": 1 - live / len(groups), "length/mean": float(lengths.mean()),
-        "length/max": int(lengths.max()), "length/empty": int((lengths == 0).sum()),
+        schema.REWARD_MEAN: float(rollouts.reward.mean()), schema.SIGNAL_GROUPS: len(groups),
+        schema.SIGNAL_LIVE_GROUPS: live,
+        schema.SIGNAL_DEAD_GROUPS: 1 - live / len(groups), schema.LENGTH_MEAN: float(lengths.mean()),
+        schema.LENGTH_MAX: int(lengths.max()), schema.LENGTH_EMPTY: int((lengths == 0).sum()),
     }
     if len(rollouts) > 1:
-        out["reward/std"] = float(std(rollouts.reward, 1))
+        out[schema.REWARD_STD] = float(std(rollouts.reward, 1))
     if rollouts.entropy is not None:
-        out["entropy/mean"] = float(rollouts.entropy[rollouts.mask].mean())
+        out[schema.ENTROPY_MEAN] = float(rollouts.entropy[rollouts.mask].mean())
     if rollouts.step_reward is not None and rollouts.step is not None:
         column = torch.arange(rollouts.step_reward.shape[1], device=rollouts.step.device)
         exists = column <= rollouts.step.amax(dim=1, keepdim=True)
         if bool(exists.any()):
-            out["reward/steps"] = float(rollouts.step_reward[exists].mean())
+            out[schema.REWARD_STEPS] = float(rollouts.step_reward[exists].mean())
     return out
 
 
 def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
-    """What an estimator said: the share of credit that differs inside a rollout, and who got none.
+    """Credit A as an estimator gave it: the share that differs inside a rollout, and the groups without any.
 
         within = Σ_it (A_it − Ā_i)² / Σ_it A_it²,  Ā_i = 1/L_i Σ_t A_it: 0 for outcome credit, whatever the outcome
     """
@@ -44,15 +46,15 @@ def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
     total = float((given * given).sum())
     groups = Groups(rollouts.group)
     silent = groups.totals((given != 0).any(dim=1).double()) == 0
-    out = {"credit/dead_groups": float(silent.double().mean())}
+    out: dict[str, Any] = {schema.CREDIT_DEAD_GROUPS: float(silent.double().mean())}
     if total > 0:
         rest = (given - mean).masked_fill(~rollouts.mask, 0.0)
-        out["credit/within"] = float((rest * rest).sum()) / total
+        out[schema.CREDIT_WITHIN] = float((rest * rest).sum()) / total
     return out
 
 
-def credit(w: Tensor, mask: Tensor) -> dict[str, Any]:
-    """How the credit is spread over the tokens: nothing to say where there is none."""
+def spread(w: Tensor, mask: Tensor) -> dict[str, Any]:
+    """How w is spread over the tokens; empty where all of it is 0."""
     w = w[mask]
     w = w / binary_unit(w.abs().amax())
     size = w.abs()
@@ -60,5 +62,5 @@ def credit(w: Tensor, mask: Tensor) -> dict[str, Any]:
     if total == 0:
         return {}
     top = size.sort(descending=True).values[: max(1, len(size) // 10)]
-    return {"credit/top10_mass": float(top.sum()) / total, "credit/zero": float((size == 0).double().mean()),
-            "credit/positive_mass": float(w.clamp(min=0).sum()) / total}
+    return {schema.W_TOP10_MASS: float(top.sum()) / total, schema.W_ZERO: float((size == 0).double().mean()),
+            schema.W_POSITIVE_MASS: float(w.clamp(min=0).sum()) / total}

@@ -30,16 +30,20 @@ from numpy.typing import NDArray
 
 from creditscope.claims.turns import bias_by_turn
 from creditscope.errors import CreditscopeError
-from creditscope.files.arrays import READING, ROLLOUTS, fitting
+from creditscope.files.arrays import fitting
 from creditscope.files.jsonlines import parse_json, read_whole
-from creditscope.microscope.geometry import centred_rank, credit_null, norm_null, ranks
+from creditscope.microscope.geometry import centred_rank, norm_null, ranks, w_null
 from creditscope.microscope.spectrum import orthogonal_null, spectrum
+from creditscope.runs.arrays import READING, ROLLOUTS
 from creditscope.runs.columns import Steps
 from creditscope.runs.compare import is_finished
+from creditscope.runs.formats import upgraded
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.record import Record
 
-FORMAT = "creditscope evidence 1"
+FORMAT = "creditscope evidence 2"
+FORMATS = {"creditscope evidence 1": 1, FORMAT: 2}
+"""Formats that can be read, and those of the records they were made of."""
 TRACKED = (".q_proj.weight", ".v_proj.weight")
 """What arXiv:2606.29238 looked at."""
 ENOUGH = 3
@@ -306,7 +310,7 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
     """For each group of a reading: (its numbers, 0), or (None, largest |K_ij|) where its rewards are unanimous."""
     group, reward, gram = arrays["group"], arrays["reward"], arrays["gram"]
     eps = float(arrays["eps"])
-    credit, scores = arrays.get("credit"), arrays.get("scores")
+    row_w, scores = arrays.get("row_w"), arrays.get("scores")
     names = [str(name) for name in arrays.get("layer_names", ())]
     tracked = [i for i, name in enumerate(names) if name.endswith(TRACKED)]
     place = {int(g): i for i, g in enumerate(arrays.get("layer_groups", ()))}
@@ -323,8 +327,8 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
         if np.isin(mine, (0, 1)).all():
             row |= {"right": float(mine.sum()), "orthogonal_null": orthogonal_null(int(mine.sum()), len(rows))}
         row |= _ranks(block, eps, "all") | {"all/norm_null": norm_null(block)}
-        if credit is not None and (c := credit[rows]).any():
-            row |= {"credit_null": credit_null(c), "credit_sum": float(abs(c.sum()) / np.abs(c).sum())}
+        if row_w is not None and (c := row_w[rows]).any():
+            row |= {"w_null": w_null(c), "w_sum": float(abs(c.sum()) / np.abs(c).sum())}
             norms = np.sqrt(np.clip(np.diag(block), 0.0, None))
             even = np.divide(np.abs(c), norms, out=np.zeros(len(rows)), where=norms > 0)
             if even.any():
@@ -416,11 +420,14 @@ def from_json(path: Path) -> Evidence:
         found = parse_json(read_whole(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise CreditscopeError(f"cannot read {path}: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or found.get("format") not in FORMATS:
         raise CreditscopeError(f"{path} holds no evidence of a run (format {FORMAT!r}); give a run's folder, or a file "
                                f"of creditscope check --save")
     try:
+        form = FORMATS[found["format"]]
         tables = {name: _numbers(found[name]) for name in ("steps", "groups", "readings", "turns")}
+        tables |= {name: upgraded(tables[name], part, form) for name, part in
+                   (("steps", "steps"), ("groups", "evidence"))}
         if any(len({len(values) for values in table.values()}) > 1 for table in tables.values()):
             raise ValueError("columns of different lengths")
         steps = tables.pop("steps")

@@ -27,8 +27,8 @@ HALF = 0.5
 def norm_concentration(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """C.1: the share of the gap from the credits' null to the measured rank that unequal norms explain, at each R.
 
-        gap = log(credit_null / r_eff)              credit_null = (Σ|c|)²/Σc²: orthogonal scores of equal norm
-        norms first: log(credit_null / norm_null)   norm_null = (Σ‖g‖)²/Σ‖g‖²: orthogonal rows of the measured norms
+        gap = log(w_null / r_eff)              w_null = (Σ|c|)²/Σc²: orthogonal scores of equal norm
+        norms first: log(w_null / norm_null)   norm_null = (Σ‖g‖)²/Σ‖g‖²: orthogonal rows of the measured norms
         norms last:  log(equal_norm_rank / r_eff)   equal_norm_rank: the measured directions, rows of norm |c_i|
 
     Norms and alignment overlap: an answer that holds most of the norm leaves little for directions to do, and the other
@@ -63,7 +63,7 @@ def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> 
 def _gaps(run: Evidence, column: str) -> list[tuple[float, float, float]]:
     """(step, part, gap) of each group, the part by the order that the column stands for."""
     last = column == "all/equal_norm_rank"
-    found = rows_with(run.groups, "step", "credit_null", column, "all/effective_rank")
+    found = rows_with(run.groups, "step", "w_null", column, "all/effective_rank")
     return [(step, math.log(other / rank) if last else math.log(null / other), math.log(null / rank))
             for step, null, other, rank in found if min(null, other, rank) > 0.5]  # no rank is below 1
 

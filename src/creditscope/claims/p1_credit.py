@@ -54,8 +54,8 @@ def uniform_credit(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 def zero_sum(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """P1.2: |Σ_i c_i| / Σ_i |c_i| = 0 in every group, c the credit that reaches the gradient under a centred row."""
     centred = [run for run in with_outcome(runs) if (row := row_of(run)) is not None and row.centred]
-    for family in sweeps(centred, lambda run: len(run.column("credit_sum"))):
-        values = [value for run in family for value in run.column("credit_sum")]
+    for family in sweeps(centred, lambda run: len(run.column("w_sum"))):
+        values = [value for run in family for value in run.column("w_sum")]
         row = row_of(family[0])
         divided = row is not None and row.aggregate == "sequence_mean"
         yield at_most(SUM_ROUNDING, "|Σc| / Σ|c| in a group, c the credit that reaches the gradient", family[0].subject,

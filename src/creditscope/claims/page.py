@@ -181,7 +181,7 @@ LEGEND = """\
 - r_eff: effective rank (Σσ)²/Σσ² of a group's R rollout gradients, mean over live groups and readings, then over runs.
   all: every parameter in one matrix; a layer: each q_proj and v_proj by itself, then their mean, as P1 did; q and v:
   those of all layers in one matrix. cut to 2: what an SVD truncated to two values prints.
-- null: r_eff of orthogonal scores of equal norm under the same credits.
+- null: r_eff of orthogonal scores of equal norm under the same w.
 - top-1: σ₁²/Σσ². rank: singular values above rounding; P1's "max rank" is a bound for centred scores.
 - reward std: in live groups. before, after: test problems solved by one sample at temperature 1.
 - [ ]: 95 % t-interval over runs; fewer than three runs have none.
@@ -233,7 +233,7 @@ COLUMNS: Mapping[str, Cell] = {
     "r_eff, a layer": _mean("layer/effective_rank"),
     "a layer, cut to 2": _mean("layer/effective_rank_truncated_2"),
     "r_eff, q and v": _mean("qv/effective_rank"),
-    "null": _mean("credit_null"),
+    "null": _mean("w_null"),
     "P1: top-1": _printed(1),
     "top-1, all": _mean("all/top1"),
     "top-1, a layer": _mean("layer/top1"),
@@ -279,7 +279,7 @@ def curves(runs: Sequence[Evidence], values: Callable[[Evidence], Mapping[int, f
     return out
 
 
-WHY = {"credits alone": "credit_null", "and the measured norms": "all/norm_null", "measured": "all/effective_rank",
+WHY = {"w alone": "w_null", "and the measured norms": "all/norm_null", "measured": "all/effective_rank",
        "measured, cut to 2": "all/effective_rank_truncated_2"}
 """C.1 as a figure: what the credits allow, what unequal norms leave of it, what alignment leaves, what a cut reads."""
 

@@ -30,8 +30,8 @@ ROWS = (
     Claim(
         id="P1.2", title="Advantages of a group sum to zero and repel each other", where="Theorem 4.1 i–iii",
         statement="Σ_i A_i = 0, Var(A_i) = (R−1)/R·σ² and Cov(A_i, A_j) = −σ²/R.",
-        rule=f"Exact: to rounding, over every group that could be drawn. Runs: |Σc|/Σ|c| of the credit that reaches "
-             f"the gradient is at most {p1_credit.SUM_ROUNDING:g} in every group; credits are float32.",
+        rule=f"Exact: to rounding, over every group that could be drawn. Runs: |Σw|/Σ|w| of the w that reaches "
+             f"the gradient is at most {p1_credit.SUM_ROUNDING:g} in every group; w is float32.",
         exact="exact.p1:moments", runs=p1_credit.zero_sum, needs=("nothing", "record"),
         ask="a run with --scope light"),
     Claim(

@@ -9,8 +9,7 @@ import tyro
 from rich.markup import escape
 
 from creditscope.cli.output import Output, new_table
-from creditscope.credit.estimator import NEEDS, Estimator
-from creditscope.credit.table import ESTIMATORS, parse
+from creditscope.credit.table import ESTIMATORS, NEEDS, Estimator, parse
 from creditscope.errors import CreditscopeError
 
 WIDE = 150

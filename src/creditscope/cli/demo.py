@@ -71,7 +71,7 @@ LEGEND = """\
 test: share of 1,000 unseen problems solved by one sample at temperature 1, 95 % interval.
 reward and dead groups: mean of the last 10 steps.
 rank: effective rank (Σσ)²/Σσ² of a group's R rollout gradients over all parameters, mean over live groups and steps.
-null: the same for orthogonal scores of equal norm with the same credits. cut to 2: the rank that an SVD truncated to
+null: the same for orthogonal scores of equal norm with the same w. cut to 2: the rank that an SVD truncated to
 two values prints; arXiv:2606.29238 reports a rank of about 2 for every R."""
 
 PROBLEMS = 1000
@@ -95,7 +95,7 @@ def summary(path: Path) -> dict[str, Any]:
             "dead_groups": mean_over(tail, "signal/dead_groups"),
             "effective_rank": mean_over(trained, "gram/group/effective_rank"),
             "effective_rank_truncated_2": mean_over(trained, "gram/group/effective_rank_truncated_2"),
-            "null": mean_over(trained, "gram/group/credit_null"),
+            "null": mean_over(trained, "gram/group/w_null"),
             "scope_ratio": trained[-1].get("scope/ratio"),
             "seconds": sum(s["time/step"] for s in trained), "path": str(path)}
 

@@ -90,8 +90,8 @@ def readings(m: dict[str, Any]) -> dict[str, str]:
 
 
 def rank(m: dict[str, Any]) -> str:
-    """r_eff of a group's rollout gradients beside that of orthogonal scores of equal norm with the same credits."""
+    """r_eff of a group's rollout gradients beside that of orthogonal scores of equal norm with the same w."""
     if "gram/group/effective_rank" not in m:
         return ""
-    null = m.get("gram/group/credit_null")
+    null = m.get("gram/group/w_null")
     return f"{m['gram/group/effective_rank']:.1f}" + (f" (null {null:.1f})" if null is not None else "")

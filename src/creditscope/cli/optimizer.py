@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from creditscope.cli.output import Output, new_table
+from creditscope.diagnosis.optimizer_numbers import Findings, read
+from creditscope.diagnosis.optimizer_verdicts import NAME, as_dict, last_update, verdicts
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.optimizer.table import BRAKES
-from creditscope.runs.findings import Findings, read
 from creditscope.runs.intervals import Interval
 from creditscope.runs.numbers import percent, spanned
-from creditscope.runs.verdicts import NAME, as_dict, last_update, verdicts
 
 CARRY_STEPS, CARRY_LAGS = (2, 10, 50, 1000), range(5)
 MEASURE = "creditscope train --inner-steps 4 --probe light"

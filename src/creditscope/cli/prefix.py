@@ -12,9 +12,10 @@ from rich.markup import escape
 
 from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, command_line, printable
-from creditscope.files.arrays import ROLLOUTS, fitting
+from creditscope.files.arrays import fitting
 from creditscope.methods.find import find
 from creditscope.methods.table import METHODS, even
+from creditscope.runs.arrays import ROLLOUTS
 from creditscope.runs.record import Record
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from creditscope.offline.settings import Settings
 if TYPE_CHECKING:
     from creditscope.offline.batches import Reader
 
-GEOMETRY = ("effective_rank", "credit_null", "norm_null", "orthogonal_null", "top1", "conflict")
+GEOMETRY = ("effective_rank", "w_null", "norm_null", "orthogonal_null", "top1", "conflict")
 """Readings of `gram/group/` that are printed; all others are in the record, and printed by --json."""
 SEEN = "prompts seen before"
 

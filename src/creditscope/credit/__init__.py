@@ -7,7 +7,6 @@ An estimator says what a token is worth; the method's row says the rest: scale, 
 """
 
 from creditscope.credit.choice import Chosen, find_estimator
-from creditscope.credit.estimator import NEEDS, Estimator
-from creditscope.credit.table import ESTIMATORS
+from creditscope.credit.table import ESTIMATORS, NEEDS, Estimator
 
 __all__ = ["ESTIMATORS", "NEEDS", "Chosen", "Estimator", "find_estimator"]

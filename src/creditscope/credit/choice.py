@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from creditscope.credit.estimator import Estimator
-from creditscope.credit.table import ESTIMATORS, parse
+from creditscope.credit.table import ESTIMATORS, Estimator, parse
 from creditscope.errors import CreditscopeError, unknown
 
 if TYPE_CHECKING:

@@ -30,6 +30,6 @@ class Tools:
 
 
 def _absent(what: str) -> CreditscopeError:
-    from creditscope.credit.estimator import NEEDS
+    from creditscope.credit.table import NEEDS
 
     return CreditscopeError(f"this credit needs {NEEDS[what]}, and there is none here")

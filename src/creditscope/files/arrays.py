@@ -19,25 +19,13 @@ KINDS = {"whole numbers": "iu", "truth values": "b", "numbers": "biuf", "finite 
 LARGEST = 1e100
 """The square of a larger number might not be one."""
 WIDE = {"whole numbers": np.int64, "numbers": np.float64, "finite numbers": np.float64}
-ROLLOUTS: Table = {
-    **dict.fromkeys(("tokens", "step"), ("whole numbers", "BT")), "mask": ("truth values", "BT"),
-    **dict.fromkeys(("logp", "ref_logp", "entropy"), ("numbers", "BT")),
-    "group": ("whole numbers", "B"), "reward": ("finite numbers", "B"),
-    "step_state": ("whole numbers", "BS"), "step_reward": ("finite numbers", "BS"),
-    **dict.fromkeys(("prompt", "text"), ("texts", "B")), "pieces": ("texts", "BT")}
-"""groups/*.npz: B rollouts of T tokens and S steps."""
-READING: Table = {
-    "group": ("whole numbers", "N"), "reward": ("finite numbers", "N"), "credit": ("finite numbers", "N"),
-    "gram": ("numbers", "NN"), "scores": ("numbers", "NN"), "eps": ("finite numbers", ""),
-    "other_names": ("texts", "O"), "other_grams": ("numbers", "ONN"),
-    "layer_names": ("texts", "L"), "layer_groups": ("whole numbers", "G"), "layers": ("numbers", "LGRR")}
-"""scope/*.npz: N rollouts; a Gram has NaN where two of them were never in one pass."""
 
 
 def fitting(arrays: Arrays, table: Table, needed: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
     """The arrays of the table that are there, whole numbers as int64 and others as float64; an empty text is absent.
 
-    >>> fitting({"group": np.array([0, 0]), "gram": np.eye(3)}, READING)
+    >>> table = {"group": ("whole numbers", "N"), "gram": ("numbers", "NN")}
+    >>> fitting({"group": np.array([0, 0]), "gram": np.eye(3)}, table)
     Traceback (most recent call last):
     creditscope.errors.CreditscopeError: 'gram' is (3, 3) of float64, and should be numbers (2, 2)
     """

@@ -200,7 +200,7 @@ class Training:
         line |= batch_metrics(drawn, batch, tools) | metrics.assigned(credit, rollouts)
         if updates:
             w, live = gather(updates, rollouts)
-            line |= metrics.credit(w, rollouts.mask) | self.update_metrics(step, updates, live, rollouts)
+            line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, live, rollouts)
         also = {} if look is None else look.others
         if updates and look is not None:
             line |= look.metrics(rollouts, w, clock.spent)

@@ -1,8 +1,9 @@
 """Readings of the Gram K_ij = ⟨g_i, g_j⟩ of per-rollout rows besides its spectrum, and the nulls to compare with.
 
-A row is g_i = c_i ψ_i, with c_i the rollout's credit and ψ_i = Σ_t ∇ log π(y_it) its score, so K = diag(c) S diag(c)
-where S_ij = ⟨ψ_i, ψ_j⟩. That holds when all tokens of a rollout have one credit (arXiv:2606.29238, Theorem 3.1); with
-token credit the row is Σ_t w_it ∇ log π(y_it) and there is no c_i to divide by. The rows sum to the gradient; a row of
+A row is g_i = c_i ψ_i, with c_i the w of rollout i's tokens and ψ_i = Σ_t ∇ log π(y_it) its score, so
+K = diag(c) S diag(c) where S_ij = ⟨ψ_i, ψ_j⟩. That holds when all tokens of a rollout have one w
+(arXiv:2606.29238, Theorem 3.1); where w differs inside a rollout the row is Σ_t w_it ∇ log π(y_it) and there
+is no c_i to divide by. The rows sum to the gradient; a row of
 zeros is a rollout too and counts in N. A reading that cannot be taken is None, never 0. numpy only: no torch.
 """
 
@@ -34,43 +35,43 @@ EPS = float(np.finfo(np.float64).eps)
 
 # Credit in and out of the Gram.
 
-def live(credit: Any) -> NDArray[np.bool_]:
+def live(w: Any) -> NDArray[np.bool_]:
     """(N,) True where c_i ≠ 0: the rows whose score can be read back from their gradient.
 
     >>> live([0.5, 0.0, -0.5]).tolist()
     [True, False, True]
     """
-    return np.not_equal(_vector(credit, "credit"), 0)
+    return np.not_equal(_vector(w, "w"), 0)
 
 
-def weighted(scores_gram: Any, credit: Any) -> Array:
+def weighted(scores_gram: Any, w: Any) -> Array:
     """K_ij = c_i c_j S_ij, the Gram of the rows c_i ψ_i.
 
     >>> weighted([[1.0, 1.0], [1.0, 4.0]], [2.0, -1.0]).tolist()
     [[4.0, -2.0], [-2.0, 4.0]]
     """
     s = _square(scores_gram)
-    c = _vector(credit, "credit", len(s))
+    c = _vector(w, "w", len(s))
     return s * np.outer(c, c)
 
 
-def unweighted(gram: Any, credit: Any) -> Array:
+def unweighted(gram: Any, w: Any) -> Array:
     """S_ij = K_ij / (c_i c_j), the Gram of the scores ψ_i. A row with c = 0 has lost its score: that is an error.
 
     >>> unweighted([[4.0, -2.0], [-2.0, 4.0]], [2.0, -1.0]).tolist()
     [[1.0, 1.0], [1.0, 4.0]]
     """
     k = _square(gram)
-    c = _vector(credit, "credit", len(k))
+    c = _vector(w, "w", len(k))
     dead = np.flatnonzero(~live(c))
     if len(dead):
-        raise CreditscopeError(f"rows {_few(dead)} have credit 0, so their gradient is 0 and their score cannot be "
-                               f"read back from it; pass only the rows where live(credit) holds, or measure the scores "
+        raise CreditscopeError(f"rows {_few(dead)} have w = 0, so their gradient is 0 and their score cannot be "
+                               f"read back from it; pass only the rows where live(w) holds, or measure the scores "
                                f"in a pass of their own")
     return k / np.outer(c, c)
 
 
-def centred(scores_gram: Any, credit: Any, group: Any = None) -> Array:
+def centred(scores_gram: Any, w: Any, group: Any = None) -> Array:
     """The Gram of A_i(ψ_i − ψ̄), ψ̄ the mean score of row i's group: rank at most R − 1 for R rows.
 
     With C = I − 11ᵀ/R inside each group it is diag(A) C S C diag(A). Zero-sum advantages do not do this by themselves:
@@ -84,7 +85,7 @@ def centred(scores_gram: Any, credit: Any, group: Any = None) -> Array:
     ids = _groups(group, len(s))
     same = ids[:, None] == ids[None, :]
     centring = np.eye(len(s)) - same / same.sum(axis=1, keepdims=True)
-    return weighted(centring @ s @ centring, credit)
+    return weighted(centring @ s @ centring, w)
 
 
 def pooled(gram: Any, group: Any) -> Array:
@@ -171,7 +172,7 @@ def norm_null(gram: Any) -> float | None:
     """r_eff of orthogonal rows that have the measured norms: (Σ‖g_i‖)² / Σ‖g_i‖²; None where every row is 0.
 
     The measured r_eff never exceeds it (the diagonal of K is majorised by its eigenvalues). What lies between
-    `credit_null` and this is unequal score norms, what lies between this and the measurement is alignment.
+    `w_null` and this is unequal score norms, what lies between this and the measurement is alignment.
 
     >>> norm_null([[9.0, 3.0], [3.0, 1.0]])
     1.6
@@ -179,15 +180,15 @@ def norm_null(gram: Any) -> float | None:
     return _number(np.sqrt(np.clip(np.diag(_square(gram)), 0.0, None)))
 
 
-def credit_null(credit: Any) -> float | None:
-    """r_eff of orthogonal scores of equal norm under these credits: (Σ|c|)² / Σc²; None where every credit is 0.
+def w_null(w: Any) -> float | None:
+    """r_eff of orthogonal scores of equal norm under these w: (Σ|c|)² / Σc²; None where every w is 0.
 
     For A = r − mean(r) with k right answers of R it is `orthogonal_null`, 4k(R−k)/R.
 
-    >>> credit_null([0.75, -0.25, -0.25, -0.25])
+    >>> w_null([0.75, -0.25, -0.25, -0.25])
     3.0
     """
-    return _number(np.abs(_vector(credit, "credit")))
+    return _number(np.abs(_vector(w, "w")))
 
 
 # How the energy is spread over rollouts or tokens.
@@ -281,7 +282,7 @@ def _second_moment(norm: Array, reward: Array, baseline: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Null:
-    """A reading, and the same reading with the credits shuffled."""
+    """A reading, and the same reading with the w shuffled."""
 
     observed: float
     values: Array
@@ -292,9 +293,9 @@ class Null:
         return float(self.values.mean())
 
 
-def permutation_null(scores_gram: Any, credit: Any, group: Any = None, draws: int = 200, seed: int = 0,
+def permutation_null(scores_gram: Any, w: Any, group: Any = None, draws: int = 200, seed: int = 0,
                      eps: float = EPS) -> dict[str, Null]:
-    """Every rank, cancellation and conflict of the rows c_i ψ_i when the credits are shuffled inside each group.
+    """Every rank, cancellation and conflict of the rows c_i ψ_i when w is shuffled inside each group.
 
     A spectrum sees |c| alone, for signs are an orthogonal matrix: diag(±1) K diag(±1). So under binary reward the ranks
     move only as the larger |A| of the rarer answer meets other scores: at k = R/2 all |A| are equal and the null of the
@@ -303,7 +304,7 @@ def permutation_null(scores_gram: Any, credit: Any, group: Any = None, draws: in
     not exist is left out of it.
     """
     s = _square(scores_gram)
-    c = _vector(credit, "credit", len(s))
+    c = _vector(w, "w", len(s))
     groups = [rows for _, rows in _rows(_groups(group, len(s)))]
     at_least(1, draws, "permutation_null: draws")
     random = np.random.default_rng(at_least(0, seed, "permutation_null: seed"))
@@ -353,10 +354,10 @@ def ranks(s: Spectrum) -> dict[str, float]:
     return out
 
 
-def summary(gram: Any, credit: Any = None, group: Any = None, right: Any = None, eps: float = EPS) -> dict[str, float]:
+def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps: float = EPS) -> dict[str, float]:
     """`gram/…` of the batch and `gram/group/…`, the means over its live groups; what does not exist is absent.
 
-    `credit` (N,) adds the null of the credits and the centred rank (a group with a zero credit has none: its scores
+    `w` (N,) adds the null of w and the centred rank (a group with a w of 0 has none: its scores
     cannot be read back). `right` (N,) of bool, for binary rewards, adds the orthogonal null 4k(R−k)/R of
     A = r − mean(r); over a batch the nulls of its groups add, since Σ|A| = 2ΣA² in each. A group is live when its block
     is not 0. A mean over groups is over those that have the reading; `gram/noise_scale_groups` is counted in groups.
@@ -365,7 +366,7 @@ def summary(gram: Any, credit: Any = None, group: Any = None, right: Any = None,
     2.0
     """
     k = _square(gram)
-    c = None if credit is None else _vector(credit, "credit", len(k))
+    c = None if w is None else _vector(w, "w", len(k))
     verdict = None if right is None else _verdicts(right, len(k))
     out = {f"gram/{name}": value for name, value in _one(k, c, eps).items()}
     blocks: list[dict[str, float]] = []
@@ -397,26 +398,26 @@ def summary(gram: Any, credit: Any = None, group: Any = None, right: Any = None,
     return out
 
 
-def _one(gram: Array, credit: Array | None, eps: float) -> dict[str, float]:
+def _one(gram: Array, w: Array | None, eps: float) -> dict[str, float]:
     """The readings of one Gram that exist."""
     if not gram.any():
         return {}
     norms = concentration(np.sqrt(np.clip(np.diag(gram), 0.0, None)))
     readings = {
         **_readings(gram, eps), "noise_scale": noise_scale(gram), "norm_null": norm_null(gram),
-        "credit_null": None if credit is None else credit_null(credit),
+        "w_null": None if w is None else w_null(w),
         "norm_top1": None if norms is None else norms.top1,
         "norm_effective_number": None if norms is None else norms.effective_number,
     }
     return {name: value for name, value in readings.items() if value is not None}
 
 
-def centred_rank(gram: Any, credit: Any, eps: float = EPS, scores: Any = None) -> float | None:
+def centred_rank(gram: Any, w: Any, eps: float = EPS, scores: Any = None) -> float | None:
     """r_eff of A_i(ψ_i − ψ̄) in one group, from the Gram of A_i ψ_i; `scores`, the Gram of ψ_i, if it was read.
 
     None where a score is lost (A = 0 and no scores), or where centring leaves nothing but rounding.
     """
-    c, eps = _vector(credit, "credit"), precision(eps)
+    c, eps = _vector(w, "w"), precision(eps)
     if scores is None:
         if not live(c).all():
             return None

@@ -190,13 +190,13 @@ class Observer(StepObserver):
     def metrics(self, rollouts: Rollouts, w: Tensor, seconds: float) -> dict[str, Any]:
         """`gram/…` of the rows as they were weighted, `scores/…` unweighted, and the cost as a share of the step."""
         start = self._now()
-        credit = row_credit(w, rollouts.mask)
-        out = _merged([self._summary(block, rollouts, credit) for block in _parted(self.blocks, rollouts)],
+        w_i = row_w(w, rollouts.mask)
+        out = _merged([self._summary(block, rollouts, w_i) for block in _parted(self.blocks, rollouts)],
                       "gram/live_groups")
         if self._scores:
             out |= _merged([self._score_summary(block, rollouts) for block in _parted(self._scores, rollouts)],
                            "scores/live_groups")
-            out |= self._nulls(rollouts, credit) | self._baselines(rollouts) | self._token_concentration()
+            out |= self._nulls(rollouts, w_i) | self._baselines(rollouts) | self._token_concentration()
         out |= self._extra | self._other_ranks(rollouts)
         now = self._now() - start
         if self._cost:
@@ -209,11 +209,11 @@ class Observer(StepObserver):
     def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
         """Everything that was read: Grams of all rows and, by parameter, of each group; NaN where rows never met."""
         count = len(rollouts)
-        credit = row_credit(w, rollouts.mask)
+        w_i = row_w(w, rollouts.mask)
         out = dict(self._arrays) | {"group": rollouts.group.cpu().numpy(), "reward": _numbers(rollouts.reward),
                                     "eps": np.array(max(block.eps for block in self.blocks))}
-        if credit is not None:
-            out["credit"] = credit
+        if w_i is not None:
+            out["row_w"] = w_i
         out["gram"] = _whole(self.blocks, count)
         if self._scores:
             out["scores"] = _whole(self._scores, count)
@@ -242,9 +242,9 @@ class Observer(StepObserver):
         scope = self.scope
         return Block(rows, scope.gram.numpy(), {name: k.numpy() for name, k in scope.layers.items()}, scope.eps)
 
-    def _summary(self, block: Block, rollouts: Rollouts, credit: NDArray[np.float64] | None) -> dict[str, float]:
+    def _summary(self, block: Block, rollouts: Rollouts, w_i: NDArray[np.float64] | None) -> dict[str, float]:
         rows = block.rows.cpu().numpy()
-        return geometry.summary(block.gram, None if credit is None else credit[rows],
+        return geometry.summary(block.gram, None if w_i is None else w_i[rows],
                                 rollouts.group[block.rows].cpu().numpy(), _right(rollouts, block.rows), block.eps)
 
     def _score_summary(self, block: Block, rollouts: Rollouts) -> dict[str, float]:
@@ -253,13 +253,13 @@ class Observer(StepObserver):
         plain = geometry.summary(block.gram, group=group, eps=block.eps)
         return {name.replace("gram/", "scores/", 1): value for name, value in plain.items()}
 
-    def _nulls(self, rollouts: Rollouts, credit: NDArray[np.float64] | None) -> dict[str, float]:
-        """Groups with their credits shuffled, and centred; nothing where credit varies inside a rollout."""
+    def _nulls(self, rollouts: Rollouts, w_i: NDArray[np.float64] | None) -> dict[str, float]:
+        """Groups with their w shuffled, and centred; nothing where w differs inside a rollout."""
         centred: list[float] = []
         nulls: list[dict[str, geometry.Null]] = []
-        for block in self._scores if credit is not None else ():
-            assert credit is not None
-            mine = credit[block.rows.cpu().numpy()]
+        for block in self._scores if w_i is not None else ():
+            assert w_i is not None
+            mine = w_i[block.rows.cpu().numpy()]
             for _, rows in _by_group(rollouts.group[block.rows].cpu().numpy()):
                 if not mine[rows].any():
                     continue
@@ -333,10 +333,10 @@ class Observer(StepObserver):
         return time.perf_counter()
 
 
-def row_credit(w: Tensor, mask: Tensor) -> NDArray[np.float64] | None:
-    """(B,) the credit of each rollout where all its tokens have the same, else None.
+def row_w(w: Tensor, mask: Tensor) -> NDArray[np.float64] | None:
+    """(B,) the w of each rollout where all its tokens have the same, else None.
 
-    >>> row_credit(torch.tensor([[2.0, 2.0], [3.0, 0.0]]), torch.tensor([[True, True], [True, False]])).tolist()
+    >>> row_w(torch.tensor([[2.0, 2.0], [3.0, 0.0]]), torch.tensor([[True, True], [True, False]])).tolist()
     [2.0, 3.0]
     """
     inf = torch.tensor(torch.inf, dtype=w.dtype, device=w.device)

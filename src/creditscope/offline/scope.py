@@ -128,7 +128,8 @@ def _config(source: Source, settings: Settings) -> dict[str, Any]:
 def _position(batch: Batch, digest: str) -> dict[str, Any]:
     """Where the file was after a batch, so that a later reading can go on from there and prove that it is the same."""
     place = batch.place
-    found = {"file/part": place.file, "file/row": place.row, "file/byte": place.end, "file/hash": digest}
+    found: dict[str, Any] = {"file/part": place.file, "file/row": place.row, "file/byte": place.end,
+                             "file/hash": digest}
     return found | ({} if batch.step is None else {"file/step": batch.step, "file/batch": batch.digest})
 
 
@@ -194,7 +195,7 @@ class Bench:
         credit = self._credit(self._method, rollouts, FileTools(passes))
         minibatch = Minibatch(policy, self._method, rollouts, credit, chunks=chunks, temperature=settings.temperature)
         w = minibatch.w(live)
-        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.credit(w, rollouts.mask)
+        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
         line["objective/value"] = minibatch.value(live)
         line |= {"policy/logp": "file", "policy/sampler_gap": got.gap} if got.gap is not None else {
             "policy/logp": "model"}
@@ -210,7 +211,7 @@ class Bench:
         rollouts = got.rollouts
         credit, w = weigh(self._method, self._credit, rollouts) if got.has_logp else \
             weigh_without_logp(self._method, self._credit, rollouts)
-        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.credit(w, rollouts.mask)
+        line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
         return line, {}, to_keep(self._method, rollouts, credit, w, rollouts.logp)
 
 

@@ -20,6 +20,7 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.files.memory import enough_memory
 from creditscope.policy.loading import Policy, model_inputs
+from creditscope.runs import schema
 
 KINDS = {
     "head": "a small network on the policy's own last hidden state, through which no gradient passes",
@@ -159,9 +160,9 @@ def reward_to_go(rollouts: Rollouts, gamma: float) -> Tensor:
 def _quality(value: Tensor, target: Tensor) -> dict[str, float]:
     value, target = value.double(), target.double()
     error = target - value
-    out = {"critic/loss": float(error.square().mean())}
+    out: dict[str, float] = {schema.CRITIC_LOSS: float(error.square().mean())}
     if bool((target != target[0]).any()):
-        out["critic/explained_variance"] = float(1 - error.var(correction=0) / target.var(correction=0))
+        out[schema.CRITIC_EXPLAINED_VARIANCE] = float(1 - error.var(correction=0) / target.var(correction=0))
     return out
 
 

@@ -18,15 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from creditscope.diagnosis.optimizer_verdicts import BLIND
 from creditscope.diagnosis.rules import ENTROPY_LEFT, ENTROPY_LOW
 from creditscope.methods.find import row_of
 from creditscope.methods.words import law
 from creditscope.report.remedies import words
 from creditscope.report.run import Run
+from creditscope.report.wording import mean_of, near, percent, short, too_few
+from creditscope.runs import schema
 from creditscope.runs.columns import Steps, is_number
 from creditscope.runs.intervals import Interval, overlap, quantile
-from creditscope.runs.numbers import mean_over, percent
-from creditscope.runs.verdicts import BLIND
+from creditscope.runs.numbers import mean_over
+from creditscope.runs.numbers import percent as with_interval
 
 SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
 """state -> the shape that tells it without colour."""
@@ -46,15 +49,15 @@ the limit first."""
 SOLVED = 0.95
 """Mean reward, where 1 is the most: from here on groups are dead because their answers are right."""
 TOP_WATCH = 0.9
-"""Share of the credit on a tenth of the tokens: above it, whatever goes wrong with those tokens goes wrong at all."""
+"""Share of Σ|w| on a tenth of the tokens: above it, whatever goes wrong with those tokens goes wrong at all."""
 ONE_SIDED = 0.9
-"""Share of the credit of one sign: above it nearly all tokens are pushed the same way, so what is learnt is which
+"""Share of Σ|w| of one sign: above it nearly all tokens are pushed the same way, so what is learnt is which
 answers were sampled more than which were better."""
 SILENT_BROKEN = 0.5
-"""Share of steps in which no token had credit: above it most steps moved nothing."""
+"""Share of steps in which every w was 0: above it most steps moved nothing."""
 ONE_WAY, WAYS = 1.25, 3.0
 """Effective rank below which the rollouts of a group all push along one line, and the null from which on that means
-something: of r_eff = 1.25 in two directions the second holds 2 % of the square, while their credits allow three."""
+something: of r_eff = 1.25 in two directions the second holds 2 % of the square, while their w allow three."""
 PAST_WATCH, PAST_BROKEN = 0.05, 0.2
 """Shares of bounded tokens outside the clip range when the batch is done: one in twenty stands where the objective has
 stopped pulling; at one in five the bound does not bound."""
@@ -88,10 +91,10 @@ Clause = tuple[str, str]
 
 def signal(run: Run) -> Answer:
     """What was learnt, and what there is to learn from: live = Σ live groups / Σ groups, and answers judged as such."""
-    steps = _last(run.trained, "signal/groups", "signal/live_groups")
+    steps = _last(run.trained, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS)
     rule = (f"Broken when accuracy fell, watch when the reward did: 95 % intervals apart. Live groups: watch below "
-            f"{_share(LIVE_GOOD)}, broken below {_share(LIVE_BROKEN)}. Cut off: watch from {_share(CUT_WATCH)}, broken "
-            f"from {_share(CUT_BROKEN)} unless the reward rose. {_over(steps)}")
+            f"{percent(LIVE_GOOD)}, broken below {percent(LIVE_BROKEN)}. Cut off: watch from {percent(CUT_WATCH)}, "
+            f"broken from {percent(CUT_BROKEN)} unless the reward rose. {mean_of(steps)}")
     trend = reward_trend(run.trained)
     rose = trend is not None and trend[1] > trend[0]
     every = (progress(run.steps, run.trained), _live(steps), _cut(steps, rose), _unjudged(run.trained[-LAST:]),
@@ -104,24 +107,25 @@ def signal(run: Run) -> Answer:
 
 def progress(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> Clause | None:
     """What was learnt: the last evaluation against the first; where these do not tell, the reward over training."""
-    evaluated = _having(steps, "eval/accuracy")
+    evaluated = _having(steps, schema.EVAL_ACCURACY)
     trend = reward_trend(trained)
-    rewards = f"mean reward {'fell' if trend[1] < trend[0] else 'rose'} from {_number(trend[0])} to " \
-              f"{_number(trend[1])}" if trend else ""
+    rewards = f"mean reward {'fell' if trend[1] < trend[0] else 'rose'} from {short(trend[0])} to " \
+              f"{short(trend[1])}" if trend else ""
     state = "watch" if trend and trend[1] < trend[0] else "good"
     if len(evaluated) > 1:
         first, last = _accuracy(evaluated[0]), _accuracy(evaluated[-1])
-        said = f"accuracy on unseen problems {100 * first.mean:.1f} → {percent(last)}"
+        said = f"accuracy on unseen problems {100 * first.mean:.1f} → {with_interval(last)}"
         if overlap(first, last) is False:
             return ("broken", f"{said}: it fell") if last.mean < first.mean else ("good", f"{said}: it rose")
         return state, f"{said}: no clear change" + (f"; {rewards}" if rewards else "")
-    reward = mean_over(_last(trained, "reward/mean"), "reward/mean")
-    return (state, rewards or f"mean reward {_number(reward)}") if reward is not None else None
+    reward = mean_over(_last(trained, schema.REWARD_MEAN), schema.REWARD_MEAN)
+    return (state, rewards or f"mean reward {short(reward)}") if reward is not None else None
 
 
 def _accuracy(step: Mapping[str, Any]) -> Interval:
-    low, high = (float(step[name]) if is_number(step.get(name)) else None for name in ("eval/low", "eval/high"))
-    return Interval(float(step["eval/accuracy"]), low, high, n=1)
+    low, high = (float(step[name]) if is_number(step.get(name)) else None
+                 for name in (schema.EVAL_LOW, schema.EVAL_HIGH))
+    return Interval(float(step[schema.EVAL_ACCURACY]), low, high, n=1)
 
 
 def reward_trend(trained: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
@@ -129,7 +133,7 @@ def reward_trend(trained: Sequence[Mapping[str, Any]]) -> tuple[float, float] | 
 
         |m₂ − m₁| > t·√((s₁² + s₂²)/n),   t of n − 1 degrees, which is less than two samples have
     """
-    rewards = _numbers(trained, "reward/mean")
+    rewards = _numbers(trained, schema.REWARD_MEAN)
     n = len(rewards) // 3
     if n < FEWEST:
         return None
@@ -140,11 +144,11 @@ def reward_trend(trained: Sequence[Mapping[str, Any]]) -> tuple[float, float] | 
 
 
 def _live(steps: Sequence[Mapping[str, Any]]) -> Clause:
-    groups, live = math.fsum(step["signal/groups"] for step in steps), math.fsum(map(live_groups, steps))
+    groups, live = math.fsum(step[schema.SIGNAL_GROUPS] for step in steps), math.fsum(map(live_groups, steps))
     if groups < FEWEST_GROUPS:
-        return "unknown", f"{_few(groups, 'group', FEWEST_GROUPS)}"
+        return "unknown", f"{too_few(groups, 'group', FEWEST_GROUPS)}"
     share = live / groups
-    said = f"{_number(live / len(steps))} of {_number(groups / len(steps))} groups carry signal"
+    said = f"{short(live / len(steps))} of {short(groups / len(steps))} groups carry signal"
     if share < LIVE_GOOD and is_solved(steps):
         return "watch", f"{said}, because {RIGHT}"
     return "good" if share >= LIVE_GOOD else "watch" if share >= LIVE_BROKEN else "broken", said
@@ -155,41 +159,41 @@ RIGHT = "nearly every answer is right: little is left to learn here"
 
 def is_solved(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the mean reward is at its end, taken to be 1."""
-    reward = mean_over(steps, "reward/mean")
+    reward = mean_over(steps, schema.REWARD_MEAN)
     return reward is not None and SOLVED <= reward <= 1
 
 
 def live_groups(step: Mapping[str, Any]) -> float:
     """Groups in which some token was given credit; where that was not recorded, those whose rewards differ."""
-    dead = step.get("credit/dead_groups")
-    return float(round(step["signal/groups"] * (1 - dead)) if is_number(dead) else step["signal/live_groups"])
+    dead = step.get(schema.CREDIT_DEAD_GROUPS)
+    return float(round(step[schema.SIGNAL_GROUPS] * (1 - dead)) if is_number(dead) else step[schema.SIGNAL_LIVE_GROUPS])
 
 
 def _cut(steps: Sequence[Mapping[str, Any]], rose: bool) -> Clause | None:
     """Answers cut at the limit. Where the reward rose all the same, they are no reason that nothing can be learnt."""
-    cut = mean_over(steps, "length/truncated")
+    cut = mean_over(steps, schema.LENGTH_TRUNCATED)
     if not cut:
         return None
     return ("broken" if cut >= CUT_BROKEN and not rose else "watch" if cut >= CUT_WATCH else "good",
-            f"{_share(cut)} of the answers are cut off at the length limit")
+            f"{percent(cut)} of the answers are cut off at the length limit")
 
 
 def _unjudged(steps: Sequence[Mapping[str, Any]]) -> Clause | None:
     """Answers on which the reward function failed: what they were given is no judgement."""
-    failed = sum(int(step["reward/errors"]) for step in steps if is_number(step.get("reward/errors")))
+    failed = sum(int(step[schema.REWARD_ERRORS]) for step in steps if is_number(step.get(schema.REWARD_ERRORS)))
     return ("watch", f"the reward function failed on {failed} answer{'s' * (failed != 1)}") if failed else None
 
 
 def _entropy(trained: Sequence[Mapping[str, Any]]) -> Clause | None:
     """Entropy that is low and was not: the answers to a prompt become one answer."""
-    values = _numbers(trained, "entropy/mean")
+    values = _numbers(trained, schema.ENTROPY_MEAN)
     n = min(LAST, len(values) // 2)
     if n < FEWEST:
         return None
     before, now = math.fsum(values[:n]) / n, math.fsum(values[-n:]) / n
     if now >= ENTROPY_LOW or now > ENTROPY_LEFT * before:
         return None
-    return "watch", f"entropy fell from {_number(before)} to {_number(now)} nats a token"
+    return "watch", f"entropy fell from {short(before)} to {short(now)} nats a token"
 
 
 def loss_sentence(config: Mapping[str, Any]) -> str:
@@ -216,59 +220,60 @@ LOSS = {
 
 
 def credit(run: Run) -> Answer:
-    """Σ of the tenth of tokens with most |w| over Σ|w|, against the same if tokens with credit shared it evenly."""
-    rule = (f"Watch from {_share(TOP_WATCH)} of the credit on a tenth of the tokens, or {_share(ONE_SIDED)} of one "
-            f"sign; broken when over {_share(SILENT_BROKEN)} of the steps have none. ")
+    """Σ of the tenth of tokens with most |w| over Σ|w|, against the same if tokens with w ≠ 0 shared it evenly."""
+    rule = (f"Watch from {percent(TOP_WATCH)} of the effective credit on a tenth of the tokens, or "
+            f"{percent(ONE_SIDED)} of one sign; broken when over {percent(SILENT_BROKEN)} of the steps have none. ")
     known = (step for step in reversed(run.trained) if is_number(step.get(TOP)) or has_no_credit(step))
     told = list(islice(known, LAST))[::-1]
     if is_stale(run.trained, told):
-        return Answer("Credit", "unknown", f"Not known since step {told[-1]['step']}.", rule + _over(told), "tokens")
+        return Answer("Credit", "unknown", f"Not known since step {told[-1]['step']}.", rule + mean_of(told), "tokens")
     if len(told) < FEWEST:
-        return Answer("Credit", "unknown", f"{_few(len(told), 'step', FEWEST)}.", rule + _over(told), "tokens")
+        return Answer("Credit", "unknown", f"{too_few(len(told), 'step', FEWEST)}.", rule + mean_of(told), "tokens")
     silent, steps = sum(map(has_no_credit, told)), _last(told, TOP)
     if silent > SILENT_BROKEN * len(told):
-        said, solved = f"In {silent} of {len(told)} steps no token had any credit", is_solved(told)
+        said, solved = f"In {silent} of {len(told)} steps no token had any effective credit", is_solved(told)
         return Answer("Credit", "watch" if solved else "broken", f"{said}: {RIGHT}." if solved else f"{said}.",
-                      rule + _over(told), "tokens")
-    top, zero, within = (mean_over(steps, name) for name in (TOP, "credit/zero", "credit/within"))
+                      rule + mean_of(told), "tokens")
+    top, zero, within = (mean_over(steps, name) for name in (TOP, schema.W_ZERO, schema.CREDIT_WITHIN))
     assert top is not None
-    said = f"The top tenth of tokens carries {_share(top)} of the credit"
+    said = f"The top tenth of tokens carries {percent(top)} of the effective credit"
     if zero is not None:
-        said += f" (even: {_share(even_share(steps))})" + (f"; {_share(zero)} of tokens have none" if zero else "")
+        said += f" (even: {percent(even_share(steps))})" + (f"; {percent(zero)} of tokens have none" if zero else "")
     if within is not None:
-        said += "; it varies only between answers" if within < SAME else f"; {_share(within)} varies inside answers"
-    positive = mean_over(steps, "credit/positive_mass")
+        said += "; it varies only between answers" if within < SAME else f"; {percent(within)} varies inside answers"
+    positive = mean_over(steps, schema.W_POSITIVE_MASS)
     sided = positive is not None and max(positive, 1 - positive) >= ONE_SIDED
     if positive is not None and sided:
-        said += f"; {_share(max(positive, 1 - positive))} pushes {'up' if positive > 0.5 else 'down'}"
-    return Answer("Credit", "watch" if top >= TOP_WATCH or sided else "good", f"{said}.", rule + _over(steps), "tokens")
+        said += f"; {percent(max(positive, 1 - positive))} pushes {'up' if positive > 0.5 else 'down'}"
+    state = "watch" if top >= TOP_WATCH or sided else "good"
+    return Answer("Credit", state, f"{said}.", rule + mean_of(steps), "tokens")
 
 
 def even_share(steps: Sequence[Mapping[str, Any]]) -> float:
-    """What the top tenth would carry if the tokens with credit shared it evenly: min(1, 0.1/(1 − zero)), step by step.
+    """What the top tenth would carry if the tokens with w ≠ 0 shared it evenly: min(1, 0.1/(1 − zero)), step by step.
 
-    >>> even_share([{"credit/zero": 0.5}, {"credit/zero": 0.95}])  # 0.2 and 1
+    >>> even_share([{"w/zero": 0.5}, {"w/zero": 0.95}])  # 0.2 and 1
     0.6
     """
-    zeros = [float(step["credit/zero"]) for step in steps if is_number(step.get("credit/zero"))]
+    zeros = [float(step[schema.W_ZERO]) for step in steps if is_number(step.get(schema.W_ZERO))]
     return math.fsum(0.1 / max(1 - zero, 0.1) for zero in zeros) / len(zeros)
 
 
 def has_no_credit(step: Mapping[str, Any]) -> bool:
     """Whether the step had no w other than 0: then the assigned credit was looked at, and its spread does not exist."""
-    return is_number(step.get("credit/dead_groups")) and TOP not in step and TOP not in absent(step)
+    return is_number(step.get(schema.CREDIT_DEAD_GROUPS)) and TOP not in step and TOP not in absent(step)
 
 
-TOP = "credit/top10_mass"
+TOP = schema.W_TOP10_MASS
 SAME = 1e-9
 """`credit/within` of credit that is equal inside each answer, up to rounding."""
 
 
 # -- directions -------------------------------------------------------------------------------------------------------
 
-RANK, OWN_NORMS = "gram/group/effective_rank", "gram/group/norm_null"
-NULLS = {"gram/group/credit_null": "orthogonal, equal norms",
-         "gram/group/orthogonal_null": "orthogonal, equal norms, two rewards"}
+RANK, OWN_NORMS = schema.GRAM_GROUP_EFFECTIVE_RANK, schema.GRAM_GROUP_NORM_NULL
+NULLS = {schema.GRAM_GROUP_W_NULL: "orthogonal, equal norms",
+         schema.GRAM_GROUP_ORTHOGONAL_NULL: "orthogonal, equal norms, two rewards"}
 """metric -> which null it is. The first that was recorded is taken; token credit has only the second."""
 
 
@@ -284,23 +289,23 @@ def directions(run: Run) -> Answer:
     readings = steps if len(steps) >= FEWEST else _last(run.trained, RANK)
     why = ("One rollout a group has one direction" if size == 1 else
            f"Not read since step {readings[-1]['step']}" if is_stale(run.trained, readings) else
-           f"{_few(len(readings), 'reading', FEWEST)}; {words(run.config, 'readings')}" if
+           f"{too_few(len(readings), 'reading', FEWEST)}; {words(run.config, 'readings')}" if
            0 < len(readings) < FEWEST else
            "The rank was read, but no null to hold it against" if readings and len(steps) < FEWEST else
            "" if readings else
            f"Not read: {words(run.config, 'rank')}" if run.config.get("scope") in (None, "off") else
            "Not read: no group was live when the microscope looked")
     if why:
-        return Answer("Directions", "unknown", f"{why}.", rule + _over(readings, "readings"), "directions")
+        return Answer("Directions", "unknown", f"{why}.", rule + mean_of(readings, "readings"), "directions")
     found, null, own = mean_over(steps, RANK), mean_over(steps, name), mean_over(steps, OWN_NORMS)
     assert found is not None
     assert null is not None
     state = "unknown" if null < WAYS else "watch" if found < ONE_WAY else "good"
-    said = f"{size if is_number(size) else 'The'} rollouts push in {_number(found)} directions; null {_number(null)} " \
+    said = f"{size if is_number(size) else 'The'} rollouts push in {short(found)} directions; null {short(null)} " \
            f"({NULLS[name]})"
-    said += f", {_number(own)} with their own norms" if own is not None else ""
+    said += f", {short(own)} with their own norms" if own is not None else ""
     said += {"unknown": "; too few directions to judge", "watch": "; all push along one line", "good": ""}[state]
-    return Answer("Directions", state, f"{said}.", rule + _over(steps, "readings"), "directions")
+    return Answer("Directions", state, f"{said}.", rule + mean_of(steps, "readings"), "directions")
 
 
 # -- optimiser --------------------------------------------------------------------------------------------------------
@@ -308,8 +313,8 @@ def directions(run: Run) -> Answer:
 
 def optimiser(run: Run) -> Answer:
     """The share of bounded tokens outside the clip range after the batch, and whether the reward's scale matters."""
-    rule = (f"Outside the clip range: watch from {_share(PAST_WATCH)}, broken from {_share(PAST_BROKEN)} or when a "
-            f"gradient is not finite. Scale below {_share(BLIND)} change hardly matters, which is no fault. ")
+    rule = (f"Outside the clip range: watch from {percent(PAST_WATCH)}, broken from {percent(PAST_BROKEN)} or when a "
+            f"gradient is not finite. Scale below {percent(BLIND)} change hardly matters, which is no fault. ")
     steps, where = past_steps(run.trained)
     past, (scale, scales) = mean_over(steps, where), _scale(run)
     row = row_of(run.config)
@@ -318,14 +323,14 @@ def optimiser(run: Run) -> Answer:
         state, tokens = "unknown", f"tokens outside the clip range were not counted since step {steps[-1]['step']}"
     elif past is not None and len(steps) >= FEWEST:
         state = "broken" if past >= PAST_BROKEN else "watch" if past >= PAST_WATCH else "good"
-        tokens = f"{_share(past)} of bounded tokens " + (
+        tokens = f"{percent(past)} of bounded tokens " + (
             "end outside the clip range" if where == AT_END else
             f"are outside the clip range after {_between(where)} of the batch's updates")
     elif row is not None and row.bound == "none" and row.trust == "none":
         state, tokens = "good" if scales else "unknown", "this method has no clip range"
     else:
         state, tokens = "unknown", (
-            f"overshoot: {_few(len(steps), 'reading', FEWEST)}; {words(run.config, 'probes')}" if steps else
+            f"overshoot: {too_few(len(steps), 'reading', FEWEST)}; {words(run.config, 'probes')}" if steps else
             f"not read: {words(run.config, 'overshoot')}" if _unprobed(run.config) else
             "overshoot was not read: no token had a bound when the probe looked")
     if wild:
@@ -333,14 +338,14 @@ def optimiser(run: Run) -> Answer:
     flag = words(run.config, "overshoot")
     said = tokens if tokens.endswith(flag) and scale.endswith(flag) else f"{tokens}; {scale}"  # one flag gives both
     both = steps and scales and (len(steps), steps[-1]["step"]) != (len(scales), scales[-1]["step"])
-    over = f"{_over(steps, 'readings')} Scale: {_over(scales, 'readings').lower()}" if both else _over(
+    over = f"{mean_of(steps, 'readings')} Scale: {mean_of(scales, 'readings').lower()}" if both else mean_of(
         steps or scales, "readings")
     return Answer("Optimiser", state, f"{said[0].upper()}{said[1:]}.", rule + over, "optimizer")
 
 
-AT_END = "overshoot/past"
-SCALE = "optimizer/scale_change"
-NOT_FINITE = frozenset({"grad/norm", "objective/value"})
+AT_END = schema.OVERSHOOT_PAST
+SCALE = schema.OPTIMIZER_SCALE_CHANGE
+NOT_FINITE = frozenset({schema.GRAD_NORM, schema.OBJECTIVE_VALUE})
 
 
 def past_steps(trained: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
@@ -349,7 +354,8 @@ def past_steps(trained: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, 
     found = {AT_END: _last(trained, AT_END)}
     if len(found[AT_END]) < FEWEST:
         updates = {int(k) for name in Steps.of(trained).names if (k := _between(name))}
-        found |= {f"overshoot/{k}/past": _last(trained, f"overshoot/{k}/past") for k in sorted(updates, reverse=True)}
+        past = [schema.OVERSHOOT_UPDATE("past", k) for k in sorted(updates, reverse=True)]
+        found |= {name: _last(trained, name) for name in past}
     where = max(found, key=lambda name: len(found[name]))  # of equals the first: the end, then the most updates
     return found[where], where
 
@@ -368,12 +374,12 @@ def _scale(run: Run) -> tuple[str, list[Mapping[str, Any]]]:
         change = mean_over(steps, metric)
         if change is not None and len(steps) >= FEWEST and not is_stale(run.trained, steps):
             said = f"reward scale {'hardly matters' if change < BLIND else 'matters'}: a tenth of the credit changes " \
-                   f"the update by {_share(change)}" + ("" if metric == SCALE else " from that step on")
+                   f"the update by {percent(change)}" + ("" if metric == SCALE else " from that step on")
             return ", ".join(filter(None, (said, _cosine(run)))), steps
     steps = found[SCALE] or found[f"{SCALE}_now"]
     return "reward scale" + (
         f" was not read since step {steps[-1]['step']}" if is_stale(run.trained, steps) else
-        f": {_few(len(steps), 'reading', FEWEST)}" if steps else
+        f": {too_few(len(steps), 'reading', FEWEST)}" if steps else
         f" was not read: {words(run.config, 'scale')}" if _unprobed(run.config) else
         " was not read: a gradient was clipped to its norm, or a part of it is not the reward's"), []
 
@@ -392,11 +398,11 @@ def _cosine(run: Run) -> str:
         for phi in (10.0, 0.1):
             found = cosines[np.isclose(phis, phi) & np.isfinite(cosines)]
             if len(found):
-                return f"cosine {_near(float(found[0]), 1, least=4)} at ×{phi:g}"
+                return f"cosine {near(float(found[0]), 1, least=4)} at ×{phi:g}"
     return ""
 
 
-# -- numbers in words -------------------------------------------------------------------------------------------------
+# -- steps that are read ----------------------------------------------------------------------------------------------
 
 
 def _last(steps: Sequence[Mapping[str, Any]], *metrics: str) -> list[Mapping[str, Any]]:
@@ -435,50 +441,5 @@ def worst(*states: str) -> str:
     return max(states, key=["good", "unknown", "watch", "broken"].index)
 
 
-def _over(steps: Sequence[Mapping[str, Any]], what: str = "steps") -> str:
-    """What a number is a mean of."""
-    if not steps:
-        return f"No {what} to average."
-    if len(steps) == 1:
-        return f"One {what.removesuffix('s')}, step {steps[0]['step']}."
-    return f"Mean over the last {len(steps)} {what}, {steps[0]['step']} to {steps[-1]['step']}."
-
-
-def _few(count: float, what: str, needed: int) -> str:
-    """Why a number is not given.
-
-    >>> _few(1, "reading", 3)
-    '1 reading is too few to say, it takes 3'
-    """
-    if not count:
-        return f"No {what} yet; it takes {needed} to say"
-    return f"{_number(count)} {what}{' is' if count == 1 else 's are'} too few to say, it takes {needed}"
-
-
 def _say(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _share(value: float) -> str:
-    """Percent with two digits below ten, none that would read as 0 or 100 where it is not.
-
-    >>> _share(0.714), _share(0.0163), _share(0.99962), _share(1.0)
-    ('71 %', '1.6 %', '99.96 %', '100 %')
-    """
-    percent = 100 * value
-    if 99.5 <= percent < 100:
-        return f"{_near(percent, 100)} %"
-    return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.2g} %"
-
-
-def _near(value: float, limit: float, least: int = 1) -> str:
-    """So many decimals that a value below the limit is not printed as the limit; at most eight."""
-    for digits in range(least, 9):
-        text = f"{value:.{digits}f}"
-        if float(text) != limit:
-            return text
-    return f"{limit:g}"

@@ -159,8 +159,8 @@ def _series(metric: str) -> Callable[[Evidence], Mapping[int, float]]:
 
 
 CURVES: Mapping[str, Curve] = {
-    "rank": Curve(title="Effective rank of a group's rollouts", of=rank_by_step, null="credit_null",
-                  note="Dotted, in the same colour: the null, what the credits alone allow."),
+    "rank": Curve(title="Effective rank of a group's rollouts", of=rank_by_step, null="w_null",
+                  note="Dotted, in the same colour: the null, what the w alone allow."),
     "top1": Curve(title="Share of the first direction", of=FIGURES["top1"][1], share=True),
     "accuracy": Curve(title="Accuracy on unseen problems", of=FIGURES["accuracy"][1], percent=True),
     "accuracy-rollouts": Curve(title="Accuracy by rollouts spent", of=lambda run: dict(run.points()), percent=True,

@@ -34,7 +34,7 @@ BUDGET, TEXTS = 210_000, 80_000
 LONGEST = 300
 """Characters of an answer beside another one; the token view has it whole."""
 DRAWS = 100
-"""Shuffles of the credits: as many as the microscope takes for `null/group/…`."""
+"""Shuffles of w: as many as the microscope takes for `null/group/…`."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ DEFINITIONS = (
                "directions around the mean score"),
     Definition("top1", "top-1 share", "σ₁² / Σσ²", "energy in the strongest direction", "0.5 to 0.8"),
     Definition("norm_null", "null: orthogonal rows", "(Σ‖g_i‖)² / Σ‖g_i‖²", "r_eff, had no rows aligned"),
-    Definition("credit_null", "null: orthogonal, equal scores", "(Σ|c|)² / Σc²", "r_eff from the credits alone"),
-    Definition("shuffled", "null: credits shuffled", "mean r_eff over shuffles in the group",
-               "r_eff, had chance dealt credit"),
+    Definition("w_null", "null: orthogonal, equal scores", "(Σ|c|)² / Σc²", "r_eff from the w alone"),
+    Definition("shuffled", "null: w shuffled", "mean r_eff over shuffles in the group",
+               "r_eff, had chance dealt w"),
 )
 CURVES = ("sigma", "orthogonal", "low", "high")
-WEIGHTED, UNWEIGHTED = "g = w·ψ, as trained", "ψ, without credit"
+WEIGHTED, UNWEIGHTED = "g = w·ψ, as trained", "ψ, without w"
 
 
 def section(run: Run) -> Section:
@@ -149,10 +149,10 @@ def of_group(arrays: Arrays, rows: NDArray[np.intp]) -> Part:
     """The block of a group, best reward first. A group without gradient has rewards and, where read, scores."""
     order = np.argsort(-arrays["reward"][rows].astype(np.float64), kind="stable")
     block, eps = block_of(arrays["gram"], rows), float(arrays["eps"])
-    credit = arrays["credit"][rows].astype(np.float64) if "credit" in arrays else None
+    w = arrays["row_w"][rows].astype(np.float64) if "row_w" in arrays else None
     scores = block_of(arrays["scores"], rows) if "scores" in arrays else None
     out: Part = {"rows": rows[order].tolist(), "reward": numbers(arrays["reward"][rows[order]]),
-                 "credit": None if credit is None else numbers(credit[order]), "ranks": {}}
+                 "w": None if w is None else numbers(w[order]), "ranks": {}}
     if scores is not None and scores.any():
         out["ranks"][UNWEIGHTED] = ranks_of(scores, eps)
     for name, other in zip(arrays.get("other_names", ()), arrays.get("other_grams", ()), strict=True):
@@ -163,12 +163,12 @@ def of_group(arrays: Arrays, rows: NDArray[np.intp]) -> Part:
     ranks, ordered = ranks_of(block, eps), block[np.ix_(order, order)]
     out |= {"norm": numbers(norms(ordered), 3), "cos": cosines(ordered), "sigma": normalised(block),
             "orthogonal": normalised(np.diag(np.diag(block)))}
-    if credit is not None and credit.any():
-        found = {"credit_null": geometry.credit_null(credit),
-                 "centred_effective_rank": geometry.centred_rank(block, credit, eps, scores)}
-        if scores is None and geometry.live(credit).all():
-            scores = geometry.unweighted(block, credit)
-        if scores is not None and len(draws := shuffled(scores, credit)):
+    if w is not None and w.any():
+        found = {"w_null": geometry.w_null(w),
+                 "centred_effective_rank": geometry.centred_rank(block, w, eps, scores)}
+        if scores is None and geometry.live(w).all():
+            scores = geometry.unweighted(block, w)
+        if scores is not None and len(draws := shuffled(scores, w)):
             low, high = np.quantile(draws, (0.025, 0.975), axis=0)
             out |= {"low": low, "high": high}
             found["shuffled"] = float((draws.sum(axis=1) ** 2).mean())
@@ -198,13 +198,13 @@ def normalised(gram: Array) -> Array:
     return np.asarray(values / np.sqrt((values**2).sum(axis=-1, keepdims=True)))
 
 
-def shuffled(scores: Array, credit: Array, draws: int = DRAWS, seed: int = 0) -> Array:
-    """(draws, R) `normalised` of the rows c_π(i) ψ_i, credits dealt anew by π: the draws of `permutation_null`.
+def shuffled(scores: Array, w: Array, draws: int = DRAWS, seed: int = 0) -> Array:
+    """(draws, R) `normalised` of the rows w_π(i) ψ_i, w dealt anew by π: the draws of `permutation_null`.
 
-    A draw in which only rollouts without a score get credit has no rows and is left out.
+    A draw in which only rollouts without a score get w ≠ 0 has no rows and is left out.
     """
     random = np.random.default_rng(seed)
-    dealt = np.stack([credit[random.permutation(len(credit))] for _ in range(draws)])
+    dealt = np.stack([w[random.permutation(len(w))] for _ in range(draws)])
     grams = scores * dealt[:, :, None] * dealt[:, None, :]
     return normalised(grams[grams.any(axis=(1, 2))])
 
@@ -288,14 +288,14 @@ def numbers(values: Any, digits: int = 4) -> list[float | None]:
 
 
 def spectrum_chart(looks: Sequence[Part]) -> Spec:
-    """σ_k/√Σσ² as measured, the band of shuffled credits, and orthogonal rows of the same norms: one scale for all.
+    """σ_k/√Σσ² as measured, the band of shuffled w, and orthogonal rows of the same norms: one scale for all.
 
     The script gives it the rows: k, measured, orthogonal, shuffled_low, shuffled_high.
     """
     groups = [group for one in looks for group in one["groups"]]
     top = max([0.1, *(value for group in groups for name in CURVES for value in group.get(name, ()))])
     most = max([2, *(len(group["rows"]) for group in groups)])
-    names = ["measured", "orthogonal rows, same norms", "credits shuffled, 95 %"]
+    names = ["measured", "orthogonal rows, same norms", "w shuffled, 95 %"]
     colour = {"scale": {"domain": names, "range": [COLOURS[0], COLOURS[1], COLOURS[2]]}, "type": "nominal",
               "legend": {"columns": 1, "symbolOpacity": 1}}
     ticks = list(range(1, most + 1, -(-most // 12)))

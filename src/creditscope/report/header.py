@@ -15,6 +15,7 @@ from creditscope.report.answers import SHAPES, Answer, answers
 from creditscope.report.markup import Html, join, table, tag
 from creditscope.report.methods import changes
 from creditscope.report.run import Run
+from creditscope.runs import schema
 from creditscope.runs.compare import is_finished
 from creditscope.runs.config import flags
 
@@ -76,7 +77,7 @@ def standing(run: Run, now: float) -> str:
         silent = now − last write > max(SILENCE · longest step, PATIENCE)
     """
     done, planned = len(run.trained), run.config.get("steps")
-    spent = run.trained.numbers("rollouts/spent").values.sum()
+    spent = run.trained.numbers(schema.ROLLOUTS_SPENT).values.sum()
     budget = run.config.get("rollouts")
     of = f"{done} of {planned} steps" if isinstance(planned, int) else f"{done} steps"
     over = (isinstance(planned, int) and done >= planned) or (isinstance(budget, int) and 0 < budget <= spent)
@@ -86,7 +87,7 @@ def standing(run: Run, now: float) -> str:
         silence = now - (run.record.path / "steps.jsonl").stat().st_mtime
     except OSError:
         return f"not finished, {of}"
-    longest = max((time for _, time in run.series("time/step")), default=0.0)
+    longest = max((time for _, time in run.series(schema.TIME_STEP)), default=0.0)
     return f"stopped early, {of}" if silence > max(SILENCE * longest, PATIENCE) else f"still going, {of}"
 
 

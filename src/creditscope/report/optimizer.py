@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from creditscope.diagnosis.optimizer_verdicts import BLIND, FOLLOWS
 from creditscope.errors import CreditscopeError
 from creditscope.optimizer.table import BRAKES, parse_brake
 from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_steps
@@ -19,9 +20,9 @@ from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, some_steps, spaced, thinned
+from creditscope.runs import schema
 from creditscope.runs.figures import COLOURS
 from creditscope.runs.intervals import Interval, mean_interval
-from creditscope.runs.verdicts import BLIND, FOLLOWS
 
 POINTS = 200
 """Steps in a chart."""
@@ -34,7 +35,7 @@ LAYERS = 8
 TENTH = 0.1
 
 
-class Metric(NamedTuple):
+class Fact(NamedTuple):
     """A number of the probe's, as it is shown."""
 
     key: str
@@ -44,34 +45,38 @@ class Metric(NamedTuple):
 
 
 BY_UPDATE = (
-    Metric("past", "past the bound", "share of bounded tokens", percent=True),
-    Metric("distance", "distance (nats)", "mean of those past"),
-    Metric("after", "moved after", "share of that distance made once its own gradient was 0", percent=True),
-    Metric("kl", "KL", "from the sampler, nats a token"))
+    Fact("past", "past the bound", "share of bounded tokens", percent=True),
+    Fact("distance", "distance (nats)", "mean of those past"),
+    Fact("after", "moved after", "share of that distance made once its own gradient was 0", percent=True),
+    Fact("kl", "KL", "from the sampler, nats a token"))
 FACTS = (
-    Metric("overshoot/carry", "carry", "share of a full step at the first update without a gradient of its own"),
-    Metric("overshoot/carry_predicted", "carry, predicted", "C_{T,0} of arXiv:2601.05002, Eq. 36: momentum alone"),
-    Metric("overshoot/max", "furthest token (nats)", "the step's largest distance past its bound"),
-    Metric("overshoot/by_momentum", "growth by momentum", "of the distance, to first order, nats a bounded token"),
-    Metric("overshoot/by_fresh", "growth by fresh gradients", "the same, of the gradients of this step"),
-    Metric("overshoot/by_decay", "growth by weight decay", "the same, of the decay"),
-    Metric("update/cosine", "cosine with −gradient", "of the update: 1 goes where this batch points"),
-    Metric("update/momentum", "from momentum", "⟨Δ_momentum, Δ⟩ / ‖Δ‖² of a batch's first update", percent=True),
-    Metric("update/ratio", "‖Δ‖ / ‖θ‖", "size of the update"),
-    Metric("update/zero", "weights that stay", "as they are stored", percent=True),
-    Metric("update/zero_bf16", "weights that stay in bfloat16", "after rounding to it", percent=True),
-    Metric("optimizer/scale_change", "change at credit × 0.1", "of the update, had all credit been a tenth",
+    Fact(schema.OVERSHOOT_CARRY, "carry", "share of a full step at the first update without a gradient of its own"),
+    Fact(schema.OVERSHOOT_CARRY_PREDICTED, "carry, predicted", "C_{T,0} of arXiv:2601.05002, Eq. 36: momentum alone"),
+    Fact(schema.OVERSHOOT_MAX, "furthest token (nats)", "the step's largest distance past its bound"),
+    Fact(schema.OVERSHOOT_BY_MOMENTUM, "growth by momentum", "of the distance, to first order, nats a bounded token"),
+    Fact(schema.OVERSHOOT_BY_FRESH, "growth by fresh gradients", "the same, of the gradients of this step"),
+    Fact(schema.OVERSHOOT_BY_DECAY, "growth by weight decay", "the same, of the decay"),
+    Fact(schema.UPDATE_COSINE, "cosine with −gradient", "of the update: 1 goes where this batch points"),
+    Fact(schema.UPDATE_MOMENTUM, "from momentum", "⟨Δ_momentum, Δ⟩ / ‖Δ‖² of a batch's first update", percent=True),
+    Fact(schema.UPDATE_RATIO, "‖Δ‖ / ‖θ‖", "size of the update"),
+    Fact(schema.UPDATE_ZERO, "weights that stay", "as they are stored", percent=True),
+    Fact(schema.UPDATE_ZERO_BF16, "weights that stay in bfloat16", "after rounding to it", percent=True),
+    Fact(schema.OPTIMIZER_SCALE_CHANGE, "change at credit × 0.1", "of the update, had all credit been a tenth",
            percent=True),
-    Metric("optimizer/scale_change_now", "change at credit × 0.1, from now", "the same from this step on",
+    Fact(schema.OPTIMIZER_SCALE_CHANGE_NOW, "change at credit × 0.1, from now", "the same from this step on",
            percent=True))
 Plan = tuple[str, str, dict[str, str], bool]
 """The name of a chart, its title, its lines (metric -> name in the legend), and whether they are shares."""
 CHARTS: tuple[Plan, ...] = (
-    ("carry", "Carry by momentum", {"overshoot/carry": "measured", "overshoot/carry_predicted": "predicted"}, False),
+    ("carry", "Carry by momentum", {
+        schema.OVERSHOOT_CARRY: "measured", schema.OVERSHOOT_CARRY_PREDICTED: "predicted"}, False),
     ("scale", "Change of the update at credit × 0.1", {
-        "optimizer/scale_change": "since the start", "optimizer/scale_change_now": "from this step on"}, True),
-    ("update", "The update", {"update/cosine": "cosine with −gradient", "update/momentum": "from momentum"}, False),
-    ("stay", "Weights that stay as they are", {"update/zero": "as stored", "update/zero_bf16": "in bfloat16"}, True))
+        schema.OPTIMIZER_SCALE_CHANGE: "since the start",
+        schema.OPTIMIZER_SCALE_CHANGE_NOW: "from this step on"}, True),
+    ("update", "The update", {
+        schema.UPDATE_COSINE: "cosine with −gradient", schema.UPDATE_MOMENTUM: "from momentum"}, False),
+    ("stay", "Weights that stay as they are", {
+        schema.UPDATE_ZERO: "as stored", schema.UPDATE_ZERO_BF16: "in bfloat16"}, True))
 
 
 def section(run: Run) -> Section:
@@ -116,7 +121,8 @@ def by_update(run: Run) -> dict[int | None, dict[str, Interval]]:
 
 
 def past_key(k: int | None, name: str) -> str:
-    return f"overshoot/{name}" if k is None else f"overshoot/{k}/{name}"
+    own = schema.OVERSHOOT_UPDATE.readings[name]
+    return own if k is None else schema.OVERSHOOT_UPDATE(name, k)
 
 
 def sweep(run: Run, step: int) -> Part | None:
@@ -160,11 +166,11 @@ def layers_of(arrays: Arrays, phi: NDArray[np.float64]) -> list[list[Any]]:
 def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Part]) -> Html:
     """What the optimiser does not see, with its number."""
     name = str(run.config.get("optimizer") or "the optimiser")
-    found = means.get("optimizer/scale_change") or means.get("optimizer/scale_change_now")
+    found = means.get(schema.OPTIMIZER_SCALE_CHANGE) or means.get(schema.OPTIMIZER_SCALE_CHANGE_NOW)
     if found is None:
         return lacking("How much of the reward's scale reaches the weights was not read in this run.", run.config,
                        "scale")
-    since = "" if "optimizer/scale_change" in means else ", from the step itself on,"
+    since = "" if schema.OPTIMIZER_SCALE_CHANGE in means else ", from the step itself on,"
     change, steps = found.mean, f"{found.n} step{'s' * (found.n != 1)}"
     blind, follows = (text_of(value, percent=True) for value in (BLIND, FOLLOWS))
     if change < BLIND:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import resolved
+from creditscope.runs import schema
 from creditscope.runs.columns import Steps
 from creditscope.runs.record import Record
 
@@ -42,7 +43,7 @@ class Run:
     @cached_property
     def trained(self) -> Steps:
         """The steps that sampled, without a last line that is an evaluation alone."""
-        return self.steps.having("rollouts/spent")
+        return self.steps.having(schema.ROLLOUTS_SPENT)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) where the metric was recorded as a number."""

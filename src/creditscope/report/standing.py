@@ -70,7 +70,7 @@ COLUMNS: Mapping[str, Statistic] = {
                              metric="signal/live_groups", percent=True, digits=0),
     "rank": Statistic(of=lambda runs: over_runs([list(rank_by_step(run).values()) for run in runs]),
                    metric="gram/group/effective_rank"),
-    "null": Statistic(of=_column("credit_null"), metric="gram/group/credit_null"),
+    "null": Statistic(of=_column("w_null"), metric="gram/group/w_null"),
     "cut to 2": Statistic(of=_column("all/effective_rank_truncated_2"), metric="gram/group/effective_rank_truncated_2"),
     "top-1": Statistic(of=_column("all/top1"), metric="gram/group/top1"),
     "past bound, %": Statistic(of=_steps_of("overshoot/past"), metric="overshoot/past", percent=True, digits=1),

@@ -13,6 +13,7 @@ from creditscope.report.chart import over_steps
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section, lacking, missing, rounded, some_steps, thinned
+from creditscope.runs import schema
 from creditscope.runs.columns import Column, Steps
 from creditscope.runs.intervals import Interval, mean_interval
 
@@ -26,11 +27,13 @@ spread over one step's rollouts would not, as those of a group are alike."""
 P1_RANK = 2.0
 """arXiv:2606.29238, Table 1: the effective rank that P1 prints for every R."""
 COLUMNS = {
-    "reward/mean": "reward of a step", "eval/accuracy": "accuracy", "eval/low": "low", "eval/high": "high",
-    "entropy/mean": "entropy", "length/mean": "mean length", "length/max": "longest", "length/truncated": "cut off",
-    "gram/group/effective_rank": "effective rank", "gram/group/orthogonal_null": "null (two rewards)",
-    "gram/group/credit_null": "null (same credits)", "overshoot/past": "after the last update",
-    "grad/norm": "gradient norm",
+    schema.REWARD_MEAN: "reward of a step", schema.EVAL_ACCURACY: "accuracy", schema.EVAL_LOW: "low",
+    schema.EVAL_HIGH: "high",
+    schema.ENTROPY_MEAN: "entropy", schema.LENGTH_MEAN: "mean length", schema.LENGTH_MAX: "longest",
+    schema.LENGTH_TRUNCATED: "cut off",
+    schema.GRAM_GROUP_EFFECTIVE_RANK: "effective rank", schema.GRAM_GROUP_ORTHOGONAL_NULL: "null (two rewards)",
+    schema.GRAM_GROUP_W_NULL: "null (same w)", schema.OVERSHOOT_PAST: "after the last update",
+    schema.GRAD_NORM: "gradient norm",
 }
 """metric -> the name that it is shown by."""
 RUNNING = f"mean of up to {WINDOW} steps"
@@ -59,13 +62,13 @@ def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
     found = Steps.of(steps)
     columns = {name: with_gaps(found, metric) for metric, name in COLUMNS.items()} | {"live groups": live_share(found)}
     columns |= {_after(k): found.numbers(metric) for k in range(1, MOST_UPDATES + 1)
-                if (metric := f"overshoot/{k}/past") in found.names}
+                if (metric := schema.OVERSHOOT_UPDATE("past", k)) in found.names}
     kept = np.arange(len(found)) if len(found) <= MOST else thinned(list(columns.values()), MOST)
     rows: dict[int, Row] = {row: {"step": found[row]["step"]} for row in kept.tolist()}
     for name, column in columns.items():
         for row, value in zip(*(part.tolist() for part in column.of(kept)), strict=True):
             rows[row][name] = rounded(value)
-    at, rewards = found.numbers("reward/mean")
+    at, rewards = found.numbers(schema.REWARD_MEAN)
     share = (np.minimum.accumulate(rewards) >= 0) & (np.maximum.accumulate(rewards) <= 1)
     for place in np.flatnonzero(np.isin(at, kept)).tolist():
         rows[int(at[place])] |= running(rewards[max(0, place + 1 - WINDOW):place + 1].tolist(), bool(share[place]))
@@ -83,7 +86,7 @@ def with_gaps(steps: Steps, metric: str) -> Column:
 
 def live_share(steps: Steps) -> Column:
     """live groups / groups, of the steps that have both and any group."""
-    groups, live = steps.numbers("signal/groups"), steps.numbers("signal/live_groups")
+    groups, live = steps.numbers(schema.SIGNAL_GROUPS), steps.numbers(schema.SIGNAL_LIVE_GROUPS)
     at, some, same = np.intersect1d(groups.at, live.at, assume_unique=True, return_indices=True)
     total = groups.values[some]
     return Column(at[total != 0], live.values[same][total != 0] / total[total != 0])
@@ -165,8 +168,8 @@ def _length(rows: Sequence[Row]) -> Chart | None:
 def _rank(rows: Sequence[Row]) -> Chart | None:
     if not _there(rows, "effective rank"):
         return None
-    null = _there(rows, "null (same credits)", "null (two rewards)")[:1]
-    said = {"null (same credits)": " Null: orthogonal rollouts of equal norm with the same credits.",
+    null = _there(rows, "null (same w)", "null (two rewards)")[:1]
+    said = {"null (same w)": " Null: orthogonal rollouts of equal norm with the same w.",
             "null (two rewards)": " Null: orthogonal rollouts of equal norm with two rewards, 4k(R−k)/R."}
     return _chart("rank", over_steps(
         rows, "Effective rank of a group", ["effective rank", *null], zero=True, reference={"P1: 2 at any R": P1_RANK},

@@ -22,6 +22,7 @@ from creditscope.report.markup import LONGEST, Html, join, shown, tag
 from creditscope.report.prefixes import extents, tree
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, missing, rounded, spaced
+from creditscope.runs import schema
 
 BUDGET = 800_000
 """Bytes of gzipped JSON: 1.07 MB of base64, so that a page stays within 2.5 MB with the charts' library in it."""
@@ -325,7 +326,7 @@ def lacks(run: Run, found: Selection) -> list[Html]:
         out.append(missing("These rollouts carry no credit: only their text is shown."))
     if "after" not in have:
         seen = run.config.get("probe") in ("light", "full") and not kept.isdisjoint(
-            step for step, _ in run.series("overshoot/past"))
+            step for step, _ in run.series(schema.OVERSHOOT_PAST))
         out.append(unkept("Where tokens stood after the last update was not recorded.", seen, run, "after"))
     if not any(key.startswith(OTHER) for key in have):
         seen = bool(run.config.get("also")) and not kept.isdisjoint(run.readings())

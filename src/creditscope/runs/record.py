@@ -1,9 +1,9 @@
 """The run directory: plain files that survive a kill at any moment and can be read while they are written.
 
-    run.json          what was run: config, versions, seed
-    steps.jsonl       one object a step, appended and synced; a torn last line is not a step. A step is complete once
+    run.json          what was run: format, config, versions, seed
+    steps.jsonl       one object per step, appended and synced; a torn last line is not a step. A step is complete once
                       its line is here: what else is kept of it was written before, and is named in it (`kept`)
-    groups/*.npz      selected rollouts of a step: tokens, w, credit, clipped, entropy, text; where read, log π
+    groups/*.npz      selected rollouts of a step: tokens, credit, w, clipped, entropy, text; where read, log π
                       afterwards and the credit by other estimators
     scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
     optimizer/*.npz   what the optimiser did at a step: the update under other reward scales, whole and by layer
@@ -14,6 +14,7 @@ What is damaged later is noticed: run.json and each line of steps.jsonl end with
 their own, and a folder has SHA256SUMS, as sha256sum -c reads it. What has no sum, because an older version wrote it or
 somebody edited it, is believed.
 
+`runs.schema` has every metric and `runs.arrays` every array. Names of an older format are read as those of today.
 Imports no torch, so that reading a run starts at once.
 """
 
@@ -42,11 +43,11 @@ from creditscope.files.guards import inside, masked, members
 from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
 from creditscope.files.writing import flush_to_disk, lock_folder, new_file, new_folder, remove_folder
 from creditscope.runs.columns import Steps
+from creditscope.runs.formats import FORMAT, READ, upgraded
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-FORMAT = 1
 SHELVES = ("groups", "scope", "optimizer")
 SUMS = "SHA256SUMS"
 KEEP = 2
@@ -146,8 +147,9 @@ class Record:
                 from None
         except (OSError, ValueError, RecursionError) as error:
             raise CreditscopeError(f"cannot read {path / 'run.json'}: {error}; {_LOST}") from None
-        if not isinstance(run, dict) or run.get("format") != FORMAT or not isinstance(run.get("config"), dict):
-            raise CreditscopeError(f"{path / 'run.json'} is not a run of format {FORMAT}; another version wrote it")
+        if not isinstance(run, dict) or run.get("format") not in READ or not isinstance(run.get("config"), dict):
+            raise CreditscopeError(f"{path / 'run.json'} is not a run of format {' or '.join(map(str, READ))}; another "
+                                   f"version wrote it")
         told = run.pop("crc32", None)
         if told is not None and told != _crc(json.dumps(run).encode()):
             raise CreditscopeError(f"{path / 'run.json'} is not what was written: it does not match its crc32. "
@@ -351,7 +353,8 @@ class Record:
         path = self._file(shelf, step)
         try:
             # Member by member, each read to its end: `np.load` stops where the header says, and so before the sum.
-            return {name.removesuffix(".npy"): _array(data) for name, data in members(inside(self.path, path))}
+            found = {name.removesuffix(".npy"): _array(data) for name, data in members(inside(self.path, path))}
+            return upgraded(found, shelf, self.run["format"])
         except FileNotFoundError:
             raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
         except Exception as error:  # zip files, their packers and headers of arrays fail in more ways than are listed
@@ -386,7 +389,7 @@ class Record:
                                        f"{_EDITED}; otherwise the file was damaged. {cut}")
             found.pop("crc32", None)
             last = found["step"]
-            yield line + b"\n", found
+            yield line + b"\n", upgraded(found, "steps", self.run["format"])
         # A line is on disk before the checkpoint of its step is.
         if taken and (last is None or last < taken - 1):
             held = "holds no step" if last is None else f"ends with step {last}"

@@ -49,8 +49,8 @@ from creditscope.runs.record import Record
 AGREE = 0.99
 """Cosine of TRL's gradient and ours below which the row is not what the trainer descends on."""
 
-WATCHED = ("signal/live_groups", "signal/dead_groups", "credit/zero", "credit/top10_mass", "gram/group/effective_rank",
-           "gram/group/norm_null", "gram/group/credit_null", "overshoot/past", "overshoot/distance", "overshoot/kl",
+WATCHED = ("signal/live_groups", "signal/dead_groups", "w/zero", "w/top10_mass", "gram/group/effective_rank",
+           "gram/group/norm_null", "gram/group/w_null", "overshoot/past", "overshoot/distance", "overshoot/kl",
            "grad/norm", "scope/agreement")
 """What goes into TRL's logs; the record has all."""
 
@@ -351,7 +351,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             return
         observer = self._fresh_observer(keep=True)
         observer.blocks = rows.blocks
-        self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.credit(rows.w, rows.rollouts.mask)
+        self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.spread(rows.w, rows.rollouts.mask)
         if rows.blocks:
             self._line |= observer.metrics(rows.rollouts, rows.w, 1.0)
         if found is not None:

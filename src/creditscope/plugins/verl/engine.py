@@ -28,7 +28,7 @@ from creditscope.batch import metrics
 from creditscope.errors import CreditscopeError
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope import geometry
-from creditscope.microscope.observer import row_credit
+from creditscope.microscope.observer import row_w
 from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
@@ -60,7 +60,7 @@ class EngineReading:
 
 
 class ScopedEngine(Engine):  # type: ignore[misc]
-    """verl's FSDP2 engine; every few updates it adds `credit/batch_…`, `gram/…` and `sketch/…` to verl's metrics."""
+    """verl's FSDP2 engine; every few updates it adds `w/batch_…`, `gram/…` and `sketch/…` to verl's metrics."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -145,7 +145,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         self._slope = None
         with Microscope(self.module, segments=self._owners(micro_batch), sketch=reading.sketcher) as scope:
             yield
-        w, mask = self._credit(micro_batch), micro_batch["response_mask"]
+        w, mask = self._w(micro_batch), micro_batch["response_mask"]
         mask = mask.to_padded_tensor(0) if mask.is_nested else mask
         reading.scopes.append(scope)
         reading.groups.append(torch.tensor([reading.number[uid] for uid in _uids(micro_batch)]))
@@ -155,10 +155,10 @@ class ScopedEngine(Engine):  # type: ignore[misc]
     def _see(self, grad: Tensor) -> None:
         self._slope = grad.detach()
 
-    def _credit(self, micro_batch: Any) -> Tensor:
+    def _w(self, micro_batch: Any) -> Tensor:
         """(B, T) w_it = −∂loss/∂log π(y_it), from what arrived at the log-probs of all positions."""
         if self._slope is None:
-            raise CreditscopeError("the loss has no gradient at the log-probs, so there is no credit to read: it is "
+            raise CreditscopeError("the loss has no gradient at the log-probs, so there is no w to read: it is "
                                    "not a policy loss. Unset VERL_ENGINE_VENDOR for this worker")
         w: Tensor = -load("verl.workers.utils.padding").no_padding_2_padding(self._slope, micro_batch)
         return w
@@ -187,17 +187,17 @@ class ScopedEngine(Engine):  # type: ignore[misc]
     def _readings(self, reading: EngineReading) -> dict[str, float]:
         """Of the whole mini-batch, the same on every rank: verl takes a mean over ranks."""
         found = ranks.across(reading.scopes, reading.groups, ranks=self.get_data_parallel_group())
-        credit, eps = _row_credits(reading), max(scope.eps for scope in reading.scopes)
-        whole = {number: gram.numpy() for number, gram in found.blocks.items() if number in credit}
+        w_i, eps = _row_w(reading), max(scope.eps for scope in reading.scopes)
+        whole = {number: gram.numpy() for number, gram in found.blocks.items() if number in w_i}
         self.blocks = {uid: whole[number] for uid, number in reading.number.items() if number in whole}
-        mine = [(gram, credit[number], eps) for number, gram in whole.items()]
+        mine = [(gram, w_i[number], eps) for number, gram in whole.items()]
         tokens = torch.cat([w[mask] for w, mask in zip(reading.w, reading.masks, strict=True)]).float().cpu().numpy()
-        parts = self._gathered((mine, tokens, sorted(credit)))
+        parts = self._gathered((mine, tokens, sorted(w_i)))
         w = torch.from_numpy(np.concatenate([part[1] for part in parts]))
         real = {number for part in parts for number in part[2]}
         groups = [group for part in parts for group in part[0]]
-        out: dict[str, float] = {name.replace("credit/", "credit/batch_", 1): value
-                                 for name, value in metrics.credit(w, torch.ones_like(w, dtype=torch.bool)).items()}
+        out: dict[str, float] = {name.replace("w/", "w/batch_", 1): value
+                                 for name, value in metrics.spread(w, torch.ones_like(w, dtype=torch.bool)).items()}
         out |= {"signal/groups": float(len(real)), "gram/whole_groups": float(len(groups)),
                 "gram/cut_groups": float(len(real) - len(groups)), "gram/check": found.check.error}
         return out | group_means(groups) | sketched_means(found, real, eps)
@@ -215,7 +215,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
 
 
 Group = tuple[NDArray[np.float64], NDArray[np.float64] | None, float]
-"""(Gram, credit of each rollout where it is one number, relative precision)."""
+"""(Gram, w of each rollout where it is one number, relative precision)."""
 
 
 def group_means(groups: Sequence[Group]) -> dict[str, float]:
@@ -224,9 +224,9 @@ def group_means(groups: Sequence[Group]) -> dict[str, float]:
     >>> group_means([(np.eye(2), None, 1e-14)])["gram/group/effective_rank"]
     2.0
     """
-    live = [geometry.summary(gram, credit, np.zeros(len(gram), dtype=np.int64), eps=eps)
-            for gram, credit, eps in groups if np.diag(gram).any()]
-    out = {"gram/live_groups": float(len(live))} if groups else {}
+    live = [geometry.summary(gram, w_i, np.zeros(len(gram), dtype=np.int64), eps=eps)
+            for gram, w_i, eps in groups if np.diag(gram).any()]
+    out: dict[str, float] = {"gram/live_groups": float(len(live))} if groups else {}
     for name in dict.fromkeys(name for found in live for name in found if name.startswith("gram/group/")):
         out[name] = float(np.mean([found[name] for found in live if name in found]))
     return out
@@ -241,11 +241,11 @@ def sketched_means(found: ranks.RanksReading, numbers: Iterable[int], eps: float
     return out | ({"sketch/relative_error": found.sketch.relative_error} if out else {})
 
 
-def _row_credits(reading: EngineReading) -> dict[int, NDArray[np.float64] | None]:
-    """Group number → what its rows of a micro-batch were credited; verl's padding, where nobody chose, is left out."""
+def _row_w(reading: EngineReading) -> dict[int, NDArray[np.float64] | None]:
+    """Group number → w of its rows in a micro-batch; verl's padding, where nobody chose, is left out."""
     out: dict[int, NDArray[np.float64] | None] = {}
     for w, mask, numbers in zip(reading.w, reading.masks, reading.groups, strict=True):
-        given = row_credit(w, mask)
+        given = row_w(w, mask)
         for number in sorted(set(numbers.tolist())):
             rows = numbers == number
             if bool(mask[rows.to(mask.device)].any()):

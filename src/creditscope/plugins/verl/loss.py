@@ -134,7 +134,7 @@ def readings(w: Tensor, credit: Tensor, mask: Tensor) -> dict[str, float]:
     tokens, rows = int(mask.sum()), int(mask.any(dim=1).sum())
     given = (credit != 0) & mask
     silent = mask.any(dim=1) & ~given.any(dim=1)
-    counts = {"credit/zero": ((w == 0) & mask).sum(), "credit/stopped": (given & (w == 0)).sum(),
-              "credit/positive": ((w > 0) & mask).sum()}
+    counts: dict[str, Tensor] = {"w/zero": ((w == 0) & mask).sum(), "w/stopped": (given & (w == 0)).sum(),
+              "w/positive": ((w > 0) & mask).sum()}
     out = {name: float(count) / tokens if tokens else float("nan") for name, count in counts.items()}
     return out | {"signal/silent_rows": float(silent.sum()) / rows if rows else float("nan")}

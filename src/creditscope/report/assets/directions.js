@@ -121,7 +121,7 @@ creditscope.section("directions", async (root, { looks, definitions, kinds, char
 
   function answer(i) {
     const row = shown.rows[i], facts = [`rollout ${row}`, `reward ${show(shown.reward[i])}`,
-      shown.credit && `credit ${show(shown.credit[i], 3)}`, shown.norm && `‖g‖ ${show(shown.norm[i], 3)}`];
+      shown.w && `w ${show(shown.w[i], 3)}`, shown.norm && `‖g‖ ${show(shown.norm[i], 3)}`];
     return el("div", { class: "card", "data-row": row }, el("p", { class: "soft" }, facts.filter(Boolean).join(" · ")),
       look.texts && el("p", { class: "said", dir: "auto" }, look.texts[row]));
   }

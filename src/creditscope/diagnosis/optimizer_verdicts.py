@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from creditscope.diagnosis.optimizer_numbers import Findings
 from creditscope.runs.correlation import ROUNDING
-from creditscope.runs.findings import Findings
 from creditscope.runs.intervals import Interval
 
 # Where a verdict turns. Each is said beside the sentence that it decides.

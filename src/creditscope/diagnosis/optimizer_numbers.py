@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from creditscope.errors import CreditscopeError
 from creditscope.methods.find import row_of
 from creditscope.methods.words import Law, law
+from creditscope.runs import schema
 from creditscope.runs.correlation import over_training, series
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.record import Record
 
-OVERSHOOT = ("past", "distance", "after", "kl", "carry", "carry_predicted", "by_momentum", "by_fresh")
-BY_UPDATE = ("past", "distance", "overshoot", "after", "kl")
-UPDATE = ("cosine", "ratio", "momentum", "zero", "zero_bf16")
+OVERSHOOT = {"overshoot": schema.OPTIMIZER_OVERSHOOT} | {str(key).removeprefix("overshoot/"): key for key in (
+    schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_AFTER, schema.OVERSHOOT_KL,
+    schema.OVERSHOOT_CARRY, schema.OVERSHOOT_CARRY_PREDICTED, schema.OVERSHOOT_BY_MOMENTUM, schema.OVERSHOOT_BY_FRESH)}
+UPDATE = {str(key).removeprefix("update/"): key for key in (
+    schema.UPDATE_COSINE, schema.UPDATE_RATIO, schema.UPDATE_MOMENTUM, schema.UPDATE_ZERO, schema.UPDATE_ZERO_BF16)}
 SCALES = 32
 """Reward scales that a page has room for."""
 
@@ -85,16 +88,17 @@ def read(path: Path) -> Findings:
         return {name: mean_interval(seen) for name, seen in found.items() if seen}
 
     numbered = {int(m[1]) for line in lines for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
-    by_update = {k: means({name: f"overshoot/{k}/{name}" for name in BY_UPDATE}) for k in sorted(numbered)}
+    each = schema.OVERSHOOT_UPDATE
+    by_update = {k: means({name: each(name, k) for name in each.readings}) for k in sorted(numbered)}
     found = Findings(
         run=str(path), method=_method(record), brake=_brake(record), stops=_stops(record),
-        steps=sum("reward/mean" in line for line in lines),
-        overshoot=means({name: f"overshoot/{name}" for name in OVERSHOOT} | {"overshoot": "optimizer/overshoot"}),
-        furthest=max(values("overshoot/max"), default=None),
+        steps=sum(schema.REWARD_MEAN in line for line in lines),
+        overshoot=means(OVERSHOOT),
+        furthest=max(values(schema.OVERSHOOT_MAX), default=None),
         by_update={k: row for k, row in by_update.items() if row},
-        scale_change=means({"change": "optimizer/scale_change"}).get("change"),
+        scale_change=means({"change": schema.OPTIMIZER_SCALE_CHANGE}).get("change"),
         sweep=read_sweep(record, kept[-1]) if kept else None,
-        update=means({name: f"update/{name}" for name in UPDATE}), path=path_rank(record),
+        update=means(UPDATE), path=path_rank(record),
         progress=over_training(record), law=_law(record))
     if not (found.measured or found.progress):
         raise CreditscopeError(f"{path} holds no reading of the optimiser; train with --inner-steps 4 --probe light")
