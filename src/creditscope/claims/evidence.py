@@ -34,6 +34,7 @@ from creditscope.files.arrays import fitting
 from creditscope.files.jsonlines import parse_json, read_whole
 from creditscope.microscope.geometry import centred_rank, norm_null, ranks, w_null
 from creditscope.microscope.spectrum import orthogonal_null, spectrum
+from creditscope.runs import schema
 from creditscope.runs.arrays import READING, ROLLOUTS
 from creditscope.runs.columns import Steps
 from creditscope.runs.compare import is_finished
@@ -49,11 +50,15 @@ TRACKED = (".q_proj.weight", ".v_proj.weight")
 ENOUGH = 3
 """Runs below which there is no interval."""
 KEPT = (
-    "reward/mean", "reward/std", "signal/groups", "signal/live_groups", "signal/dead_groups", "eval/", "rollouts/spent",
-    "rollouts/sampled", "credit/within", "credit/dead_groups", "gram/group/effective_rank", "baseline/", "tokens/",
-    "also/", "adapt/", "optimizer/scale_change", "optimizer/overshoot", "optimizer/updates", "overshoot/past",
-    "overshoot/distance", "overshoot/after", "overshoot/kl", "overshoot/carry", "objective/value", "entropy/mean",
-    "length/mean", "time/step", "time/eval", "time/scope", "time/probe", "time/train")
+    schema.REWARD_MEAN, schema.REWARD_STD, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS,
+    "eval/", schema.ROLLOUTS_SPENT,
+    schema.ROLLOUTS_SAMPLED, schema.CREDIT_WITHIN, schema.CREDIT_DEAD_GROUPS, schema.GRAM_GROUP_EFFECTIVE_RANK,
+    "baseline/", "tokens/",
+    "also/", "adapt/", schema.OPTIMIZER_SCALE_CHANGE, schema.OPTIMIZER_OVERSHOOT, schema.OPTIMIZER_UPDATES,
+    schema.OVERSHOOT_PAST,
+    schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_AFTER, schema.OVERSHOOT_KL, schema.OVERSHOOT_CARRY,
+    schema.OBJECTIVE_VALUE, schema.ENTROPY_MEAN,
+    schema.LENGTH_MEAN, schema.TIME_STEP, schema.TIME_EVAL, schema.TIME_SCOPE, schema.TIME_PROBE, schema.TIME_TRAIN)
 """Metrics that are kept, by the start of their names."""
 TURNS = ("step_state", "step_reward", "group")
 """Arrays of kept rollouts that the bias of each turn is measured on."""
@@ -93,7 +98,7 @@ class Evidence:
     @cached_property
     def trained(self) -> Steps:
         """The steps that sampled, without a last line that is an evaluation alone."""
-        return self.columns.having("rollouts/spent")
+        return self.columns.having(schema.ROLLOUTS_SPENT)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) where the metric was recorded."""
@@ -106,8 +111,8 @@ class Evidence:
 
     def points(self, by: str = "spent") -> list[tuple[int, float]]:
         """(rollouts spent, or with by="step" steps taken, until then; accuracy) at each evaluation, in order."""
-        at, accuracy = self.columns.column("eval/accuracy")
-        trained, spent = self.columns.column("rollouts/spent")
+        at, accuracy = self.columns.column(schema.EVAL_ACCURACY)
+        trained, spent = self.columns.column(schema.ROLLOUTS_SPENT)
         taken = np.searchsorted(trained, at)
         until = np.append(0, np.cumsum(spent.astype(np.int64)))[taken] if by == "spent" else taken
         return list(zip(until.tolist(), accuracy.astype(np.float64).tolist(), strict=True))

@@ -24,6 +24,7 @@ from creditscope.claims.reading import (
 from creditscope.claims.verdict import POSITIVE, Band, Verdict, at_most, exact, missing, needing
 from creditscope.credit.table import ESTIMATORS
 from creditscope.methods import find
+from creditscope.runs import schema
 
 ROUNDING = 1e-9
 """A share of credit at or below it is rounding: both are computed in float64 from the same numbers."""
@@ -34,17 +35,17 @@ SUM_ROUNDING = 1e-5
 @needing("the metric credit/within: any run of creditscope train that had a group with right and wrong answers")
 def uniform_credit(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """P1.1: within = Σ_it (A_it − Ā_i)² / Σ_it A_it² is 0 under outcome credit, and above 0 under token credit."""
-    known = [run for run in fixed(runs) if run.series("credit/within") and credit_of(run) in ESTIMATORS]
+    known = [run for run in fixed(runs) if run.series(schema.CREDIT_WITHIN) and credit_of(run) in ESTIMATORS]
     for family in families(known, SWEEP):
         name, subject = credit_of(family[0]), family[0].subject
         definition = f"share of the credit that differs inside a rollout, credit {name}"
         if ESTIMATORS[name].per_answer:
-            values = [value for run in family for _, value in run.series("credit/within")]
+            values = [value for run in family for _, value in run.series(schema.CREDIT_WITHIN)]
             yield at_most(ROUNDING, definition, subject, max(values), f"in {len(values)} steps the largest share that "
                           f"differs inside a rollout is {max(values):.2g}", threshold="at most {:g} in every step",
                           n=len(values), of="steps")
         else:
-            least = min(run.mean("credit/within") or 0.0 for run in family)
+            least = min(run.mean(schema.CREDIT_WITHIN) or 0.0 for run in family)
             yield exact(definition, subject, least > ROUNDING, least,
                         f"in the run with the least of it, {least:.2g} of the credit differs inside a rollout",
                         expected="above 0", threshold=f"mean above {ROUNDING:g} in every run", n=len(family), of="runs")
@@ -110,23 +111,24 @@ def is_binary(step: Mapping[str, float], size: int) -> bool:
 
     var·(B−1)/B + mean² = mean, B = groups·R; to 1e-4, because the record's std is a float32's.
     """
-    count = step["signal/groups"] * size
+    count = step[schema.SIGNAL_GROUPS] * size
     if not 0 < size <= count:
         return False
-    mean, std = step["reward/mean"], step["reward/std"]
+    mean, std = step[schema.REWARD_MEAN], step[schema.REWARD_STD]
     return 0 <= mean <= 1 and abs(std**2 * (count - 1) / count + mean**2 - mean) < 1e-4
 
 
 def _law(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """Measured share of dead groups less p^R + (1−p)^R for prompts that all have one p."""
-    names = ("signal/dead_groups", "signal/groups", "reward/mean", "reward/std")
+    names = (schema.SIGNAL_DEAD_GROUPS, schema.SIGNAL_GROUPS, schema.REWARD_MEAN, schema.REWARD_STD)
 
     def excess(run: Evidence) -> list[float]:
         known = [dict(zip(names, step, strict=True)) for step in run.columns.together(*names)]
         if not all(is_binary(step, run["group"]) for step in known):
             return []
-        counts = [round(step["signal/groups"] * run["group"]) for step in known]
-        return [step["signal/dead_groups"] - dead_share(round(step["reward/mean"] * count), count, run["group"])
+        counts = [round(step[schema.SIGNAL_GROUPS] * run["group"]) for step in known]
+        return [step[schema.SIGNAL_DEAD_GROUPS] - dead_share(round(step[schema.REWARD_MEAN] * count), count,
+                                                             run["group"])
                 for step, count in zip(known, counts, strict=True)]
 
     band = Band(-LAW_BAND, LAW_BAND)
@@ -143,12 +145,12 @@ def _law(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 def _growth(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """Mean share of dead groups in the last third of a run's steps less that in the first third."""
     def grown(run: Evidence) -> float:
-        values = [value for _, value in run.series("signal/dead_groups")]
+        values = [value for _, value in run.series(schema.SIGNAL_DEAD_GROUPS)]
         third = len(values) // 3
         return (math.fsum(values[-third:]) - math.fsum(values[:third])) / third
 
     def long(run: Evidence) -> int:
-        count = len(run.series("signal/dead_groups"))
+        count = len(run.series(schema.SIGNAL_DEAD_GROUPS))
         return count if count >= THIRDS else 0
 
     for family in sweeps(runs, long):
@@ -234,10 +236,10 @@ APART = 0.05
 @needing("the score norms of a run with outcome credit: creditscope train --scope full --every 5")
 def baseline(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """P1.11: the group mean minimises the variance: (V(mean) − V(b*)) / V(b*) less what chance gives, and b* − mean."""
-    lost, chance = "baseline/variance_lost", "baseline/variance_lost_by_chance"
+    lost, chance = schema.BASELINE_VARIANCE_LOST, schema.BASELINE_VARIANCE_LOST_BY_CHANCE
     for family in sweeps(with_outcome(runs), lambda run: len(run.series(chance))):
         excess, shift = (over_runs([[a - b for a, b in run.columns.together(*pair)] for run in family])
-                         for pair in ((lost, chance), ("baseline/optimal", "baseline/mean")))
+                         for pair in ((lost, chance), (schema.BASELINE_OPTIMAL, schema.BASELINE_MEAN)))
         if excess is not None:
             above, by_chance = (mean([value for run in family for _, value in run.series(name)])
                                 for name in (lost, chance))

@@ -16,6 +16,7 @@ from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import find
 from creditscope.methods.words import law
 from creditscope.optimizer.table import OPTIMIZERS, OptimizerRow
+from creditscope.runs import schema
 from creditscope.runs.correlation import ROUNDING, correlation
 from creditscope.runs.intervals import Interval, mean_interval, paired
 from creditscope.runs.kinds import HALF, brake_of, estimator_of, relative_change
@@ -112,7 +113,7 @@ def blind_to_scale(runs: Sequence[Evidence]) -> list[Verdict]:
         subject, broken_by = _subject(family[0]), _broken_by(family[0])
         if broken_by is None:
             continue
-        value = _over_runs(family, _mean("optimizer/scale_change"))
+        value = _over_runs(family, _mean(schema.OPTIMIZER_SCALE_CHANGE))
         if value is None:
             lacking.append(missing(subject, f"optimizer/scale_change: train with {PROBE}, and with a --clip-norm that "
                                    "no gradient reaches", SCALE))
@@ -155,7 +156,7 @@ def overshoot(runs: Sequence[Evidence]) -> Iterator[Verdict]:
         if _updates(first) < 2 or not _optimizer(first).adaptive or brake_of(first.config) != "none":
             continue
         subject = _subject(first)
-        share, gap = _over_runs(family, _mean("overshoot/after")), _over_runs(family, _carry_gap)
+        share, gap = _over_runs(family, _mean(schema.OVERSHOOT_AFTER)), _over_runs(family, _carry_gap)
         if share is None:
             yield missing(subject, f"overshoot/after: {CLIPPED}", after)
         else:
@@ -176,7 +177,8 @@ def overshoot(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 def _carry_gap(run: Evidence) -> float | None:
     """Mean of carry − C over the steps that have both."""
-    both = [carry - told for carry, told in run.columns.together("overshoot/carry", "overshoot/carry_predicted")]
+    both = [carry - told for carry, told in run.columns.together(schema.OVERSHOOT_CARRY,
+                                                                 schema.OVERSHOOT_CARRY_PREDICTED)]
     return sum(both) / len(both) if both else None
 
 
@@ -214,12 +216,12 @@ def loss_value(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 
 def _largest(run: Evidence) -> float | None:
-    return max((abs(value) for _, value in run.series("objective/value")), default=None)
+    return max((abs(value) for _, value in run.series(schema.OBJECTIVE_VALUE)), default=None)
 
 
 def _signal(run: Evidence) -> float | None:
     """r of J and reward; a J of rounding has none, for noise correlates with anything."""
-    pairs = run.columns.together("objective/value", "reward/mean")
+    pairs = run.columns.together(schema.OBJECTIVE_VALUE, schema.REWARD_MEAN)
     if not pairs or max(abs(value) for value, _ in pairs) <= ROUNDING:
         return None
     found = correlation(*zip(*pairs, strict=True))
@@ -249,7 +251,7 @@ def momentum_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
         plain = by_brake.pop("none", [])
         for brake, braked in by_brake.items():
             subject = f"{_subject(family[0], brake=False)}, brake {brake}"
-            change = relative_change(*(_by_seed(some, _mean("overshoot/distance")) for some in (braked, plain)))
+            change = relative_change(*(_by_seed(some, _mean(schema.OVERSHOOT_DISTANCE)) for some in (braked, plain)))
             gap = paired(*(_by_seed(some, _end) for some in (braked, plain)))
             if change is None or gap is None or min(change.n, gap.n) < ENOUGH:
                 yield missing(subject, PAIRED, BRAKED)

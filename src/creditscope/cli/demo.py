@@ -15,6 +15,7 @@ from creditscope.cli.train import run_training
 from creditscope.errors import CreditscopeError, command_line
 from creditscope.files.writing import write_file
 from creditscope.report.build import build
+from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.runs.numbers import mean_over
 from creditscope.runs.record import Record
@@ -84,20 +85,20 @@ def summary(path: Path) -> dict[str, Any]:
     """A finished run in a few numbers, read from its record."""
     record = Record.open(path)
     steps = record.steps()
-    trained = [s for s in steps if "reward/mean" in s]
+    trained = [s for s in steps if schema.REWARD_MEAN in s]
     before, after = steps[0], steps[-1]
     tail = trained[-10:]
     return {"group": record.config["group"], "steps": len(trained),
-            "rollouts": sum(s["rollouts/sampled"] for s in trained),
+            "rollouts": sum(s[schema.ROLLOUTS_SAMPLED] for s in trained),
             "before": [before[f"eval/{k}"] for k in ("accuracy", "low", "high")],
             "after": [after[f"eval/{k}"] for k in ("accuracy", "low", "high")],
-            "reward": mean_over(tail, "reward/mean"),
-            "dead_groups": mean_over(tail, "signal/dead_groups"),
-            "effective_rank": mean_over(trained, "gram/group/effective_rank"),
-            "effective_rank_truncated_2": mean_over(trained, "gram/group/effective_rank_truncated_2"),
-            "null": mean_over(trained, "gram/group/w_null"),
-            "scope_ratio": trained[-1].get("scope/ratio"),
-            "seconds": sum(s["time/step"] for s in trained), "path": str(path)}
+            "reward": mean_over(tail, schema.REWARD_MEAN),
+            "dead_groups": mean_over(tail, schema.SIGNAL_DEAD_GROUPS),
+            "effective_rank": mean_over(trained, schema.GRAM_GROUP_EFFECTIVE_RANK),
+            "effective_rank_truncated_2": mean_over(trained, schema.GRAM_GROUP_EFFECTIVE_RANK_TRUNCATED_2),
+            "null": mean_over(trained, schema.GRAM_GROUP_W_NULL),
+            "scope_ratio": trained[-1].get(schema.SCOPE_RATIO),
+            "seconds": sum(s[schema.TIME_STEP] for s in trained), "path": str(path)}
 
 
 def _table(lines: list[dict[str, Any]]) -> Table:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from creditscope.cli.progress import Progress
 from creditscope.errors import printable
+from creditscope.runs import schema
 
 
 class Display:
@@ -36,16 +37,16 @@ class Display:
 
     def show(self, m: dict[str, Any]) -> None:
         """One step's metrics, or the final evaluation. Warnings are for everyone, the rest not for programs."""
-        if "reward/mean" in m:
+        if schema.REWARD_MEAN in m:
             self._warn(m)
-        if "eval/accuracy" in m:
-            self._eval = f"test {m['eval/accuracy']:.1%} [{m['eval/low']:.1%}, {m['eval/high']:.1%}]"
+        if schema.EVAL_ACCURACY in m:
+            self._eval = f"test {m[schema.EVAL_ACCURACY]:.1%} [{m[schema.EVAL_LOW]:.1%}, {m[schema.EVAL_HIGH]:.1%}]"
             if not self._progress.live:
                 self._progress.say(f"{self._label}  step {m['step']}  {self._eval}")
-        if "reward/mean" not in m:
+        if schema.REWARD_MEAN not in m:
             return
         self._seen += 1
-        self._spent += m["time/step"] - m.get("time/eval", 0.0)
+        self._spent += m[schema.TIME_STEP] - m.get(schema.TIME_EVAL, 0.0)
         if self._progress.live:
             done = m["step"] + 1
             self._progress.show(done, self._total, f"{self._label}  {done}/{self._total}", self._panel(m))
@@ -65,13 +66,14 @@ class Display:
     def _warn(self, m: dict[str, Any]) -> None:
         """Say once, on the error stream, each thing that would otherwise spoil a run in silence."""
         found = {}
-        if m["length/truncated"] > 0.2:
-            found["cut"] = f"{m['length/truncated']:.0%} of the answers were cut at the limit; raise --max-tokens"
-        if m.get("reward/errors"):
-            found["errors"] = f"{m['reward/errors']} answers could not be judged; the first: {m['reward/first_error']}"
-        if m.get("policy/sampler_gap", 0.0) > 0.01:
-            found["gap"] = (f"the training forward is off the sampler by {m['policy/sampler_gap']:.2g} in log-prob, so "
-                            f"ratios do not start at 1; use --top-p 1, and float32 weights")
+        if m[schema.LENGTH_TRUNCATED] > 0.2:
+            found["cut"] = f"{m[schema.LENGTH_TRUNCATED]:.0%} of the answers were cut at the limit; raise --max-tokens"
+        if m.get(schema.REWARD_ERRORS):
+            found["errors"] = (f"{m[schema.REWARD_ERRORS]} answers could not be judged; the first: "
+                               f"{m[schema.REWARD_FIRST_ERROR]}")
+        if m.get(schema.POLICY_SAMPLER_GAP, 0.0) > 0.01:
+            found["gap"] = (f"the training forward is off the sampler by {m[schema.POLICY_SAMPLER_GAP]:.2g} in log-prob, "
+                            f"so ratios do not start at 1; use --top-p 1, and float32 weights")
         for cause, text in found.items():
             if cause not in self._warned:
                 self._warned.add(cause)
@@ -82,16 +84,17 @@ def readings(m: dict[str, Any]) -> dict[str, str]:
     """The few numbers that say how a run goes."""
     parts = {name: m[f"time/{name}"] for name in ("sample", "train", "scope") if f"time/{name}" in m}
     spent = ", ".join(f"{k} {v:.2f}" for k, v in parts.items())
-    out = {"reward": f"{m['reward/mean']:.3f}", "live groups": f"{m['signal/live_groups']}/{m['signal/groups']}",
-           "entropy": f"{m['entropy/mean']:.3f}" if "entropy/mean" in m else "",
-           "length": f"{m['length/mean']:.1f}", "rank": rank(m),
-           "time": f"{m['time/step']:.2f} s" + (f" ({spent})" if spent else "")}
+    out = {"reward": f"{m[schema.REWARD_MEAN]:.3f}",
+           "live groups": f"{m[schema.SIGNAL_LIVE_GROUPS]}/{m[schema.SIGNAL_GROUPS]}",
+           "entropy": f"{m[schema.ENTROPY_MEAN]:.3f}" if schema.ENTROPY_MEAN in m else "",
+           "length": f"{m[schema.LENGTH_MEAN]:.1f}", "rank": rank(m),
+           "time": f"{m[schema.TIME_STEP]:.2f} s" + (f" ({spent})" if spent else "")}
     return {name: value for name, value in out.items() if value}
 
 
 def rank(m: dict[str, Any]) -> str:
     """r_eff of a group's rollout gradients beside that of orthogonal scores of equal norm with the same w."""
-    if "gram/group/effective_rank" not in m:
+    if schema.GRAM_GROUP_EFFECTIVE_RANK not in m:
         return ""
-    null = m.get("gram/group/w_null")
-    return f"{m['gram/group/effective_rank']:.1f}" + (f" (null {null:.1f})" if null is not None else "")
+    null = m.get(schema.GRAM_GROUP_W_NULL)
+    return f"{m[schema.GRAM_GROUP_EFFECTIVE_RANK]:.1f}" + (f" (null {null:.1f})" if null is not None else "")

@@ -15,6 +15,7 @@ from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.arrays import fitting
 from creditscope.methods.find import find
 from creditscope.methods.table import METHODS, even
+from creditscope.runs import schema
 from creditscope.runs.arrays import ROLLOUTS
 from creditscope.runs.record import Record
 
@@ -144,12 +145,12 @@ class Prefix:
 
     def _headline(self, facts: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
         where = printable(facts["source"]) + (f", step {facts['step']}" if "step" in facts else "")
-        return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, {reading['prefix/tokens']:.1%} of "
-                f"them on {reading['prefix/nodes']} shared tokens; {reading['prefix/root_nodes']} of these are of a "
-                f"whole group")
+        return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, {reading[schema.PREFIX_TOKENS]:.1%} "
+                f"of them on {reading[schema.PREFIX_NODES]} shared tokens; {reading[schema.PREFIX_ROOT_NODES]} of these "
+                f"are of a whole group")
 
     def _next(self, method: Method, reading: Mapping[str, Any]) -> str:
-        if reading.get("prefix/bias", 0.0) > ROUNDING and even(method).diff(method):
+        if reading.get(schema.PREFIX_BIAS, 0.0) > ROUNDING and even(method).diff(method):
             return command_line("prefix", self.source, "--method", f"{method.name}_even")
         return f"creditscope train --method {method.name}" if method.name in METHODS else \
             f"creditscope methods {method.parent}"
@@ -208,7 +209,7 @@ def shown(rollouts: Rollouts, row: int, column: int) -> str:
 
 
 def verdict(reading: Mapping[str, Any]) -> str:
-    root = reading.get("prefix/root")
+    root = reading.get(schema.PREFIX_ROOT)
     return "–" if root is None else "yes" if root < ROUNDING else "no"
 
 

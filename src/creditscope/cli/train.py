@@ -17,6 +17,7 @@ from creditscope.cli.env import environment
 from creditscope.cli.interrupt import Interrupt, holds_a_run
 from creditscope.cli.output import Output, Screen
 from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.runs.numbers import mean
 from creditscope.runs.record import Record
@@ -169,12 +170,12 @@ def leads() -> bool:
 
 def cost_of_scope(record: Record) -> str:
     """What the microscope cost in this run, or nothing where it was off."""
-    steps = [step for step in record.steps() if "scope/share" in step]
+    steps = [step for step in record.steps() if schema.SCOPE_SHARE in step]
     if not steps:
         return ""
-    share = mean([step["scope/share"] for step in steps])
-    return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1]['scope/ratio']:.2f} of a plain one (timed "
-            f"side by side on the first step), {share:.0%} of a step's time")
+    share = mean([step[schema.SCOPE_SHARE] for step in steps])
+    return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1][schema.SCOPE_RATIO]:.2f} of a plain one "
+            f"(timed side by side on the first step), {share:.0%} of a step's time")
 
 
 def name_of(config: Config) -> str:

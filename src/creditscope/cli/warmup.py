@@ -12,6 +12,7 @@ from creditscope.cli.env import environment
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, command_line
+from creditscope.runs import schema
 from creditscope.runs.config import Config
 
 STEPS = 200
@@ -112,8 +113,8 @@ def tell(progress: Progress, m: dict[str, Any]) -> None:
     step, steps = m["step"], m["steps"]
     if "examples" in m:
         progress.say(f"warm-up  {steps} steps on {m['examples']} examples")
-    if "eval/accuracy" in m:
-        progress.say(f"warm-up  step {step}  test {m['eval/accuracy']:.1%} [{m['eval/low']:.1%}, "
-                     f"{m['eval/high']:.1%}] of {m['eval/problems']}")
+    if schema.EVAL_ACCURACY in m:
+        progress.say(f"warm-up  step {step}  test {m[schema.EVAL_ACCURACY]:.1%} [{m[schema.EVAL_LOW]:.1%}, "
+                     f"{m[schema.EVAL_HIGH]:.1%}] of {m[schema.EVAL_PROBLEMS]}")
     if "loss" in m:
         progress.tick(step, steps, f"step {step}/{steps}  loss {m['loss']:.3f}")

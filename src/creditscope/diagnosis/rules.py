@@ -26,6 +26,7 @@ from creditscope.diagnosis.finding import (
 from creditscope.diagnosis.log import Log, Series
 from creditscope.diagnosis.signs import CUT_BROKEN, CUT_WATCH, percent, series_of
 from creditscope.methods.words import law
+from creditscope.runs import schema
 
 LOSS_ZERO = 1e-6
 """Below it a float32 loss is 0: rounding of centred advantages alone leaves about 1e-8."""
@@ -88,7 +89,7 @@ def loss(log: Log) -> Finding:
     if log.fact("beta") is None:
         value += " and the KL term, whose weight the log does not say,"
     start = f"is {series.values[0]:.2g} at first" if max(map(abs, series.values)) >= LOSS_ZERO else "is 0"
-    meaning = found.sentence.replace("reward/mean", log.trainer.metrics["reward/mean"])
+    meaning = found.sentence.replace(schema.REWARD_MEAN, log.trainer.metrics[schema.REWARD_MEAN])
     return finding("fine", f"The loss {start}, and no measure of progress: with {named} it is {value} at ratio 1, up "
                    f"to its sign. {meaning}", series.part(0, 6),
                    why=f"{found.formula} until the first update on a batch.")
@@ -168,7 +169,7 @@ def dead(log: Log) -> Finding:
         return _dead_uncounted(log)
     if lacking := lacks(log, "dead"):
         return lacking
-    recent, norm = last(series_of(log, "dead")), level(log, "grad/norm")
+    recent, norm = last(series_of(log, "dead")), level(log, schema.GRAD_NORM)
     if norm and signs.no_gradient(log) and recent.mean < DEAD_BROKEN:
         return finding("broken", f"No group trains anything: the gradient is 0, although {recent.name} says "
                        f"{recent.mean:.0%}, which cannot be trusted then", norm, recent, why=why,
@@ -202,15 +203,15 @@ def _dead_uncounted(log: Log) -> Finding:
 
     q^R + (1−q)^R is convex in q, so prompts of unequal difficulty around p leave more (Jensen).
     """
-    change, counted, norm = log.trainer.changes["dead counted"], level(log, "dead"), level(log, "grad/norm")
+    change, counted, norm = log.trainer.changes["dead counted"], level(log, "dead"), level(log, schema.GRAD_NORM)
     doubt = (f"{counted.name} cannot be trusted: it is taken from the std of the whole batch and reads 0 beside dead "
              f"groups" if counted else f"{log.trainer.name} does not log how many groups are dead")
     if counted and norm and signs.no_gradient(log):
         return finding("broken", f"No group trains anything: the gradient is 0. {doubt}", norm, counted,
                        why="∇J = Σ w ∇log π, and w = 0 where A = 0.", change=change)
-    if lacking := lacks(log, "reward/mean"):
+    if lacking := lacks(log, schema.REWARD_MEAN):
         return lacking
-    recent, size = last(series_of(log, "reward/mean")), log.fact("group")
+    recent, size = last(series_of(log, schema.REWARD_MEAN)), log.fact("group")
     if min(recent.values) < 0 or max(recent.values) > 1 or size < 2:
         return unknown(f"{doubt}; give {change}")
     share = math.fsum(p**size + (1 - p)**size for p in recent.values) / len(recent)
@@ -287,7 +288,7 @@ def saturation(log: Log) -> Finding:
     if share.last.mean == 1 and not signs.dead_groups_grew(log):
         return finding("fine", nothing, share.first, share.last)
     words = f"dead groups went from {percent(share.first.mean)} to {percent(share.last.mean)}"
-    spread = () if lacks(log, "reward/std", THIRDS) else (trend(series_of(log, "reward/std")),)
+    spread = () if lacks(log, schema.REWARD_STD, THIRDS) else (trend(series_of(log, schema.REWARD_STD)),)
     words += "".join(f", the rewards' std from {part.first.mean:.2g} to {part.last.mean:.2g}" for part in spread)
     parts = [part for both in (share, *spread) for part in (both.first, both.last)]
     if not signs.dead_groups_grew(log):
@@ -304,10 +305,10 @@ def truncation(log: Log) -> Finding:
     """A truncated answer is judged on half a text; masked, it trains nothing."""
     if lacking := lacks(log, "truncated"):
         return lacking
-    recent, limit, longest = last(series_of(log, "truncated")), log.fact("limit"), level(log, "length/max")
+    recent, limit, longest = last(series_of(log, "truncated")), log.fact("limit"), level(log, schema.LENGTH_MAX)
     if limit is not None and (longest is None or log.settings.assumed):
         return unknown(f"{recent.name} compares with the longest answer of the batch; needs {FEW} readings of "
-                       f"{log.trainer.metrics['length/max']} and the limit itself, given by --config or --set")
+                       f"{log.trainer.metrics[schema.LENGTH_MAX]} and the limit itself, given by --config or --set")
     if limit is not None and longest and max(longest.values) < limit:
         return finding("fine", f"No answer reaches the limit of {limit:.0f} tokens; {recent.name} compares with the "
                        f"longest answer of the batch, so it is not 0", longest, recent)
@@ -331,9 +332,9 @@ def horizon(log: Log) -> Finding:
     constant = log.fact("horizon")
     if constant is None:
         return finding("fine", f"Not in play: {log.fact('loss')} does not divide by a constant that is known")
-    if lacking := lacks(log, "length/mean"):
+    if lacking := lacks(log, schema.LENGTH_MEAN):
         return lacking
-    recent = last(series_of(log, "length/mean"))
+    recent = last(series_of(log, schema.LENGTH_MEAN))
     share = recent.mean / max(constant, 1.0)
     return finding("watch" if share < HORIZON else "fine", f"Token sums are divided by {constant:.0f}, while answers "
                    f"have {recent.mean:.0f} tokens: the gradient is × {share:.2g} of the token mean's", recent,
@@ -343,9 +344,9 @@ def horizon(log: Log) -> Finding:
 
 def drift(log: Log) -> Finding:
     """The mean length, first tenth against last."""
-    if lacking := lacks(log, "length/mean", TREND):
+    if lacking := lacks(log, schema.LENGTH_MEAN, TREND):
         return lacking
-    both, row = ends(series_of(log, "length/mean")), log.fact("method")
+    both, row = ends(series_of(log, schema.LENGTH_MEAN)), log.fact("method")
     before, after = (part.mean for part in both)
     factor = after / max(before, 1.0)
     own = ". With 1/L_i, a long wrong answer is punished less for each token than a short one" \
@@ -358,11 +359,11 @@ def drift(log: Log) -> Finding:
 
 def reward(log: Log) -> Finding:
     """The same reward for every answer, batch after batch."""
-    if lacking := lacks(log, "reward/mean"):
+    if lacking := lacks(log, schema.REWARD_MEAN):
         return lacking
-    series, changes = series_of(log, "reward/mean"), log.trainer.changes
+    series, changes = series_of(log, schema.REWARD_MEAN), log.trainer.changes
     silent, flat = signs.silent_end(log), signs.flat_rewards(log)
-    if not silent and not level(log, "reward/std") and not level(log, "reward/max"):
+    if not silent and not level(log, schema.REWARD_STD) and not level(log, schema.REWARD_MAX):
         return unknown(f"needs the spread of the rewards beside {series.name}")
     since = silent[0].rows[0].place if silent else math.inf
     count = sum(row.place >= since for row in series.rows)
@@ -399,9 +400,9 @@ def reward_trend(log: Log) -> Finding:
 
 def _thirds(log: Log) -> Finding:
     """A change of the mean reward counts where its interval excludes 0, and where it is FELL of the answers' std."""
-    if lacking := lacks(log, "reward/mean", THIRDS):
+    if lacking := lacks(log, schema.REWARD_MEAN, THIRDS):
         return lacking
-    found, unit = trend(series_of(log, "reward/mean")), signs.reward_unit(log)
+    found, unit = trend(series_of(log, schema.REWARD_MEAN)), signs.reward_unit(log)
     change, clear = found.change.mean, signs.is_clear(found, unit)
     fell = clear and change < 0
     state: State = "fine" if not fell else "broken" if unit and -change >= COLLAPSED * unit else "watch"
@@ -454,15 +455,15 @@ def learning_rate(log: Log) -> Finding:
 
 def gradient(log: Log) -> Finding:
     """A norm that is no number ruins the weights; a norm of 0 says that nothing is learnt."""
-    for series in (log.series("grad/norm"), log.series("loss")):
+    for series in (log.series(schema.GRAD_NORM), log.series("loss")):
         bad = [k for k, value in enumerate(series.values) if not math.isfinite(value)] if series else []
         if series and bad:
             return finding("broken", f"{series.name} is not a number in {len(bad)} of {len(series)} readings; the "
                            f"first is shown", series.part(bad[0], bad[0] + 1), why="One NaN in ∇J makes every weight "
                            "NaN at the next step.", change=log.trainer.changes["gradient"])
-    if lacking := lacks(log, "grad/norm"):
+    if lacking := lacks(log, schema.GRAD_NORM):
         return lacking
-    norm = series_of(log, "grad/norm")
+    norm = series_of(log, schema.GRAD_NORM)
     zeros = sum(value == 0 for value in norm.values)
     if not zeros:
         return finding("fine", f"The gradient's norm is {last(norm).mean:.2g}", last(norm))
@@ -475,11 +476,11 @@ def gradient(log: Log) -> Finding:
 
 def sampler(log: Log) -> Finding:
     """Samples from another engine than the one that is trained: ρ = π_train/π_sampler is not 1."""
-    ratio, gap = level(log, "sampler/ratio"), level(log, "sampler/gap")
+    ratio, gap = level(log, schema.SAMPLER_RATIO), level(log, schema.SAMPLER_GAP)
     if ratio is None and gap is None:
         if not log.fact("sampler"):
             return finding("fine", "The trainer's own forward draws the samples: there is no second engine")
-        names = (log.trainer.metrics[metric] for metric in ("sampler/ratio", "sampler/gap"))
+        names = (log.trainer.metrics[metric] for metric in (schema.SAMPLER_RATIO, schema.SAMPLER_GAP))
         return unknown(f"another engine draws the samples; needs at least {FEW} readings of {' or '.join(names)}")
     far = abs(ratio.mean - 1) if ratio else 0.0
     apart = gap.mean if gap else 0.0

@@ -6,6 +6,7 @@ import math
 
 from creditscope.diagnosis.finding import FEW, THIRDS, Trend, lacks, level, trend
 from creditscope.diagnosis.log import Log, Series
+from creditscope.runs import schema
 
 RIGHT = 0.9
 """Mean reward, where 1 is the most: of groups of 8 answers then 0.9^8 = 43 % are right throughout by chance alone, and
@@ -36,15 +37,15 @@ def percent(share: float) -> str:
 
 def nearly_all_right(log: Log) -> Series | None:
     """The last rewards, where they are near 1: then groups are dead because their answers are right."""
-    recent = level(log, "reward/mean")
+    recent = level(log, schema.REWARD_MEAN)
     return recent if recent and RIGHT <= recent.mean <= 1 else None
 
 
 def silent_end(log: Log) -> list[Series]:
     """The readings at the end of the log in which no two answers of a batch differ in reward, or none."""
-    names = [name for metric in ("reward/max", "reward/min") if (name := log.trainer.metrics.get(metric))]
-    if log.series("reward/std") or not names:
-        names = [log.trainer.metrics["reward/std"]]
+    names = [name for metric in (schema.REWARD_MAX, schema.REWARD_MIN) if (name := log.trainer.metrics.get(metric))]
+    if log.series(schema.REWARD_STD) or not names:
+        names = [log.trainer.metrics[schema.REWARD_STD]]
     rows = [row for row in log.rows if all(math.isfinite(row.values.get(name, math.nan)) for name in names)]
     count = 0
     for row in reversed(rows):
@@ -57,7 +58,7 @@ def silent_end(log: Log) -> list[Series]:
 
 def flat_rewards(log: Log) -> list[Series]:
     """The readings that show that no answers of the last batches differed in reward, or none."""
-    silent, spread = silent_end(log), level(log, "reward/std") or level(log, "reward/max")
+    silent, spread = silent_end(log), level(log, schema.REWARD_STD) or level(log, schema.REWARD_MAX)
     return [part.part(-len(spread)) for part in silent] if silent and spread and len(silent[0]) >= len(spread) else []
 
 
@@ -74,7 +75,7 @@ def nearly_all_masked(log: Log) -> bool:
 
 def no_gradient(log: Log) -> bool:
     """Whether the gradient is 0 and no mask explains it: then every group is dead, whatever was counted."""
-    norm = level(log, "grad/norm")
+    norm = level(log, schema.GRAD_NORM)
     return norm is not None and max(norm.values) == 0 and not nearly_all_masked(log)
 
 
@@ -106,9 +107,9 @@ def is_clear(found: Trend, unit: float) -> bool:
 
 def reward_rose(log: Log) -> bool:
     """Whether the reward clearly rose."""
-    if lacks(log, "reward/mean", THIRDS):
+    if lacks(log, schema.REWARD_MEAN, THIRDS):
         return False
-    found = trend(series_of(log, "reward/mean"))
+    found = trend(series_of(log, schema.REWARD_MEAN))
     return found.change.mean > 0 and is_clear(found, reward_unit(log))
 
 
@@ -127,7 +128,7 @@ def held_out_fell(log: Log) -> list[Series]:
     """The first and the last evaluation, where the logged interval of the last lies below that of the first."""
     if "eval" not in log.trainer.metrics:
         return []
-    name, low, high = (log.trainer.metrics[metric] for metric in ("eval", "eval/low", "eval/high"))
+    name, low, high = (log.trainer.metrics[metric] for metric in ("eval", schema.EVAL_LOW, schema.EVAL_HIGH))
     rows = [row for row in log.rows if all(math.isfinite(row.values.get(key, math.nan)) for key in (name, low, high))]
     worse = bool(rows) and rows[-1].values[high] < rows[0].values[low]
     return [Series(name, [row], log.source) for row in (rows[0], rows[-1])] if worse else []
@@ -135,8 +136,8 @@ def held_out_fell(log: Log) -> list[Series]:
 
 def reward_unit(log: Log) -> float:
     """The answers' std of reward over the log; or half their range, which no std exceeds; 0 where neither is logged."""
-    if not lacks(log, "reward/std"):
-        return series_of(log, "reward/std").mean
-    if lacks(log, "reward/max") or lacks(log, "reward/min"):
+    if not lacks(log, schema.REWARD_STD):
+        return series_of(log, schema.REWARD_STD).mean
+    if lacks(log, schema.REWARD_MAX) or lacks(log, schema.REWARD_MIN):
         return 0.0
-    return (series_of(log, "reward/max").mean - series_of(log, "reward/min").mean) / 2
+    return (series_of(log, schema.REWARD_MAX).mean - series_of(log, schema.REWARD_MIN).mean) / 2

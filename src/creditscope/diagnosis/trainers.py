@@ -16,6 +16,7 @@ from creditscope.errors import CreditscopeError
 from creditscope.methods import dialects
 from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import row_of
+from creditscope.runs import schema
 
 FACTS = {
     "method": "the row of the table that the settings make, or None",
@@ -104,12 +105,12 @@ TRL = Trainer(
     name="TRL", version="1.16", signs=_trl_signs,
     marks=frozenset({"reward_std", "frac_reward_zero_std", "completions/clipped_ratio"}),
     metrics={
-        "loss": "loss", "grad/norm": "grad_norm", "lr": "learning_rate", "reward/mean": "reward",
-        "reward/std": "reward_std", "dead": "frac_reward_zero_std", "entropy": "entropy",
-        "length/mean": "completions/mean_length", "length/max": "completions/max_length",
+        "loss": "loss", schema.GRAD_NORM: "grad_norm", "lr": "learning_rate", schema.REWARD_MEAN: "reward",
+        schema.REWARD_STD: "reward_std", "dead": "frac_reward_zero_std", "entropy": "entropy",
+        schema.LENGTH_MEAN: "completions/mean_length", schema.LENGTH_MAX: "completions/max_length",
         "truncated": "completions/clipped_ratio", "clip": "clip_ratio/region_mean", "cispo": "cispo_clip_ratio",
-        "kl": "kl", "sampler/ratio": "sampling/importance_sampling_ratio/mean",
-        "sampler/gap": "sampling/sampling_logp_difference/mean",
+        "kl": "kl", schema.SAMPLER_RATIO: "sampling/importance_sampling_ratio/mean",
+        schema.SAMPLER_GAP: "sampling/sampling_logp_difference/mean",
     },
     defaults={
         "loss_type": "dapo", "importance_sampling_level": "token", "scale_rewards": "group", "beta": 0.0,
@@ -205,12 +206,13 @@ def _verl_horizon(s: Settings) -> float | None:
 VERL = Trainer(
     name="verl", version="0.9.1", marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
     metrics={
-        "loss": "actor/pg_loss", "grad/norm": "actor/grad_norm", "lr": "actor/lr", "reward/mean": "critic/score/mean",
-        "reward/max": "critic/score/max", "reward/min": "critic/score/min", "entropy": "actor/entropy",
-        "length/mean": "response_length/mean", "length/max": "response_length/max",
+        "loss": "actor/pg_loss", schema.GRAD_NORM: "actor/grad_norm", "lr": "actor/lr",
+        schema.REWARD_MEAN: "critic/score/mean",
+        schema.REWARD_MAX: "critic/score/max", schema.REWARD_MIN: "critic/score/min", "entropy": "actor/entropy",
+        schema.LENGTH_MEAN: "response_length/mean", schema.LENGTH_MAX: "response_length/max",
         "truncated": "response_length/clip_ratio", "clip": "actor/pg_clipfrac", "kl": "actor/kl_loss",
-        "sampler/ratio": "rollout_corr/rollout_is_mean", "sampler/gap": "training/rollout_probs_diff_mean",
-        "advantage/max": "critic/advantages/max", "advantage/min": "critic/advantages/min",
+        schema.SAMPLER_RATIO: "rollout_corr/rollout_is_mean", schema.SAMPLER_GAP: "training/rollout_probs_diff_mean",
+        schema.ADVANTAGE_MAX: "critic/advantages/max", schema.ADVANTAGE_MIN: "critic/advantages/min",
     },
     defaults={
         "algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True,
@@ -275,13 +277,17 @@ def _own_beta(s: Settings) -> float | None:
 
 
 OURS = Trainer(
-    name="creditscope", version="", marks=frozenset({"credit/dead_groups", "signal/dead_groups", "policy/sampler_gap"}),
+    name="creditscope", version="", marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS,
+                                                     schema.POLICY_SAMPLER_GAP}),
     metrics={
-        "loss": "objective/value", "grad/norm": "grad/norm", "lr": "optimizer/lr", "reward/mean": "reward/mean",
-        "reward/std": "reward/std", "dead": "credit/dead_groups", "entropy": "entropy/mean",
-        "length/mean": "length/mean", "length/max": "length/max", "truncated": "length/truncated",
-        "sampler/gap": "policy/sampler_gap", "past": "overshoot/past", "eval": "eval/accuracy", "eval/low": "eval/low",
-        "eval/high": "eval/high",
+        "loss": schema.OBJECTIVE_VALUE, schema.GRAD_NORM: schema.GRAD_NORM, "lr": schema.OPTIMIZER_LR,
+        schema.REWARD_MEAN: schema.REWARD_MEAN,
+        schema.REWARD_STD: schema.REWARD_STD, "dead": schema.CREDIT_DEAD_GROUPS, "entropy": schema.ENTROPY_MEAN,
+        schema.LENGTH_MEAN: schema.LENGTH_MEAN, schema.LENGTH_MAX: schema.LENGTH_MAX,
+        "truncated": schema.LENGTH_TRUNCATED,
+        schema.SAMPLER_GAP: schema.POLICY_SAMPLER_GAP, "past": schema.OVERSHOOT_PAST, "eval": schema.EVAL_ACCURACY,
+        schema.EVAL_LOW: schema.EVAL_LOW,
+        schema.EVAL_HIGH: schema.EVAL_HIGH,
     },
     defaults={"method": "grpo", "credit": None, "beta": None, "inner_steps": 1, "minibatches": 1, "group": 8,
               "max_tokens": None},
@@ -335,7 +341,7 @@ def _row_name(s: Settings) -> str:
     return s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")
 
 
-BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": "signal/dead_groups"})
+BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": schema.SIGNAL_DEAD_GROUPS})
 """A record that TRL's loop wrote: credit is looked at on reading steps alone, rewards at every step."""
 SCRIPT = replace(
     BY_TRL, defaults={**OURS.defaults, "trl": None},

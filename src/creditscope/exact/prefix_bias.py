@@ -28,6 +28,7 @@ from creditscope.objective.advantages import token_advantage
 from creditscope.objective.ratios import LOG_RATIOS, ratio, trusted
 from creditscope.objective.surrogate import check_credit, effective_credit, surrogate
 from creditscope.objective.weights import alpha, kept
+from creditscope.runs import schema
 
 
 @dataclass(frozen=True)
@@ -160,10 +161,10 @@ def summary(found: PrefixBias, rollouts: Rollouts) -> dict[str, Any]:
         prefix/length_positive, prefix/length_negative     the length exponent of ω where A > 0, and where A < 0
     """
     tree, mass = found.nodes, found.mass
-    out: dict[str, Any] = {"prefix/nodes": int(tree.shared.sum()), "prefix/root_nodes": int(tree.whole.sum()),
-                           "prefix/tokens": float(tree.rows[tree.shared].sum() / tree.rows.sum())}
+    out: dict[str, Any] = {schema.PREFIX_NODES: int(tree.shared.sum()), schema.PREFIX_ROOT_NODES: int(tree.whole.sum()),
+                           schema.PREFIX_TOKENS: float(tree.rows[tree.shared].sum() / tree.rows.sum())}
     if float(mass.sum()) > 0:
-        out["prefix/mass"] = float(mass[tree.shared].sum() / mass.sum())
+        out[schema.PREFIX_MASS] = float(mass[tree.shared].sum() / mass.sum())
     for name, where, value in (("root", tree.whole, found.total), ("bias", tree.shared, found.bias)):
         if float(mass[where].sum()) > 0:
             out[f"prefix/{name}"] = float(value[where].abs().sum() / mass[where].sum())

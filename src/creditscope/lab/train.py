@@ -46,6 +46,7 @@ from creditscope.objective.weights import with_limit
 from creditscope.optimizer.brakes import find_brake
 from creditscope.optimizer.probe import Probe
 from creditscope.policy.loading import load_policy, rollout_logp
+from creditscope.runs import schema
 from creditscope.runs.adapt import Setting, decide
 from creditscope.runs.config import Config
 from creditscope.runs.record import Record
@@ -136,7 +137,7 @@ class Training:
             self.done, self.used = state["step"], state["problems"]
         record.rewind(self.done)
         if kept:
-            self.spent = state.get("spent", sum(line.get("rollouts/sampled", 0) for line in record.steps()))
+            self.spent = state.get("spent", sum(line.get(schema.ROLLOUTS_SAMPLED, 0) for line in record.steps()))
             self.spent_before = state.get("before", self.spent)
         if kept and self.probe is not None:
             self.probe.batches = self.done
@@ -163,7 +164,7 @@ class Training:
         line: Metrics = {}
         now = decide(config.adapt, Setting(config.group, config.estimator), self.lines, config.rollouts)
         if config.adapt != "none":
-            line |= {"adapt/group": now.group, "adapt/switched": int(now.credit != config.estimator)}
+            line |= {schema.ADAPT_GROUP: now.group, schema.ADAPT_SWITCHED: int(now.credit != config.estimator)}
         if config.eval_problems and evaluation_due(config, step, self.spent, self.spent_before):
             line |= evaluate(self.policy, self.task, config, self.max_tokens)
             clock.lap("eval")
@@ -289,10 +290,10 @@ class Training:
     def update_metrics(self, step: int, passes: Sequence[Sequence[Update]], live: Tensor,
                        rollouts: Rollouts) -> Metrics:
         first = passes[0][0]
-        return {"policy/sampler_gap": float((live - rollouts.logp).abs()[rollouts.mask].max()),
-                "objective/value": first.value, "grad/norm": first.norm,
-                "optimizer/lr": self.config.learning_rate(step),
-                "optimizer/updates": sum(map(len, passes))} | self.brake.metrics()
+        return {schema.POLICY_SAMPLER_GAP: float((live - rollouts.logp).abs()[rollouts.mask].max()),
+                schema.OBJECTIVE_VALUE: first.value, schema.GRAD_NORM: first.norm,
+                schema.OPTIMIZER_LR: self.config.learning_rate(step),
+                schema.OPTIMIZER_UPDATES: sum(map(len, passes))} | self.brake.metrics()
 
     def write(self, step: int, record: Record, line: Metrics) -> None:
         """The line last: who sees it finds everything that was kept of the step."""
@@ -302,7 +303,7 @@ class Training:
             self.lines.append(line)
         record.thin(step, config.keep_most, {"scope": config.every, "groups": config.keep_every,
                                              "optimizer": config.probe_every})
-        self.spent, self.spent_before = self.spent + line["rollouts/spent"], self.spent
+        self.spent, self.spent_before = self.spent + line[schema.ROLLOUTS_SPENT], self.spent
 
 
 def evaluation_due(config: Config, step: int, spent: int, before: int) -> bool:
@@ -327,13 +328,13 @@ def batch_metrics(drawn: Drawn, used: Drawn, tools: LabTools) -> Metrics:
     Continuations that were sampled for values are rollouts too: `rollouts/spent` counts both.
     """
     out = metrics.signal(drawn.rollouts) | {
-        "signal/used_live_groups": metrics.signal(used.rollouts)["signal/live_groups"],
-        "rollouts/sampled": used.sampled, "rollouts/used": len(used.rollouts),
-        "rollouts/spent": used.sampled + tools.continuations,
-        "length/truncated": float((~drawn.finished).double().mean())}
+        schema.SIGNAL_USED_LIVE_GROUPS: metrics.signal(used.rollouts)[schema.SIGNAL_LIVE_GROUPS],
+        schema.ROLLOUTS_SAMPLED: used.sampled, schema.ROLLOUTS_USED: len(used.rollouts),
+        schema.ROLLOUTS_SPENT: used.sampled + tools.continuations,
+        schema.LENGTH_TRUNCATED: float((~drawn.finished).double().mean())}
     errors = used.errors + tools.errors
     if errors:
-        out |= {"reward/errors": len(errors), "reward/first_error": errors[0]}
+        out |= {schema.REWARD_ERRORS: len(errors), schema.REWARD_FIRST_ERROR: errors[0]}
     return out
 
 
@@ -359,4 +360,4 @@ class Clock:
         return time.perf_counter() - self._start
 
     def metrics(self) -> Metrics:
-        return {f"time/{name}": spent for name, spent in self._laps.items()} | {"time/step": self.spent}
+        return {f"time/{name}": spent for name, spent in self._laps.items()} | {schema.TIME_STEP: self.spent}

@@ -28,6 +28,7 @@ from creditscope.microscope.spectrum import (
     square,
     unitless,
 )
+from creditscope.runs import schema
 
 Array = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -385,16 +386,16 @@ def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps:
             found["orthogonal_null"] = nulls[-1]
         blocks.append(found)
     if nulls:
-        out["gram/orthogonal_null"] = float(sum(nulls))
+        out[schema.GRAM_ORTHOGONAL_NULL] = float(sum(nulls))
     if group is not None:
-        out["gram/live_groups"] = float(len(blocks))
+        out[schema.GRAM_LIVE_GROUPS] = float(len(blocks))
         across = noise_scale(pooled(k, group))
         if across is not None:
-            out["gram/noise_scale_groups"] = across
+            out[schema.GRAM_NOISE_SCALE_GROUPS] = across
         for name in sorted({name for found in blocks for name in found}):
             out[f"gram/group/{name}"] = float(np.mean([found[name] for found in blocks if name in found]))
     elif blocks and "centred_effective_rank" in blocks[0]:
-        out["gram/centred_effective_rank"] = blocks[0]["centred_effective_rank"]
+        out[schema.GRAM_CENTRED_EFFECTIVE_RANK] = blocks[0]["centred_effective_rank"]
     return out
 
 

@@ -29,6 +29,7 @@ from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.spectrum import spectrum
+from creditscope.runs import schema
 
 
 @dataclass(frozen=True)
@@ -192,18 +193,18 @@ class Observer(StepObserver):
         start = self._now()
         w_i = row_w(w, rollouts.mask)
         out = _merged([self._summary(block, rollouts, w_i) for block in _parted(self.blocks, rollouts)],
-                      "gram/live_groups")
+                      schema.GRAM_LIVE_GROUPS)
         if self._scores:
             out |= _merged([self._score_summary(block, rollouts) for block in _parted(self._scores, rollouts)],
-                           "scores/live_groups")
+                           schema.SCORES_LIVE_GROUPS)
             out |= self._nulls(rollouts, w_i) | self._baselines(rollouts) | self._token_concentration()
         out |= self._extra | self._other_ranks(rollouts)
         now = self._now() - start
         if self._cost:
-            out["scope/ratio"] = self._cost["scoped"] / self._cost["plain"]
+            out[schema.SCOPE_RATIO] = self._cost["scoped"] / self._cost["plain"]
             extra = (self._cost["scoped"] - self._cost["plain"]) * len(self.blocks)
             # `seconds` holds what was spent on looking so far; the calibration happens once a run and is left out.
-            out["scope/share"] = (max(extra, 0.0) + self._seconds + now) / (seconds - self._calibration + now)
+            out[schema.SCOPE_SHARE] = (max(extra, 0.0) + self._seconds + now) / (seconds - self._calibration + now)
         return out
 
     def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
@@ -271,16 +272,16 @@ class Observer(StepObserver):
                     centred.append(spectrum(around_mean, block.eps).effective_rank)
         out = {f"null/group/{name}": _mean(null[name].mean for null in nulls if name in null)
                for name in ("effective_rank", "cancellation", "conflict") if any(name in null for null in nulls)}
-        return out | ({"gram/group/centred_effective_rank": _mean(centred)} if centred else {})
+        return out | ({schema.GRAM_GROUP_CENTRED_EFFECTIVE_RANK: _mean(centred)} if centred else {})
 
     def _other_ranks(self, rollouts: Rollouts) -> dict[str, float]:
         """`also/NAME/effective_rank`, the mean over the groups in which that credit is not 0."""
         out = {}
         for name, blocks in self._others.items():
             found = _merged([self._summary(block, rollouts, None) for block in _parted(blocks, rollouts)],
-                            "gram/live_groups")
-            if "gram/group/effective_rank" in found:
-                out[f"also/{name}/effective_rank"] = found["gram/group/effective_rank"]
+                            schema.GRAM_LIVE_GROUPS)
+            if schema.GRAM_GROUP_EFFECTIVE_RANK in found:
+                out[f"also/{name}/effective_rank"] = found[schema.GRAM_GROUP_EFFECTIVE_RANK]
         return out
 
     def _token_concentration(self) -> dict[str, float]:
@@ -289,8 +290,8 @@ class Observer(StepObserver):
         found = geometry.concentration(_numbers(norms)) if len(norms) else None
         if found is None:
             return {}
-        return {"tokens/head_top1": found.top1, "tokens/head_top10": found.top10,
-                "tokens/head_effective_share": found.effective_number / len(norms)}
+        return {schema.TOKENS_HEAD_TOP1: found.top1, schema.TOKENS_HEAD_TOP10: found.top10,
+                schema.TOKENS_HEAD_EFFECTIVE_SHARE: found.effective_number / len(norms)}
 
     def _baselines(self, rollouts: Rollouts) -> dict[str, float]:
         """The mean reward as a baseline beside the optimal one, over the groups that have both right and wrong."""
@@ -299,9 +300,10 @@ class Observer(StepObserver):
         least = sum(b.variance_optimal for b in found)
         if least <= 0:
             return {}
-        return {"baseline/mean": _mean(b.mean for b in found), "baseline/optimal": _mean(b.optimal for b in found),
-                "baseline/variance_lost": sum(b.excess for b in found) / least,
-                "baseline/variance_lost_by_chance": sum(b.by_chance for b in found) / least}
+        return {schema.BASELINE_MEAN: _mean(b.mean for b in found),
+                schema.BASELINE_OPTIMAL: _mean(b.optimal for b in found),
+                schema.BASELINE_VARIANCE_LOST: sum(b.excess for b in found) / least,
+                schema.BASELINE_VARIANCE_LOST_BY_CHANCE: sum(b.by_chance for b in found) / least}
 
     def _layer_spectra(self) -> dict[str, float]:
         """Spectra of each layer's gradient matrix: their table goes to the arrays, their means to the metrics."""
@@ -313,10 +315,10 @@ class Observer(StepObserver):
                          "matrix_stable_rank": np.array([s.stable_rank for s in found.values()]),
                          "matrix_effective_rank": np.array([s.effective_rank for s in found.values()]),
                          "matrix_energy": np.array([s.energy for s in found.values()])}
-        return {"matrix/stable_rank_low": _mean(s.stable_rank.low for s in found.values()),
-                "matrix/stable_rank_high": _mean(s.stable_rank.high for s in found.values()),
-                "matrix/effective_rank_low": _mean(s.effective_rank.low for s in found.values()),
-                "matrix/effective_rank_high": _mean(s.effective_rank.high for s in found.values())}
+        return {schema.MATRIX_STABLE_RANK_LOW: _mean(s.stable_rank.low for s in found.values()),
+                schema.MATRIX_STABLE_RANK_HIGH: _mean(s.stable_rank.high for s in found.values()),
+                schema.MATRIX_EFFECTIVE_RANK_LOW: _mean(s.effective_rank.low for s in found.values()),
+                schema.MATRIX_EFFECTIVE_RANK_HIGH: _mean(s.effective_rank.high for s in found.values())}
 
     def _trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}

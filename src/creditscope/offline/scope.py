@@ -39,6 +39,7 @@ from creditscope.offline.files import Place, Source, Trail
 from creditscope.offline.settings import Settings
 from creditscope.policy.loading import Policy, load_policy
 from creditscope.policy.scoring import LOGITS
+from creditscope.runs import schema
 from creditscope.runs.record import Record
 from creditscope.runs.stopped import stopped
 
@@ -90,7 +91,7 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
                 raise _placed(error, batch, source) from None
             if record is not None:
                 trail.advance(batch.place)
-                line |= _position(batch, trail.digest) | {"time/step": time.perf_counter() - clock}
+                line |= _position(batch, trail.digest) | {schema.TIME_STEP: time.perf_counter() - clock}
                 if reading:
                     record.save_reading(number, reading)
                 if group and settings.keep_every and number % settings.keep_every == 0:
@@ -128,14 +129,14 @@ def _config(source: Source, settings: Settings) -> dict[str, Any]:
 def _position(batch: Batch, digest: str) -> dict[str, Any]:
     """Where the file was after a batch, so that a later reading can go on from there and prove that it is the same."""
     place = batch.place
-    found: dict[str, Any] = {"file/part": place.file, "file/row": place.row, "file/byte": place.end,
-                             "file/hash": digest}
-    return found | ({} if batch.step is None else {"file/step": batch.step, "file/batch": batch.digest})
+    found: dict[str, Any] = {schema.FILE_PART: place.file, schema.FILE_ROW: place.row, schema.FILE_BYTE: place.end,
+                             schema.FILE_HASH: digest}
+    return found | ({} if batch.step is None else {schema.FILE_STEP: batch.step, schema.FILE_BATCH: batch.digest})
 
 
 def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place, str | None]:
     """(batches done, the place after them, the digest of the last) of a record whose file is still the same."""
-    steps = [line for line in record.steps() if "run/stopped" not in line]  # why it stopped is no batch
+    steps = [line for line in record.steps() if schema.RUN_STOPPED not in line]  # why it stopped is no batch
     record.rewind(len(steps))  # arrays of a batch whose line was not written
     if not steps:
         return 0, Place(), None
@@ -144,17 +145,17 @@ def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place,
         raise CreditscopeError(f"{record.path} does not say how far its file was read; start again with another --out")
     place = Place(*at)
     trail.advance(place)
-    if trail.digest != steps[-1].get("file/hash"):
+    if trail.digest != steps[-1].get(schema.FILE_HASH):
         raise CreditscopeError(f"cannot resume {record.path}: {source.path.name} has changed before its row "
                                f"{place.row}; start again with another --out")
-    return len(steps), place, steps[-1].get("file/batch")
+    return len(steps), place, steps[-1].get(schema.FILE_BATCH)
 
 
 def _finish(out: Path, config: dict[str, Any]) -> None:
     """Say in run.json how many batches there were, and R and P where they never changed."""
     steps = Record.open(out).steps()
     late: dict[str, Any] = {"steps": len(steps)}
-    for name, metric in {"group": "rollouts/per_group", "prompts": "signal/groups"}.items():
+    for name, metric in {"group": schema.ROLLOUTS_PER_GROUP, "prompts": schema.SIGNAL_GROUPS}.items():
         values = {step.get(metric) for step in steps}
         if len(values) == 1 and None not in values:
             late[name] = values.pop()
@@ -196,10 +197,10 @@ class Bench:
         minibatch = Minibatch(policy, self._method, rollouts, credit, chunks=chunks, temperature=settings.temperature)
         w = minibatch.w(live)
         line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
-        line["objective/value"] = minibatch.value(live)
-        line |= {"policy/logp": "file", "policy/sampler_gap": got.gap} if got.gap is not None else {
-            "policy/logp": "model"}
-        line |= {"policy/respelled": got.respelled} if got.respelled else {}
+        line[schema.OBJECTIVE_VALUE] = minibatch.value(live)
+        line |= {schema.POLICY_LOGP: "file", schema.POLICY_SAMPLER_GAP: got.gap} if got.gap is not None else {
+            schema.POLICY_LOGP: "model"}
+        line |= {schema.POLICY_RESPELLED: got.respelled} if got.respelled else {}
         reading: dict[str, Any] = {}
         if self._observer is not None and number % settings.every == 0:
             line |= read(self._observer, minibatch, w)
@@ -235,14 +236,15 @@ def weigh_without_logp(method: Method, credit: Chosen, rollouts: Rollouts) -> tu
 def _signal(got: Assembled, batch: Batch) -> dict[str, Any]:
     """What the samples hold before any method looks at them."""
     rollouts, rows = got.rollouts, len(got.rollouts)
-    line = {"rollouts/sampled": rows, "rollouts/used": rows, "rollouts/spent": rows} | metrics.signal(rollouts)
+    line = {schema.ROLLOUTS_SAMPLED: rows, schema.ROLLOUTS_USED: rows,
+            schema.ROLLOUTS_SPENT: rows} | metrics.signal(rollouts)
     sizes = set(Groups(rollouts.group).counts.tolist())
     if len(sizes) == 1:
-        line["rollouts/per_group"] = sizes.pop()
+        line[schema.ROLLOUTS_PER_GROUP] = sizes.pop()
     if got.has_tokens:
         return line
     line = {name: value for name, value in line.items() if not name.startswith("length/")}
-    return line | {"length/characters": sum(len(sample.text or "") for sample in batch.samples) / rows}
+    return line | {schema.LENGTH_CHARACTERS: sum(len(sample.text or "") for sample in batch.samples) / rows}
 
 
 def to_keep(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor) -> dict[str, Any]:
@@ -303,7 +305,7 @@ def read(observer: Observer, minibatch: Minibatch, w: Tensor) -> dict[str, Any]:
     observer.gradient(norm)
     line = observer.metrics(minibatch.rollouts, w, time.perf_counter() - start)
     policy.model.zero_grad(set_to_none=True)
-    return line | {"grad/norm": norm}
+    return line | {schema.GRAD_NORM: norm}
 
 
 # -- over batches ----------------------------------------------------------------------------------------------------
@@ -312,10 +314,11 @@ def read(observer: Observer, minibatch: Minibatch, w: Tensor) -> dict[str, Any]:
 class Summary:
     """The readings of all batches as one: counts add up, extremes stay, the rest are means weighted by rollouts."""
 
-    COUNTS = ("rollouts/used", "signal/groups", "signal/live_groups", "length/empty", "gram/live_groups",
-              "scores/live_groups", "policy/respelled")
-    EXTREMES = ("length/max", "policy/sampler_gap")
-    LEFT_OUT = ("rollouts/sampled", "rollouts/spent", "rollouts/per_group")
+    COUNTS = (schema.ROLLOUTS_USED, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.LENGTH_EMPTY,
+              schema.GRAM_LIVE_GROUPS,
+              schema.SCORES_LIVE_GROUPS, schema.POLICY_RESPELLED)
+    EXTREMES = (schema.LENGTH_MAX, schema.POLICY_SAMPLER_GAP)
+    LEFT_OUT = (schema.ROLLOUTS_SAMPLED, schema.ROLLOUTS_SPENT, schema.ROLLOUTS_PER_GROUP)
 
     def __init__(self) -> None:
         self.batches = 0
@@ -326,7 +329,7 @@ class Summary:
     def add(self, line: Mapping[str, Any]) -> None:
         """One batch more."""
         self.batches += 1
-        rows = line["rollouts/used"]
+        rows = line[schema.ROLLOUTS_USED]
         for name, value in line.items():
             if name in self.LEFT_OUT or name.startswith(("file/", "time/")):
                 continue
@@ -343,8 +346,8 @@ class Summary:
         """name -> reading."""
         found = {name: value if name in self.COUNTS + self.EXTREMES else value / self._weight[name]
                  for name, value in self._found.items()}
-        size: dict[str, Any] = {"batches": self.batches, "rollouts": found.pop("rollouts/used")}
-        if "length/mean" in found:
-            size["tokens"] = round(self._found["length/mean"])
-        found["signal/dead_groups"] = 1 - found["signal/live_groups"] / found["signal/groups"]
+        size: dict[str, Any] = {"batches": self.batches, "rollouts": found.pop(schema.ROLLOUTS_USED)}
+        if schema.LENGTH_MEAN in found:
+            size["tokens"] = round(self._found[schema.LENGTH_MEAN])
+        found[schema.SIGNAL_DEAD_GROUPS] = 1 - found[schema.SIGNAL_LIVE_GROUPS] / found[schema.SIGNAL_GROUPS]
         return size | self._words | found

@@ -31,6 +31,7 @@ from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.scale import REST, Clipping
 from creditscope.optimizer.state import first_moment
 from creditscope.optimizer.table import parse_brake
+from creditscope.runs import schema
 
 if TYPE_CHECKING:
     from creditscope.optimizer.probe import Probe
@@ -213,7 +214,7 @@ class Recall(Brake):
 
     def metrics(self) -> dict[str, float]:
         """Σ |w − w'| / Σ |w'| over the batch's steps: the share of w that cancels momentum."""
-        return {"brake/recalled": self._recalled / self._total} if self._total else {}
+        return {schema.BRAKE_RECALLED: self._recalled / self._total} if self._total else {}
 
 
 # -- the others ------------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ class Shorten(Brake):
         return 0.0
 
     def metrics(self) -> dict[str, float]:
-        return {"brake/length": sum(self._lengths) / len(self._lengths)} if self._lengths else {}
+        return {schema.BRAKE_LENGTH: sum(self._lengths) / len(self._lengths)} if self._lengths else {}
 
 
 class Restart(Brake):

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.sketch import Sketcher
+from creditscope.runs import schema
 
-NAMES = ("update/cosine", "update/ratio", "update/zero", "update/zero_bf16")
+NAMES = (schema.UPDATE_COSINE, schema.UPDATE_RATIO, schema.UPDATE_ZERO, schema.UPDATE_ZERO_BF16)
 
 
 class UpdateGeometry:

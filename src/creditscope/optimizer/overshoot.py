@@ -19,6 +19,7 @@ from creditscope.objective.bounds import edges_of, overhang
 from creditscope.objective.surrogate import check_credit
 from creditscope.objective.weights import alpha, kept
 from creditscope.optimizer.families import Parts
+from creditscope.runs import schema
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ class Overshoot:
             return {}
         # Rows may have been seen unequally often, where minibatches stopped early; a pass over all of them settles it.
         last = _reading(self._rows[-1].cpu()) if len(self._rows[-1]) == len(self._mask) else readings[-1]
-        found: dict[str, float | None] = {"optimizer/overshoot": last.overshoot, "overshoot/carry": self.carry()}
+        found: dict[str, float | None] = {schema.OPTIMIZER_OVERSHOOT: last.overshoot,
+                                          schema.OVERSHOOT_CARRY: self.carry()}
         found |= {f"overshoot/{name}": getattr(last, name) for name in ("past", "distance", "max", "after", "kl")}
         for each in readings:
             found |= {f"overshoot/{each.updates}/{name}": getattr(each, name)

@@ -32,6 +32,7 @@ from creditscope.optimizer.overshoot import Overshoot, first_order
 from creditscope.optimizer.sampled_optimizer import SampledOptimizer
 from creditscope.optimizer.scale import PHIS, Clipping, RewardParts, sensitivity, sweep
 from creditscope.optimizer.state import moving, split
+from creditscope.runs import schema
 
 LEVELS = ("light", "full")
 SAMPLE = 65_536  # coordinates that a light reading looks at, about
@@ -135,7 +136,7 @@ class Probe(StepObserver):
         found = self._track.metrics() if self._track is not None else {}
         if not closed:
             found = {name: value for name, value in found.items() if name.split("/")[1].isdigit()}
-        predicted = {"overshoot/carry_predicted": self._predicted()} if "overshoot/carry" in found else {}
+        predicted = {schema.OVERSHOOT_CARRY_PREDICTED: self._predicted()} if schema.OVERSHOOT_CARRY in found else {}
         self._batch = None
         return found | {k: v for k, v in (self._metrics | predicted).items() if v is not None} | self._moved
 
@@ -176,7 +177,7 @@ class Probe(StepObserver):
                 layers, sketch = self._geometry.layers, self._geometry.sketch
                 assert sketch is not None
                 names = self._arrays.get("layer_names", np.array(list(layers)))
-                ratio = [layers[str(name)].get("update/ratio", np.nan) for name in names]
+                ratio = [layers[str(name)].get(schema.UPDATE_RATIO, np.nan) for name in names]
                 self._arrays |= {"layer_names": names, "path_update": sketch.cpu().double().numpy(),
                                  "layer_ratio": np.array(ratio)}
             self._geometry = None
@@ -192,8 +193,8 @@ class Probe(StepObserver):
                         for x in (sample, whole))
         self._sample.follow()
         found = self._geometry.after()
-        if "update/ratio" in found and all_of > 0:
-            found["update/ratio"] *= thin / all_of
+        if schema.UPDATE_RATIO in found and all_of > 0:
+            found[schema.UPDATE_RATIO] *= thin / all_of
         return found
 
     def _read_scale(self, optimizer: torch.optim.Optimizer, sampled: bool) -> None:
@@ -201,7 +202,7 @@ class Probe(StepObserver):
         closed = family_of(optimizer) is not None
         # Parts are followed parameter by parameter: a sample has none.
         if self._scales and closed and not (sampled and self.parts is not None):
-            for key, since in (("optimizer/scale_change", "start"), ("optimizer/scale_change_now", "now")):
+            for key, since in ((schema.OPTIMIZER_SCALE_CHANGE, "start"), (schema.OPTIMIZER_SCALE_CHANGE_NOW, "now")):
                 change = sensitivity(optimizer, parts=self.parts, clipping=self.clipping, since=since)
                 self._metrics |= {key: change} if np.isfinite(change) else {}
         if self._scales and self._whole:
@@ -218,7 +219,7 @@ class Probe(StepObserver):
             return {}  # it would take two more steps of the optimiser
         dot, whole = gather(torch.stack([(part.momentum * part.total).sum(dtype=torch.float64), square(part.total)])
                             for part in split(optimizer).values()).sum(0).tolist()
-        return {"update/momentum": dot / whole} if whole > 0 else {}
+        return {schema.UPDATE_MOMENTUM: dot / whole} if whole > 0 else {}
 
     def _step(self) -> int:
         """The number of the step that is about to be taken, of a parameter that has been moved before; 1 at first."""

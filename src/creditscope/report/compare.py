@@ -31,6 +31,7 @@ from creditscope.report.standing import (
     standing,
 )
 from creditscope.report.steps import within
+from creditscope.runs import schema
 from creditscope.runs.compare import at
 from creditscope.runs.intervals import Interval
 from creditscope.runs.numbers import mean
@@ -165,11 +166,11 @@ CURVES: Mapping[str, Curve] = {
     "accuracy": Curve(title="Accuracy on unseen problems", of=FIGURES["accuracy"][1], percent=True),
     "accuracy-rollouts": Curve(title="Accuracy by rollouts spent", of=lambda run: dict(run.points()), percent=True,
                                along=SPENT, note="The same at equal cost."),
-    "reward": Curve(title="Mean reward", of=_series("reward/mean"), points=BATCHES),
+    "reward": Curve(title="Mean reward", of=_series(schema.REWARD_MEAN), points=BATCHES),
     "live": Curve(title="Live groups", of=live_by_step, percent=True, points=BATCHES),
-    "distance": Curve(title="Distance past the bound, nats", of=_series("overshoot/distance"), points=BATCHES),
-    "entropy": Curve(title="Entropy, nats a token", of=_series("entropy/mean"), points=BATCHES),
-    "length": Curve(title="Length, tokens", of=_series("length/mean"), points=BATCHES),
+    "distance": Curve(title="Distance past the bound, nats", of=_series(schema.OVERSHOOT_DISTANCE), points=BATCHES),
+    "entropy": Curve(title="Entropy, nats a token", of=_series(schema.ENTROPY_MEAN), points=BATCHES),
+    "length": Curve(title="Length, tokens", of=_series(schema.LENGTH_MEAN), points=BATCHES),
 }
 
 

@@ -10,6 +10,7 @@ from creditscope.claims.evidence import ENOUGH, Evidence, mean_of, over_runs
 from creditscope.report.answers import LAST, LIVE_BROKEN, LIVE_GOOD, Clause, is_solved, progress, worst
 from creditscope.report.settings import SettingRuns, Several, value_of
 from creditscope.report.steps import within
+from creditscope.runs import schema
 from creditscope.runs.intervals import Interval, mean_interval, overlap
 from creditscope.runs.numbers import mean
 
@@ -22,12 +23,13 @@ Estimate = tuple[Interval, str] | None
 
 def rank_by_step(run: Evidence) -> Mapping[int, float]:
     """step -> effective rank, mean over live groups: from the readings, or where they were not kept from the steps."""
-    return run.by_step("all/effective_rank") or dict(run.series("gram/group/effective_rank"))
+    return run.by_step("all/effective_rank") or dict(run.series(schema.GRAM_GROUP_EFFECTIVE_RANK))
 
 
 def live_by_step(run: Evidence) -> dict[int, float]:
     """step -> share of groups in which a token had credit, or as far as is known whose rewards differ: 1 − dead."""
-    return {step: 1 - dead for step, dead in (run.series("signal/dead_groups") + run.series("credit/dead_groups"))}
+    return {step: 1 - dead for step,
+            dead in (run.series(schema.SIGNAL_DEAD_GROUPS) + run.series(schema.CREDIT_DEAD_GROUPS))}
 
 
 def _accuracy(place: int) -> Callable[[Sequence[Evidence]], Estimate]:
@@ -38,7 +40,7 @@ def _accuracy(place: int) -> Callable[[Sequence[Evidence]], Estimate]:
 def _spent(runs: Sequence[Evidence]) -> Estimate:
     """What the runs cost, a sum each: known, so that the mean has no interval."""
     found = over_runs([[math.fsum(value for _, value in spent)] for run in runs
-                       if (spent := run.series("rollouts/spent"))])
+                       if (spent := run.series(schema.ROLLOUTS_SPENT))])
     return None if found is None else (replace(found[0], low=None, high=None), found[1])
 
 
@@ -63,18 +65,20 @@ class Statistic:
 
 
 COLUMNS: Mapping[str, Statistic] = {
-    "rollouts": Statistic(of=_spent, metric="rollouts/spent", digits=0),
-    "before, %": Statistic(of=_accuracy(0), metric="eval/accuracy", percent=True, digits=1),
-    "after, %": Statistic(of=_accuracy(-1), metric="eval/accuracy", percent=True, digits=1),
+    "rollouts": Statistic(of=_spent, metric=schema.ROLLOUTS_SPENT, digits=0),
+    "before, %": Statistic(of=_accuracy(0), metric=schema.EVAL_ACCURACY, percent=True, digits=1),
+    "after, %": Statistic(of=_accuracy(-1), metric=schema.EVAL_ACCURACY, percent=True, digits=1),
     "live groups, %": Statistic(of=lambda runs: over_runs([list(live_by_step(run).values()) for run in runs], "steps"),
-                             metric="signal/live_groups", percent=True, digits=0),
+                             metric=schema.SIGNAL_LIVE_GROUPS, percent=True, digits=0),
     "rank": Statistic(of=lambda runs: over_runs([list(rank_by_step(run).values()) for run in runs]),
-                   metric="gram/group/effective_rank"),
-    "null": Statistic(of=_column("w_null"), metric="gram/group/w_null"),
-    "cut to 2": Statistic(of=_column("all/effective_rank_truncated_2"), metric="gram/group/effective_rank_truncated_2"),
-    "top-1": Statistic(of=_column("all/top1"), metric="gram/group/top1"),
-    "past bound, %": Statistic(of=_steps_of("overshoot/past"), metric="overshoot/past", percent=True, digits=1),
-    "distance": Statistic(of=_steps_of("overshoot/distance"), metric="overshoot/distance"),
+                   metric=schema.GRAM_GROUP_EFFECTIVE_RANK),
+    "null": Statistic(of=_column("w_null"), metric=schema.GRAM_GROUP_W_NULL),
+    "cut to 2": Statistic(of=_column("all/effective_rank_truncated_2"),
+                          metric=schema.GRAM_GROUP_EFFECTIVE_RANK_TRUNCATED_2),
+    "top-1": Statistic(of=_column("all/top1"), metric=schema.GRAM_GROUP_TOP1),
+    "past bound, %": Statistic(of=_steps_of(schema.OVERSHOOT_PAST), metric=schema.OVERSHOOT_PAST, percent=True,
+                               digits=1),
+    "distance": Statistic(of=_steps_of(schema.OVERSHOOT_DISTANCE), metric=schema.OVERSHOOT_DISTANCE),
 }
 
 

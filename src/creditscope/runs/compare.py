@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from creditscope.errors import CreditscopeError
+from creditscope.runs import schema
 from creditscope.runs.intervals import Interval, mean_interval, overlap, paired
 from creditscope.runs.numbers import mean_over
 from creditscope.runs.record import Record
@@ -89,7 +90,7 @@ class CandidateRun:
 
 def is_finished(steps: Sequence[Mapping[str, Any]]) -> bool:
     """A run that came to its end has a last line that is an evaluation alone."""
-    return bool(steps) and "eval/accuracy" in steps[-1] and "rollouts/spent" not in steps[-1]
+    return bool(steps) and schema.EVAL_ACCURACY in steps[-1] and schema.ROLLOUTS_SPENT not in steps[-1]
 
 
 def read_run(record: Record, kind: Kind) -> CandidateRun:
@@ -106,15 +107,15 @@ def run_of(path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, A
                                f"with --rollouts, or take it out of the folder")
     points, spent = [], 0
     for line in lines:
-        if "eval/accuracy" in line:
-            points.append((spent, float(line["eval/accuracy"])))
-        spent += int(line.get("rollouts/spent", 0))
-    trained = [line for line in lines if "rollouts/spent" in line]
-    seconds = sum(line["time/step"] - sum(line.get(f"time/{part}", 0.0) for part in ("eval", "scope", "probe"))
+        if schema.EVAL_ACCURACY in line:
+            points.append((spent, float(line[schema.EVAL_ACCURACY])))
+        spent += int(line.get(schema.ROLLOUTS_SPENT, 0))
+    trained = [line for line in lines if schema.ROLLOUTS_SPENT in line]
+    seconds = sum(line[schema.TIME_STEP] - sum(line.get(f"time/{part}", 0.0) for part in ("eval", "scope", "probe"))
                   for line in trained)
     means = {name: mean_over(trained, metric) for name, metric in kind.readings.items()}
     return CandidateRun(path, kind.name(config), config["seed"], config, tuple(points), len(trained), spent,
-               int(sum(line["rollouts/sampled"] for line in trained)), seconds,
+               int(sum(line[schema.ROLLOUTS_SAMPLED] for line in trained)), seconds,
                {name: mean for name, mean in means.items() if mean is not None})
 
 
@@ -162,8 +163,8 @@ def glance(path: Path) -> Glance:
         lines = Record.open(path).steps()
     except CreditscopeError:
         return Glance()
-    seen = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
-    trained = [line["rollouts/spent"] for line in lines if "rollouts/spent" in line]
+    seen = [line[schema.EVAL_ACCURACY] for line in lines if schema.EVAL_ACCURACY in line]
+    trained = [line[schema.ROLLOUTS_SPENT] for line in lines if schema.ROLLOUTS_SPENT in line]
     return Glance(len(trained), sum(trained), seen[-1] if seen else None)
 
 

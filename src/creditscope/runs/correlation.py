@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from creditscope.errors import CreditscopeError
+from creditscope.runs import schema
 from creditscope.runs.intervals import Z975
 from creditscope.runs.record import Record
 
@@ -63,7 +64,7 @@ def over_training(record: Record) -> dict[str, Any]:
 
     Empty where no step has both. A J that is 0 up to rounding has no r: noise correlates with anything.
     """
-    pairs = series(record.path, record.steps(), "objective/value", "reward/mean")
+    pairs = series(record.path, record.steps(), schema.OBJECTIVE_VALUE, schema.REWARD_MEAN)
     if not pairs:
         return {}
     values, rewards = zip(*pairs, strict=True)

@@ -15,6 +15,7 @@ from typing import Any
 from creditscope.credit.table import parse
 from creditscope.methods.find import credit_of
 from creditscope.optimizer.table import BRAKES, parse_brake
+from creditscope.runs import schema
 from creditscope.runs.compare import FREE, Candidate, CandidateRun, Comparison, Kind
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import in_percent, in_points, percent
@@ -177,15 +178,16 @@ KINDS: Mapping[str, Kind] = MappingProxyType({kind.setting: kind for kind in (
         setting="credit", noun="estimator", luck="credit", baseline="outcome", name=estimator_of,
         default=("outcome", "optimal_scalar", "optimal_sequence", "optimal_token", "step_reward", "prefix_tree", "gae",
                  "entropy_mask", "salt", "monte_carlo"),
-        readings={"effective_rank": "gram/group/effective_rank", "within": "credit/within",
-                  "dead_credit": "credit/dead_groups", "dead_signal": "signal/dead_groups"},
+        readings={"effective_rank": schema.GRAM_GROUP_EFFECTIVE_RANK, "within": schema.CREDIT_WITHIN,
+                  "dead_credit": schema.CREDIT_DEAD_GROUPS, "dead_signal": schema.SIGNAL_DEAD_GROUPS},
         more=lambda runs, base: {}, judge=judge_estimators,
         inner_steps=1, scope="light", probe={"probe": "off"}, free=FREE | {"probe", "probe_every"}, out="runs/compare"),
     Kind(
         setting="brake", noun="brake", luck="what it does", baseline="none", name=brake_of, default=tuple(BRAKES),
-        readings={"past": "overshoot/past", "distance": "overshoot/distance", "overshoot": "optimizer/overshoot",
-                  "after": "overshoot/after", "kl": "overshoot/kl", "updates": "optimizer/updates",
-                  "train": "time/train"},
+        readings={"past": schema.OVERSHOOT_PAST, "distance": schema.OVERSHOOT_DISTANCE,
+                  "overshoot": schema.OPTIMIZER_OVERSHOOT,
+                  "after": schema.OVERSHOOT_AFTER, "kl": schema.OVERSHOOT_KL, "updates": schema.OPTIMIZER_UPDATES,
+                  "train": schema.TIME_TRAIN},
         more=held, judge=judge_brakes,
         # Every batch is read after its last update.
         inner_steps=4, scope="off", probe={"probe": "light", "probe_every": 1}, out="runs/brakes"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from creditscope.errors import CreditscopeError
+from creditscope.runs import schema
 from creditscope.runs.record import Record
 
 
@@ -24,5 +25,5 @@ def stopped(record: Record, fresh: bool) -> Iterator[list[int]]:
             shutil.rmtree(record.path, ignore_errors=True)
         elif begun:
             with suppress(CreditscopeError):  # the disk may be what stopped it
-                record.append(max([begun[-1], *(line["step"] + 1 for line in lines)]), {"run/stopped": str(error)})
+                record.append(max([begun[-1], *(line["step"] + 1 for line in lines)]), {schema.RUN_STOPPED: str(error)})
         raise

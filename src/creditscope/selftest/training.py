@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from creditscope.lab.train import train
 from creditscope.microscope.scope import Microscope
 from creditscope.policy.loading import load_policy
+from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.runs.record import Record
 from creditscope.selftest.check import Measured, worst_of
@@ -26,7 +27,7 @@ from creditscope.selftest.gram import batch, objective, random_model
 
 SMALL = Config(prompts=2, group=4, steps=2, max_tokens=32, eval_problems=0, checkpoint_every=1,
                keep_every=1, lr=1e-4, device="cpu", probe="off")
-CLOCK = ("time/", "scope/share", "scope/ratio")
+CLOCK = ("time/", schema.SCOPE_SHARE, schema.SCOPE_RATIO)
 """Metrics that no seed can fix."""
 
 _folder = partial(tempfile.TemporaryDirectory, prefix="creditscope-selftest-", ignore_cleanup_errors=True)

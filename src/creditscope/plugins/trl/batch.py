@@ -23,6 +23,7 @@ from creditscope.objective.weights import aggregate, alpha, kept
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.passes import Inputs, take
 from creditscope.policy.loading import Policy
+from creditscope.runs import schema
 
 ROW, ALPHA, SHARE = "creditscope_row", "creditscope_alpha", "creditscope_share"
 """Our keys in TRL's batch: a row's number in the generation, and the weights that the mixin fixed for it."""
@@ -80,13 +81,14 @@ def generation(trainer: Any, rows: int) -> Generation:
     about = signal(Rollouts(tokens=blank.long(), mask=blank, logp=torch.zeros(rows, 1), reward=reward,
                             group=found.group))
     about = {name: value for name, value in about.items() if not name.startswith("length/")}
-    logged = {"length/mean": "mean_length", "length/max": "max_length", "length/truncated": "clipped_ratio"}
+    logged = {schema.LENGTH_MEAN: "mean_length", schema.LENGTH_MAX: "max_length",
+              schema.LENGTH_TRUNCATED: "clipped_ratio"}
     about |= {ours: trainer._metrics["train"][f"completions/{theirs}"][-1] for ours, theirs in logged.items()
               if trainer._metrics["train"].get(f"completions/{theirs}")}
-    about |= {"rollouts/sampled": rows, "rollouts/used": rows, "rollouts/spent": rows}
+    about |= {schema.ROLLOUTS_SAMPLED: rows, schema.ROLLOUTS_USED: rows, schema.ROLLOUTS_SPENT: rows}
     unscored = int(each.isnan().all(dim=1).sum())
     if unscored:
-        about |= {"reward/errors": unscored, "reward/first_error": "no reward function gave a number"}
+        about |= {schema.REWARD_ERRORS: unscored, schema.REWARD_FIRST_ERROR: "no reward function gave a number"}
     return replace(found, metrics=about)
 
 

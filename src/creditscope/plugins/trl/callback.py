@@ -44,14 +44,17 @@ from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take
 from creditscope.plugins.trl.settings import settings_of, versions
 from creditscope.plugins.trl.stated import stated
 from creditscope.policy.loading import Policy
+from creditscope.runs import schema
 from creditscope.runs.record import Record
 
 AGREE = 0.99
 """Cosine of TRL's gradient and ours below which the row is not what the trainer descends on."""
 
-WATCHED = ("signal/live_groups", "signal/dead_groups", "w/zero", "w/top10_mass", "gram/group/effective_rank",
-           "gram/group/norm_null", "gram/group/w_null", "overshoot/past", "overshoot/distance", "overshoot/kl",
-           "grad/norm", "scope/agreement")
+WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, schema.W_TOP10_MASS,
+           schema.GRAM_GROUP_EFFECTIVE_RANK,
+           schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE,
+           schema.OVERSHOOT_KL,
+           schema.GRAD_NORM, schema.SCOPE_AGREEMENT)
 """What goes into TRL's logs; the record has all."""
 
 
@@ -145,7 +148,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         scheduler = kwargs.get("lr_scheduler")
         if scheduler is not None:
-            self._line["optimizer/lr"] = float(scheduler.get_last_lr()[0])
+            self._line[schema.OPTIMIZER_LR] = float(scheduler.get_last_lr()[0])
         self.close()
         if self.due and self._reading is None:
             with self._reason("read"):
@@ -161,15 +164,15 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             return
         logs = self._trainer._metrics["train"]
         # A batch that is used again costs nothing and says nothing new.
-        line = dict(self.made.metrics) if self._fresh else {"rollouts/spent": 0}
+        line = dict(self.made.metrics) if self._fresh else {schema.ROLLOUTS_SPENT: 0}
         self._fresh = False
         known = line | self._line
         for name in WATCHED:
             if name in known:
                 logs[f"creditscope/{name}"].append(known[name])
         if logs.get("entropy"):
-            line["entropy/mean"] = logs["entropy"][-1]
-        line |= self._line | self.extra | {"time/step": time.perf_counter() - self._start}
+            line[schema.ENTROPY_MEAN] = logs["entropy"][-1]
+        line |= self._line | self.extra | {schema.TIME_STEP: time.perf_counter() - self._start}
         self.extra = {}
         if self._record is not None:
             with self._reason("recorded"):
@@ -254,8 +257,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
         self._note(window, together.agreed(mine), found)
         if whole and self._reading is not None:
-            self._line["objective/value"] = self._reading.rows.value
-        self._line["time/scope"] = time.perf_counter() - start
+            self._line[schema.OBJECTIVE_VALUE] = self._reading.rows.value
+        self._line[schema.TIME_SCOPE] = time.perf_counter() - start
 
     def _prove(self, inputs: Inputs) -> None:
         """Where one is due, `microscope.proof` on some rows of one process; many ranks have `_prove_ranks`."""
@@ -332,15 +335,16 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         track.see(after)
         told = track.metrics()
         # What counts updates is left out: the batch may have been used before this step.
-        self._line |= {name: told[name] for name in ("optimizer/overshoot", "overshoot/past", "overshoot/distance",
-                                                     "overshoot/max", "overshoot/kl") if name in told}
+        self._line |= {name: told[name] for name in (schema.OPTIMIZER_OVERSHOOT, schema.OVERSHOOT_PAST,
+                                                     schema.OVERSHOOT_DISTANCE,
+                                                     schema.OVERSHOOT_MAX, schema.OVERSHOOT_KL) if name in told}
         if self._record is not None:
             self._record.save_group(step, kept_arrays(self.method, rows.rollouts, rows.credit, rows.w, rows.live,
                                                       after))
             if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
                 self._record.save_reading(step, self._fresh_observer(keep=True).arrays(rows.rollouts, rows.w))
-        self._line["time/scope"] = self._line.get("time/scope", 0.0) + time.perf_counter() - start
+        self._line[schema.TIME_SCOPE] = self._line.get(schema.TIME_SCOPE, 0.0) + time.perf_counter() - start
 
     def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None) -> None:
         """All that is known before the step, on the first rank."""
@@ -390,14 +394,14 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         dot, ours, other = together.products([(p.grad, g) for p, g in theirs.items()
                                               if p.grad is not None and g is not None])
         if not ours * other > 0:
-            return {"grad/norm": ours**0.5}
+            return {schema.GRAD_NORM: ours**0.5}
         cosine = dot / (ours * other) ** 0.5
         self._held += 1
         if cosine < AGREE:
             self._warn("agreement", f"the trainer's gradient and that of row {self.method.name!r} have cosine "
                                     f"{cosine:.3f}: a subclass, dropout, an entropy bonus or a router's loss adds what "
                                     f"the row does not say. Readings are of the row")
-        return {"grad/norm": ours**0.5, "scope/agreement": cosine}
+        return {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
 
     @contextmanager
     def _reason(self, what: str) -> Iterator[None]:
@@ -407,7 +411,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         except Exception as error:  # a diagnostic must not end somebody's training
             self._reading = None
             why = str(error) if isinstance(error, CreditscopeError) else f"{type(error).__name__}: {error}"
-            self._line["scope/absent"] = why
+            self._line[schema.SCOPE_ABSENT] = why
             self._warn(what, f"step {self._trainer.state.global_step} was not {what}: {why}")
 
     def _warn(self, cause: str, text: str) -> None:
@@ -443,9 +447,9 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 self._prove(inputs)
             live = live.double()
             w = effective_credit(lambda lp: objective(window, lp), live)
-            value = self._line["objective/value"] = float(objective(window, live))
+            value = self._line[schema.OBJECTIVE_VALUE] = float(objective(window, live))
             self._note(window, Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks))
-        self._line["time/scope"] = time.perf_counter() - start
+        self._line[schema.TIME_SCOPE] = time.perf_counter() - start
 
     def abort(self) -> None:
         """An exception came between the forward and the close: the model is as it was."""

@@ -41,6 +41,7 @@ from creditscope.plugins.trl.batch import (
 from creditscope.plugins.trl.callback import ScopeCallback
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, score
 from creditscope.policy.loading import Policy
+from creditscope.runs import schema
 from creditscope.tasks import Step, Verdict
 from creditscope.tasks.worker import check_steps
 
@@ -89,8 +90,8 @@ class CreditMixin:
         if not here.model.training:
             return found
         made = numbered(here, found)
-        if "reward/errors" in made.metrics:
-            raise CreditscopeError(f"{made.metrics['reward/errors']} answers have no reward: no function gave a "
+        if schema.REWARD_ERRORS in made.metrics:
+            raise CreditscopeError(f"{made.metrics[schema.REWARD_ERRORS]} answers have no reward: no function gave a "
                                    f"number, and the table has no rule for that. Return 0.0 in place of None")
         whole = self._whole(inputs, found, made)
         credit = self._estimator(self.row, whole, _Progress(here))

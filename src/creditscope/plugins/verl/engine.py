@@ -33,6 +33,7 @@ from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.plugins.verl.names import assert_registered, installed, load, require_engine
+from creditscope.runs import schema
 
 # Without verl there is nothing to extend, but the readings below need none.
 Engine: Any = load("verl.workers.engine.fsdp.transformer_impl").FSDPEngineWithLMHead if installed() else object
@@ -198,8 +199,8 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         groups = [group for part in parts for group in part[0]]
         out: dict[str, float] = {name.replace("w/", "w/batch_", 1): value
                                  for name, value in metrics.spread(w, torch.ones_like(w, dtype=torch.bool)).items()}
-        out |= {"signal/groups": float(len(real)), "gram/whole_groups": float(len(groups)),
-                "gram/cut_groups": float(len(real) - len(groups)), "gram/check": found.check.error}
+        out |= {schema.SIGNAL_GROUPS: float(len(real)), schema.GRAM_WHOLE_GROUPS: float(len(groups)),
+                schema.GRAM_CUT_GROUPS: float(len(real) - len(groups)), schema.GRAM_CHECK: found.check.error}
         return out | group_means(groups) | sketched_means(found, real, eps)
 
     def _refuse(self, data: Any) -> None:
@@ -226,7 +227,7 @@ def group_means(groups: Sequence[Group]) -> dict[str, float]:
     """
     live = [geometry.summary(gram, w_i, np.zeros(len(gram), dtype=np.int64), eps=eps)
             for gram, w_i, eps in groups if np.diag(gram).any()]
-    out: dict[str, float] = {"gram/live_groups": float(len(live))} if groups else {}
+    out: dict[str, float] = {schema.GRAM_LIVE_GROUPS: float(len(live))} if groups else {}
     for name in dict.fromkeys(name for found in live for name in found if name.startswith("gram/group/")):
         out[name] = float(np.mean([found[name] for found in live if name in found]))
     return out
@@ -238,7 +239,7 @@ def sketched_means(found: ranks.RanksReading, numbers: Iterable[int], eps: float
     blocks = [(gram[np.ix_(owner == number, owner == number)], None, eps) for number in sorted(numbers)]
     means = group_means(blocks)
     out = {f"sketch/group/{name}": means[f"gram/group/{name}"] for name in SKETCHED if f"gram/group/{name}" in means}
-    return out | ({"sketch/relative_error": found.sketch.relative_error} if out else {})
+    return out | ({schema.SKETCH_RELATIVE_ERROR: found.sketch.relative_error} if out else {})
 
 
 def _row_w(reading: EngineReading) -> dict[int, NDArray[np.float64] | None]:
