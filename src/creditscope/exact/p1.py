@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from creditscope.claims.verdict import Band, Verdict, at_most, ends, exact, missing
+from creditscope.claims.verdict import Band, Verdict, at_most, exact, missing
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.exact.enumeration import ExactTools, World, best_constant, measure, tree_world
 from creditscope.methods.axes import Method
@@ -201,7 +201,7 @@ def _sampled_variance(method: Method, groups: Groups, size: int, samples: int) -
     return Verdict(definition="Var(A_i) of groups drawn at random, over (R−1)/R σ²", outcome=outcome,
                    subject=f"{method.name}, binary reward with p = {SAMPLED[1][1]:g}, R = {size}",
                    reason=f"{needs}the sampled variance is {found.mean:.3f} times the law's", observed=found.mean,
-                   interval=ends(found), expected="1", threshold=f"interval within 1 ± {BAND:g}", n=samples,
+                   interval=found.ends, expected="1", threshold=f"interval within 1 ± {BAND:g}", n=samples,
                    of="groups")
 
 
