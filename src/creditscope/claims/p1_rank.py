@@ -106,7 +106,7 @@ def top_share(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 
 def _largest_rank(family: Sequence[Evidence], still: str) -> Verdict:
-    """The largest numerical rank of a group by R: a larger one than printed refutes, a smaller one needs more groups."""
+    """The largest numerical rank of a group by R: above the printed one refutes, below needs more groups."""
     definition = "largest rank of a group's rollout matrix (values above rounding), all parameters"
     found = {size: int(max(value for run in cell for value in run.column("all/numerical_rank")))
              for size, cell in cells([run for run in family if run.column("all/numerical_rank")], "group").items()}

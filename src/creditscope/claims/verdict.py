@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from creditscope.runs.intervals import Interval
 
@@ -44,9 +44,6 @@ class Verdict:
     n: int | None = None
     of: str = ""
     """What n counts: runs, groups, readings, cases."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 RunsTest = Callable[[Sequence["Evidence"]], list[Verdict]]

@@ -67,9 +67,6 @@ LAWS: tuple[Law, ...] = (((0.0, 1.0), (0.9, 0.1)), ((0.0, 1.0), (0.5, 0.5)), ((0
 SAMPLED: Law = ((0.0, 1.0), (0.7, 0.3))
 
 
-# -- rewards of a group ----------------------------------------------------------------------------------------------
-
-
 def binary(p: float) -> Law:
     return (0.0, 1.0), (1 - p, p)
 
@@ -108,9 +105,6 @@ def answers() -> World:
     return tree_world(tree, logits, reward)
 
 
-# -- P1.1 ------------------------------------------------------------------------------------------------------------
-
-
 def token_range(credit: Tensor, mask: Tensor) -> Tensor:
     """(B,) max_t A_it − min_t A_it over the tokens of each rollout."""
     return credit.masked_fill(~mask, -torch.inf).amax(dim=1) - credit.masked_fill(~mask, torch.inf).amin(dim=1)
@@ -145,9 +139,6 @@ def uniform_credit(*, world: World | None = None, credit: str = "outcome", state
               f"{_named(apart)}", expected="0 not uniform", threshold=rule.format(TINY), n=len(estimators),
               of="estimators"),
     ]
-
-
-# -- P1.2 ------------------------------------------------------------------------------------------------------------
 
 
 def moments(*, method: Method = P1_GRPO, laws: Sequence[Law] = LAWS, sizes: Sequence[int] = SIZES,
@@ -187,9 +178,6 @@ def _sampled_variance(method: Method, groups: Groups, size: int, samples: int) -
                    of="groups")
 
 
-# -- P1.3 ------------------------------------------------------------------------------------------------------------
-
-
 def chebyshev(*, method: Method = P1_GRPO, sizes: Sequence[int] = SIZES, chances: Sequence[float] = CHANCES,
               epsilons: Sequence[float] = EPSILONS, groups: Groups = independent) -> list[Verdict]:
     """P1.3: P(|A_i| > ε) ≤ (R−1)σ² / (Rε²)."""
@@ -201,9 +189,6 @@ def chebyshev(*, method: Method = P1_GRPO, sizes: Sequence[int] = SIZES, chances
                    (size - 1) * variance(binary(p)) / (size * eps**2)) for eps in epsilons]
     return [_bounded("share of rollouts with |A_i| > ε against (R−1)σ²/(Rε²)",
                      f"{method.name}, binary reward, R = {_list(sizes)}", cases)]
-
-
-# -- P1.4 ------------------------------------------------------------------------------------------------------------
 
 
 def dead_law(p: float, size: int) -> float:
@@ -271,9 +256,6 @@ def _dead_gradients(method: Method, methods: Mapping[str, Method], world: World)
     ]
 
 
-# -- P1.9 ------------------------------------------------------------------------------------------------------------
-
-
 def hoeffding_bound(size: int, eps: float) -> float:
     """2 exp(−2Rε²), for rewards in 0 .. 1."""
     return 2 * math.exp(-2 * size * eps**2)
@@ -304,9 +286,6 @@ def _printed(printed: Mapping[tuple[int, float], float]) -> Verdict:
                  of="printed values")
 
 
-# -- P1.10 -----------------------------------------------------------------------------------------------------------
-
-
 def group_mean_factor(*, world: World | None = None, sizes: Sequence[int] = (2, 3, 4), method: Method = P1_GRPO,
                       others: Method = RLOO) -> list[Verdict]:
     """P1.10: E ĝ = (R−1)/R ∇J with the group's mean, ∇J with leave-one-out, so neither turns the update."""
@@ -324,9 +303,6 @@ def group_mean_factor(*, world: World | None = None, sizes: Sequence[int] = (2, 
         equal("E ĝ with leave-one-out, over ‖∇J‖", subject, max(rest), "∇J", len(sizes), "group sizes"),
         equal("cosine of E ĝ with ∇J, both baselines", subject, max(turned), "1", len(sizes), "group sizes"),
     ]
-
-
-# -- P1.11 -----------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -377,9 +353,6 @@ def optimal_baseline(*, worlds: Mapping[str, World] | None = None) -> list[Verdi
                         "mean + Cov(‖ψ‖², r)/E‖ψ‖² = E[r‖ψ‖²]/E[‖ψ‖²]", len(errors))]
 
 
-# -- P1.12 -----------------------------------------------------------------------------------------------------------
-
-
 def random_scores(size: int, seed: int) -> NDArray[np.float64]:
     """(R, R) Gram of R Gaussian scores in 64 dimensions, their norms spread over a factor of ten."""
     draw = np.random.default_rng(seed)
@@ -410,9 +383,6 @@ def leave_one_out_rank(*, method: Method = P1_GRPO, others: Method = RLOO, sizes
               expected="> 0, if it breaks rank 2", threshold=f"relative difference > {TINY:g} by any definition",
               n=seen, of="groups"),
     ]
-
-
-# -- verdicts of one shape -------------------------------------------------------------------------------------------
 
 
 def equal(definition: str, subject: str, worst: float, expected: str, n: int, of: str = "cases") -> Verdict:

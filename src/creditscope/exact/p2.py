@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.claims.verdict import Verdict, at_most
-from creditscope.exact.p2_table import BETA, LAWS, TABLE, Symbols
+from creditscope.exact.p2_table import BETA, LAWS, TABLE, Objective, Symbols
 from creditscope.exact.ratio_one import value_at_ratio_one
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS
@@ -44,10 +43,7 @@ def ten_methods(*, methods: Mapping[str, Method] = METHODS) -> list[Verdict]:
         if row.repaired is not None:
             forms[f"repaired: {row.repair}"] = row.repaired
         for form, objective in forms.items():
-            worst = max(apart(effective_credit(partial(surrogate, method, rollouts=batch), logp),
-                              effective_credit(lambda lp: objective(Symbols(batch, lp)), logp))
-                        for batch, logp in batches)
-            n = len(batches)
+            worst, n = max(_difference(method, objective, *batch) for batch in batches), len(batches)
             verdict = at_most(EQUAL, f"w_it of the row {form}, max |Δ| / max |w|", name, worst, f"w differs by up to "
                               f"{worst:.2g} of its largest entry over {n} batches", n=n, of="batches")
             if row.circular:
@@ -55,6 +51,11 @@ def ten_methods(*, methods: Mapping[str, Method] = METHODS) -> list[Verdict]:
                                   f"from this table, so that w differs by {worst:.2g} says nothing")
             out.append(verdict)
     return out
+
+
+def _difference(method: Method, objective: Objective, batch: Rollouts, logp: Tensor) -> float:
+    return apart(effective_credit(lambda lp: surrogate(method, lp, batch), logp),
+                 effective_credit(lambda lp: objective(Symbols(batch, lp)), logp))
 
 
 def _moved_groups() -> list[tuple[Rollouts, Tensor]]:
