@@ -4,13 +4,13 @@ torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.claims.evidence import Evidence, cells, mean_of, rows_with
-from creditscope.claims.reading import READ, estimate, ratio_over_runs, sweeps, with_outcome
+from creditscope.claims.evidence import Evidence, cells, rows_with
+from creditscope.claims.reading import READ, by_size, estimate, ratio_over_runs, sweeps, with_outcome
 from creditscope.claims.verdict import Band, Verdict, at_most, exact, missing, needing
 from creditscope.microscope.spectrum import Spectrum, spectrum
 from creditscope.runs.numbers import mean
@@ -134,25 +134,15 @@ def truncated_two(cases: Iterator[tuple[str, NDArray[np.float64]]] | None = None
 def truncated_two_runs(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """C.2 on recorded groups of R ≥ 4: the share that reads 1.5 to 2 when the spectrum is cut to two values."""
     large = [run for run in with_outcome(runs) if run["group"] >= 4]
-    yield from _reads_two(large, "all", "all parameters")
-    yield from _reads_two(large, "layer", "mean over q_proj and v_proj")
-
-
-def _reads_two(runs: Sequence[Evidence], where: str, words: str) -> Iterator[Verdict]:
-    column = f"{where}/effective_rank_truncated_2"
-    for family in sweeps(runs, lambda run: len(run.column(column))):
-        found = ratio_over_runs([[(step, float(cut >= LEAST), 1.0)
-                                  for step, cut in rows_with(run.groups, "step", column)] for run in family])
-        if found is not None:
-            yield estimate(
-                f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
-                found, Band(low=SHARE), f"{found} of the groups read {LEAST} to 2 when cut to two values"
-                f"{_while(cells(family, 'group'), where)}", expected="1")
-
-
-def _while(sizes: Mapping[int, Sequence[Evidence]], where: str) -> str:
-    """The rank of the full spectrum on the same groups, by R."""
-    full = {size: found.value.mean for size, cell in sizes.items()
-            if (found := mean_of(cell, f"{where}/effective_rank")) is not None}
-    return f", while the full spectrum reads {', '.join(f'{rank:.1f}' for rank in full.values())} at R = " \
-           f"{', '.join(map(str, full))}" if full else ""
+    for where, words in (("all", "all parameters"), ("layer", "mean over q_proj and v_proj")):
+        column = f"{where}/effective_rank_truncated_2"
+        for family in sweeps(large, lambda run, column=column: len(run.column(column))):  # type: ignore[misc]
+            found = ratio_over_runs([[(step, float(cut >= LEAST), 1.0)
+                                      for step, cut in rows_with(run.groups, "step", column)] for run in family])
+            full = by_size(family, f"{where}/effective_rank")
+            beside = f", while the full spectrum reads {full.listed(1)}" if full else ""
+            if found is not None:
+                yield estimate(
+                    f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
+                    found, Band(low=SHARE), f"{found} of the groups read {LEAST} to 2 when cut to two values{beside}",
+                    expected="1")

@@ -4,7 +4,7 @@ groups (P1.4), the bias over turns (P1.8), the optimal baseline (P1.11). No torc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -95,30 +95,23 @@ def dead_share(right: int, count: int, size: int) -> float:
     return (math.comb(right, size) + math.comb(count - right, size)) / math.comb(count, size)
 
 
-def is_binary(step: Mapping[str, float], size: int) -> bool:
-    """Whether all rewards are 0 or 1: then mean r² = mean r, var·(B−1)/B + mean² = mean, B = groups·R.
+def is_binary(mean: float, std: float, count: float) -> bool:
+    """Whether all of `count` rewards are 0 or 1: then mean r² = mean r, var·(B−1)/B + mean² = mean, B = count.
 
     To 1e-4, because the recorded std is a float32.
     """
-    count = step[schema.SIGNAL_GROUPS] * size
-    if not 0 < size <= count:
-        return False
-    mean, std = step[schema.REWARD_MEAN], step[schema.REWARD_STD]
     return 0 <= mean <= 1 and abs(std**2 * (count - 1) / count + mean**2 - mean) < 1e-4
 
 
 def _law(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """Measured share of dead groups less p^R + (1−p)^R for prompts that all have one p."""
-    names = (schema.SIGNAL_DEAD_GROUPS, schema.SIGNAL_GROUPS, schema.REWARD_MEAN, schema.REWARD_STD)
-
     def excess(run: Evidence) -> list[float]:
-        known = [dict(zip(names, step, strict=True)) for step in run.columns.together(*names)]
-        if not all(is_binary(step, run["group"]) for step in known):
+        size = run["group"]
+        known = [(dead, groups * size, mean, std) for dead, groups, mean, std in run.columns.together(
+            schema.SIGNAL_DEAD_GROUPS, schema.SIGNAL_GROUPS, schema.REWARD_MEAN, schema.REWARD_STD)]
+        if not all(0 < size <= count and is_binary(mean, std, count) for _, count, mean, std in known):
             return []
-        counts = [round(step[schema.SIGNAL_GROUPS] * run["group"]) for step in known]
-        return [step[schema.SIGNAL_DEAD_GROUPS] - dead_share(round(step[schema.REWARD_MEAN] * count), count,
-                                                             run["group"])
-                for step, count in zip(known, counts, strict=True)]
+        return [dead - dead_share(round(mean * round(count)), round(count), size) for dead, count, mean, _ in known]
 
     band = Band(-LAW_BAND, LAW_BAND)
     for family in sweeps(runs, lambda run: len(excess(run))):
@@ -138,11 +131,8 @@ def _growth(runs: Sequence[Evidence]) -> Iterator[Verdict]:
         third = len(values) // 3
         return (math.fsum(values[-third:]) - math.fsum(values[:third])) / third
 
-    def long(run: Evidence) -> int:
-        count = len(run.series(schema.SIGNAL_DEAD_GROUPS))
-        return count if count >= THIRDS else 0
-
-    for family in sweeps(runs, long):
+    long = [run for run in runs if len(run.series(schema.SIGNAL_DEAD_GROUPS)) >= THIRDS]
+    for family in sweeps(long, lambda run: len(run.series(schema.SIGNAL_DEAD_GROUPS))):
         found = mean_over("runs", [grown(run) for run in family])
         yield estimate("share of dead groups, last third of the steps less first third", family[0].subject, found,
                        POSITIVE, "from first to last third of a run the share of dead groups changes by "

@@ -99,7 +99,6 @@ def best_of(rivals: Mapping[Schedule, Mapping[int, float]], seeds: set[int]) -> 
 
 
 def _aware(subject: str, budget: int, schedule: Schedule, ends_of: Mapping[Schedule, Mapping[int, float]]) -> Verdict:
-    """A rule's accuracy at the budget's end less that of the best fixed setting, and less that of the control."""
     definition = (f"accuracy at {budget:,} rollouts, --adapt {schedule[0]} from R = {schedule[1]}, less fixed R and "
                   "the control")
     mine = ends_of[schedule]

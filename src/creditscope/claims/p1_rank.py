@@ -69,7 +69,6 @@ def slopes(runs: Sequence[Evidence], column: str) -> list[float]:
 
 
 def _slope(family: Sequence[Evidence], column: str) -> Verdict:
-    """d log rank / d log R, by seed."""
     definition, by_seed = f"slope of log rank on log R; {DEFINITIONS[column]}", slopes(family, column)
     if not by_seed:
         return missing(family[0].subject, f"{SEEDS}, each at every R", definition)
@@ -186,4 +185,4 @@ def correlation(pairs: Sequence[Sequence[float]]) -> float | None:
     """Pearson's r; None of too few pairs, or where one side does not vary beyond rounding."""
     if len(pairs) < PAIRED_GROUPS or np.ptp(pairs, axis=0).min() <= SAME:
         return None
-    return float(np.corrcoef(pairs, rowvar=False)[0, 1])
+    return float(np.corrcoef(*zip(*pairs, strict=True))[0, 1])

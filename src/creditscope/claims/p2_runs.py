@@ -1,8 +1,7 @@
 """P2's claims (arXiv:2601.05002) about training, on the evidence of runs. No torch.
 
 A family is a set of runs that differ in their seed alone. Its number is the mean over runs of each run's mean over
-steps, with its interval over runs. Two runs that agree by chance have an interval of width 0, so fewer than three
-decide nothing.
+steps, with its interval over runs. Fewer than three runs decide nothing: two may agree by chance.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ from creditscope.runs.kinds import HALF, brake_of, estimator_of, relative_change
 from creditscope.runs.numbers import in_percent, in_points
 
 PROBE = "--probe light --probe-every 1"
-
-# -- a family ---------------------------------------------------------------------------------------------------------
-
 
 def _trained(runs: Sequence[Evidence], over: Sequence[str] = ()) -> Iterator[list[Evidence]]:
     """Families of the runs whose method is in the table."""

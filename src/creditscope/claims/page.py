@@ -22,9 +22,6 @@ ROUNDING = 1e-9
 """Below it a number is the rounding of a float64 sum, which differs from machine to machine."""
 
 
-# -- verdicts in few words -------------------------------------------------------------------------------------------
-
-
 def place(subject: str) -> str:
     """The place of a verdict: the model · task · method of its runs; "no run"; or "exact", for closed forms and
     enumeration.
@@ -102,9 +99,6 @@ def summary(verdicts: Sequence[Verdict]) -> str:
             f"{count['holds']} hold, {count['refuted']} refuted, {count['undecided']} undecided")
 
 
-# -- markdown --------------------------------------------------------------------------------------------------------
-
-
 def plain(text: str) -> str:
     r"""Untrusted text for a cell of a table, with tags, links, cell ends and new lines escaped.
 
@@ -172,8 +166,6 @@ def _found(verdicts: Sequence[Verdict]) -> list[str]:
              plain(v.threshold), plain(sample(v)), plain(v.reason)] for v in verdicts]
     return table(["definition", "subject", "verdict", "observed", "expected", "rule", "n", "why"], rows)
 
-
-# -- P1's Table 1 and its figures ------------------------------------------------------------------------------------
 
 PRINTED = {2: ("≈ 2", "0.6–0.7", "2"), 4: ("≈ 2", "0.7–0.8", "3"), 8: ("≈ 2", "0.5–0.6", "7")}
 """R -> effective rank, top-1 share and "max rank" as arXiv:2606.29238 prints them (Table 1)."""

@@ -10,12 +10,10 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from creditscope.claims.evidence import Evidence
 from creditscope.runs.intervals import Interval
-
-if TYPE_CHECKING:
-    from creditscope.claims.evidence import Evidence
 
 Outcome = Literal["holds", "refuted", "undecided"]
 NOTHING = "no run"
@@ -46,7 +44,7 @@ class Verdict:
     """What n counts: runs, groups, readings, cases."""
 
 
-RunsTest = Callable[[Sequence["Evidence"]], list[Verdict]]
+RunsTest = Callable[[Sequence[Evidence]], list[Verdict]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +65,6 @@ class Claim:
     """Tests it on the evidence of runs."""
     ask: str = ""
     """What a record must hold for `runs`, and the flags that record it."""
-
-
-# -- from a number to an outcome -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -133,9 +128,6 @@ def all_of(outcomes: Iterable[Outcome]) -> Outcome:
     if "refuted" in found:
         return "refuted"
     return "holds" if found and all(outcome == "holds" for outcome in found) else "undecided"
-
-
-# -- verdicts of one kind --------------------------------------------------------------------------------------------
 
 
 def exact(definition: str, subject: str, true: bool, observed: float, reason: str, *, expected: str = "0",

@@ -84,7 +84,7 @@ class Check:
                 verdicts += run_exact(self.claim)
         if evidence:
             verdicts += check(evidence, self.claim)
-        kept = [replace(run, groups={}, readings={}, layers={}) for run in evidence] if self.lean else evidence
+        kept = [replace(run, groups={}, readings={}) for run in evidence] if self.lean else evidence
         files = save_evidence(self.save, kept) if self.save else []
         if self.markdown:
             write_file(self.markdown, claims_page(verdicts, [claim.id for claim in claims]))

@@ -72,11 +72,7 @@ def binary(p: float) -> Law:
 
 
 def variance(law: Law) -> float:
-    """σ² = E[(r − E r)²].
-
-    >>> variance(binary(0.5))
-    0.25
-    """
+    """σ² = E[(r − E r)²]."""
     values, chances = law
     mean = math.fsum(p * x for x, p in zip(values, chances, strict=True))
     return math.fsum(p * (x - mean) ** 2 for x, p in zip(values, chances, strict=True))
@@ -365,7 +361,6 @@ def leave_one_out_rank(*, method: Method = P1_GRPO, others: Method = RLOO, sizes
     """P1.12, exact part: does leave-one-out change the rank of the rollout matrix? Its rows are R/(R−1) times P1's."""
     subject = f"{others.name} beside {method.name}, R = {_list(sizes)}, random scores"
     errors, apart, seen = [], [], 0
-    names: set[str] = set()
     for size in sizes:
         mine, theirs = (credited(row, independent(law, size)[0]) for row in (method, others))
         errors.append(float((theirs - size / (size - 1) * mine).abs().max()))
@@ -373,12 +368,12 @@ def leave_one_out_rank(*, method: Method = P1_GRPO, others: Method = RLOO, sizes
             scores = random_scores(size, seed=g)
             one, two = (ranks(spectrum(weighted(scores, credit[g].numpy()))) for credit in (mine, theirs))
             apart += [abs(two[name] / value - 1) for name, value in one.items()]
-            names |= one.keys()
             seen += 1
+    names = sorted(one)
     return [
         equal("A_i with leave-one-out, in every group", subject, max(errors), "R/(R−1) (r_i − mean)", len(errors),
               "group sizes"),
-        exact(f"leave-one-out changes a rank: {', '.join(sorted(names))}", subject, max(apart) > TINY, max(apart),
+        exact(f"leave-one-out changes a rank: {', '.join(names)}", subject, max(apart) > TINY, max(apart),
               f"by {len(names)} definitions the ranks differ by a share of {max(apart):.1g} at most",
               expected="> 0, if it breaks rank 2", threshold=f"relative difference > {TINY:g} by any definition",
               n=seen, of="groups"),

@@ -13,7 +13,7 @@ from creditscope.methods.axes import Method
 from creditscope.tasks.turns import Ladder
 
 REMOVED = 0.1
-"""A baseline removes a bias if less than a tenth of its RMS is left at every turn: R siblings give no exact value."""
+"""A baseline removes a bias if less than a tenth of its RMS is left at every turn."""
 LADDER, START, UP = Ladder(top=4, turns=3), 2, 0.7
 """Three turns from the middle rung, up with probability 0.7."""
 
@@ -74,7 +74,6 @@ def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: in
 
 
 def _removal(name: str, found: Exact, plain: Exact, subject: str) -> Verdict:
-    """The share of the bias of outcome credit that is left at the later turns."""
     mine, theirs = (rms(some.world, credit_bias(some))[1:] for some in (found, plain))
     left = mine / theirs
     worst = int(left.argmax())
