@@ -131,8 +131,8 @@ def exactness_section(survey: ModuleType) -> list[str]:
             f"multiplies it by R/(R−1) = {size / (size - 1):g} and has no line of its own.\n\n",
             "- *bias*: RMS over tokens, weighted by visits, of E[A|s,a] − (q−v), over the RMS of q−v. 1 is as wrong as "
             "A = 0.\n",
-            "- *factor*: the c for which c·(q−v) is nearest to E[A|s,a]. *shape*: the bias that is left after division by "
-            "c, as under Adam, which normalises the scale.\n",
+            "- *factor*: the c for which c·(q−v) is nearest to E[A|s,a]. *shape*: the bias that is left after division "
+            "by c, as under Adam, which normalises the scale.\n",
             "- *variance*: mean of Var[A|s,a], over that of leave_one_out.\n",
             "- *error*: ‖E ĝ − ∇J‖/‖∇J‖ of ĝ = 1/R Σ_it A_it ∇log π. *cosine*: between E ĝ and ∇J. *g factor*: "
             "⟨E ĝ, ∇J⟩/‖∇J‖².\n",
@@ -201,8 +201,8 @@ LAWS = (
 
 def turns_section(survey: ModuleType) -> list[str]:
     page = ["\n## Many turns: P1's bias\n\n",
-            "With a reward per turn, outcome credit at turn h differs from the truth G_h − v(s_h) by Bias_h = Σ_{h'<h} r_h' + "
-            "v(s_h) − v(s_0) (arXiv:2606.29238, Eq. 22–27). On the ladder (`tasks/turns.py`: "
+            "With a reward per turn, outcome credit at turn h differs from the truth G_h − v(s_h) by Bias_h = "
+            "Σ_{h'<h} r_h' + v(s_h) − v(s_0) (arXiv:2606.29238, Eq. 22–27). On the ladder (`tasks/turns.py`: "
             f"{survey.GAME.turns} turns, rungs 0 to {survey.GAME.top}, from rung {survey.START}, R = {survey.SIZE}, "
             f"{len(survey.SEEDS)} random policies) all groups of walks are enumerated. *turn h*: mean "
             "|E[A|s_h,a_h] − (q−v)|, in rewards. *error*: the largest gradient error over the policies. *noise*: the "

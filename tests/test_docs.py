@@ -224,7 +224,7 @@ def test_every_link_in_the_pages_leads_somewhere() -> None:
 
 
 def test_every_python_file_that_a_page_names_exists() -> None:
-    """`lab/train.py` below src/creditscope or the root; a bare `ratios.py` is in the folder that was named before it."""
+    """`lab/train.py` below src/creditscope or the root; a bare `ratios.py` is in the folder named before it."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     files = {f"/{path.relative_to(ROOT).as_posix()}" for folder in ("src", "tests", "docs", "examples", "benchmarks",
              "recipes") for path in (ROOT / folder).rglob("*.py")}
