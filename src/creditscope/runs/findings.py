@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
+from creditscope.methods.axes import Method
 from creditscope.methods.find import row_of
 from creditscope.methods.words import Law, law
 from creditscope.runs.correlation import over_training, series
@@ -87,7 +88,7 @@ def read(path: Path) -> Findings:
     numbered = {int(m[1]) for line in lines for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
     by_update = {k: means({name: f"overshoot/{k}/{name}" for name in BY_UPDATE}) for k in sorted(numbered)}
     found = Findings(
-        run=str(path), method=_method(record), brake=_brake(record), stops=_stops(record),
+        run=str(path), method=_method(record), brake=_brake(record), stops=row.stops if (row := _row(record)) else None,
         steps=sum("reward/mean" in line for line in lines),
         overshoot=means({name: f"overshoot/{name}" for name in OVERSHOOT} | {"overshoot": "optimizer/overshoot"}),
         furthest=max(values("overshoot/max"), default=None),
@@ -106,19 +107,23 @@ def _method(record: Record) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def _row(record: Record) -> Method | None:
+    """The run's row; None for a method that is not in the table."""
+    row = row_of(record.config)
+    if row is None and row_of({"method": record.config.get("method")}):
+        raise CreditscopeError(f"{record.path}: beta is {record.config.get('beta')!r:.60}, which method "
+                               f"{_method(record)} cannot have; is this a run of creditscope train?")
+    return row
+
+
 def _brake(record: Record) -> str | None:
     name = record.config.get("brake")
     return name if isinstance(name, str) and name != "none" else None
 
 
-def _stops(record: Record) -> str | None:
-    row = row_of(record.config)
-    return None if row is None else row.stops
-
-
 def _law(record: Record) -> Law | None:
     """The law of the run's method with the run's β; None for a method that is not in the table."""
-    row = row_of(record.config)
+    row = _row(record)
     return None if row is None else law(row.under(record.config.get("credit")))
 
 
