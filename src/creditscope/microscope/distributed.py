@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.geometry import by_group
 from creditscope.microscope.proof import LEAST, WIDER
-from creditscope.microscope.scope import Microscope, SelfCheck
+from creditscope.microscope.scope import GramCheck, Microscope
 from creditscope.microscope.shards import block, local, many_ranks, parts
 from creditscope.microscope.sketch import Sketch, Sketcher
 
@@ -53,7 +53,7 @@ class RanksReading:
     """(N,) the rank that each row came from, counted among those that share the data."""
     scale: float
     """s, by which the engine multiplies the sum over ranks."""
-    check: SelfCheck
+    check: GramCheck
     """Σ_ij of the sketched Gram against ‖sketch of ∇‖²; `error` is that of the sketch itself, entry by entry."""
 
 
@@ -82,8 +82,8 @@ def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Te
 
 
 def prove_rows(scope: Microscope | Sequence[Microscope], weights: Tensor | Sequence[Tensor], *, engine: Any = None,
-               scale: float | None = None, ranks: ProcessGroup | None = None) -> SelfCheck:
-    """s Σ_ranks Σ_i h_i S_i = the sketch of ∇ Σ_i h_i J_i from passes without the microscope: rows are attributed right.
+               scale: float | None = None, ranks: ProcessGroup | None = None) -> GramCheck:
+    """s Σ_ranks Σ_i h_i S_i = the sketch of ∇ Σ_i h_i J_i from passes without the microscope.
 
     Every rank calls it after plain passes over the same micro-batches, rollout i's loss times h_i, and before clipping
     or a step. `weights` holds h (N,) for each scope, as `draw_weights` draws them.
@@ -114,7 +114,7 @@ def draw_weights(rollouts: int, seed: int, rank: int) -> Tensor:
 
 
 def loss_scale(model: Any, size: int) -> float:
-    """s in ∇ = s Σ_ranks Σ_i g_i as set in the engine, or in the sharded model: 1/W where it takes the mean of W ranks."""
+    """s in ∇ = s Σ_ranks Σ_i g_i as set in the engine or the sharded model: 1/W for the mean of W ranks."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         if model._comm_hooks:
             raise CreditscopeError("this DistributedDataParallel has a communication hook, which may scale gradients "
@@ -180,14 +180,14 @@ def _gradient(engine: Any) -> Callable[[Tensor], Tensor | None]:
     return importlib.import_module("deepspeed.utils").safe_get_full_grad  # type: ignore[no-any-return]
 
 
-def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> SelfCheck:
+def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> GramCheck:
     """s Σ_ranks Σ_i S_i = the sketch of ∇; the error as a share of the ranks' gradients and the reduced one."""
     rows = everyone.rows.double().cpu()
     by_rank = torch.zeros(int(rank.max()) + 1, rows.shape[1], dtype=torch.float64).index_add_(0, rank, rows)
     summed = by_rank.sum(dim=0)
     size = float(by_rank.square().sum() + arrived.square().sum()) ** 0.5
     error = float((summed - arrived).norm()) / size if size > 0 else 0.0
-    check = SelfCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
+    check = GramCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
     if not error <= check.tolerance:
         fit = scale * float(summed @ arrived / summed.square().sum().clamp(min=1e-300))
         raise CreditscopeError(

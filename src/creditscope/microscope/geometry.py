@@ -94,7 +94,7 @@ def pooled(gram: Any, group: Any) -> Array:
 def by_group(gram: Any, group: Any) -> Iterator[tuple[int, Array]]:
     """(group id, its block of the Gram) in ascending order of the ids."""
     k = _square(gram)
-    for name, rows in _rows(_groups(group, len(k))):
+    for name, rows in rows_by_group(_groups(group, len(k))):
         yield name, k[np.ix_(rows, rows)]
 
 
@@ -134,7 +134,7 @@ def noise_scale(gram: Any) -> float | None:
 
         ‖G‖² = N² mean_{i≠j} K_ij        tr Σ = N² mean_i K_ii − ‖G‖²
 
-    Both are unbiased: a sample's own gradient is G_i = N g_i, with mean G and covariance Σ, and independent samples have
+    Both are unbiased: a sample's own gradient is G_i = N g_i, with mean G and covariance Σ; independent samples have
     E⟨G_i, G_j⟩ = ‖G‖², E‖G_i‖² = ‖G‖² + tr Σ. B is counted in rows. None where the estimate of ‖G‖² is not positive.
     Rollouts of one prompt are not independent: with several groups, pass `pooled`.
 
@@ -236,7 +236,7 @@ def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> l
                                f"scores' Gram")
     r = _vector(reward, "reward", len(x))
     found = []
-    for name, rows in _rows(_groups(group, len(x))):
+    for name, rows in rows_by_group(_groups(group, len(x))):
         norm, value = x[rows], r[rows]
         if norm.sum() == 0 or np.ptp(value) == 0:
             continue
@@ -250,7 +250,7 @@ def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> l
 def permutation_null(scores_gram: Any, w: Any, draws: int = 100, seed: int = 0, eps: float = EPS) -> dict[str, Array]:
     """The draws of every rank, cancellation and conflict of a group's rows c_i ψ_i when its w is shuffled.
 
-    A spectrum depends on |c| alone, for signs are an orthogonal matrix: diag(±1) K diag(±1). So at k = R/2 right answers
+    A spectrum depends on |c| alone, for signs are an orthogonal matrix: diag(±1) K diag(±1). So at k = R/2 right ones
     all |A| are equal and the null of the ranks is one point; elsewhere it has at most C(R, k) values. Cancellation and
     conflict depend on the signs: their null tests whether right answers have other directions than wrong ones. A draw
     in which a reading does not exist is left out of it.
@@ -312,7 +312,7 @@ def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps:
     out = {f"gram/{name}": value for name, value in _one(k, c, eps).items()}
     blocks: list[dict[str, float]] = []
     nulls: list[float] = []
-    for _, rows in _rows(_groups(group, len(k))):
+    for _, rows in rows_by_group(_groups(group, len(k))):
         block = k[np.ix_(rows, rows)]
         if not block.any():
             continue
@@ -404,7 +404,7 @@ def _verdicts(right: Any, rows: int) -> NDArray[np.bool_]:
     return x.astype(bool)
 
 
-def _rows(ids: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+def rows_by_group(ids: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:
     """(group id, its row numbers) in ascending order of the ids."""
     for name in np.unique(ids):
         yield int(name), np.flatnonzero(ids == name)

@@ -130,8 +130,7 @@ class Observer(StepObserver):
     # -- passes of the reading's own --------------------------------------------------------------------------------
 
     def calibrate(self, minibatch: Passes) -> None:
-        """The proof of rows, where one is due. Once per run, the time of a pass without and with the microscope, the best
-        of three."""
+        """The proof of rows, where one is due. Once per run, the time of a pass with and without the microscope."""
         first = minibatch.chunks[0]
         mask = minibatch.rollouts.mask[first]
 
@@ -157,8 +156,7 @@ class Observer(StepObserver):
             self._spend(began)
 
     def read_scores(self, minibatch: Passes) -> None:
-        """Passes whose cotangents are 1: the unweighted scores, and the score norms of single tokens for the output head,
-        the one parameter where they have a cheap form."""
+        """Passes whose cotangents are 1: the unweighted scores, and each token's score norm for the output head."""
         start = self._now()
         for chunk in minibatch.chunks:
             mask, rows = minibatch.rollouts.mask[chunk], minibatch.rows[chunk]
@@ -205,7 +203,7 @@ class Observer(StepObserver):
         return out
 
     def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
-        """The reading's arrays: Grams of all rows and, by parameter, of each group; NaN for rows of different passes."""
+        """The reading's arrays: Grams of all rows and, by parameter, of each group; NaN between passes."""
         count = len(rollouts)
         w_i = row_w(w, rollouts.mask)
         out = dict(self._arrays) | {"group": rollouts.group.cpu().numpy(), "reward": _numbers(rollouts.reward),
@@ -230,7 +228,7 @@ class Observer(StepObserver):
     def _layers(self, rollouts: Rollouts) -> dict[str, NDArray[Any]]:
         """(parameters, groups, R, R) Grams by parameter."""
         groups = [(block, rows) for block in self.blocks for _, rows in
-                  _by_group(rollouts.group[block.rows].cpu().numpy())]
+                  geometry.rows_by_group(rollouts.group[block.rows].cpu().numpy())]
         return {"layer_names": np.array(list(self.blocks[0].layers)),
                 "layer_groups": np.array([int(rollouts.group[block.rows[rows[0]]]) for block, rows in groups]),
                 "layers": np.array([[block.layers[name][np.ix_(rows, rows)] for block, rows in groups]
@@ -253,7 +251,7 @@ class Observer(StepObserver):
         for block in self._scores if w_i is not None else ():
             assert w_i is not None
             mine = w_i[block.rows.cpu().numpy()]
-            for _, rows in _by_group(rollouts.group[block.rows].cpu().numpy()):
+            for _, rows in geometry.rows_by_group(rollouts.group[block.rows].cpu().numpy()):
                 if not mine[rows].any():
                     continue
                 inner = block.gram[np.ix_(rows, rows)]
@@ -357,7 +355,7 @@ def _parted(blocks: Sequence[Block], rollouts: Rollouts) -> Sequence[Block]:
         return blocks
     return [Block(block.rows[torch.from_numpy(rows).to(block.rows.device)], block.gram[np.ix_(rows, rows)], {},
                   block.eps)
-            for block in blocks for _, rows in _by_group(rollouts.group[block.rows].cpu().numpy())]
+            for block in blocks for _, rows in geometry.rows_by_group(rollouts.group[block.rows].cpu().numpy())]
 
 
 def _whole(blocks: Sequence[Block], count: int) -> NDArray[np.float64]:
@@ -373,11 +371,6 @@ def _right(rollouts: Rollouts, rows: Tensor) -> NDArray[Any] | None:
     """Which answers are right, where all rewards of the batch are 0 and 1."""
     reward = rollouts.reward
     return (reward[rows] == 1).cpu().numpy() if bool(((reward == 0) | (reward == 1)).all()) else None
-
-
-def _by_group(group: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:
-    """(group id, its row numbers), ascending."""
-    return [(int(name), np.flatnonzero(group == name)) for name in np.unique(group)]
 
 
 def _mean(values: Any) -> float:

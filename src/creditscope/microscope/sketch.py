@@ -26,8 +26,8 @@ VECTOR_CHUNK = 4096  # entries of a 1-D parameter at a time: (N, 4096, k) is the
 def signs(seed: int, name: str, side: str, size: int, k: int) -> Tensor:
     """The projection of one side of one parameter: ±1, (size, k) int8, E[p pᵀ] = I for each column p.
 
-    The signs are the bits of SHAKE-256 of (seed, side, name), so every process, rank, device and version of torch has the
-    same ones. Signs and not Gaussians: they are exact in bfloat16, and p² = 1 is not random, which lowers the variance.
+    The signs are the bits of SHAKE-256 of (seed, side, name): the same in every process, on every device and in every
+    version of torch. Signs and not Gaussians: they are exact in bfloat16, and p² = 1 lowers the variance.
 
     >>> signs(0, "head.weight", "out", 3, 4).tolist()
     [[-1, -1, 1, -1], [-1, -1, -1, 1], [1, 1, 1, -1]]

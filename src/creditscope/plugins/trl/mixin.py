@@ -2,8 +2,8 @@
 
     ScopedGRPOTrainer(model=..., args=..., reward_funcs=..., train_dataset=..., method="gspo", credit="prefix_tree")
 
-Credit and the weight α of every token are fixed once, on the whole generation, all ranks together, and travel with the
-rows through TRL's shuffling: so accumulation, minibatches and ranks change neither, whatever a method's denominators.
+Credit and the weight α of every token are fixed once, on the whole generation of all ranks, and shuffled with the rows:
+accumulation, minibatches and ranks change neither, whatever a method's denominators.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ DECIDED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling
 class CreditMixin:
     """Before a GRPOTrainer: `class Mine(CreditMixin, GRPOTrainer)`. Its loss is a row of the table.
 
-    `method` and `credit` are written as for `creditscope train`; `steps` tells the steps of an answer, for credits that
-    need them. β is TRL's: `GRPOConfig(beta=...)`. The rest is ScopeCallback's, whose readings here take all groups.
+    `method` and `credit` are written as for `creditscope train`; `steps` gives the steps of an answer, for credits that
+    need them. β is TRL's: `GRPOConfig(beta=...)`. The rest are ScopeCallback's, whose readings here take all groups.
     """
 
     def __init__(self, *args: Any, method: str = "grpo", credit: str | None = None, steps: Judge | None = None,
@@ -71,7 +71,6 @@ class CreditMixin:
         names.require(type(self).__name__, self, names.OVERRIDDEN)
         here: Any = self
         self.row: Method = row_for(method, here)
-        """The row of the table whose loss is descended on."""
         self.credit = credit or OWN_CREDIT
         self._estimator, self._steps = find_estimator(self.credit), steps
         gives = {"entropy", "collision"} | ({"steps", "states"} if steps else set())
@@ -96,7 +95,7 @@ class CreditMixin:
         whole = self._whole(inputs, found, made)
         credit = self._estimator(self.row, whole, _Progress(here))
         keep = kept(self.row, whole, credit)
-        # Ranks average their gradients, so each gives its rows the weight they have among all, times the ranks.
+        # Ranks average their gradients, so weights among all rows are multiplied by the number of ranks.
         ranks = here.accelerator.num_processes
         mine, width = found[ROW], found["completion_ids"].shape[1]
         found["advantages"] = credit[mine, :width]
@@ -111,11 +110,11 @@ class CreditMixin:
 
     def _compute_loss(self, model: Any, inputs: Inputs) -> Tensor:
         here: Any = self
-        if not here.model.training:  # evaluation: TRL's own, for the answers carry no weights of ours
+        if not here.model.training:  # evaluation is TRL's own: its answers have no weights of ours
             loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[misc]
             return loss
-        # The lens needs whole groups, and accumulation deals their rows out over micro-batches. Elsewhere the callback
-        # takes a pass of its own.
+        # The observer needs whole groups, and accumulation spreads their rows over micro-batches: then the callback
+        # runs a pass of its own.
         whole = here.args.steps_per_generation == 1 and here.accelerator.num_processes == 1 and not here.args.fp16
         inside = whole and self.scope.open()
         with here.accelerator.autocast():
@@ -143,10 +142,8 @@ class CreditMixin:
         self.scope.close()
         return super()._clip_grad_norm(model)  # type: ignore[misc]
 
-    # -- what they need ----------------------------------------------------------------------------------------------
-
     def _whole(self, asked: list[dict[str, Any]], found: Inputs, made: Generation) -> Rollouts:
-        """The generation of all ranks, in the order of its numbers, with what method and credit ask for."""
+        """The generation of all ranks, in the order of its numbers, with what method and credit need."""
         here: Any = self
         keys = ("completion_ids", "completion_mask", "tool_mask", "ref_per_token_logps", ROW)
         mine = {key: everywhere(here, found[key]) for key in keys if found.get(key) is not None}
@@ -179,7 +176,7 @@ class CreditMixin:
         return step_tensors(verdicts, pieces, mask.shape[1])
 
     def _log(self, name: str, values: Tensor, inputs: Inputs) -> None:
-        """The mean over chosen tokens, into TRL's logs under TRL's name."""
+        """Add the mean over chosen tokens to TRL's logs."""
         here: Any = self
         mask = mask_of(inputs)
         totals = here.accelerator.reduce(torch.stack([values.detach().masked_fill(~mask, 0.0).sum().double(),
@@ -192,8 +189,6 @@ class ScopedGRPOTrainer(CreditMixin, GRPOTrainer):  # type: ignore[misc]
 
 
 class _Progress(Tools):
-    """Nothing at hand but how far the training is."""
-
     def __init__(self, trainer: Any) -> None:
         self.progress = trainer.state.global_step / max(1, trainer.state.max_steps)
 
