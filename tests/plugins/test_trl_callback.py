@@ -184,8 +184,7 @@ class Slow(TrainerCallback):
                 rows.append(torch.cat([g.flatten() for g in grads]))
         g = torch.stack(rows)
         self.grams.append(g @ g.T)
-        assert self.scope._observer is not None
-        self.ours.append(torch.tensor(self.scope._observer.arrays(held.rollouts, held.w)["gram"]))
+        self.ours.append(torch.tensor(self.scope.observer.arrays(held.rollouts, held.w)["gram"]))
 
 
 @pytest.mark.parametrize("settings", [{}, SHAPES["accumulation"], SHAPES["kl"]], ids=["plain", "accumulation", "kl"])

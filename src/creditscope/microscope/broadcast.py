@@ -40,10 +40,6 @@ class _Spread(torch.autograd.Function):
         return ctx.recorder.dense(ctx.source, rows.fold(grad, ctx.features)), None, None, None, None, None
 
 
-def _broadcast(tensors: Sequence[Tensor]) -> Any:
-    return torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
-
-
 def _copies(call: Call, x: Tensor, p: Tensor, source: ParameterSource, rows: RowOwners, where: str) -> Tensor | None:
     """A copy of p per row that broadcasts against x as p does; None where p is laid out by rows itself."""
     shape = tuple(p.shape)
@@ -123,7 +119,8 @@ def spread(call: Call) -> Any:
     flat, spec = pytree.tree_flatten((call.args, call.kwargs))
     tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
     x = max((t for t in tensors if call.source(t) is None and call.has_rows(t)), key=lambda t: t.dim())
-    if {type(t) for t in tensors} - PLAIN or _broadcast(tensors) != x.shape:
+    if {type(t) for t in tensors} - PLAIN \
+            or torch.broadcast_shapes(*(t.shape for t in tensors)) != x.shape:  # type: ignore[no-untyped-call]
         return None
     rows, where = call.rows_of(x), call.where
     for k, leaf in enumerate(flat):

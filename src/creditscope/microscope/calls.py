@@ -31,15 +31,11 @@ class Call:
     kwargs: dict[str, Any]
     where: str  # the operation and its parameters, for messages
     recorder: Recorder
-    source: Callable[[Any], ParameterSource | None]
-    """The source of an argument made of parameters; None for any other."""
-    rows_of: Callable[[Tensor], RowOwners]
-    """The owners of an activation; an error where they are unknown."""
+    source: Callable[[Any], ParameterSource | None]  # the source of an argument made of parameters; None for any other
+    rows_of: Callable[[Tensor], RowOwners]  # the owners of an activation; an error where they are unknown
     has_rows: Callable[[Any], bool]
-    nodes: set[Any]
-    """Collects the graph nodes of operations that run unchanged."""
-    ran: list[Any] = field(default_factory=list)
-    """The call's result, once it has run unchanged: it must not run again."""
+    nodes: set[Any]  # collects the graph nodes of operations that run unchanged
+    ran: list[Any] = field(default_factory=list)  # the call's result, once it has run unchanged: it must not run again
 
 
 def unwatched(backward: Any) -> Any:

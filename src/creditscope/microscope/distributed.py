@@ -110,9 +110,6 @@ def draw_weights(rollouts: int, seed: int, rank: int) -> Tensor:
     return size * (2 * torch.randint(0, 2, (rollouts,), generator=draw) - 1)
 
 
-# -- what the engine does ----------------------------------------------------------------------------------------------
-
-
 def loss_scale(model: Any, size: int) -> float:
     """s in ∇ = s Σ_ranks Σ_i g_i as set in the engine or the sharded model: 1/W for the mean of W ranks."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -137,7 +134,6 @@ def loss_scale(model: Any, size: int) -> float:
 
 
 def _sharded_groups(model: nn.Module) -> list[Any]:
-    """The parameter groups of fully_shard, over all of the model's modules."""
     states = [m._get_fsdp_state() for m in model.modules() if hasattr(m, "_get_fsdp_state")]  # type: ignore[operator]
     groups = [g for state in states for g in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]]
     return [g for g in groups if g is not None]
@@ -198,20 +194,14 @@ def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolera
     return check
 
 
-# -- what the ranks tell each other ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Mine:
-    """The part of one rank."""
-
     sketch: Sketch
     places: Tensor  # (N, 2): each rollout's group and micro-batch
     scale: float
 
     @property
     def agreement(self) -> dict[str, Any]:
-        """Values that have to be equal on all ranks."""
         return {"sketch's k and seed": (self.sketch.k, self.sketch.seed), "parameters": sorted(self.sketch.names),
                 "engine's scale": self.scale, "precision": self.sketch.rows.dtype}
 
@@ -311,7 +301,6 @@ def _digest(x: Any) -> int:
 
 
 def _split(ids: Tensor, rank: Tensor, place: Tensor) -> tuple[int, ...]:
-    """The groups that lie in several micro-batches or ranks."""
     where = torch.unique(torch.stack([ids, rank, place], dim=1), dim=0)[:, 0]
     several, times = torch.unique(where, return_counts=True)
     return tuple(several[times > 1].tolist())

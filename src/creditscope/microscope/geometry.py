@@ -32,8 +32,6 @@ Array = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
 
 
-# w in and out of the Gram.
-
 def live(w: Any) -> NDArray[np.bool_]:
     """(N,) True where c_i ≠ 0: the rows whose score can be computed from their gradient."""
     return np.not_equal(_vector(w, "w"), 0)
@@ -97,8 +95,6 @@ def by_group(gram: Any, group: Any) -> Iterator[tuple[int, Array]]:
     for name, rows in rows_by_group(_groups(group, len(k))):
         yield name, k[np.ix_(rows, rows)]
 
-
-# One number from one Gram.
 
 def cancellation(gram: Any) -> float | None:
     """‖Σ g_i‖² / Σ‖g_i‖²: 0 when the rows sum to 0, 1 when they are orthogonal, N when identical; None if all are 0.
@@ -202,8 +198,6 @@ def concentration(norms: Any) -> Concentration | None:
     return Concentration(float(x[0] / x.sum()), float(x[: max(1, len(x) // 10)].sum() / x.sum()),
                          float(x.sum() ** 2 / (x * x).sum()))
 
-
-# The baseline of P1.11.
 
 @dataclass(frozen=True)
 class Baseline:
@@ -340,7 +334,6 @@ def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps:
 
 
 def _one(gram: Array, w: Array | None, eps: float) -> dict[str, float]:
-    """The readings of one Gram that exist."""
     if not gram.any():
         return {}
     norms = concentration(np.sqrt(np.clip(np.diag(gram), 0.0, None)))

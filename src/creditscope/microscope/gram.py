@@ -167,5 +167,4 @@ def squared_norms(grads: list[Tensor]) -> Tensor:
 
 @cache
 def has_triton() -> bool:
-    """Whether the fused kernels can be built here."""
     return importlib.util.find_spec("triton") is not None

@@ -34,14 +34,11 @@ from creditscope.microscope.owners import (
     without_axis,
 )
 from creditscope.microscope.rows import RowOwners
-
-# -- torch's functions, by what they do to axes ------------------------------------------------------------------------
+from creditscope.microscope.sources import torch_functions
 
 
 def _named(names: str, *owners: Any) -> set[Any]:
-    found = {getattr(owner, name + end) for name in names.split() for owner in owners or (torch, Tensor, F)
-             for end in ("", "_") if hasattr(owner, name + end)}
-    return {f for f in found if callable(f)}
+    return set(torch_functions(names, *(owners or (torch, Tensor, F)), ends=("", "_")))
 
 
 ELEMENTWISE = _named("""abs absolute neg negative positive exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square
@@ -108,9 +105,6 @@ def tensors_of(args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> lis
     return found
 
 
-# -- what a call does to owners ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Moved:
     """One call of activations whose owners are known."""
@@ -119,12 +113,9 @@ class Moved:
     args: Sequence[Any]
     kwargs: dict[str, Any]
     results: Sequence[Tensor]
-    given: list[Tensor]
-    """The arguments that belong to rows."""
-    owners: dict[int, Any]
-    """By identity, the owners of each of them; None for a scalar."""
-    packed: bool
-    """Whether owners are named for each position of packed rows."""
+    given: list[Tensor]  # the arguments that belong to rows
+    owners: dict[int, Any]  # by identity, the owners of each of them; None for a scalar
+    packed: bool  # whether owners are named for each position of packed rows
 
     @property
     def name(self) -> str:

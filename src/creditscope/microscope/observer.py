@@ -53,10 +53,8 @@ class Observer(StepObserver):
         self.reset()
 
     def reset(self) -> None:
-        self.blocks: list[Block] = []
-        """Rows weighted by w, one block for each pass that was read."""
-        self.others: dict[str, Tensor] = {}
-        """Name → (B, T) another credit of the batch."""
+        self.blocks: list[Block] = []  # rows weighted by w, one block for each pass that was read
+        self.others: dict[str, Tensor] = {}  # name → (B, T) another credit of the batch
         self._scores: list[Block] = []
         self._others: dict[str, list[Block]] = {}
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -65,16 +63,13 @@ class Observer(StepObserver):
         self._arrays: dict[str, NDArray[Any]] = {}
         self._seconds = 0.0  # cost of the reading besides the update's own passes
         self._calibration = 0.0
-        self.seconds = 0.0
-        """Time spent on reading inside the update, the calibration included."""
+        self.seconds = 0.0  # time spent on reading inside the update, the calibration included
 
     def assign(self, credits: Callable[[], dict[str, Tensor]]) -> None:
         """Other credits for the coming batch. Computing them is part of the reading's cost."""
         start = self._now()
         self.others = credits()
         self._seconds += self._now() - start
-
-    # -- while an update is made ------------------------------------------------------------------------------------
 
     def before(self, minibatch: Passes) -> None:
         self.calibrate(minibatch)
@@ -97,7 +92,6 @@ class Observer(StepObserver):
         self.scope.__enter__()
 
     def close(self, rows: Tensor) -> None:
-        """End the pass over `rows` of the batch."""
         self.scope.__exit__(None, None, None)
         self.blocks.append(self._block(rows))
 
@@ -126,8 +120,6 @@ class Observer(StepObserver):
             (name, p.detach() - self._before[name]) for name, p in self._trainable().items()))
         self._before = {}
         self._spend(start)
-
-    # -- passes of the reading's own --------------------------------------------------------------------------------
 
     def calibrate(self, minibatch: Passes) -> None:
         """The proof of rows, where one is due. Once per run, the time of a pass with and without the microscope."""
@@ -179,8 +171,6 @@ class Observer(StepObserver):
                     minibatch.backward(lambda _, part, w=w: w[part], chunks=[chunk])  # type: ignore[misc]
                 self._others.setdefault(name, []).append(self._block(minibatch.rows[chunk]))
         self._spend(start)
-
-    # -- afterwards -------------------------------------------------------------------------------------------------
 
     def metrics(self, rollouts: Rollouts, w: Tensor, seconds: float) -> dict[str, Any]:
         """`gram/…` of the weighted rows, `scores/…` of the unweighted ones, and the cost as a share of the step."""
@@ -274,7 +264,7 @@ class Observer(StepObserver):
 
     def _token_concentration(self) -> dict[str, float]:
         """How few tokens hold Σ‖∇_W log π(y_t)‖², W the output head alone."""
-        norms = torch.cat([x[mask] for _, x, mask in self._tokens]) if self._tokens else torch.zeros(0)
+        norms = torch.cat([x[mask] for _, x, mask in self._tokens])
         found = geometry.concentration(_numbers(norms)) if len(norms) else None
         if found is None:
             return {}

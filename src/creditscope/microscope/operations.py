@@ -33,9 +33,7 @@ from creditscope.microscope.broadcast import layer_norm, scaled, spread
 from creditscope.microscope.calls import PLAIN, Call, Func, arguments, name_of, unviewed, unwatched
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.rows import RowOwners
-from creditscope.microscope.sources import Key, ParameterSource
-
-# -- product -----------------------------------------------------------------------------------------------------------
+from creditscope.microscope.sources import Key, ParameterSource, torch_functions
 
 
 @dataclass(eq=False, slots=True)
@@ -127,9 +125,6 @@ def autocast(x: Tensor, *parameters: Tensor | None) -> tuple[Any, ...]:
                  for t in (x, *parameters))
 
 
-# -- stack -------------------------------------------------------------------------------------------------------------
-
-
 class _Stack(torch.autograd.Function):
     """y[e] = x[e] W[e], for the vectors x[e] that go to expert e."""
 
@@ -196,9 +191,6 @@ def stack(call: Call) -> Any:
         return func(a, w, *more, **kwargs)
 
     return _Stack.apply(x, weight, call, source, spans, run)  # type: ignore[no-untyped-call]
-
-
-# -- lookup ------------------------------------------------------------------------------------------------------------
 
 
 class _Lookup(torch.autograd.Function):
@@ -268,18 +260,12 @@ def looked_up(func: Func, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[
     return weight, ids, padding
 
 
-# -- which rule for which function -------------------------------------------------------------------------------------
-
-
 def _all(names: str) -> list[Func]:
-    owners = (torch, torch.Tensor)
-    return [getattr(owner, name + end) for name in names.split() for owner in owners for end in ("", "_")
-            if hasattr(owner, name + end)]
+    return torch_functions(names, ends=("", "_"))
 
 
 def _reflected(names: str) -> list[Func]:
-    return [getattr(torch.Tensor, f"__{way}{name}__") for name in names.split() for way in ("", "r", "i")
-            if hasattr(torch.Tensor, f"__{way}{name}__")]
+    return torch_functions(" ".join(f"__{way}{name}__" for name in names.split() for way in ("", "r", "i")), Tensor)
 
 
 ELEMENTWISE = ("add sub subtract mul multiply div divide true_divide rsub pow float_power maximum minimum fmax fmin "

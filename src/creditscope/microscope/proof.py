@@ -6,7 +6,6 @@ half of the rollouts have no loss: their rows must be exactly 0, whatever the pr
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import sqrt
@@ -110,10 +109,8 @@ def drawn(rollouts: int, seed: int) -> list[Tensor]:
     """One half of the rollouts, another for each seed; the global random state is not touched."""
     if rollouts < 2:
         return []
-    stream = hashlib.shake_128(f"creditscope proof|{seed}".encode()).digest(rollouts)
-    order = sorted(range(rollouts), key=lambda i: stream[i])
     half = torch.zeros(rollouts, dtype=torch.float64)
-    half[order[: rollouts // 2]] = 1
+    half[torch.randperm(rollouts, generator=torch.Generator().manual_seed(seed))[: rollouts // 2]] = 1
     return [half]
 
 

@@ -52,29 +52,22 @@ class Recorder:
         # While ZeRO-3 has emptied a parameter, `ds_shape` is its shape.
         self.shapes: dict[str, tuple[int, ...]] = {name: tuple(getattr(p, "ds_shape", p.shape))
                                                    for name, p in parameters.items()}
-        self._rows: RowOwners | None = None
+        self.known: RowOwners | None = None  # the batch's owners
         self.grams: dict[str, Tensor] = {}
         self.sketch: Tensor | None = None
         self.blocks: dict[str, ParameterBlock] = {}
         """Parameters of which this rank holds a part (tensor parallel), and which part."""
-        self.mesh: DeviceMesh | None = None
-        """The ranks that hold the parts."""
-        self.block_sketch: Tensor | None = None
-        """The sketch of the parts: only these add up over the ranks."""
+        self.mesh: DeviceMesh | None = None  # the ranks that hold the parts
+        self.block_sketch: Tensor | None = None  # the sketch of the parts: only these add up over the ranks
         self.strays: list[tuple[str, Tensor]] = []
         self.mixing: list[tuple[str, Tensor]] = []
-        self.missed: dict[str, str] = {}
-        """Parameters that an operation used in a way that gives no rows → why."""
-        self.walks = True
-        """Whether to search the graph: among many ranks engines insert functions of their own."""
-        self.walked: set[Any] = set()
-        """Kinds of passes whose graph was searched."""
-        self.roots: list[Tensor] = []
-        """The tensors that the backward started from."""
+        self.missed: dict[str, str] = {}  # parameters that an operation used in a way that gives no rows → why
+        self.walks = True  # whether to search the graph: among many ranks engines insert functions of their own
+        self.walked: set[Any] = set()  # kinds of passes whose graph was searched
+        self.roots: list[Tensor] = []  # the tensors that the backward started from
         self.nodes: set[Any] = set()
         """The graph nodes, besides those of our own rules, through which parameters are known to be used."""
-        self.turned: list[Tensor] = []
-        """Results of the present call whose rows are their second axis."""
+        self.turned: list[Tensor] = []  # results of the present call whose rows are their second axis
         self.uses: list[tuple[Key, str, bool]] = []
         """(key, kind, whether its other factors require a gradient) of each use, in the order of the forward."""
         self.calls: Counter[tuple[Key, str]] = Counter()
@@ -88,42 +81,34 @@ class Recorder:
         self.entered_with_grad = False
         self._scratch = Scratch()
 
-    # -- the batch ----------------------------------------------------------------------------------------------------
-
     def meet(self, lead: tuple[int, ...], device: torch.device) -> None:
         """Take the batch's leading axes from the model's input. One batch per context."""
         if not lead:
             raise CreditscopeError("the model was given one vector without an axis of rows; give a batch of one row")
         if 0 in lead:
             raise CreditscopeError(f"the model was given an empty batch, of shape {lead}; skip it")
-        if self._rows is None:
-            self._rows = RowOwners.of(lead, *self._owners, device)
-        elif (self._rows.batch, self._rows.width) != (lead[0], lead[1] if len(lead) > 1 else None):
-            raise CreditscopeError(f"the microscope saw a batch of shape {(self._rows.batch, self._rows.width)} and "
+        if self.known is None:
+            self.known = RowOwners.of(lead, *self._owners, device)
+        elif (self.known.batch, self.known.width) != (lead[0], lead[1] if len(lead) > 1 else None):
+            raise CreditscopeError(f"the microscope saw a batch of shape {(self.known.batch, self.known.width)} and "
                                    f"then one of shape {lead}; open one context for each batch")
 
     def rows(self, x: Tensor, features: int = 1) -> RowOwners:
         """The batch's owners; where the model's input is unknown, the first operation's input is used."""
-        if self._rows is None:
+        if self.known is None:
             self.meet(tuple(x.shape[: min(2, x.dim() - features)]), x.device)
-        assert self._rows is not None
-        return self._rows
-
-    @property
-    def known(self) -> RowOwners | None:
-        return self._rows
+        assert self.known is not None
+        return self.known
 
     def turned_owner(self, y: Tensor) -> Tensor:
         """The owners of a result whose rows, or positions, are its second axis."""
-        assert self._rows is not None
-        owners = self._rows.owners.cpu()
+        assert self.known is not None
+        owners = self.known.owners.cpu()
         return owners.flatten().repeat_interleave(y.shape[1] // owners.numel()).expand(y.shape[0], -1)
 
     @property
     def batch(self) -> int | None:
-        return None if self._rows is None else self._rows.batch
-
-    # -- the life of a pass -------------------------------------------------------------------------------------------
+        return None if self.known is None else self.known.batch
 
     def forward(self, kind: str, source: ParameterSource | None, follows: bool = True,
                 ids: Tensor | None = None) -> None:
@@ -134,8 +119,8 @@ class Recorder:
         self._stale |= self._backward
         keys = [Key(name) for name in source.names] if source.key is None else [source.key]
         for key in keys:
-            if source.ids is not None and ids is None and self._rows is not None:
-                kind, ids = "lookup", source.ids.expand(self._rows.count, -1)
+            if source.ids is not None and ids is None and self.known is not None:
+                kind, ids = "lookup", source.ids.expand(self.known.count, -1)
             self.calls[key, kind if source.key is not None else "dense"] += 1
             self._parts[key.name].add(key.part)
             self.uses.append((key, kind, follows))
@@ -185,7 +170,6 @@ class Recorder:
 
     @property
     def seen(self) -> tuple[bool, bool]:
-        """Whether a forward and a backward were seen."""
         return self._forward, self._backward
 
     def repeats(self) -> bool:
@@ -285,7 +269,6 @@ class Recorder:
                 self._add(key.name, dense_gram(g))
 
     def own(self, source: ParameterSource) -> ParameterSource:
-        """The parameter of which a source holds looked-up rows."""
         name = source.names[0]
         return ParameterSource.parameter(name, self.parameters[name])
 
@@ -294,7 +277,6 @@ class Recorder:
             self.strays.append((name, total))
 
     def miss(self, source: ParameterSource, why: str) -> None:
-        """An operation uses this tensor in a way that gives no rows."""
         for name in source.names:
             self.missed.setdefault(name, why)
 
@@ -315,11 +297,8 @@ class Recorder:
         _, height, width = self.shapes[key.name]
         return ParameterBlock((self.shapes[key.name][0] * height, width), (key.part * height, 0))
 
-    # -- the end ------------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def settle(self) -> None:
-        """Take the products of the parameters that had to wait."""
         for key, waiting in self._waiting.items():
             gram = joint_gram(waiting, self.shapes[key.name])
             if gram is not None:

@@ -22,20 +22,13 @@ class RowOwners:
 
     batch: int
     width: int | None
-    count: int
-    """N, the number of rollouts."""
-    owner: Tensor | None = None
-    """(B,) or (B, T) ids from 0 to N−1, −1 for padding; None where row i is rollout i."""
-    index: Tensor | None = None
-    """(N, W) each rollout's base positions (rows, or row·T + column), padded with 0."""
-    real: Tensor | None = None
-    """(N, W) False where `index` is padding; None where nothing is padded."""
-    lost: Tensor | None = None
-    """Base positions that are padding; None where there are none."""
-    pieces: tuple[Tensor, ...] = ()
-    """Each rollout's base positions, without padding."""
-    picked: bool = False
-    """Whether the units are vectors picked from a batch, in the shape of `owner`."""
+    count: int  # N, the number of rollouts
+    owner: Tensor | None = None  # (B,) or (B, T) ids from 0 to N−1, −1 for padding; None where row i is rollout i
+    index: Tensor | None = None  # (N, W) each rollout's base positions (rows, or row·T + column), padded with 0
+    real: Tensor | None = None  # (N, W) False where `index` is padding; None where nothing is padded
+    lost: Tensor | None = None  # base positions that are padding; None where there are none
+    pieces: tuple[Tensor, ...] = ()  # each rollout's base positions, without padding
+    picked: bool = False  # whether the units are vectors picked from a batch, in the shape of `owner`
 
     @staticmethod
     def of(lead: tuple[int, ...], rows: Tensor | None, segments: Tensor | None, device: torch.device) -> RowOwners:
@@ -70,7 +63,6 @@ class RowOwners:
 
     @property
     def owners(self) -> Tensor:
-        """(B,) or (B, T): the rollout of each unit."""
         return torch.arange(self.batch) if self.owner is None else self.owner
 
     @property
@@ -141,8 +133,6 @@ class RowOwners:
         if self.real is not None:
             picked = picked.masked_fill(~self.real.reshape(*self.real.shape, *[1] * features), 0)
         return picked.sum(dim=1)
-
-    # -- one rollout at a time, for operations that are run again for each --------------------------------------------
 
     def piece(self, x: Tensor, i: int) -> Tensor | None:
         """The part of x that is rollout i's, in the layout of a smaller batch; None where x is not laid out by rows."""

@@ -81,8 +81,6 @@ class Microscope:
         """Parameters that an engine replaced by another tensor, whose gradient is weighed instead."""
         self._result: _Result | None = None
 
-    # -- reading ------------------------------------------------------------------------------------------------------
-
     @property
     def gram(self) -> Tensor:
         """(N, N) float64: K_ij = ⟨g_i, g_j⟩ over all covered parameters; Σ_ij K_ij = ‖∇‖²."""
@@ -113,7 +111,7 @@ class Microscope:
     @property
     def tolerance(self) -> float:
         """The self-check's tolerance, for the coarsest of the activations."""
-        return max(self._tolerate(precision) for precision in self._read().precisions)
+        return max(TOLERANCE[self._rounded(precision)] for precision in self._read().precisions)
 
     @property
     def mesh(self) -> DeviceMesh | None:
@@ -142,8 +140,6 @@ class Microscope:
             raise CreditscopeError("the microscope has nothing to read yet: run forward and backward inside its with "
                                    "block, and read after the block has ended")
         return self._result
-
-    # -- the context --------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Microscope:
         if self._open is not None:
@@ -288,9 +284,8 @@ class Microscope:
             raise CreditscopeError(
                 f"{len(missing)} parameter(s) got a gradient that the microscope cannot split into rows, first "
                 f"{missing[0]!r}: {why}. Name it in allow=[{missing[0]!r}] to measure without it")
-        total = sum(norms.values())
         covered = sum(norms[name] for name in names if name in recorder.precision)
-        coverage = covered / total if total > 0 else 1.0
+        coverage = covered / sum(norms.values()) if sum(norms.values()) > 0 else 1.0
         precisions = frozenset(recorder.precision.values())
         sketch = None
         if recorder.sketch is not None and recorder.sketcher is not None:
@@ -306,9 +301,11 @@ class Microscope:
         stacked = (stacked + stacked.transpose(1, 2)) / 2
         layers = dict(zip(order, stacked.unbind(), strict=True))
         totals, traces = stacked.sum(dim=(1, 2)).tolist(), stacked.diagonal(dim1=1, dim2=2).sum(dim=1).tolist()
-        checks = {name: self._compare(total, trace, norms.get(name, 0.0), recorder.precision[name])
-                  for name, total, trace in zip(order, totals, traces, strict=True)}
-        for name, check in checks.items():
+        checks: dict[str, GramCheck] = {}
+        for name, total, trace in zip(order, totals, traces, strict=True):
+            norm, tolerance = norms.get(name, 0.0), TOLERANCE[self._rounded(recorder.precision[name])]
+            error = abs(total - norm) / (trace + norm) if trace + norm != 0 else 0.0
+            check = checks[name] = GramCheck(total, norm, error, tolerance)
             if not check.error <= check.tolerance:
                 raise CreditscopeError(
                     f"self-check failed for {name!r}: Σ K = {check.from_gram:.6g}, but ‖∇‖² = {check.from_grad:.6g} "
@@ -324,28 +321,21 @@ class Microscope:
         grads = ((name, p.grad) for name, p in self.parameters.items() if name in recorder.precision)
         arrived = self.sketcher.gradient((name, g.detach()) for name, g in grads if g is not None).double().cpu()
         rows = sketch.rows.double().cpu()
-        worst = max(recorder.precision.values(), key=self._tolerate)
+        tolerance = max(TOLERANCE[self._rounded(precision)] for precision in recorder.precision.values())
         summed = rows.sum(dim=0)
         scale = float(rows.square().sum() + arrived.square().sum())
         error = float((summed - arrived).square().sum()) / scale if scale != 0 else 0.0
-        check = GramCheck(float(summed.square().sum()), float(arrived.square().sum()), error, self._tolerate(worst))
+        check = GramCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
         if not error <= check.tolerance:
             raise CreditscopeError(f"self-check failed: the rows' sketches do not add up to the sketch of the gradient "
                                    f"(off by {error:.2g}, tolerance {check.tolerance:.0g}). A parameter is used in a "
                                    f"way the microscope did not see; exact=True says which")
         return {"all parameters, sketched": check}
 
-    def _tolerate(self, precision: torch.dtype) -> float:
-        return TOLERANCE[self._rounded(precision)]
-
     def _rounded(self, precision: torch.dtype) -> torch.dtype:
         """The precision of products: bfloat16 stands for TF32, to which a GPU may round float32 products."""
         short = precision == torch.float32 and next(iter(self.parameters.values())).is_cuda and _tf32()
         return torch.bfloat16 if short else precision
-
-    def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> GramCheck:
-        scale = trace + norm
-        return GramCheck(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, self._tolerate(precision))
 
 
 @dataclass(frozen=True)
@@ -367,9 +357,6 @@ def _out_of_range(check: GramCheck, precision: torch.dtype) -> str:
     size = "small" if check.from_grad < low else "large"
     return (f"; or the gradient is too {size} for products of {kind}: multiply the loss by 2**k, which multiplies the "
             f"Gram by 4**k and changes no rank")
-
-
-# -- before anything runs ----------------------------------------------------------------------------------------------
 
 
 _MEASURED: set[int] = set()

@@ -37,7 +37,6 @@ def is_shard(x: Any) -> bool:
 
 
 def local(x: Tensor) -> Tensor:
-    """The part that this rank holds."""
     return x.to_local() if is_shard(x) else x  # type: ignore[attr-defined]
 
 
@@ -62,9 +61,6 @@ def parts(x: Tensor) -> int:
                                    f"after the engine has")
         count *= 1 if placement.is_replicate() else x.device_mesh.size(dim)  # type: ignore[attr-defined]
     return count
-
-
-# -- tensor parallel ---------------------------------------------------------------------------------------------------
 
 
 def on_shards(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any],

@@ -32,20 +32,14 @@ class ParameterSource:
 
     tensor: Tensor
     names: tuple[str, ...]
-    key: Key | None
-    """The parameter (or part of one) of which it is a plain image; None where h is anything else."""
-    shape: tuple[int, ...]
-    """The key's own shape; () where there is no key."""
-    turned: bool = False
-    """Whether the last two axes are swapped."""
+    key: Key | None  # the parameter (or part of one) of which it is a plain image; None where h is anything else
+    shape: tuple[int, ...]  # the key's own shape; () where there is no key
+    turned: bool = False  # whether the last two axes are swapped
     ids: Tensor | None = None
     """Where it holds rows of the key that were looked up, alike for all rollouts: their ids, flat."""
-    padding: int = -1
-    """The id that gets no gradient."""
-    precision: torch.dtype = torch.float64
-    """The coarsest precision between the parameters and this tensor."""
-    node: Any = None
-    """The graph node of `tensor` when it was made: a later change in place gives it another."""
+    padding: int = -1  # the id that gets no gradient
+    precision: torch.dtype = torch.float64  # the coarsest precision between the parameters and this tensor
+    node: Any = None  # the graph node of `tensor` when it was made: a later change in place gives it another
 
     @staticmethod
     def parameter(name: str, p: Tensor) -> ParameterSource:
@@ -105,18 +99,20 @@ def coarsest(*dtypes: torch.dtype) -> torch.dtype:
 SAME, RESHAPE, TURN, SHIFT, SELECT = "same", "reshape", "turn", "shift", "select"
 
 
-def _functions(names: str, *owners: Any) -> list[Any]:
-    return [getattr(owner, name) for name in names.split() for owner in owners if hasattr(owner, name)]
+def torch_functions(names: str, *owners: Any, ends: Sequence[str] = ("",)) -> list[Any]:
+    """Torch's functions of these names, by default of torch and Tensor; `ends` ("", "_") adds those in place."""
+    found = [getattr(owner, name + end, None) for name in names.split() for owner in owners or (torch, Tensor)
+             for end in ends]
+    return [f for f in found if callable(f)]
 
 
 IMAGES: dict[Any, str] = {
-    **dict.fromkeys(_functions("to float double half bfloat16 type type_as contiguous clone cuda cpu",
-                               torch.Tensor, torch), SAME),
-    **dict.fromkeys(_functions("view reshape flatten unflatten unsqueeze squeeze view_as reshape_as ravel",
-                               torch.Tensor, torch), RESHAPE),
-    **dict.fromkeys(_functions("t transpose swapaxes swapdims adjoint", torch.Tensor, torch), TURN),
+    **dict.fromkeys(torch_functions("to float double half bfloat16 type type_as contiguous clone cuda cpu"), SAME),
+    **dict.fromkeys(torch_functions("view reshape flatten unflatten unsqueeze squeeze view_as reshape_as ravel"),
+                    RESHAPE),
+    **dict.fromkeys(torch_functions("t transpose swapaxes swapdims adjoint"), TURN),
     torch.Tensor.T.__get__: TURN, torch.Tensor.mT.__get__: TURN,  # type: ignore[attr-defined]
-    **dict.fromkeys(_functions("add", torch.Tensor, torch), SHIFT),
+    **dict.fromkeys(torch_functions("add"), SHIFT),
     torch.Tensor.__getitem__: SELECT,
 }
 """Torch's functions of one parameter whose transpose is known."""
@@ -165,5 +161,5 @@ def _last_two(func: Any, axes: Sequence[Any], kwargs: Mapping[str, Any], dim: in
     if func == torch.Tensor.T.__get__:  # type: ignore[attr-defined]
         return dim == 2
     if not given:
-        return dim == 2 or func in _functions("adjoint", torch.Tensor, torch)
+        return dim == 2 or func in torch_functions("adjoint")
     return len(given) == 2 and {int(a) % dim for a in given} == {dim - 2, dim - 1}

@@ -138,7 +138,6 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
 
 
 def precision(eps: Any) -> float:
-    """A relative precision: a finite number that is not negative."""
     if isinstance(eps, bool) or not isinstance(eps, SupportsFloat) or not 0 <= float(eps) < np.inf:
         raise CreditscopeError(f"eps is the relative precision of the Gram's entries, a finite number of at least 0, "
                                f"got {eps!r}; take scope.eps, or 1e-6 for float32")

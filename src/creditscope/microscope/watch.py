@@ -70,10 +70,8 @@ class Watch(TorchFunctionMode):
         self._places: dict[tuple[int, torch.Size], Mark] = {}
         """By address and shape: a reentrant checkpoint gives the same numbers in another tensor."""
         self._trust = tuple(trust)
-        self._unseen_code: set[str] = set()
-        """Autograd functions and operators, not torch's own, that made activations."""
-        self.nodes: set[Any] = set()
-        """The graph nodes through which parameters are known to be used."""
+        self._unseen_code: set[str] = set()  # autograd functions and operators, not torch's own, that made activations
+        self.nodes: set[Any] = set()  # the graph nodes through which parameters are known to be used
 
     def given(self, tensors: list[Tensor]) -> None:
         """The model's inputs: they are laid out by rows, whatever their shape."""
@@ -154,8 +152,6 @@ class Watch(TorchFunctionMode):
             out._creditscope = CONSTANT  # type: ignore[attr-defined]
         return out
 
-    # -- parameters ---------------------------------------------------------------------------------------------------
-
     def _touched(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor]) -> Any:
         if func in BACKWARDS:
             return self._backward(func, args, kwargs)
@@ -211,7 +207,6 @@ class Watch(TorchFunctionMode):
         return out
 
     def _met(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor], sources: list[ParameterSource]) -> Any:
-        """A call that brings parameters and activations together."""
         if any(is_shard(source.tensor) for source in sources):
             layouts = [layout for x in leaves if (layout := self._layout(x)) is not False]
             out = on_shards(self._recorder, func, args, kwargs, self._source, self._on_part)
@@ -290,8 +285,6 @@ class Watch(TorchFunctionMode):
                     self._recorder.parameters[name] = x
                     met = True
         return met
-
-    # -- rows ---------------------------------------------------------------------------------------------------------
 
     def _descends(self, x: Tensor) -> bool:
         """Whether an unknown tensor belongs to rows: it requires a gradient or was made of the model's inputs."""
@@ -440,7 +433,6 @@ class Watch(TorchFunctionMode):
         return after(func, args, kwargs, results, rows, lambda x: kept.get(id(x), False))
 
     def _set(self, args: Any) -> None:
-        """into[index] = value."""
         into, index, value = args
         came = self._layout(value) if isinstance(value, Tensor) else False
         held, rows = self._layout(into), self._recorder.known
@@ -459,7 +451,6 @@ class Watch(TorchFunctionMode):
 
 
 def _module_of(node: Any) -> str:
-    """The module that defines the autograd function of a graph node."""
     return str(getattr(getattr(type(node), "_forward_cls", None), "__module__", ""))
 
 

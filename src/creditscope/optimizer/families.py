@@ -23,12 +23,9 @@ State = Mapping[str, Any]
 class Parts:
     """One parameter's next update as a sum."""
 
-    momentum: Tensor
-    """From the first moment before this step."""
-    fresh: Tensor
-    """From this step's gradient, of which coupled (L2) weight decay is a part."""
-    decay: Tensor
-    """From decoupled weight decay, −lr·λ·θ."""
+    momentum: Tensor  # from the first moment before this step
+    fresh: Tensor  # from this step's gradient, of which coupled (L2) weight decay is a part
+    decay: Tensor  # from decoupled weight decay, −lr·λ·θ
 
     @property
     def total(self) -> Tensor:
@@ -97,12 +94,9 @@ def step_number(state: State) -> Tensor:
 
 @dataclass(frozen=True)
 class OptimizerFamily:
-    parts: Callable[[Group, State, Tensor, Tensor], Parts]
-    """(group, state, θ, gradient) → the next update as a sum."""
-    normalises: bool
-    """Whether the update is divided by √v̂, so that the scale of the gradients cancels up to ε."""
-    remembers: Callable[[Group], bool]
-    """Whether gradients of past steps enter the update."""
+    parts: Callable[[Group, State, Tensor, Tensor], Parts]  # (group, state, θ, gradient) → the next update as a sum
+    normalises: bool  # whether the update is divided by √v̂, so that the scale of the gradients cancels up to ε
+    remembers: Callable[[Group], bool]  # whether gradients of past steps enter the update
     carry: Callable[[Group, int], float | None]
     """(group, T) → the share of a full step made at step T, when a constant gradient became 0 at T: C_{T,0} for Adam, μ
     for SGD; None where there is no closed form."""
@@ -118,7 +112,6 @@ FAMILIES: Mapping[type[torch.optim.Optimizer], OptimizerFamily] = MappingProxyTy
 
 
 def family_of(optimizer: Any) -> OptimizerFamily | None:
-    """The optimiser's row; None where it has none."""
     return FAMILIES.get(type(bare(optimizer)))
 
 

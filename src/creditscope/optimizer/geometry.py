@@ -34,8 +34,7 @@ class UpdateGeometry:
 
     def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], sketcher: Sketcher | None = None) -> None:
         self.sketch: Tensor | None = None
-        self.layers: dict[str, dict[str, float]] = {}
-        """Parameter name -> the same numbers for it alone."""
+        self.layers: dict[str, dict[str, float]] = {}  # parameter name -> the same numbers for it alone
         self._parameters = dict(named_parameters)
         self._before: dict[str, Tensor] = {}
         self._sketcher = sketcher

@@ -28,21 +28,15 @@ class OvershootReading:
 
     updates: int
     """k: the earlier readings of each row. One update happened between two readings of a row, or one per minibatch."""
-    tokens: int
-    """Tokens that have an edge."""
-    past: float | None
-    """The share of them past it."""
-    distance: float | None
-    """Mean nats past the edge, over those past it."""
-    overshoot: float | None
-    """Mean nats past the edge, over all that have one: past · distance."""
-    max: float | None
-    """The largest distance."""
+    tokens: int  # tokens that have an edge
+    past: float | None  # the share of them past it
+    distance: float | None  # mean nats past the edge, over those past it
+    overshoot: float | None  # mean nats past the edge, over all that have one: past · distance
+    max: float | None  # the largest distance
     after: float | None
     """Σ (distance − distance when first seen past) / Σ distance: the share moved after the token's own gradient was
     stopped. Negative where tokens came back on the whole."""
-    kl: float | None
-    """KL(π_old ‖ π) per token: mean over chosen tokens of ρ − 1 − log ρ, ρ = π/π_old."""
+    kl: float | None  # KL(π_old ‖ π) per token: mean over chosen tokens of ρ − 1 − log ρ, ρ = π/π_old
 
 
 class Overshoot:
@@ -114,7 +108,6 @@ class Overshoot:
 
     @property
     def bounded(self) -> int:
-        """Tokens of the batch that have an edge."""
         found = torch.zeros_like(self._mask)
         for edge in self._edges:
             found = found | edge.low.isfinite() | edge.high.isfinite()
@@ -165,7 +158,6 @@ class Overshoot:
                         self._credit[index])
 
     def _index(self, logp: Tensor, rows: Tensor | None) -> Tensor:
-        """(n,) the rows of the batch that `logp` (n, T) belongs to."""
         size, width = self._mask.shape
         index = torch.arange(size, device=self._mask.device) if rows is None else rows.to(self._mask.device)
         if index.dim() != 1 or index.dtype != torch.int64:

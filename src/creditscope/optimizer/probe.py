@@ -51,8 +51,7 @@ class Probe(StepObserver):
         if every < 1:
             raise CreditscopeError(f"every is the number of batches between readings, at least 1, got {every}")
         self.level, self.every, self.clipping, self.parts = level, every, clipping, parts
-        self.batches = 0
-        """Batches so far; a resumed loop sets it."""
+        self.batches = 0  # batches so far; a resumed loop sets it
         self._optimizer = optimizer
         named = list(named_parameters)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
@@ -70,11 +69,11 @@ class Probe(StepObserver):
         self.early = self.parts is not None and method.has_loss_kl  # another pass separates the KL term
         self._track: Overshoot | None = None
         self._first: list[tuple[Tensor, Tensor | None]] = []
-        self.due = self.batches % self.every == 0
-        """Whether this batch is on schedule."""
+        self.due = self.batches % self.every == 0  # whether this batch is on schedule
         self._whole = self.due and self.level == "full"
         # A KL term in the loss and weight decay do not scale with the reward.
-        self._scales = self.parts is not None or not (method.has_loss_kl or self._coupled())
+        self._scales = self.parts is not None or not (method.has_loss_kl or any(
+            group.get("weight_decay", 0) and not decoupled(group) for group in self._optimizer.param_groups))
         self._metrics: dict[str, float] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
         self._geometry: UpdateGeometry | None = None
@@ -141,8 +140,6 @@ class Probe(StepObserver):
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays of the last scheduled reading of a `full` probe; empty where there was none."""
         return self._arrays
-
-    # -- around each step --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -236,9 +233,6 @@ class Probe(StepObserver):
         group, crossings = self._optimizer.param_groups[0], range(1, max(2, self._updates))
         shares = [share for c in crossings if (share := family.carry(group, self._first_step + c)) is not None]
         return sum(shares) / len(shares) if shares else None
-
-    def _coupled(self) -> bool:
-        return any(group.get("weight_decay", 0) and not decoupled(group) for group in self._optimizer.param_groups)
 
     def _live(self) -> tuple[Method, Rollouts, Tensor]:
         if self._batch is None:

@@ -40,7 +40,8 @@ class SampledOptimizer:
             ages: dict[tuple[bool, float], list[Tensor]] = {}
             for p in real["params"]:
                 if p.grad is not None:
-                    ages.setdefault(self._age(p), []).append(p)
+                    state = self._real.state.get(p, {})
+                    ages.setdefault((bool(state), float(state.get("step", 0))), []).append(p)
             for members in ages.values():
                 flat = nn.Parameter(self._flat(members))
                 flat.grad = self._flat([p.grad for p in members if p.grad is not None])
@@ -65,11 +66,6 @@ class SampledOptimizer:
     def named(self) -> list[tuple[str, Tensor]]:
         assert self.optimizer is not None
         return [(f"sample {k}", group["params"][0]) for k, group in enumerate(self.optimizer.param_groups)]
-
-    def _age(self, p: Tensor) -> tuple[bool, float]:
-        """Whether the optimiser has state for the parameter, and of how many steps."""
-        state = self._real.state.get(p, {})
-        return bool(state), float(state.get("step", 0))
 
     def _state(self, members: Sequence[Tensor]) -> dict[str, Any]:
         """The optimiser's state: tensors of the parameters' shapes sampled, counters copied."""

@@ -19,19 +19,8 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.optimizer.families import (
-    Group,
-    State,
-    adam_moments,
-    bare,
-    decoupled,
-    decoupled_decay,
-    descent,
-    family_of,
-    learning_rate,
-    sgd_parts,
-    step_number,
-)
+from creditscope.optimizer import families
+from creditscope.optimizer.families import Group, State, bare, family_of
 from creditscope.optimizer.geometry import gather, square
 from creditscope.optimizer.state import first_moment, moving, updates
 
@@ -119,8 +108,7 @@ class RewardParts:
         if self._family is None:
             raise CreditscopeError(f"the parts of a gradient can be followed through Adam, AdamW and SGD, not "
                                    f"{type(self.optimizer).__name__}; for it there is sweep(..., since='now')")
-        self.rewards: Mapping[Tensor, Tensor] = {}
-        """This step's reward parts, between `update` and step()."""
+        self.rewards: Mapping[Tensor, Tensor] = {}  # this step's reward parts, between `update` and step()
         # Torch's Adam initialises its state where it is empty: the averages of a first step are added after it.
         self._waiting: dict[Tensor, dict[str, Tensor]] = {}
         self._missed = False
@@ -143,7 +131,7 @@ class RewardParts:
         for group, p in live:
             r, k = reward_grads[p], _beside(p, reward_grads)
             squares.append(torch.stack([square(r), (r * k).sum(dtype=torch.float64), square(k)]))
-            _fold(group, self.averages(p), -r if group["maximize"] else r, descent(group, p, k),
+            _fold(group, self.averages(p), -r if group["maximize"] else r, families.descent(group, p, k),
                   first_moment(self.optimizer, p) is None)
         self.squares.append(torch.stack([x.to(squares[0].device) for x in squares]).sum(0))
         self.rewards = reward_grads
@@ -245,13 +233,13 @@ def _adam_since_start(group: Group, p: Tensor, state: State, parts: RewardParts 
     The formula of `RewardParts` with φ divided out, so that φ²v does not underflow.
     """
     assert p.grad is not None
-    lr, eps = learning_rate(group), float(group["eps"])
-    before, fresh, v_hat = adam_moments(group, state, p, p.grad)
-    m_hat, decay = before.add_(fresh), decoupled_decay(group, p)
+    lr, eps = families.learning_rate(group), float(group["eps"])
+    before, fresh, v_hat = families.adam_moments(group, state, p, p.grad)
+    m_hat, decay = before.add_(fresh), families.decoupled_decay(group, p)
     if parts is None:
         root = v_hat.sqrt_()
         return lambda phi: decay - lr * m_hat / (root + eps / phi)
-    t, betas = step_number(state), (group["betas"][0], group["betas"][1], group["betas"][1])
+    t, betas = families.step_number(state), (group["betas"][0], group["betas"][1], group["betas"][1])
     kept = parts.averages(p)
     k, kk, rk = (kept[name] / (1 - float(beta) ** t) for name, beta in zip(REST, betas, strict=True))
 
@@ -272,13 +260,13 @@ def _adam_since_start(group: Group, p: Tensor, state: State, parts: RewardParts 
 def _sgd_since_start(group: Group, p: Tensor, state: State, parts: RewardParts | None) -> Update:
     """φ -> φ·Δ + (1−φ)·Δ_k, Δ_k the update of the rest alone: 0 without parts."""
     assert p.grad is not None
-    total = sgd_parts(group, state, p, p.grad).total
+    total = families.sgd_parts(group, state, p, p.grad).total
     if parts is None:
         return lambda phi: phi * total
     k = parts.averages(p)["rest_avg"]
     if group["nesterov"]:
-        k = descent(group, p, _beside(p, parts.rewards)) + group["momentum"] * k
-    alone = -learning_rate(group) * k
+        k = families.descent(group, p, _beside(p, parts.rewards)) + group["momentum"] * k
+    alone = -families.learning_rate(group) * k
     return lambda phi: phi * total + (1 - phi) * alone
 
 
@@ -355,10 +343,11 @@ def _check(optimizer: torch.optim.Optimizer, phis: Sequence[float], since: str, 
         raise CreditscopeError(f"since='start' is answered for Adam, AdamW and SGD, not {type(optimizer).__name__}; "
                                f"ask since='now'")
     first = optimizer.state.get(next(p for _, p in moving(optimizer)), {})
-    if clipping is not None and clipping.extent[2] < step_number(first):
-        raise CreditscopeError(f"Clipping has {clipping.extent[2]} norms, but this is step {int(step_number(first))}; "
-                               f"it needs those of every step since the start")
-    coupled = any(group["weight_decay"] and not decoupled(group) for group in optimizer.param_groups)
+    step = int(families.step_number(first))
+    if clipping is not None and clipping.extent[2] < step:
+        raise CreditscopeError(f"Clipping has {clipping.extent[2]} norms, but this is step {step}; it needs those of "
+                               f"every step since the start")
+    coupled = any(group["weight_decay"] and not families.decoupled(group) for group in optimizer.param_groups)
     if coupled and parts is None:
         raise CreditscopeError("coupled weight decay is a part of the gradient that does not scale with reward; follow "
                                "it with RewardParts, ask since='now', or use AdamW")

@@ -6,7 +6,7 @@ Parameters, gradients and the optimiser's state are not changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,8 @@ def split(optimizer: torch.optim.Optimizer) -> dict[Tensor, Parts]:
     if family is not None:
         return {p: family.parts(group, optimizer.state.get(p, {}), p, p.grad) for group, p in moving(optimizer)
                 if p.grad is not None}
-    true, without = counterfactual(optimizer, 1.0), counterfactual(optimizer, 0.0)
+    grads = {p: p.grad for _, p in moving(optimizer) if p.grad is not None}
+    true, without = (updates(optimizer, {p: scale * g for p, g in grads.items()}) for scale in (1.0, 0.0))
     return {p: Parts(without[p], true[p] - without[p], torch.zeros_like(p)) for p in true}
 
 
@@ -39,14 +40,6 @@ def first_moment(optimizer: torch.optim.Optimizer, param: Tensor) -> Tensor | No
     state = optimizer.state.get(param, {})
     found = state.get("exp_avg", state.get("momentum_buffer"))
     return found if isinstance(found, Tensor) else None
-
-
-def counterfactual(optimizer: torch.optim.Optimizer,
-                   scale: float | Callable[[Tensor], Tensor]) -> dict[Tensor, Tensor]:
-    """The update of step() with every gradient times `scale`, or `scale(gradient)`: see `updates`."""
-    change = scale if callable(scale) else lambda g: g.mul_(scale)
-    optimizer = bare(optimizer)
-    return updates(optimizer, {p: change(p.grad.detach().clone()) for _, p in moving(optimizer) if p.grad is not None})
 
 
 @torch.no_grad()

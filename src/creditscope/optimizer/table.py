@@ -57,7 +57,6 @@ class BrakeRow:
         return sorted(name for name, bound in BOUNDS.items() if bound.stops in self.idle)
 
     def require(self, method: Method, updates: int, momentum: float) -> None:
-        """Refuse settings under which the brake would do nothing."""
         if self.several and updates < 2:
             raise CreditscopeError(f"--brake {self.name} acts from the second update on a batch, and there is one; "
                                    f"give --inner-steps 2 or more, or leave --brake out")

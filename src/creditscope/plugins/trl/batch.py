@@ -35,12 +35,9 @@ LABELS = {name: f"creditscope_{name}" for name in ("step", "step_reward", "step_
 class Generation:
     """The answers that TRL generated last, all ranks together, in the order of their numbers."""
 
-    reward: Tensor
-    """(N,) the weighted sum of its reward functions; 0 where none of them gave a number."""
-    size: int
-    """R."""
-    metrics: dict[str, Any]
-    """Metrics that do not depend on the loss."""
+    reward: Tensor  # (N,) the weighted sum of its reward functions; 0 where none of them gave a number
+    size: int  # R
+    metrics: dict[str, Any]  # metrics that do not depend on the loss
 
     @property
     def group(self) -> Tensor:
@@ -65,20 +62,15 @@ def number(trainer: Any, seen: Callable[[Generation], None]) -> None:
 def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
     """Add the numbers to a batch that was just generated; what TRL logged of it."""
     names.require("a batch", found, names.batch_keys(trainer))
-    rows = len(found["completion_ids"])
-    first = trainer.accelerator.process_index * rows
-    found[ROW] = torch.arange(first, first + rows, device=found["completion_ids"].device)
-    return generation(trainer, rows * trainer.accelerator.num_processes)
-
-
-def generation(trainer: Any, rows: int) -> Generation:
-    columns = [list(logged)[-rows:] for logged in trainer._logs["rewards"].values()]
-    each = torch.tensor(columns).T
+    here = len(found["completion_ids"])
+    first, rows = trainer.accelerator.process_index * here, trainer.accelerator.num_processes * here
+    found[ROW] = torch.arange(first, first + here, device=found["completion_ids"].device)
+    each = torch.tensor([list(logged)[-rows:] for logged in trainer._logs["rewards"].values()]).T
     reward = (each * torch.as_tensor(trainer.reward_weights).cpu()).nansum(dim=1)
-    found = Generation(reward, int(trainer.num_generations), {})
+    made = Generation(reward, int(trainer.num_generations), {})
     blank = torch.ones(rows, 1, dtype=torch.bool)
     about = signal(Rollouts(tokens=blank.long(), mask=blank, logp=torch.zeros(rows, 1), reward=reward,
-                            group=found.group))
+                            group=made.group))
     about = {name: value for name, value in about.items() if not name.startswith("length/")}
     logged = {schema.LENGTH_MEAN: "mean_length", schema.LENGTH_MAX: "max_length",
               schema.LENGTH_TRUNCATED: "clipped_ratio"}
@@ -88,10 +80,7 @@ def generation(trainer: Any, rows: int) -> Generation:
     unscored = int(each.isnan().all(dim=1).sum())
     if unscored:
         about |= {schema.REWARD_ERRORS: unscored, schema.REWARD_FIRST_ERROR: "no reward function gave a number"}
-    return replace(found, metrics=about)
-
-
-# -- the rows of one optimiser step ----------------------------------------------------------------------------------
+    return replace(made, metrics=about)
 
 
 @dataclass(frozen=True)
@@ -103,16 +92,11 @@ class Window:
 
     method: Method
     inputs: dict[str, Any]
-    rollouts: Rollouts
-    """Their `logp` is 0; `sampled_by` sets it to log π_old."""
-    credit: Tensor
-    """(B, T) A."""
-    alpha: Tensor
-    """(B, T) α over the whole step: accumulation, ranks and TRL's own counts included."""
-    share: Tensor
-    """(B, T) a: α without token weights."""
-    old: Tensor | None
-    """(B, T) log π_old; (B,) of whole answers for RLOO; None where π_old is the live policy."""
+    rollouts: Rollouts  # their `logp` is 0; `sampled_by` sets it to log π_old
+    credit: Tensor  # (B, T) A
+    alpha: Tensor  # (B, T) α over the whole step: accumulation, ranks and TRL's own counts included
+    share: Tensor  # (B, T) a: α without token weights
+    old: Tensor | None  # (B, T) log π_old; (B,) of whole answers for RLOO; None where π_old is the live policy
 
     def rows(self, index: Tensor) -> Window:
         return replace(self, inputs=take(self.inputs, index), rollouts=self.rollouts.rows(index),
@@ -120,7 +104,6 @@ class Window:
                        old=None if self.old is None else self.old[index])
 
     def sampled_by(self, live: Tensor) -> Rollouts:
-        """The rollouts with log π_old, given the live log-probs."""
         live = live.detach().masked_fill(~self.rollouts.mask, 0.0)
         if self.old is None:
             old = live

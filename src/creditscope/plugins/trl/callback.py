@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +82,18 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         """The row of the table with the trainer's loss."""
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-        self._observer: RankObserver | None = None
-        self._held = 0
-        """Readings in which our gradient was compared with TRL's."""
+        self._held = 0  # readings in which our gradient was compared with TRL's
         self._record: Record | None = None
         self._made: Generation | None = None
         self._fresh = False
         self._reading: tuple[Window, Rows] | None = None
         """The rows of the step: of this rank; of all ranks on the first, of this one elsewhere."""
         self._open = False
-        self.extra: dict[str, Any] = {}
-        """Further metrics for the next line of the record."""
+        self.extra: dict[str, Any] = {}  # further metrics for the next line of the record
         self._line: dict[str, Any] = {}
         self._start = 0.0
         self._warned: set[str] = set()
-        self._first = bool(trainer.is_world_process_zero())
-        """Whether this rank writes the record."""
+        self._first = bool(trainer.is_world_process_zero())  # whether this rank writes the record
         if getattr(trainer, "_entropy_bonus_enabled", False) or getattr(trainer, "aux_loss_enabled", False):
             self._warn("terms", "the trainer adds an entropy bonus or a router's loss, which no row has: readings are "
                                 "of the policy term and the KL alone")
@@ -196,7 +192,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def _look(self) -> None:
         """One pass over this rank's rows, groups whole, under the microscope; then the rows of all ranks."""
         start = time.perf_counter()
-        model, observer = self._policy.model, self._fresh_observer()
+        model, observer = self._policy.model, self.observer
+        observer.reset()
         window, chunks, whole = self._chosen()
         live = torch.zeros(window.rollouts.mask.shape, dtype=torch.float64, device=window.rollouts.mask.device)
         w, spread = torch.zeros_like(live), torch.zeros_like(live)
@@ -258,7 +255,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             logp = chosen(self._logits(inputs), inputs)
             torch.autograd.backward(logp, mask.to(logp) * weights.to(logp)[:, None])
 
-        observer = self._fresh_observer(keep=True)
+        observer = self.observer
         due = observer.proofs.due(self._policy.model)
         try:
             if due is not None:
@@ -271,7 +268,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def _prove_ranks(self, model: nn.Module, window: Window, chunks: list[Tensor],
                      pull: Callable[[Tensor, Tensor], None]) -> None:
         """`distributed.prove_rows`: the passes once more without the microscope, rollouts weighted at random."""
-        observer = self._fresh_observer(keep=True)
+        observer = self.observer
         if observer.proofs.due(self._policy.model) is None:
             return
         weights = ranks.draw_weights(len(window.rollouts), self._trainer.state.global_step, dist.get_rank())
@@ -330,7 +327,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                                                       after))
             if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
-                self._record.save_reading(step, self._fresh_observer(keep=True).arrays(rows.rollouts, rows.w))
+                self._record.save_reading(step, self.observer.arrays(rows.rollouts, rows.w))
         self._line[schema.TIME_SCOPE] = self._line.get(schema.TIME_SCOPE, 0.0) + time.perf_counter() - start
 
     def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None) -> None:
@@ -340,7 +337,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._reading = window, rows
         if not self._first:
             return
-        observer = self._fresh_observer(keep=True)
+        observer = self.observer
         observer.blocks = rows.blocks
         self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.spread(rows.w, rows.rollouts.mask)
         if rows.blocks:
@@ -367,13 +364,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if z.requires_grad:
             torch.autograd.backward(0 * z.sum())
 
-    def _fresh_observer(self, keep: bool = False) -> RankObserver:
-        """The observer, made at the first reading: only then are all adapters and wrappers in place."""
-        if self._observer is None:
-            self._observer = RankObserver(self._policy.model)
-        if not keep:
-            self._observer.reset()
-        return self._observer
+    @cached_property
+    def observer(self) -> RankObserver:
+        """Made at the first reading: only then are all adapters and wrappers in place."""
+        return RankObserver(self._policy.model)
 
     def _agreement(self, theirs: dict[nn.Parameter, Tensor | None]) -> dict[str, float]:
         """The cosine of TRL's gradient and ours, and the norm of ours, which is not clipped."""
@@ -411,7 +405,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         """Open the observer before a forward, where the coming backward is to be read."""
         self._open = self.due and self._gram and self._reading is None
         if self._open:
-            self._fresh_observer().open()
+            self.observer.reset()
+            self.observer.open()
         return self._open
 
     def seen(self, inputs: Inputs, live: Tensor) -> None:
@@ -426,7 +421,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         start = time.perf_counter()
         inputs, live = self._pending
         with self._reason("read"):
-            observer = self._fresh_observer(keep=True)
+            observer = self.observer
             observer.close(torch.arange(len(live), device=live.device))
             window = self._window([inputs])
             with untouched(self._policy.model):
@@ -441,7 +436,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         """Restore the model after an exception between `open` and `close`."""
         if self._open:
             self._open = False
-            self._fresh_observer(keep=True).abort()
+            self.observer.abort()
 
 
 def other_content(out: Path) -> str | None:

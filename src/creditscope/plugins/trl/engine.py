@@ -116,7 +116,6 @@ def refuse(config: Config) -> None:
 
 
 def refuse_folder(out: Path) -> None:
-    """Refuse a folder that cannot take the record, on the process that will write it."""
     if os.environ.get("RANK", "0") != "0":
         return
     other = other_content(out)
@@ -177,5 +176,4 @@ def _evaluation(policy: Policy, task: Task, config: Config, max_tokens: int) -> 
 
 
 def ranks() -> int:
-    """The number of processes that the launcher started."""
     return int(os.environ.get("WORLD_SIZE", "1"))

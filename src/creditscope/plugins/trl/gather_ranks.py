@@ -37,16 +37,11 @@ class Rows:
     """Rows of one step before it: a rank's own, or all of them."""
 
     rollouts: Rollouts
-    credit: Tensor
-    """(B, T) A."""
-    live: Tensor
-    """(B, T) log π."""
-    w: Tensor
-    """(B, T) ∂J/∂log π of the step."""
-    value: float
-    """Their part of J."""
-    blocks: list[Block]
-    """The Grams of rows of one pass, in the units of the step's gradient."""
+    credit: Tensor  # (B, T) A
+    live: Tensor  # (B, T) log π
+    w: Tensor  # (B, T) ∂J/∂log π of the step
+    value: float  # their part of J
+    blocks: list[Block]  # the Grams of rows of one pass, in the units of the step's gradient
 
     def in_step(self, s: float, cut: Sequence[int]) -> Rows:
         """On the CPU, w and J times s, Grams times s² and without the groups that were cut."""
@@ -64,7 +59,6 @@ class Rows:
 
 
 def joined(found: Sequence[Rows]) -> Rows:
-    """The rows of all ranks, rank after rank."""
     if len(found) == 1:
         return found[0]
     first = np.cumsum([0, *(len(one.live) for one in found)])
@@ -79,9 +73,6 @@ def stacked(found: Sequence[Tensor]) -> Tensor:
     """(Σ B, T) of (B, T) tensors that may differ in T, padded with 0."""
     width = max(x.shape[1] for x in found)
     return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in found])
-
-
-# -- what the ranks tell each other ------------------------------------------------------------------------------------
 
 
 def agreed(find: Callable[[], Found]) -> Found:
@@ -114,15 +105,11 @@ def to_first(mine: Found) -> list[Found]:
 
 
 def most(count: int, device: torch.device) -> int:
-    """The largest of the ranks' numbers."""
     if not many_ranks():
         return count
     found = torch.tensor(count, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return int(found)
-
-
-# -- passes and gradients ----------------------------------------------------------------------------------------------
 
 
 def run(model: nn.Module, passes: Sequence[Callable[[], None]], idle: Callable[[], None]) -> None:
@@ -154,7 +141,6 @@ def run(model: nn.Module, passes: Sequence[Callable[[], None]], idle: Callable[[
 
 
 def sharded(model: nn.Module) -> bool:
-    """Whether the ranks hold parts of the weights."""
     return any(is_shard(p) for p in model.parameters())
 
 

@@ -25,19 +25,7 @@ from creditscope.lab.rollout import step_tensors
 from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import find
 from creditscope.objective.weights import aggregate, alpha, kept, with_limit
-from creditscope.plugins.trl import names
-from creditscope.plugins.trl.batch import (
-    ALPHA,
-    LABELS,
-    ROW,
-    SHARE,
-    Generation,
-    mask_of,
-    numbered,
-    objective,
-    rollouts_of,
-    window_of,
-)
+from creditscope.plugins.trl import batch, names
 from creditscope.plugins.trl.callback import ScopeCallback
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, score
 from creditscope.policy.loading import Policy
@@ -88,7 +76,7 @@ class CreditMixin:
         here: Any = self
         if not here.model.training:
             return found
-        made = numbered(here, found)
+        made = batch.numbered(here, found)
         if schema.REWARD_ERRORS in made.metrics:
             raise CreditscopeError(f"{made.metrics[schema.REWARD_ERRORS]} answers have no reward: no function gave a "
                                    f"number, and the table has no rule for that. Return 0.0 in place of None")
@@ -97,14 +85,14 @@ class CreditMixin:
         keep = kept(self.row, whole, credit)
         # Ranks average their gradients, so weights among all rows are multiplied by the number of ranks.
         ranks = here.accelerator.num_processes
-        mine, width = found[ROW], found["completion_ids"].shape[1]
+        mine, width = found[batch.ROW], found["completion_ids"].shape[1]
         found["advantages"] = credit[mine, :width]
         if whole.step is not None:
-            found |= {key: getattr(whole, name)[mine] for name, key in LABELS.items()
+            found |= {key: getattr(whole, name)[mine] for name, key in batch.LABELS.items()
                       if getattr(whole, name) is not None}
-            found[LABELS["step"]] = found[LABELS["step"]][:, :width]
+            found[batch.LABELS["step"]] = found[batch.LABELS["step"]][:, :width]
         if not self.row.local:
-            for key, weigh in ((ALPHA, alpha), (SHARE, aggregate)):
+            for key, weigh in ((batch.ALPHA, alpha), (batch.SHARE, aggregate)):
                 found[key] = weigh(self.row, whole, keep, torch.float64)[mine, :width] * ranks
         return found
 
@@ -123,13 +111,13 @@ class CreditMixin:
         if inside:
             self.scope.seen(inputs, live)
         self._log("entropy", entropy(z), inputs)
-        if not bool(mask_of(inputs).any()):
+        if not bool(batch.mask_of(inputs).any()):
             return live.sum() * 0.0
-        window = window_of(here, self.row, [inputs], self.scope.made, None)
+        window = batch.window_of(here, self.row, [inputs], self.scope.made, None)
         if self.row.has_loss_kl and self.row.kl_to == "ref":
             apart = inputs["ref_per_token_logps"] - live.detach()
             self._log("kl", apart.exp() - apart - 1, inputs)
-        return -objective(window, live)
+        return -batch.objective(window, live)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -142,10 +130,10 @@ class CreditMixin:
         self.scope.close()
         return super()._clip_grad_norm(model)  # type: ignore[misc]
 
-    def _whole(self, asked: list[dict[str, Any]], found: Inputs, made: Generation) -> Rollouts:
+    def _whole(self, asked: list[dict[str, Any]], found: Inputs, made: batch.Generation) -> Rollouts:
         """The generation of all ranks, in the order of its numbers, with what method and credit need."""
         here: Any = self
-        keys = ("completion_ids", "completion_mask", "tool_mask", "ref_per_token_logps", ROW)
+        keys = ("completion_ids", "completion_mask", "tool_mask", "ref_per_token_logps", batch.ROW)
         mine = {key: everywhere(here, found[key]) for key in keys if found.get(key) is not None}
         extra: dict[str, Tensor] = {}
         method = self.row
@@ -156,13 +144,13 @@ class CreditMixin:
             told = zip(("step", "step_reward", "step_state"), self._labels(self._steps, asked, found), strict=True)
             extra |= {name: everywhere(here, x, 0 if name == "step_reward" else -1) for name, x in told
                       if x is not None}
-        return replace(rollouts_of(mine, made, None), **extra)  # type: ignore[arg-type]
+        return replace(batch.rollouts_of(mine, made, None), **extra)  # type: ignore[arg-type]
 
     def _labels(self, steps: Judge, asked: list[dict[str, Any]],
                 found: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
         here: Any = self
         policy = Policy("the trainer's", here.model, here.processing_class)
-        mask = mask_of(found)
+        mask = batch.mask_of(found)
         verdicts, pieces = [], []
         for tokens, chose, row in zip(found["completion_ids"], mask, asked, strict=True):
             ids = tokens[chose].tolist()
@@ -178,7 +166,7 @@ class CreditMixin:
     def _log(self, name: str, values: Tensor, inputs: Inputs) -> None:
         """Add the mean over chosen tokens to TRL's logs."""
         here: Any = self
-        mask = mask_of(inputs)
+        mask = batch.mask_of(inputs)
         totals = here.accelerator.reduce(torch.stack([values.detach().masked_fill(~mask, 0.0).sum().double(),
                                                       mask.sum().double()]), reduction="sum")
         here._metrics["train"][name].append(float(totals[0] / totals[1].clamp(min=1)))

@@ -50,7 +50,6 @@ def batch_keys(trainer: Any) -> tuple[str, ...]:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse, before anything runs, a trainer that cannot be read."""
     if not isinstance(trainer, GRPOTrainer | RLOOTrainer):
         raise CreditscopeError(f"ScopeCallback reads GRPOTrainer, RLOOTrainer and their subclasses; this is "
                                f"{type(trainer).__name__}")

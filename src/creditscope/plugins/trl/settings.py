@@ -17,7 +17,6 @@ ARGUMENTS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high"
 
 
 def settings_of(trainer: Any, method: Method, every: int, gram: bool) -> dict[str, Any]:
-    """config of run.json."""
     args = trainer.args
     inner = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(inner.config, "_name_or_path", "") or type(inner).__name__)

@@ -28,46 +28,32 @@ METHOD_KEY = "creditscope_method"
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
 
 
-def advantages_of(method: Method) -> AdvantageFn:
-    """verl's estimator of a method: A_it = λ_it · A_i."""
+def estimator_of(credit: str, method: Method | None = None) -> AdvantageFn:
+    """verl's estimator: A_it = λ_it · credit_it in the units of `method`, or of the configured one."""
 
     def compute(token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None,
                 **_: Any) -> tuple[Tensor, Tensor]:
-        if method.external:
+        row = method or find((config.get(METHOD_KEY, None) if config is not None else None) or "grpo")
+        if method is not None and method.external:
             raise CreditscopeError(f"method {method.name!r} takes its credit from a critic: set "
                                    f"algorithm.adv_estimator=gae, and keep creditscope_{method.name} as the loss")
-        return _given(method, "outcome", token_level_rewards, response_mask, index)
+        refuse_method(row)
+        refuse_credit(credit)
+        if index is None:
+            raise CreditscopeError("verl passed no uid, so answers to one prompt are unknown; put 'uid' into the "
+                                   "batch, as verl's own trainers do")
+        rewards, chosen = token_level_rewards, response_mask.bool()
+        group = numbered(index).to(chosen.device)
+        real = Groups(group).sum(chosen.sum(dim=1)) > 0
+        out = torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
+        if bool(real.any()):
+            rollouts = rollouts_of(rewards[real], chosen[real], group[real])
+            estimate = find_estimator(credit)(lenient(row, rollouts.group), rollouts, Tools())
+            out[real] = estimate * group_share(row, rollouts, estimate, len(chosen))
+        out = out.to(rewards.dtype)
+        return out, out
 
     return compute
-
-
-def credit_of(name: str) -> AdvantageFn:
-    """verl's estimator of a credit: A_it = λ_it · credit_it, in the units of the configured method."""
-
-    def compute(token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None,
-                **_: Any) -> tuple[Tensor, Tensor]:
-        told = config.get(METHOD_KEY, None) if config is not None else None
-        return _given(find(told or "grpo"), name, token_level_rewards, response_mask, index)
-
-    return compute
-
-
-def _given(method: Method, credit: str, rewards: Tensor, mask: Tensor, index: Any) -> tuple[Tensor, Tensor]:
-    refuse_method(method)
-    refuse_credit(credit)
-    if index is None:
-        raise CreditscopeError("verl passed no uid, so the answers to one prompt are unknown; put 'uid' into the batch, "
-                               "as verl's own trainers do")
-    chosen = mask.bool()
-    group = numbered(index).to(mask.device)
-    real = Groups(group).sum(chosen.sum(dim=1)) > 0
-    out = torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
-    if bool(real.any()):
-        rollouts = rollouts_of(rewards[real], chosen[real], group[real])
-        estimate = find_estimator(credit)(lenient(method, rollouts.group), rollouts, Tools())
-        out[real] = estimate * group_share(method, rollouts, estimate, len(mask))
-    out = out.to(rewards.dtype)
-    return out, out
 
 
 def rollouts_of(rewards: Tensor, mask: Tensor, group: Tensor) -> Rollouts:

@@ -50,8 +50,7 @@ SKETCHED = ("effective_rank", "top1", "conflict")
 class EngineReading:
     """One mini-batch on one rank; the lists have one item per micro-batch, `w` and `masks` (B, T)."""
 
-    number: dict[str, int]
-    """Prompt id → group number, the same on every rank."""
+    number: dict[str, int]  # prompt id → group number, the same on every rank
     sketcher: Sketcher = field(default_factory=Sketcher)
     scopes: list[Microscope] = field(default_factory=list)
     groups: list[Tensor] = field(default_factory=list)
@@ -73,10 +72,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         self._stack = ExitStack()
         self._slope: Tensor | None = None
         self._proofs = Proofs()
-        self._weights: list[Tensor] | None = None
-        """During a proof: the weights of each coming micro-batch's rollouts."""
-
-    # -- what verl calls ----------------------------------------------------------------------------------------------
+        self._weights: list[Tensor] | None = None  # during a proof: the weights of each coming micro-batch's rollouts
 
     def forward_backward_batch(self, data: Any, loss_function: Callable[..., Any], forward_only: bool = False) -> Any:
         if forward_only:
@@ -136,8 +132,6 @@ class ScopedEngine(Engine):  # type: ignore[misc]
             for p, grad in held.items():
                 p.grad = grad
 
-    # -- one micro-batch ----------------------------------------------------------------------------------------------
-
     @contextmanager
     def _watched(self, reading: EngineReading, micro_batch: Any) -> Iterator[None]:
         self._slope = None
@@ -168,8 +162,6 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         lengths = micro_batch["input_ids"].offsets().diff().cpu()
         owners = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         return torch.nn.functional.pad(owners, (0, self._get_packed_pad_size(len(owners))), value=-1)[None]
-
-    # -- all ranks ----------------------------------------------------------------------------------------------------
 
     def _numbered(self, uids: Sequence[str]) -> dict[str, int]:
         everyones = dict.fromkeys(uid for part in self._gathered(list(uids)) for uid in part)
@@ -247,7 +239,6 @@ def _row_w(reading: EngineReading) -> dict[int, NDArray[np.float64] | None]:
 
 
 def _uids(data: Any) -> list[str]:
-    """verl's prompt id of each row; [] where there is none."""
     return [str(uid) for uid in load("verl.utils.tensordict_utils").get(data, "uid", [])]
 
 

@@ -2,9 +2,8 @@
 
     loss = −J = −Σ_it a⁰_it · bound(s_it, A_it) · dp_size
 
-The row decides ratio, bound, clip and what the sum is divided by; A comes from verl's advantages. Divisors are those
-of the global mini-batch, which verl counts before it cuts it up, so micro-batches and ranks change nothing. verl's own
-KL and entropy terms stand beside the loss as ever.
+The row decides ratio, bound, clip and divisor; A comes from verl's advantages. Divisors are those of the global
+mini-batch, so micro-batches and ranks change nothing. verl adds its own KL and entropy terms to the loss.
 """
 
 from __future__ import annotations
@@ -114,7 +113,6 @@ def limited(row: Method, told: Mapping[str, Any]) -> Method:
 
 
 def refuse_settings(method: Method, mode: str, config: Any) -> None:
-    """An error for a setting of verl's losses that the row decides."""
     fits = MODES[countable(method).aggregate]
     if mode not in ("token-mean", fits):
         raise CreditscopeError(f"loss_agg_mode={mode!r}: the row of method {method.name!r} decides that; leave it out, "
