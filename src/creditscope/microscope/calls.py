@@ -58,10 +58,7 @@ def unwatched(backward: Any) -> Any:
 
 
 def name_of(func: Func) -> str:
-    """
-    >>> name_of(torch.Tensor.T.__get__), name_of(torch.nn.functional.linear)
-    ('T', 'linear')
-    """
+    """torch's name of a function: 'T' for Tensor.T.__get__, 'linear' for F.linear."""
     if getattr(func, "__name__", "") == "__get__":
         return str(getattr(getattr(func, "__self__", None), "__name__", "__get__"))
     return str(getattr(func, "__name__", func)).strip("_")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -149,9 +149,10 @@ def reduced_sketch(scope: Microscope, engine: Any, names: Sequence[str]) -> Tens
     k, seed = scope.sketcher.k, scope.sketcher.seed
     total = torch.zeros(k**2 + 1, dtype=torch.float64, device=next(iter(scope.parameters.values())).device)
     gone: list[str] = []
-    read = _gradient(engine)
+    whole = importlib.import_module("deepspeed.utils").safe_get_full_grad \
+        if hasattr(engine, "zero_optimization_stage") else None
     for name in sorted(names):
-        grad = read(scope.parameters[name])
+        grad = whole(scope.parameters[name]) if whole is not None else scope.parameters[name].grad
         if grad is None:
             gone.append(name)
             continue
@@ -168,12 +169,6 @@ def reduced_sketch(scope: Microscope, engine: Any, names: Sequence[str]) -> Tens
                                f"{f', first {gone[0]!r}' if gone else ''}; call across after the step's last backward, "
                                f"with gradient sync on, and before optimizer.step() and zero_grad()")
     return total[:-1].cpu()
-
-
-def _gradient(engine: Any) -> Callable[[Tensor], Tensor | None]:
-    if not hasattr(engine, "zero_optimization_stage"):
-        return lambda p: p.grad
-    return importlib.import_module("deepspeed.utils").safe_get_full_grad  # type: ignore[no-any-return]
 
 
 def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> GramCheck:

@@ -49,11 +49,7 @@ def weighted(scores_gram: Any, w: Any) -> Array:
 
 
 def unweighted(gram: Any, w: Any) -> Array:
-    """S_ij = K_ij / (c_i c_j), the Gram of the scores ψ_i; an error where c_i = 0.
-
-    >>> unweighted([[4.0, -2.0], [-2.0, 4.0]], [2.0, -1.0]).tolist()
-    [[1.0, 1.0], [1.0, 4.0]]
-    """
+    """S_ij = K_ij / (c_i c_j), the Gram of the scores ψ_i; an error where c_i = 0."""
     k = _square(gram)
     c = _vector(w, "w", len(k))
     dead = np.flatnonzero(~live(c))

@@ -363,8 +363,6 @@ def _first(call: Moved, y: Tensor) -> Layout:
     return _keep(call, y)
 
 
-# -- fast: whether a result surely has the usual layout ----------------------------------------------------------------
-
 Quick = Callable[[Any, Sequence[Any], dict[str, Any], Tensor, Sequence[Tensor]], bool]
 
 
@@ -393,8 +391,6 @@ def _stay_along(func: Any, args: Any, kwargs: Any, y: Tensor, given: Sequence[Te
     wide = max(given[0].dim(), y.dim())
     return bool(axis % wide) and all(t.dim() == given[0].dim() for t in given)
 
-
-# -- the table ---------------------------------------------------------------------------------------------------------
 
 MATMULS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, Tensor.__matmul__}
 _TABLE: tuple[tuple[Iterable[Any], Rule, Quick | None], ...] = (

@@ -170,9 +170,7 @@ def _ghost_tokens(t: int) -> int:
     return 128 if t > 64 else 64
 
 
-# ---- the cost model --------------------------------------------------------------------------------------------------
-#
-# Measured once on an NVIDIA H200 (benchmarks/gpu/kernels.md says how well it predicts), in bfloat16.
+# The cost model, measured once on an NVIDIA H200 in bfloat16; its accuracy: benchmarks/gpu/kernels.md.
 
 _CHIP = 132  # multiprocessors
 _MATRIX = 760e12  # operations/s of a large matrix product

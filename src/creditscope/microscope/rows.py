@@ -32,11 +32,7 @@ class RowOwners:
 
     @staticmethod
     def of(lead: tuple[int, ...], rows: Tensor | None, segments: Tensor | None, device: torch.device) -> RowOwners:
-        """The owners in a batch whose input has leading axes (B,) or (B, T).
-
-        >>> RowOwners.of((4, 9), torch.tensor([0, 0, 1, 1]), None, torch.device("cpu")).count
-        2
-        """
+        """The owners in a batch whose input has leading axes (B,) or (B, T)."""
         batch, width = lead[0], lead[1] if len(lead) > 1 else None
         owner = segments if segments is not None else rows
         if owner is None:

@@ -75,8 +75,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if groups is not None and not _counts(groups):
             raise CreditscopeError(f"groups is how many of them a reading takes, a whole number of at least 1, or None "
                                    f"for all; got {groups!r}")
-        self._trainer, self._every, self._gram, self._tell = trainer, every, gram, tell
-        self._groups: int | None = groups
+        self._trainer, self._every, self._groups, self._gram, self._tell = trainer, every, groups, gram, tell
         self._out, self._config = Path(out) if out is not None else None, config
         self.method: Method = getattr(trainer, "row", None) or stated(trainer)
         """The row of the table with the trainer's loss."""
@@ -104,8 +103,6 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
     def _generated(self, made: Generation) -> None:
         self._made, self._fresh = made, True
-
-    # -- the trainer's events ----------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state is not self._trainer.state:
@@ -170,8 +167,6 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             self._record = None
             if self._tell is None:
                 print(f"wrote {self._out}; next: creditscope report {self._out}")
-
-    # -- a reading ---------------------------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:

@@ -69,8 +69,6 @@ class CreditMixin:
         self.scope = ScopeCallback(here, every=every, out=out, groups=None, gram=gram, tell=tell, config=config)
         here.add_callback(self.scope)
 
-    # -- what TRL calls ----------------------------------------------------------------------------------------------
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         here: Any = self
