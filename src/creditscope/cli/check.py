@@ -92,7 +92,7 @@ class Check:
         refuted = any(verdict.outcome == "refuted" for verdict in verdicts)
         if self.output.json:
             self.output.emit({"runs": [run.name for run in evidence], "summary": summary(verdicts),
-                              "verdicts": [verdict.as_dict() for verdict in verdicts], "faults": missing,
+                              "verdicts": [asdict(verdict) for verdict in verdicts], "faults": missing,
                               "files": [str(path) for path in files]})
         else:
             show(console, verdicts, every=self.every, why=self.why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,7 +58,7 @@ class Localise:
         with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
         if self.output.json:
-            self.output.emit(outcome.as_dict())
+            self.output.emit(asdict(outcome))
             return 0
         console = self.output.console()
         for name, findings in outcome.tables.items():

@@ -120,7 +120,7 @@ class Reproduce:
         if self.output.json:
             self.output.emit({"out": str(self.place), "finished": not failed, "runs": len(evidence),
                               "failed": dict(failed), "summary": summary(verdicts),
-                              "verdicts": [verdict.as_dict() for verdict in verdicts], "files": files})
+                              "verdicts": [asdict(verdict) for verdict in verdicts], "files": files})
         else:
             self._show(verdicts, failed, files)
         return 1 if failed else 0
