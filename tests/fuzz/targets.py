@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from creditscope.batch.jsonl import read_jsonl, write_jsonl
+from creditscope.batch.jsonl import read_jsonl
 from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.claims.table import check
 from creditscope.cli.check import read_runs
@@ -50,6 +50,7 @@ from creditscope.tasks.equations import equations, evaluate, holds
 from creditscope.tasks.gsm8k import Gsm8k, final_answer, number_of
 from creditscope.tasks.jsonl import read_rows
 from creditscope.tasks.turns import Ladder
+from makers import write_jsonl
 
 PART = b"\n%%%\n"
 TESTS = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cli import run
-from creditscope.batch.jsonl import collate, read_jsonl, to_rows
+from creditscope.batch.jsonl import collate, read_jsonl
 from creditscope.batch.jsonl import read_rows as rows_of_rollouts
 from creditscope.claims.evidence import from_json
 from creditscope.diagnosis.read import _settings_file as settings_file
@@ -38,6 +38,7 @@ from creditscope.tasks.jsonl import read_rows
 from creditscope.tasks.turns import Ladder
 from creditscope.tasks.worker import Worker, WorkerError
 from each import each
+from makers import to_rows
 
 TESTS = Path(__file__).resolve().parents[1]
 GROWTH = 8
