@@ -15,6 +15,11 @@ def check_real(value: Tensor, what: str) -> None:
         raise CreditscopeError(f"{what} must be real, got {value.dtype}; take its real part")
 
 
+def wide(value: Tensor) -> Tensor:
+    """At least float32: half precision is for storage, not for sums."""
+    return value if value.dtype == torch.float64 else value.float()
+
+
 class Groups:
     """The partition of B rows into groups; every statistic has one value per row.
 
@@ -67,7 +72,7 @@ class Groups:
         max − min ≤ 8·eps·max|value|. The mean of equal floats may miss them by an ulp, and a std of one ulp would
         turn that into an advantage of one. eps is float32's at most: rewards in half precision stay distinct.
         """
-        value = value if value.dtype == torch.float64 else value.float()
+        value = wide(value)
         high = value.new_full((len(self),), -torch.inf).scatter_reduce_(0, self.index, value, "amax")
         low = value.new_full((len(self),), torch.inf).scatter_reduce_(0, self.index, value, "amin")
         rounding = 8 * torch.finfo(value.dtype).eps * torch.maximum(high.abs(), low.abs())

@@ -110,10 +110,12 @@ def check_fields(row: Row, bad: Bad) -> Row:
     for name in ("prompt", "text"):
         if name in row and not isinstance(row[name], str):
             raise bad(f"{name!r} must be text, got {show(row[name])}")
-    for name, kind, axis in (*((name, _TYPES[c.kind], c.axis) for name, c in COLUMNS.items()), ("pieces", str, "token")):
+    columns = {name: (_TYPES[column.kind], column.axis) for name, column in COLUMNS.items()}
+    for name, (kind, axis) in (columns | {"pieces": (str, "token")}).items():
         if name not in row:
             continue
-        row[name] = check_scalar(name, row[name], kind, bad) if axis == "row" else check_list(name, row[name], kind, bad)
+        check = check_scalar if axis == "row" else check_list
+        row[name] = check(name, row[name], kind, bad)
         if axis == "token" and "tokens" not in row:
             raise bad(f"{name!r} has one entry per token, but there are no 'tokens'")
         if axis == "token" and len(row[name]) != len(row["tokens"]):

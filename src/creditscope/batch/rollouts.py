@@ -73,7 +73,7 @@ class Rollouts:
     tokens: Tensor
     """(B, T) int64 token ids of the completion; 0 after a row's last chosen token."""
     mask: Tensor
-    """(B, T) bool: True where the policy chose the token. False on padding and on text from elsewhere, such as a tool."""
+    """(B, T) bool: True where the policy chose the token. False on padding and on text from elsewhere."""
     logp: Tensor
     """(B, T) log π_old of the chosen tokens, as sampled."""
     reward: Tensor

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import wide
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage

@@ -14,9 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import in_units, wide
+from creditscope.credit.units import in_units
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.axes import Method
 

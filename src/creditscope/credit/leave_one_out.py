@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import in_units, wide
+from creditscope.credit.units import in_units
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import BASELINES
 

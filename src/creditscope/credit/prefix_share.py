@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.prefixes import node_values
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import wide
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.prefixes import node_values
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import in_units, wide
+from creditscope.credit.units import in_units
 from creditscope.methods.axes import Method
 
 
