@@ -1,4 +1,4 @@
-"""Outcome credit on the tokens where the policy hesitates, none elsewhere."""
+"""Outcome credit on the tokens with the highest entropy, none elsewhere."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from creditscope.objective.advantages import BASELINES
 
 
 def leave_one_out(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
-    """A_it = r_i − 1/(R−1) Σ_{j≠i} r_j: no baseline knows its own rollout, so the gradient is unbiased."""
+    """A_it = r_i − 1/(R−1) Σ_{j≠i} r_j: the baseline is independent of rollout i, so the gradient is unbiased."""
     reward, groups = wide(rollouts.reward), Groups(rollouts.group)
     centred = reward - BASELINES["leave_one_out"](reward, groups, rollouts.lengths.to(reward.dtype))
     return in_units(method, centred.masked_fill(groups.unanimous(reward), 0.0)[:, None], rollouts)

@@ -1,4 +1,4 @@
-"""Shared prefixes weigh less: a token that n siblings share is trained n times, so each counts 1/n."""
+"""Shared prefixes weigh 1/n: a token that n siblings share is trained n times."""
 
 from __future__ import annotations
 
