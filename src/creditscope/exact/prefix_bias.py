@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.prefixes import shared
-from creditscope.credit.units import wide
 from creditscope.methods.axes import Method
 from creditscope.methods.bounds import BOUNDS
 from creditscope.objective.advantages import token_advantage
