@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families, mean_of, over_runs
-from creditscope.claims.verdict import Band, Outcome, Verdict, all_of
+from creditscope.claims.verdict import Band, ClaimVerdict, Outcome, all_of
 from creditscope.methods import find
 from creditscope.methods.axes import OWN_CREDIT
 from creditscope.runs.intervals import Interval, mean_interval
@@ -80,7 +80,7 @@ def mean_over(unit: str, values: Sequence[float]) -> Measured:
 
 
 def estimate(definition: str, subject: str, found: Measured, band: Band, reason: str, *, outcome: Outcome | None = None,
-             expected: str = "", threshold: str = "") -> Verdict:
+             expected: str = "", threshold: str = "") -> ClaimVerdict:
     """The verdict on an estimate, by its band unless an outcome is given. If undecided, the reason says how many values
     would decide."""
     value, of = found
@@ -91,7 +91,7 @@ def estimate(definition: str, subject: str, found: Measured, band: Band, reason:
             reason += f"; {value.n} {of} give no interval over runs, it needs {SEEDS}"
         elif count is not None and count > value.n:
             reason += f"; about {count} {of.split()[0]} would decide"
-    return Verdict(definition=definition, subject=subject, outcome=outcome, reason=reason, observed=value.mean,
+    return ClaimVerdict(definition=definition, subject=subject, outcome=outcome, reason=reason, observed=value.mean,
                    interval=value.ends, expected=expected or str(band), threshold=threshold or f"interval {band}",
                    n=value.n, of=of)
 
@@ -106,7 +106,7 @@ class BySize(dict[int, Measured]):
         return f"{self.numbers(digits)} at R = {', '.join(map(str, self))}"
 
     def verdict(self, definition: str, subject: str, bands: Mapping[int, Band], reason: str, *, expected: str,
-                threshold: str, still: str = "") -> Verdict:
+                threshold: str, still: str = "") -> ClaimVerdict:
         """The verdict on a statement about every R: each mean lies in its band. The verdict shows the R that decided,
         the one farthest from the middle of its band. `still` is what is needed before the statement can hold.
         """

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.claims.verdict import Verdict, exact
+from creditscope.claims.verdict import ClaimVerdict, exact
 from creditscope.exact.enumeration import Exact, World, ladder_world, measure
 from creditscope.exact.p1 import P1_GRPO, RLOO, STATE_BASELINE, TINY, equal
 from creditscope.methods.axes import Method
@@ -37,7 +37,7 @@ def rms(world: World, bias: Tensor) -> Tensor:
 
 def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: int = START, size: int = 8,
                credit: str = "outcome", state_baseline: str = STATE_BASELINE, method: Method = P1_GRPO
-               ) -> list[Verdict]:
+               ) -> list[ClaimVerdict]:
     """P1.8: Bias_h = Σ_{h'<h} r_h' + v(s_h) − v(s_0), at most h·r_max + 2·V_max, 0 at the first turn."""
     subject = f"ladder of {game.top + 1} rungs, {game.turns} turns, R = {size}"
     policy = constant_policy(game) if policy is None else policy
@@ -73,7 +73,7 @@ def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: in
     ]
 
 
-def _removal(name: str, found: Exact, plain: Exact, subject: str) -> Verdict:
+def _removal(name: str, found: Exact, plain: Exact, subject: str) -> ClaimVerdict:
     mine, theirs = (rms(some.world, credit_bias(some))[1:] for some in (found, plain))
     left = mine / theirs
     worst = int(left.argmax())

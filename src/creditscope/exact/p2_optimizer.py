@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from creditscope.claims.verdict import Verdict, at_most, exact
+from creditscope.claims.verdict import ClaimVerdict, at_most, exact
 from creditscope.exact.p2 import EQUAL
 from creditscope.exact.p2_prefix import TabularPolicy, tabular_policy
 from creditscope.methods.table import GRPO
@@ -72,14 +72,14 @@ CONDITIONS = (
 
 
 def blind_to_scale(*, conditions: Sequence[Condition] = CONDITIONS,
-                   predict: Callable[..., Any] = sweep) -> list[Verdict]:
+                   predict: Callable[..., Any] = sweep) -> list[ClaimVerdict]:
     """P2.3: train a tabular policy with rewards times φ, for φ from 1e-6 to 1e3, and compare the ways made."""
     world = tabular_policy()
     closed_form = [c for c in conditions if c.eps and c.clip == math.inf and not c.drowned]
     return [*(_judged(world, condition) for condition in conditions), _replayed(world, closed_form, predict)]
 
 
-def _judged(world: TabularPolicy, condition: Condition) -> Verdict:
+def _judged(world: TabularPolicy, condition: Condition) -> ClaimVerdict:
     where = "> 1" if condition.drowned else f"≤ {SAME:g}"
     reference, _, _ = _train(world, condition, PHIS[-1])
     changes = {}
@@ -125,7 +125,7 @@ def _train(world: TabularPolicy, condition: Condition, phi: float) -> tuple[Tens
     return theta.detach() - world.logits, float(met.min()), float(met.max())
 
 
-def _replayed(world: TabularPolicy, conditions: Iterable[Condition], predict: Callable[..., Any]) -> Verdict:
+def _replayed(world: TabularPolicy, conditions: Iterable[Condition], predict: Callable[..., Any]) -> ClaimVerdict:
     """The change that `scale.sweep` computes from the state of one run, against optimisers that are fed φr + k."""
     errors = []
     for condition in conditions:
@@ -169,7 +169,7 @@ FREE_BETAS = ((0.9, 0.95), (0.9, 0.999), (0.8, 0.3), (0.0, 0.9))
 
 
 def overshoot(*, printed: Mapping[tuple[int, int], tuple[float, int]] = PRINTED,
-              closed_form: Callable[[int, int, tuple[float, float]], float] = carry) -> list[Verdict]:
+              closed_form: Callable[[int, int, tuple[float, float]], float] = carry) -> list[ClaimVerdict]:
     """P2.4: the share of a full step that a real AdamW still makes at step T+k, after a constant gradient for T−1 steps
     and then zeros."""
     out, subject = [], "torch.optim.AdamW, one parameter"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.claims.verdict import Verdict, at_most, exact
+from creditscope.claims.verdict import ClaimVerdict, at_most, exact
 from creditscope.exact import prefix_bias as closed
 from creditscope.exact.p2 import EQUAL, apart
 from creditscope.methods.axes import Method
@@ -78,7 +78,7 @@ STEPS = (0.0, 0.1, 30.0)
 
 
 def prefix_bias(*, methods: Mapping[str, Method] = METHODS,
-                predict: Callable[..., closed.PrefixBias] = closed.prefix_bias) -> list[Verdict]:
+                predict: Callable[..., closed.PrefixBias] = closed.prefix_bias) -> list[ClaimVerdict]:
     """P2.2: W = Σ_{i∈S} ω_i A_i at shared prefixes, which rows cancel there, and which answers 1/L_i favours."""
     world = tabular_policy()
     return [_predicted(world, methods, predict), _who_cancels(world, methods), _after_a_step(world, methods),
@@ -86,7 +86,7 @@ def prefix_bias(*, methods: Mapping[str, Method] = METHODS,
 
 
 def even_weights(*, methods: Mapping[str, Method] = METHODS, flatten: Callable[[Method], Method] = even
-                 ) -> list[Verdict]:
+                 ) -> list[ClaimVerdict]:
     """C.3, ours: does `even(method)` remove what a method leaves on a prefix that the whole group shares?"""
     world, out = tabular_policy(), []
     for method in (methods[name] for name in STAYS):
@@ -109,7 +109,7 @@ def _root(world: TabularPolicy, method: Method, logp: Tensor | None = None) -> f
 
 
 def _predicted(world: TabularPolicy, methods: Mapping[str, Method], predict: Callable[..., closed.PrefixBias]
-               ) -> Verdict:
+               ) -> ClaimVerdict:
     errors = []
     outside = torch.randn(world.rollouts.mask.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for method in methods.values():
@@ -125,7 +125,7 @@ def _predicted(world: TabularPolicy, methods: Mapping[str, Method], predict: Cal
                    f"by up to {max(errors):.2g} of the largest", n=len(errors), of="methods and steps")
 
 
-def _who_cancels(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdict:
+def _who_cancels(world: TabularPolicy, methods: Mapping[str, Method]) -> ClaimVerdict:
     roots = {name: _root(world, methods[name]) for name in (*CANCELS, *STAYS)}
     wrong = [name for name, root in roots.items() if (root <= EQUAL) != (name in CANCELS)]
     least = min(roots[name] for name in STAYS)
@@ -136,7 +136,7 @@ def _who_cancels(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdict
                  threshold=f"cancels: ≤ {EQUAL:g}", n=len(roots), of="methods")
 
 
-def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdict:
+def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> ClaimVerdict:
     roots = {name: _root(world, row, world.step(row, STEPS[1]))
              for name in (*BY_TOKEN, *BY_SEQUENCE)
              for row in [methods[name].replace(bound="none", clip_low=None, clip_high=None, beta=0.0)]}
@@ -149,7 +149,7 @@ def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdic
                  expected=f"{', '.join(BY_TOKEN)} still cancel; {', '.join(BY_SEQUENCE)} no longer")
 
 
-def _favours_short(method: Method) -> Verdict:
+def _favours_short(method: Method) -> ClaimVerdict:
     """A good and a bad answer that share their first token: W > 0 where the good one is shorter, < 0 where longer."""
     wrong, cases = 0, 36
     for good, bad in product(range(1, 7), repeat=2):
