@@ -124,7 +124,7 @@ def test_without_a_bonus_and_with_a_base_of_one_it_is_the_outcome() -> None:
 
 @pytest.mark.parametrize(("base", "bonus"), [(-0.1, 0.5), (0.5, -0.1), (float("nan"), 0.5), (0.5, float("inf"))])
 def test_weights_that_cannot_work_are_refused(base: float, bonus: float) -> None:
-    with pytest.raises(CreditscopeError, match=r"option (base|bonus) of credit 'entropy_shaping' must be a finite number"):
+    with pytest.raises(CreditscopeError, match=r"(base|bonus) of credit 'entropy_shaping' must be a finite number"):
         find_estimator(f"entropy_shaping,base={base},bonus={bonus}")
 
 
