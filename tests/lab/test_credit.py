@@ -56,8 +56,7 @@ def test_every_estimator_trains(name: str, tmp_path: Path) -> None:
     assert credit.any()
     assert not credit[~mask].any()
     spread = max(line.get("credit/within", 0.0) for line in lines)
-    uniform = name in ("outcome", "leave_one_out", "optimal_scalar", "optimal_sequence", "salt")
-    assert (spread < 1e-9) == uniform
+    assert (spread < 1e-9) == ESTIMATORS[name].per_answer
 
 
 def test_outcome_credit_is_the_default_and_changes_no_weight(tmp_path: Path) -> None:

@@ -213,7 +213,9 @@ class Rollouts:
 
     def to(self, device: torch.device | str) -> Rollouts:
         """The same rollouts with every tensor on `device`."""
-        return self._made({name: value.to(device) for name, value in self._tensors().items()})
+        # A copy to the CPU is read at once, so it waits; a copy to a GPU need not.
+        ahead = torch.device(device).type != "cpu"
+        return self._made({name: value.to(device, non_blocking=ahead) for name, value in self._tensors().items()})
 
     def rows(self, index: Tensor) -> Rollouts:
         """The chosen rows, by boolean mask (B,) or by integer index. An integer index on the CPU waits for no GPU."""
@@ -221,7 +223,8 @@ class Rollouts:
             index = index.nonzero().squeeze(1)
         if not len(index):
             raise CreditscopeError("Rollouts.rows needs at least one row, got none")
-        chosen: dict[str, Any] = {name: value[index] for name, value in self._tensors().items()}
+        at = index.to(self.tokens.device, non_blocking=not index.is_cuda)
+        chosen: dict[str, Any] = {name: value[at] for name, value in self._tensors().items()}
         where, ends = index.tolist(), vars(self)["_ends"]
         chosen |= {name: [value[i] for i in where] for name in LIST_FIELDS if (value := getattr(self, name))}
         return self._made(chosen | {"_ends": [ends[i] for i in where]})
