@@ -169,7 +169,7 @@ MUTANTS = [
     Mutant("momentum counted as fresh", "optimizer/families.py",
            "return Parts(rate * before, rate * fresh,", "return Parts(rate * fresh, rate * before,", STATE),
     Mutant("an interval that touches the band's outside holds", "claims/verdict.py",
-           "holds = low <= value.low and value.high <= high", "holds = low <= value.mean <= high", VERDICTS),
+           "holds = low <= below and above <= high", "holds = low <= value.mean <= high", VERDICTS),
     Mutant("readings of one run decide", "claims/evidence.py",
            "return Measured(Interval(mean(values), None, None, len(values)), some(unit, len(known)))",
            "return Measured(mean_interval(values), some(unit, len(known)))", EVIDENCE),

@@ -46,7 +46,7 @@ def test_the_sample_that_would_decide_grows_with_the_square_of_the_width() -> No
 def test_what_is_missing_is_undecided_and_says_what_it_needs() -> None:
     found = missing("tiny", "--scope light")
     assert (found.outcome, found.reason) == ("undecided", "needs --scope light")
-    assert found.as_dict()["observed"] is None
+    assert found.observed is None
 
 
 @pytest.mark.parametrize(("band", "words"), [

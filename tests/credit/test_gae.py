@@ -284,7 +284,7 @@ def test_values_that_are_not_finite_or_not_of_the_batch_are_refused() -> None:
     values[0, 2] = float("inf")
     with pytest.raises(CreditscopeError, match=r"row 0, column 2 is inf \(and 0 more are not finite\); lower"):
         gae(PPO, batch, Known(values))
-    with pytest.raises(CreditscopeError, match=r"one value a token, \(5, 9\), got \(5, 8\)"):
+    with pytest.raises(CreditscopeError, match=r"one value per token, \(5, 9\), got \(5, 8\)"):
         gae(PPO, batch, Known(values[:, 1:]))
     with pytest.raises(CreditscopeError, match="needs a learned value function, and there is none here"):
         gae(PPO, batch, Tools())

@@ -120,7 +120,7 @@ def test_a_rank_below_one_and_a_method_with_credit_by_token_are_refused() -> Non
     tools = Scores(random_scores(batch))
     with pytest.raises(CreditscopeError, match="rank of credit 'salt' must be at least 1, got 0"):
         salt(PLAIN, batch, tools, rank=0)
-    with pytest.raises(CreditscopeError, match="'salt' splits one advantage a rollout, but method 'x' has one a token"):
+    with pytest.raises(CreditscopeError, match="splits one advantage per rollout, but method 'x' has one per token"):
         salt(METHODS["reinforce_pp"].but(name="x", beta=0.1), batch, tools)
 
 

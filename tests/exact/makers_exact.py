@@ -15,7 +15,3 @@ def said(verdicts: list[Verdict], subject: str, definition: str = "") -> Verdict
 def swapped(**rows: Method) -> dict[str, Method]:
     """Our table with some rows exchanged."""
     return {**METHODS, **{name: row.replace(name=name) for name, row in rows.items()}}
-
-
-def without(*names: str) -> dict[str, Method]:
-    return {name: row for name, row in METHODS.items() if name not in names}

@@ -159,15 +159,11 @@ def test_the_expected_gradient_is_what_expected_credit_leaves_after_its_mean_in_
         torch.testing.assert_close(found.gradient, w.visits * (found.by_token - own), **TINY)
 
 
-def test_worlds_that_cannot_be_enumerated_or_are_half_given_are_refused() -> None:
-    logits, reward, step_reward = draw(EQUAL, 0)
+def test_worlds_that_cannot_be_enumerated_are_refused() -> None:
     with pytest.raises(CreditscopeError, match="8 sequences cannot be enumerated"):
         world(EQUAL, 0).groups(30)
     with pytest.raises(CreditscopeError, match="groups of 0"):
         world(EQUAL, 0).groups(0)
-    for options in ({}, {"reward": reward, "step_reward": step_reward}):
-        with pytest.raises(CreditscopeError, match="either reward or step_reward"):
-            tree_world(EQUAL, logits, **options)
 
 
 # -- outcome credit ------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from creditscope.exact.p2_prefix import BY_LENGTH, CANCELS, STAYS, STEPS, Tabula
 from creditscope.exact.prefix_bias import PrefixBias
 from creditscope.exact.prefix_bias import prefix_bias as predict
 from creditscope.methods.table import even
-from exact.makers_exact import said, swapped, without
+from exact.makers_exact import said, swapped
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +133,6 @@ def test_the_other_ratio_refutes_what_a_step_does(name: str, ratio: str) -> None
     assert said(p2_prefix.prefix_bias(methods=rows), "tabular policy", "after one inner").outcome == "refuted"
 
 
-def test_rows_that_are_not_there_are_asked_for() -> None:
-    (found,) = p2_prefix.prefix_bias(methods=without("rloo", "sapo"))
-    assert (found.outcome, found.reason) == ("undecided", "needs the rows rloo, sapo in the table of methods")
-
-
 def test_whoever_is_listed_has_credit_on_the_shared_prefix(world: TabularPolicy) -> None:
     roots = [p2_prefix._root(world, METHODS[name]) for name in (*CANCELS, *STAYS)]
     assert all(0 <= root <= 1 for root in roots)
@@ -183,13 +178,6 @@ def test_weights_that_stay_as_they_are_remove_nothing() -> None:
 def test_with_the_groups_mean_for_its_baseline_even_weights_end_what_opo_leaves() -> None:
     rows = swapped(opo=METHODS["opo"].but(name="opo", baseline="group_mean"))
     assert said(p2_prefix.even_weights(methods=rows), "opo_even").outcome == "holds"
-
-
-def test_even_weights_ask_for_the_rows_they_need_and_for_no_others() -> None:
-    (found,) = p2_prefix.even_weights(methods=without("gspo", "gtpo", "rloo"))
-    assert found.outcome == "undecided"
-    assert found.reason == "needs the rows gspo, gtpo in the table of methods"
-    assert len(p2_prefix.even_weights(methods=without("rloo"))) == len(STAYS)
 
 
 @pytest.mark.slow

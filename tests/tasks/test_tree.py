@@ -99,7 +99,7 @@ def test_bad_shapes_are_refused() -> None:
     tree = Tree()
     with pytest.raises(CreditscopeError, match=r"\(7, 2\), got \(2, 2\)"):
         tree.logp(torch.zeros(2, 2))
-    with pytest.raises(CreditscopeError, match="one entry a sequence"):
+    with pytest.raises(CreditscopeError, match="one entry per sequence"):
         tree.value(torch.zeros(7, 2), torch.zeros(3))
     with pytest.raises(CreditscopeError, match="cannot be enumerated"):
         tree.groups(20)

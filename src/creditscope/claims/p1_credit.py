@@ -8,23 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from creditscope.claims.evidence import Evidence, cells, families, mean, over_runs, rows_with
-from creditscope.claims.reading import (
-    READ,
-    SWEEP,
-    BySize,
-    credit_of,
-    estimate,
-    fixed,
-    mean_over,
-    row_of,
-    sweeps,
-    with_outcome,
-)
+from creditscope.claims.evidence import Evidence, cells, families, over_runs, rows_with
+from creditscope.claims.reading import READ, SWEEP, BySize, credit_of, estimate, fixed, mean_over, sweeps, with_outcome
 from creditscope.claims.verdict import POSITIVE, Band, Verdict, at_most, exact, missing, needing
 from creditscope.credit.table import ESTIMATORS
 from creditscope.methods import find
 from creditscope.runs import schema
+from creditscope.runs.numbers import mean
 
 ROUNDING = 1e-9
 """A share of credit at or below it is rounding: both are computed in float64 from the same numbers."""
@@ -54,10 +44,10 @@ def uniform_credit(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 @needing(f"{READ}, with outcome credit and a method that has a group baseline (--method p1_grpo)")
 def zero_sum(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """P1.2: |Σ_i c_i| / Σ_i |c_i| = 0 in every group, c the credit that reaches the gradient under a centred row."""
-    centred = [run for run in with_outcome(runs) if (row := row_of(run)) is not None and row.centred]
+    centred = [run for run in with_outcome(runs) if (row := find.row_of(run.config)) is not None and row.centred]
     for family in sweeps(centred, lambda run: len(run.column("w_sum"))):
         values = [value for run in family for value in run.column("w_sum")]
-        row = row_of(family[0])
+        row = find.row_of(family[0].config)
         divided = row is not None and row.aggregate == "sequence_mean"
         yield at_most(SUM_ROUNDING, "|Σc| / Σ|c| in a group, c the credit that reaches the gradient", family[0].subject,
                       max(values), f"the largest of {len(values)} groups is {max(values):.2g}"
@@ -66,10 +56,9 @@ def zero_sum(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 
 LAW_BAND = 0.05
-"""How far the share of dead groups may lie from the law: five groups in a hundred, which a reader of a plot would still
-call agreement. P1 gives no number of its own."""
+"""How far the share of dead groups may lie from the law: five groups in a hundred, since P1 gives no number."""
 THIRDS = 6
-"""Steps that a run needs before its first third is compared with its last: two in each."""
+"""Steps that a run needs for a comparison of its first third with its last: two in each."""
 
 
 @needing("the metrics reward/mean and signal/dead_groups of a run with outcome credit and binary rewards; and for the "
@@ -98,7 +87,7 @@ def _unanimous(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 def dead_share(right: int, count: int, size: int) -> float:
     """p^R + (1−p)^R without bias from K = `right` of N = `count` rewards: [C(K,R) + C(N−K,R)] / C(N,R).
 
-    The batch's own mean in place of p would exceed it: by 0.03 with eight groups of two.
+    With the batch's mean in place of p the result is too large: by 0.03 with eight groups of two.
 
     >>> dead_share(8, 16, 2), dead_share(2, 4, 2)
     (0.4666666666666667, 0.3333333333333333)
@@ -107,9 +96,9 @@ def dead_share(right: int, count: int, size: int) -> float:
 
 
 def is_binary(step: Mapping[str, float], size: int) -> bool:
-    """Whether a step's rewards are 0 and 1, from mean and std: in [0, 1] the mean of r² equals that of r only then.
+    """Whether all rewards are 0 or 1: then mean r² = mean r, var·(B−1)/B + mean² = mean, B = groups·R.
 
-    var·(B−1)/B + mean² = mean, B = groups·R; to 1e-4, because the record's std is a float32's.
+    To 1e-4, because the recorded std is a float32.
     """
     count = step[schema.SIGNAL_GROUPS] * size
     if not 0 < size <= count:
@@ -164,8 +153,7 @@ def _growth(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 def multi_turn(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """P1.8: the bias of outcome credit grows with the turn, and other baselines reduce it.
 
-    Squares are compared: MS_h, the mean square of the bias at turn h, is measured without bias and may come out below
-    0 by chance.
+    Compared is MS_h, the mean square of the bias at turn h: its estimate is unbiased and may be below 0 by chance.
     """
     for family in sweeps(fixed(runs), lambda run: len(_squares(run, "rms_outcome"))):
         yield _by_turn(family)
@@ -186,10 +174,9 @@ def _squares(run: Evidence, column: str) -> dict[float, dict[int, float]]:
 
 
 def _by_turn(family: Sequence[Evidence]) -> Verdict:
-    """The slope of MS_h on h is above 0, of each kept step that has several turns.
+    """The slope of MS_h on h is above 0, over the kept steps that have several turns.
 
-    That MS_0 = 0 and that the bound is kept is judged by enumeration alone: on sampled groups, whose credit sums to 0,
-    neither could come out otherwise.
+    MS_0 = 0 and the bound are tested by enumeration alone: in sampled groups, whose credit sums to 0, both always hold.
     """
     subject = family[0].subject
     steps = [[turns for turns in _squares(run, "rms_outcome").values() if len(turns) > 1 and 0 in turns]
@@ -227,8 +214,8 @@ def _left(family: Sequence[Evidence], column: str) -> float:
 
 
 LOST = 0.05
-"""The share of variance that a baseline may lose, beyond chance, and still be called optimal: 5 % more rollouts make up
-for it, less than one in a group of eight."""
+"""The share of variance that a baseline may lose, beyond chance, and still be called optimal: 5 % more rollouts, less
+than one in a group of eight."""
 APART = 0.05
 """How far b* may lie from the mean, in units of a binary reward."""
 

@@ -1,13 +1,13 @@
-"""Outcome credit on the tokens where the policy hesitates, none elsewhere."""
+"""Outcome credit on the tokens with the highest entropy, none elsewhere."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import wide
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage

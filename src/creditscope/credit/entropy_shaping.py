@@ -1,19 +1,18 @@
-"""Outcome credit shaped by entropy: hesitation that ended well earns more, certainty that ended badly pays more."""
+"""Outcome credit shaped by entropy: larger where H is high and A > 0, and where H is low and A < 0."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import wide
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage
 
-LEAST = 1e-3  # nats; 1/H of a token that the policy was sure of is bounded
+LEAST = 1e-3  # nats, so that 1/H is bounded
 
 
 def entropy_shaping(method: Method, rollouts: Rollouts, tools: Tools, *, base: float = 0.5,

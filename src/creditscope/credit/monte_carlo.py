@@ -1,4 +1,4 @@
-"""Monte Carlo values at the ends of steps (VinePPO): a step is worth what it did to the chance of being right."""
+"""Monte Carlo values at the ends of steps (VinePPO): credit of a step is the change of V over it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
+from creditscope.methods.axes import Method
 from creditscope.methods.find import row_of
 from creditscope.methods.words import Law, law
 from creditscope.runs import schema
@@ -91,7 +92,7 @@ def read(path: Path) -> Findings:
     each = schema.OVERSHOOT_UPDATE
     by_update = {k: means({name: each(name, k) for name in each.readings}) for k in sorted(numbered)}
     found = Findings(
-        run=str(path), method=_method(record), brake=_brake(record), stops=_stops(record),
+        run=str(path), method=_method(record), brake=_brake(record), stops=row.stops if (row := _row(record)) else None,
         steps=sum(schema.REWARD_MEAN in line for line in lines),
         overshoot=means(OVERSHOOT),
         furthest=max(values(schema.OVERSHOOT_MAX), default=None),
@@ -110,19 +111,23 @@ def _method(record: Record) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def _row(record: Record) -> Method | None:
+    """The run's row; None for a method that is not in the table."""
+    row = row_of(record.config)
+    if row is None and row_of({"method": record.config.get("method")}):
+        raise CreditscopeError(f"{record.path}: beta is {record.config.get('beta')!r:.60}, which method "
+                               f"{_method(record)} cannot have; is this a run of creditscope train?")
+    return row
+
+
 def _brake(record: Record) -> str | None:
     name = record.config.get("brake")
     return name if isinstance(name, str) and name != "none" else None
 
 
-def _stops(record: Record) -> str | None:
-    row = row_of(record.config)
-    return None if row is None else row.stops
-
-
 def _law(record: Record) -> Law | None:
     """The law of the run's method with the run's β; None for a method that is not in the table."""
-    row = row_of(record.config)
+    row = _row(record)
     return None if row is None else law(row.under(record.config.get("credit")))
 
 

@@ -52,7 +52,7 @@ PROBES = (0.0, -20.0)
 
 
 @dataclass(frozen=True)
-class Read:
+class ScopedBatch:
     """A batch that was read: its metrics, and how far the file is done."""
 
     line: dict[str, Any]
@@ -64,7 +64,7 @@ class Read:
 
 
 def scope_file(path: Path, settings: Settings, out: Path | None = None, versions: Mapping[str, Any] | None = None,
-               resume: bool = False, stop: Callable[[], bool] = lambda: False) -> Generator[Read, None, bool]:
+               resume: bool = False, stop: Callable[[], bool] = lambda: False) -> Generator[ScopedBatch, None, bool]:
     """Read a file batch by batch and yield each once it is on disk. Returns whether the end was reached.
 
     Without `out` nothing is written. `stop` is asked before each batch but the first.
@@ -98,7 +98,7 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
                     record.save_group(number, group)
                 record.append(number, line)
                 record.thin(number, settings.keep_most, {"scope": settings.every, "groups": settings.keep_every})
-            yield Read(line, source.done(batch.place), source.size, reader)
+            yield ScopedBatch(line, source.done(batch.place), source.size, reader)
     if record is not None:
         _finish(record.path, config)
     return True

@@ -1,8 +1,8 @@
-"""TRL's own credit: w = −∂loss/∂log π out of TRL's unmodified trainers, to hold our TRL rows against.
+"""w = −∂loss/∂log π of TRL's unmodified trainers, to compare our TRL rows with.
 
-A real GRPOTrainer or RLOOTrainer is built for each setting. Only what depends on a language model is replaced: the
-completions are the batch's, and log-probs (live, old, reference) are looked up instead of computed. Rewards,
-advantages, masks, normalisers, ratios, bounds and KL are TRL's lines.
+A real GRPOTrainer or RLOOTrainer is built for each setting. Only the language model is replaced: completions and
+log-probs (live, old, reference) come from the batch. Rewards, advantages, masks, normalisers, ratios, bounds and KL are
+TRL's own code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-EOS = 5  # one of the ids that the batches use, so that some of their completions count as finished
-MAX_TOKENS = 12  # wider than the batches, so that a denominator taken from the width would be seen
+EOS = 5  # one of the ids of the batches, so that some completions count as finished
+MAX_TOKENS = 12  # wider than the batches, so that a denominator taken from the width would differ
 
 
 def advantage_and_credit(config: str, settings: Mapping[str, Any], batch: Mapping[str, Tensor],
@@ -55,7 +55,7 @@ def advantage_and_credit(config: str, settings: Mapping[str, Any], batch: Mappin
 
 
 def trainer_of(config: str, settings: Mapping[str, Any]) -> Any:
-    """A trainer in train mode over a batch of 16, groups of 4, just as its users make it."""
+    """A trainer in train mode over a batch of 16, groups of 4."""
     return _trainer(config, tuple(sorted(settings.items())))
 
 
@@ -70,7 +70,7 @@ def _trainer(config: str, settings: tuple[tuple[str, Any], ...]) -> Any:
     arguments = getattr(trl, config)(
         output_dir=_folder(), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[],
         num_generations=4, per_device_train_batch_size=16 // chosen.get("gradient_accumulation_steps", 1),
-        num_iterations=2,  # several updates a batch: else TRL takes π for π_old
+        num_iterations=2,  # several updates per batch: with one, TRL takes π for π_old
         max_completion_length=MAX_TOKENS, **chosen)
     trainer = getattr(trl, config.replace("Config", "Trainer"))(
         model=folder, args=arguments, reward_funcs=lambda score, **_: score,
@@ -83,7 +83,7 @@ def _trainer(config: str, settings: tuple[tuple[str, Any], ...]) -> Any:
 
 
 def small_run(callback: Callable[[Any], Any] | None = None, steps: int = 2) -> dict[str, Tensor]:
-    """The weights after a real GRPOTrainer has sampled and learnt for a few steps on the CPU."""
+    """The weights after a real GRPOTrainer has trained for a few steps on the CPU."""
     import trl
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -106,7 +106,7 @@ def small_run(callback: Callable[[Any], Any] | None = None, steps: int = 2) -> d
 
 @contextmanager
 def in_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """TRL holds rewards in torch's default dtype; in float64 its arithmetic can be compared to the last digits."""
+    """Sets torch's default dtype, which TRL's rewards have."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -126,7 +126,7 @@ def _folder() -> str:
 
 @cache
 def _model_folder() -> str:
-    """A tiny random Llama with six words, saved: with β > 0 TRL loads its reference from disk."""
+    """A tiny random Llama with six words, saved because with β > 0 TRL loads its reference from disk."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

@@ -1,11 +1,11 @@
 """`jsonl`: the user's own file and the user's own reward.
 
-    {"prompt": "...", "answer": "...", anything else}           one row a line
+    {"prompt": "...", "answer": "...", anything else}           one row per line
     def reward(text: str, row: dict) -> float: ...              given as module:function
 
 For credit below the answer the function may return a pair, the reward and the answer's steps: a list of
-[start, end, reward] or [start, end, reward, state], characters [start, end) of the text, disjoint and in order. Labels
-can stand in the rows. A run whose credit needs steps ends at once if no answer of its first batch has any.
+[start, end, reward] or [start, end, reward, state], characters [start, end) of the text, disjoint and in order. A run
+whose credit needs steps ends at once if no answer of its first batch has any.
 
     def reward(text, row):
         steps, at = [], 0
@@ -14,9 +14,8 @@ can stand in the rows. A run whose credit needs steps ends at once if no answer 
             at += len(line)
         return float(row["answer"] in text), steps
 
-The function runs in a process that can be killed (`worker`). Whatever it does, the run goes on: a row it could not
-judge gets reward 0 and an error that names the row, and `errors` counts them. The function's name comes from whoever
-starts the run, never from the data.
+The function runs in a process that can be killed (`worker`). A row that could not be judged gets reward 0 and an error
+that names the row; `errors` counts them. The function's name comes from the command line, never from the data.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Jsonl:
     """Rows of `source`, judged by `reward`. Without a `test` file, about `held_out` of the prompts are the test."""
 
     name = "jsonl"
-    may_tell_steps = True  # whether the user's function does is known once it has seen answers
+    may_tell_steps = True  # known once the user's function has seen answers
 
     def __init__(self, source: str | Path = "", reward: str = "", test: str | Path = "", held_out: float = 0.1,
                  seconds: float = 5.0, max_tokens: int = 512) -> None:
@@ -83,7 +82,7 @@ class Jsonl:
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, int]]:
-    """The objects of a JSONL file, each with the file and the line it stands on."""
+    """The objects of a JSONL file, each with its file and line."""
     file = Path(path)
     for number, line in numbered_lines(file):
         try:

@@ -1,4 +1,4 @@
-"""A tabular policy on a tree of token sequences, small enough to enumerate: expectations without sampling.
+"""A tabular policy on a tree of token sequences, small enough to enumerate for exact expectations.
 
 A state is a prefix of tokens; it has its own row of logits z(s, ·). A sequence ends after `depth` tokens, or at once
 with the token `stop`. With d(s) the probability of reaching s, everything is a finite sum:
@@ -48,7 +48,7 @@ class Tree:
         if self.stop is not None and not 0 <= self.stop < self.tokens:
             raise CreditscopeError(f"stop must be a token 0..{self.tokens - 1} or None, got {self.stop}")
 
-    # -- what there is -----------------------------------------------------------------------------------
+    # -- states and sequences -----------------------------------------------------------------------------------
 
     @cached_property
     def states(self) -> dict[tuple[int, ...], int]:
@@ -79,7 +79,7 @@ class Tree:
     def _table(self, rows: list[list[int]], fill: int) -> Tensor:
         return torch.tensor([row + [fill] * (self.depth - len(row)) for row in rows])
 
-    # -- what it is worth --------------------------------------------------------------------------------
+    # -- values and gradients --------------------------------------------------------------------------------
 
     def logp(self, logits: Tensor) -> Tensor:
         """(N, depth) log π of every token of every sequence; 0 past the end."""
@@ -127,7 +127,7 @@ class Tree:
     def _solve(self, logits: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
         self._check(logits)
         if tuple(reward.shape) != (len(self.leaves),):
-            raise CreditscopeError(f"reward must have one entry a sequence, shape ({len(self.leaves)},), "
+            raise CreditscopeError(f"reward must have one entry per sequence, shape ({len(self.leaves)},), "
                                    f"got {tuple(reward.shape)}")
         policy = logits.softmax(dim=1)
         worth = {leaf: reward[i].to(policy) for i, leaf in enumerate(self.leaves)}
