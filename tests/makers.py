@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import Rollouts
+from creditscope.tasks.turns import Ladder
 
 
 def load_script(path: Path) -> ModuleType:
@@ -73,6 +74,12 @@ def to_rows(rollouts: Rollouts) -> Iterator[dict[str, Any]]:
         if rollouts.pieces:
             row["pieces"] = [*rollouts.pieces[i], *[""] * extent][:extent]
         yield row
+
+
+def walk_probability(game: Ladder, policy: Tensor, start: int, moves: tuple[int, ...]) -> Tensor:
+    """Π_h π_h(a_h | s_h)."""
+    states, _ = game.walk(start, moves)
+    return torch.stack([policy[h, states[h], move] for h, move in enumerate(moves)]).prod()
 
 
 def write_jsonl(path: Path, rollouts: Rollouts) -> None:

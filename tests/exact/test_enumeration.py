@@ -21,9 +21,10 @@ from creditscope.exact.enumeration import (
     measure,
     tree_world,
 )
-from creditscope.tasks.tree import Tree
 from creditscope.tasks.turns import Ladder
 from each import each
+from makers import walk_probability
+from makers_tree import Tree
 
 MEAN = METHODS["p1_grpo"]
 OTHERS = MEAN.but(name="others", baseline="leave_one_out")
@@ -101,7 +102,7 @@ def test_a_tree_s_world_has_the_tree_s_own_gradient_scores_and_values(tree: Tree
 
 def test_a_ladder_s_world_has_the_gradient_that_autograd_finds() -> None:
     logits = policy(0).log().requires_grad_()
-    chances = [GAME.probability(logits.softmax(dim=-1), START, moves) for moves in GAME.walks()]
+    chances = [walk_probability(GAME, logits.softmax(dim=-1), START, moves) for moves in GAME.walks()]
     earned = [sum(GAME.walk(START, moves)[1]) for moves in GAME.walks()]
     (auto,) = torch.autograd.grad(torch.stack([c * r for c, r in zip(chances, earned, strict=True)]).sum(), logits)
     w = ladder_world(GAME, policy(0), START)

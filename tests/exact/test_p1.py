@@ -55,9 +55,10 @@ from creditscope.exact.p1_turns import LADDER, START, constant_policy, credit_bi
 from creditscope.methods.axes import Method
 from creditscope.microscope.geometry import ranks, weighted
 from creditscope.microscope.spectrum import spectrum
-from creditscope.tasks.tree import Tree
 from creditscope.tasks.turns import Ladder
 from each import each
+from makers import walk_probability
+from makers_tree import Tree
 
 REINFORCE = METHODS["reinforce"]
 BY_STD = P1_GRPO.but(name="by_std", scale="group_std")
@@ -418,7 +419,7 @@ def test_the_bias_and_its_cost_in_variance_are_there_and_the_gradient_s_is_not_f
 @pytest.mark.slow
 def test_the_rms_bias_of_outcome_credit_is_that_of_p1_s_formula_walk_by_walk() -> None:
     policy = constant_policy(LADDER)
-    squares = sum(LADDER.probability(policy, START, moves) * LADDER.bias(policy, START, moves) ** 2
+    squares = sum(walk_probability(LADDER, policy, START, moves) * LADDER.bias(policy, START, moves) ** 2
                   for moves in LADDER.walks())
     assert isinstance(squares, Tensor)
     torch.testing.assert_close(left("outcome"), squares.sqrt(), **TINY)

@@ -12,15 +12,13 @@ from creditscope.errors import CreditscopeError
 from creditscope.objective.advantages import BASELINES
 
 
-def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int, who: str) -> Tensor:
+def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int) -> Tensor:
     """(B, T) V(next cut) − V(cut before t) in reward units, from `cut` (B, T): True where an answer is cut before t.
 
     V at a cut is the mean reward of `samples` continuations. V(start) is the mean reward of the siblings, which are
     continuations of the prompt (a rollout without siblings gets new ones); V(end) is the reward. So Σ over segments =
     r_i − V(start).
     """
-    if samples < 1:
-        raise CreditscopeError(f"samples of credit {who!r} must be at least 1, got {samples}")
     reward, width = wide(rollouts.reward), rollouts.tokens.shape[1]
     column = torch.arange(width, device=cut.device)
     cut = cut & (column > 0) & (column < rollouts.extents[:, None])  # at the start and at the end values are known

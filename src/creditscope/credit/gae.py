@@ -17,10 +17,9 @@ from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 
-SCHEDULES = ("constant", "length", "linear")
 WHITEN_EPS = 1e-8
 
 
@@ -36,7 +35,6 @@ def gae(method: Method, rollouts: Rollouts, tools: Tools, *, gamma: float = 1.0,
     whitening of a row that has none. The critic predicts the reward alone, so KL in the reward is added with λ = γ = 1
     and no baseline.
     """
-    _check_options(gamma, lam, schedule, alpha)
     values = _checked(tools.critic(), rollouts)
     decay = lambdas(rollouts.lengths, schedule=schedule, lam=lam, alpha=alpha, progress=tools.progress)
     credit = advantages(wide(rollouts.reward), values, rollouts.mask, gamma, decay.to(values))
@@ -82,18 +80,6 @@ def lambdas(lengths: Tensor, *, schedule: str, lam: float, alpha: float, progres
 def _earlier(value: Tensor, by: int) -> Tensor:
     """value_{t+by} in the place of value_t, 0 past the end."""
     return torch.nn.functional.pad(value[:, by:], (0, by))
-
-
-def _check_options(gamma: float, lam: float, schedule: str, alpha: float) -> None:
-    for name, value in {"gamma": gamma, "lam": lam}.items():
-        if not 0 <= value <= 1:
-            raise CreditscopeError(f"{name} of credit 'gae' must be in 0 .. 1, got {value}; 1 neither discounts nor "
-                                   f"trusts the critic")
-    if schedule not in SCHEDULES:
-        raise unknown("schedule of credit 'gae':", schedule, SCHEDULES)
-    if not 0 < alpha < float("inf"):
-        raise CreditscopeError(f"alpha of credit 'gae' must be above 0 and finite, got {alpha}; λ = 1 − 1/(α L), and "
-                               f"VAPO has 0.05")
 
 
 def _checked(values: Tensor, rollouts: Rollouts) -> Tensor:

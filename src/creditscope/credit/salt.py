@@ -19,8 +19,6 @@ def salt(method: Method, rollouts: Rollouts, tools: Tools, *, rank: int = 1) -> 
     P projects onto the `rank` top eigenvectors of K_ij = ⟨ψ_i, ψ_j⟩. c = 1 − ‖Σ A_i ψ_i‖ / Σ |A_i|‖ψ_i‖ is the
     cancellation: 0 where all A_i ψ_i are parallel, 1 where their sum is 0.
     """
-    if rank < 1:
-        raise CreditscopeError(f"rank of credit 'salt' must be at least 1, got {rank}")
     own = token_advantage(method, rollouts)
     if own.shape[1] != 1:
         raise CreditscopeError(f"credit 'salt' splits one advantage per rollout, but method {method.name!r} has one "

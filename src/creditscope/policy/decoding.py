@@ -44,9 +44,9 @@ class Read:
     """(P, V) of the token after each text."""
 
 
-def start(policy: Any, prompts: list[list[int]], group: int, room: int, pad: int) -> tuple[Growing | Slots, Tensor]:
+def start(policy: Any, prompts: list[list[int]], group: int, room: int) -> tuple[Growing | Slots, Tensor]:
     """Read each prompt once for `group` rows with `room` tokens to write: (decoder, (P, V) logits)."""
-    known = read(policy, prompts, pad)
+    known = read(policy, prompts)
     return begin(policy, known, group, room), known.logits
 
 
@@ -58,11 +58,11 @@ def begin(policy: Any, known: Read, group: int, room: int) -> Growing | Slots:
     return Growing(policy, known.cache, known.mask, known.lengths, group, "position_ids" in _accepted(policy))
 
 
-def read(policy: Any, texts: list[list[int]], pad: int) -> Read:
+def read(policy: Any, texts: list[list[int]]) -> Read:
     """Run the texts side by side, padded on the left."""
     device = policy.get_input_embeddings().weight.device
     width = max(map(len, texts))
-    padded = torch.tensor([[pad] * (width - len(text)) + list(text) for text in texts], device=device)
+    padded = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts], device=device)
     lengths = torch.tensor([len(text) for text in texts], device=device)
     mask = torch.arange(width, device=device) >= width - lengths[:, None]
     out = _run(policy, padded, mask, 1)

@@ -27,7 +27,7 @@ class Samples:
     """B = P · R completions, prompt-major: rows i·R … (i+1)·R − 1 answer prompt i."""
 
     tokens: Tensor
-    """(B, T) int64, padded on the right."""
+    """(B, T) int64, padded with 0 on the right."""
     mask: Tensor
     """(B, T) bool: True for every sampled token, the end token included."""
     logp: Tensor
@@ -41,8 +41,7 @@ class Samples:
 
 
 def sample(model: Any, prompts: Sequence[Sequence[int]], group: int, *, max_tokens: int, end: int | Sequence[int],
-           temperature: float = 1.0, top_p: float = 1.0, generator: torch.Generator | None = None,
-           pad: int = 0) -> Samples:
+           temperature: float = 1.0, top_p: float = 1.0, generator: torch.Generator | None = None) -> Samples:
     """`group` completions of each prompt, by y_t ~ top_p(softmax(logits / temperature)), up to an `end` token.
 
     A token is F⁻¹(u_it) for a uniform u_it of row i and position t alone, so a row does not depend on when others end.
@@ -52,19 +51,19 @@ def sample(model: Any, prompts: Sequence[Sequence[int]], group: int, *, max_toke
     policy: Any = base(model)
     texts = _texts(prompts)
     ends = _ends(end)
-    _check(policy, dict(enumerate(texts)), {"group": group, "max_tokens": max_tokens}, ends, temperature, top_p, pad)
+    _check(policy, dict(enumerate(texts)), {"group": group, "max_tokens": max_tokens}, ends, temperature, top_p)
     rows = len(texts) * group
     rule = _Rule(_uniform(max_tokens, rows, generator), torch.full((rows,), max_tokens), torch.tensor(ends),
                  temperature, top_p)
     with _sampling(policy):
-        decoder, logits = start(policy, texts, group, max_tokens, pad)
+        decoder, logits = start(policy, texts, group, max_tokens)
         steps = _decode(decoder, logits.repeat_interleave(group, 0), torch.arange(rows), rule)
-        return _gather(steps, torch.zeros(rows, dtype=torch.bool, device=logits.device), rule.ends, pad)
+        return _gather(steps, torch.zeros(rows, dtype=torch.bool, device=logits.device), rule.ends)
 
 
 def continue_from(model: Any, prompts: Sequence[Sequence[int]], tokens: Tensor, row: Tensor, cut: Tensor, samples: int,
                   *, max_tokens: int, end: int | Sequence[int], temperature: float = 1.0, top_p: float = 1.0,
-                  generator: torch.Generator | None = None, pad: int = 0) -> Samples:
+                  generator: torch.Generator | None = None) -> Samples:
     """`samples` continuations of each prefix prompts[row[n]] + tokens[row[n], :cut[n]]: (N · samples, ·), prefix-major.
 
     The tokens that `sample` would draw with the prefixes for prompts (the same u_it), at a lower cost: each distinct
@@ -81,7 +80,7 @@ def continue_from(model: Any, prompts: Sequence[Sequence[int]], tokens: Tensor, 
     tokens, row, cut = tokens.detach().cpu(), row.detach().cpu().long(), cut.detach().cpu().long()
     _check_prefixes(len(texts), tokens, row, cut, max_tokens)
     asked = {i: texts[i] for i in torch.unique(row).tolist()}
-    _check(policy, asked, {"samples": samples, "max_tokens": max_tokens}, ends, temperature, top_p, pad)
+    _check(policy, asked, {"samples": samples, "max_tokens": max_tokens}, ends, temperature, top_p)
     _check_tokens(policy, tokens, row, cut)
     stops = torch.tensor(ends)
     over = (cut > 0) & torch.isin(tokens[row, (cut - 1).clamp(min=0)], stops) if tokens.shape[1] else cut > 0
@@ -90,15 +89,15 @@ def continue_from(model: Any, prompts: Sequence[Sequence[int]], tokens: Tensor, 
                  temperature, top_p)
     steps: list[_Step] = []
     with _sampling(policy):
-        for n, decoder, logits in _decoders(policy, texts, tokens, row, cut, limit, samples, pad):
+        for n, decoder, logits in _decoders(policy, texts, tokens, row, cut, limit, samples):
             rows = (n[:, None] * samples + torch.arange(samples)).flatten()
             steps += _decode(decoder, logits.repeat_interleave(samples, 0), rows, rule)
         device = policy.get_input_embeddings().weight.device if not steps else steps[0].token.device
-        return _gather(steps, over.repeat_interleave(samples).to(device), rule.ends, pad)
+        return _gather(steps, over.repeat_interleave(samples).to(device), rule.ends)
 
 
 def _decoders(policy: Any, texts: list[list[int]], tokens: Tensor, row: Tensor, cut: Tensor, limit: Tensor,
-              samples: int, pad: int) -> Iterator[tuple[Tensor, Growing | Slots, Tensor]]:
+              samples: int) -> Iterator[tuple[Tensor, Growing | Slots, Tensor]]:
     """Parts of the prefixes that have room: indices, a decoder, their (n, V) logits."""
     work = (limit > 0).nonzero()[:, 0]
     if not len(work):
@@ -106,7 +105,7 @@ def _decoders(policy: Any, texts: list[list[int]], tokens: Tensor, row: Tensor, 
     rollouts, text = torch.unique(row[work], return_inverse=True)
     distinct: dict[tuple[int, ...], int] = {}
     prompt = torch.tensor([distinct.setdefault(tuple(texts[i]), len(distinct)) for i in rollouts.tolist()])
-    known = read(policy, [list(ids) for ids in distinct], pad)
+    known = read(policy, [list(ids) for ids in distinct])
     device = known.mask.device
     lengths = torch.tensor([len(texts[i]) for i in row.tolist()]) + cut
     context = _context(policy)
@@ -114,7 +113,7 @@ def _decoders(policy: Any, texts: list[list[int]], tokens: Tensor, row: Tensor, 
         for part in _parts(lengths[work], limit[work], samples, context):
             n = work[part]
             prefixes = [texts[i] + tokens[i, :c].tolist() for i, c in torch.stack([row[n], cut[n]], 1).tolist()]
-            yield n, *start(policy, prefixes, samples, int(limit[n].max()), pad)
+            yield n, *start(policy, prefixes, samples, int(limit[n].max()))
         return
     for begun in range(0, len(rollouts), TEXTS):
         here = (text >= begun) & (text < begun + TEXTS)
@@ -204,7 +203,7 @@ def _decode(decoder: Growing | Slots, logits: Tensor, row: Tensor, rule: _Rule) 
     return steps
 
 
-def _gather(steps: list[_Step], finished: Tensor, ends: Tensor, pad: int) -> Samples:
+def _gather(steps: list[_Step], finished: Tensor, ends: Tensor) -> Samples:
     """The steps as (B, T) tensors. `finished`: rows without a step to make; those that drew an end are added."""
     def column(name: str) -> Tensor:
         return torch.cat([getattr(step, name) for step in steps])[alive]
@@ -222,7 +221,7 @@ def _gather(steps: list[_Step], finished: Tensor, ends: Tensor, pad: int) -> Sam
     shape = len(finished), int(at.max()) + 1
     floats = {name: torch.zeros(shape, device=device, dtype=torch.float32).index_put_((row, at), column(name).float())
               for name in ("logp", "entropy", "collision")}
-    return Samples(tokens=token.new_full(shape, pad).index_put_((row, at), token),
+    return Samples(tokens=token.new_zeros(shape).index_put_((row, at), token),
                    mask=torch.zeros(shape, dtype=torch.bool, device=device).index_put_((row, at), alive.new_ones(1)),
                    finished=finished.index_fill(0, row[torch.isin(token, ends.to(device))], True), **floats)
 
@@ -300,7 +299,7 @@ def _ends(end: int | Sequence[int]) -> list[int]:
 
 
 def _check(policy: Any, prompts: Mapping[int, list[int]], counts: Mapping[str, int], ends: list[int],
-           temperature: float, top_p: float, pad: int) -> None:
+           temperature: float, top_p: float) -> None:
     if not prompts:
         raise CreditscopeError("sample needs at least one prompt, got 0")
     for name, value in counts.items():
@@ -311,7 +310,7 @@ def _check(policy: Any, prompts: Mapping[int, list[int]], counts: Mapping[str, i
     if not 0 < top_p <= 1:
         raise CreditscopeError(f"top_p must be in (0, 1], got {top_p}; 1.0 keeps every token, temperature 0 is greedy")
     config = policy.config.get_text_config(decoder=True)
-    for name, ids in (("end", ends), ("pad", [pad]), *((f"prompt {i}", prompt) for i, prompt in prompts.items())):
+    for name, ids in (("end", ends), *((f"prompt {i}", prompt) for i, prompt in prompts.items())):
         if not ids:
             raise CreditscopeError(f"{name} is empty; give it at least one token" + ", such as the model's first token"
                                    * name.startswith("prompt"))

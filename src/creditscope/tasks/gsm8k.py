@@ -20,7 +20,7 @@ from typing import Any
 from creditscope.errors import CreditscopeError
 from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order, spans
 from creditscope.tasks.equations import equations, holds
-from creditscope.tasks.jsonl import draw, read_rows, text_of
+from creditscope.tasks.jsonl import in_test, read_rows, text_of
 from creditscope.tasks.worker import Worker, WorkerError
 
 MARK = re.compile(r"<<[^<>\n]{0,200}>>")
@@ -28,8 +28,6 @@ NUMBER = re.compile(r"[-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{
 MEMORY = 2**31  # bytes for math-verify, which would write out 10^(10^10)
 LONGEST = 1000  # characters of an answer that are read
 INSTRUCTION = "\nSolve it step by step, one step a line. End with a line '#### N', where N is the answer."
-HELD_OUT = 0.1  # share of a lone file's questions that form the test
-
 
 class Gsm8k:
     """Problems of `source`: a JSONL file, a folder with train.jsonl and test.jsonl, or a hub name."""
@@ -89,7 +87,7 @@ class Gsm8k:
             if sisters["train"] != sisters["test"] and all(path.exists() for path in sisters.values()):
                 return read_rows(sisters[split])
             return (found for found in read_rows(place)
-                    if (draw(str(found[0].get("question"))) < HELD_OUT) == (split == "test"))
+                    if in_test(str(found[0].get("question"))) == (split == "test"))
         if "/" not in self.source:
             raise CreditscopeError(f"task 'gsm8k' finds no file or folder {self.source!r}; a hub name has the form "
                                    f"owner/name, such as openai/gsm8k")
