@@ -18,7 +18,7 @@ from torch import Tensor
 
 from creditscope import METHODS, surrogate
 from creditscope.claims.table import CLAIMS
-from creditscope.claims.verdict import Verdict
+from creditscope.claims.verdict import ClaimVerdict
 from creditscope.exact import p1 as p1_exact
 from creditscope.exact.enumeration import World, best_constant, constant_variance, ladder_world, measure, tree_world
 from creditscope.exact.p1 import (
@@ -100,7 +100,7 @@ FIRST = Ladder(top=1, turns=2)
 OFF_POLICY = replace(GRADED, rollouts=replace(GRADED.rollouts, logp=two_tokens(0).rollouts.logp))
 RIGHT = {(size, 0.3): round(hoeffding_bound(size, 0.3), 2) for size in (2, 4, 8, 16)}
 
-Test = Callable[..., list[Verdict]]
+Test = Callable[..., list[ClaimVerdict]]
 CASES: list[tuple[Test, dict[str, Any], str, str]] = [
     (uniform_credit, {}, "group-mean baseline", "holds"),
     (uniform_credit, {"credit": "prefix_tree"}, "group-mean baseline", "refuted"),
@@ -178,11 +178,11 @@ TESTS: tuple[Test, ...] = (uniform_credit, moments, chebyshev, dead_groups, mult
 
 
 @cache
-def as_it_is(test: Test) -> list[Verdict]:
+def as_it_is(test: Test) -> list[ClaimVerdict]:
     return test()
 
 
-def the(found: list[Verdict], part: str) -> Verdict:
+def the(found: list[ClaimVerdict], part: str) -> ClaimVerdict:
     return next(verdict for verdict in found if part in verdict.definition)
 
 

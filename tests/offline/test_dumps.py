@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from creditscope import CreditscopeError, Rollouts, advantage
 from creditscope.methods.find import find
-from creditscope.offline.batches import Batch, Reader
+from creditscope.offline.batches import SampleBatch, Reader
 from creditscope.offline.dumps import SHAPES, Sample, recognise
 from creditscope.offline.files import Source, complain
 
@@ -27,7 +27,7 @@ ROW = {"prompt": "1 + 1 =", "response": " 2", "reward": 1.0}
 CHAT = [{"role": "user", "content": "1 + 1 ="}]
 
 
-def read(path: Path, **settings: Any) -> list[Batch]:
+def read(path: Path, **settings: Any) -> list[SampleBatch]:
     return list(Reader(Source(path), **settings).batches())
 
 
@@ -126,7 +126,7 @@ def test_verl_s_uid_and_equal_prompts_give_the_same_groups() -> None:
     for a, b in zip(by_uid, by_prompt, strict=True):
         assert [s.text for s in a.samples] != [s.text for s in b.samples]  # rows of a group are apart in the second
 
-        def rewards(batch: Batch) -> list[tuple[object, list[float]]]:
+        def rewards(batch: SampleBatch) -> list[tuple[object, list[float]]]:
             found: dict[object, list[float]] = {}
             for sample in batch.samples:
                 found.setdefault(sample.key, []).append(sample.reward)

@@ -133,8 +133,6 @@ def rows_with(table: Mapping[str, Sequence[float | None]], *columns: str) -> lis
     return [row for row in rows if None not in row]
 
 
-# -- several runs ----------------------------------------------------------------------------------------------------
-
 APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "keep_most", "device", "accumulate", "probe",
                    "probe_every", "scope", "every", "also", "eval_every", "eval_rollouts"})
 """Settings in which runs of one experiment may differ."""
@@ -193,15 +191,8 @@ def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> Meas
     if len(known) >= ENOUGH:
         return Measured(mean_interval([mean(values) for values in known]), "runs")
     values = [value for values in known for value in values]
-    return Measured(Interval(mean(values), None, None, len(values)), some(unit, len(known)))
-
-
-def some(unit: str, runs: int) -> str:
-    """What n counts below three runs."""
-    return f"{unit} of one run" if runs == 1 else f"{unit} of {runs} runs"
-
-
-# -- from a record ---------------------------------------------------------------------------------------------------
+    of = f"{unit} of one run" if len(known) == 1 else f"{unit} of {len(known)} runs"
+    return Measured(Interval(mean(values), None, None, len(values)), of)
 
 
 def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
@@ -313,7 +304,7 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, f
         yield row, 0.0
 
 
-def _of_layers(each: NDArray[np.float64], eps: float) -> dict[str, float | None]:
+def _of_layers(each: NDArray[np.float64], eps: float) -> dict[str, float]:
     """The ranks of the tracked layers together, and the mean over the layers of the ranks of each."""
     single = [_ranks(block, eps, "layer") for block in each if block.any()]
     means = {name: mean([found[name] for found in single]) for name in (single[0] if single else ())}
@@ -338,9 +329,6 @@ def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
     """The versions that are text or numbers; the file is untrusted."""
     found = run.get("versions")
     return {str(k): v for k, v in found.items() if isinstance(v, str | int | float)} if isinstance(found, dict) else {}
-
-
-# -- a file of it ----------------------------------------------------------------------------------------------------
 
 
 def to_json(run: Evidence) -> str:

@@ -4,14 +4,14 @@ torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.claims.evidence import Evidence, cells, mean_of, rows_with
-from creditscope.claims.reading import READ, estimate, ratio_over_runs, sweeps, with_outcome
-from creditscope.claims.verdict import Band, Verdict, at_most, exact, missing, needing
+from creditscope.claims.evidence import Evidence, cells, rows_with
+from creditscope.claims.reading import READ, by_size, estimate, ratio_over_runs, sweeps, with_outcome
+from creditscope.claims.verdict import Band, ClaimVerdict, at_most, exact, missing, needing
 from creditscope.microscope.spectrum import Spectrum, spectrum
 from creditscope.runs.numbers import mean
 
@@ -22,7 +22,7 @@ HALF = 0.5
 
 
 @needing(f"{READ}, with outcome credit")
-def norm_concentration(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def norm_concentration(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """C.1: the share of the gap from the credits' null to the measured rank that unequal norms explain, at each R.
 
         gap = log(w_null / r_eff)              w_null = (Σ|c|)²/Σc²: orthogonal scores of equal norm
@@ -41,7 +41,7 @@ ORDERS = {"all/norm_null": "norms first, alignment has the rest",
           "all/equal_norm_rank": "alignment first, norms have the rest"}
 
 
-def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> Verdict:
+def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> ClaimVerdict:
     definition = f"share of log(credit null / (Σσ)²/Σσ²) that unequal score norms explain, {words}, R = {size}"
     gaps = [_gaps(run, column) for run in cell]
     found = ratio_over_runs(gaps)
@@ -104,7 +104,7 @@ def of_top_share(top: float) -> float:
 
 
 def truncated_two(cases: Iterator[tuple[str, NDArray[np.float64]]] | None = None,
-                  printed: Callable[[Spectrum], float] = cut_to_two) -> list[Verdict]:
+                  printed: Callable[[Spectrum], float] = cut_to_two) -> list[ClaimVerdict]:
     """C.2, without a run: an SVD cut to two values prints 1 + 2√(f(1−f)), which is 1.5 to 2 up to f = 0.933."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for kind, rows in battery() if cases is None else cases:
@@ -131,28 +131,18 @@ def truncated_two(cases: Iterator[tuple[str, NDArray[np.float64]]] | None = None
 
 
 @needing(f"{READ}, with outcome credit, at --group 4 or more")
-def truncated_two_runs(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def truncated_two_runs(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """C.2 on recorded groups of R ≥ 4: the share that reads 1.5 to 2 when the spectrum is cut to two values."""
     large = [run for run in with_outcome(runs) if run["group"] >= 4]
-    yield from _reads_two(large, "all", "all parameters")
-    yield from _reads_two(large, "layer", "mean over q_proj and v_proj")
-
-
-def _reads_two(runs: Sequence[Evidence], where: str, words: str) -> Iterator[Verdict]:
-    column = f"{where}/effective_rank_truncated_2"
-    for family in sweeps(runs, lambda run: len(run.column(column))):
-        found = ratio_over_runs([[(step, float(cut >= LEAST), 1.0)
-                                  for step, cut in rows_with(run.groups, "step", column)] for run in family])
-        if found is not None:
-            yield estimate(
-                f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
-                found, Band(low=SHARE), f"{found} of the groups read {LEAST} to 2 when cut to two values"
-                f"{_while(cells(family, 'group'), where)}", expected="1")
-
-
-def _while(sizes: Mapping[int, Sequence[Evidence]], where: str) -> str:
-    """The rank of the full spectrum on the same groups, by R."""
-    full = {size: found.value.mean for size, cell in sizes.items()
-            if (found := mean_of(cell, f"{where}/effective_rank")) is not None}
-    return f", while the full spectrum reads {', '.join(f'{rank:.1f}' for rank in full.values())} at R = " \
-           f"{', '.join(map(str, full))}" if full else ""
+    for where, words in (("all", "all parameters"), ("layer", "mean over q_proj and v_proj")):
+        column = f"{where}/effective_rank_truncated_2"
+        for family in sweeps(large, lambda run, column=column: len(run.column(column))):  # type: ignore[misc]
+            found = ratio_over_runs([[(step, float(cut >= LEAST), 1.0)
+                                      for step, cut in rows_with(run.groups, "step", column)] for run in family])
+            full = by_size(family, f"{where}/effective_rank")
+            beside = f", while the full spectrum reads {full.listed(1)}" if full else ""
+            if found is not None:
+                yield estimate(
+                    f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
+                    found, Band(low=SHARE), f"{found} of the groups read {LEAST} to 2 when cut to two values{beside}",
+                    expected="1")

@@ -8,7 +8,7 @@ from functools import partial
 
 from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families
 from creditscope.claims.reading import SEEDS, credit_of, estimate, from_three, sweeps, with_outcome
-from creditscope.claims.verdict import POSITIVE, Outcome, Verdict, all_of, missing, needing
+from creditscope.claims.verdict import POSITIVE, ClaimVerdict, Outcome, all_of, missing, needing
 from creditscope.methods.axes import OWN_CREDIT
 from creditscope.runs.compare import at
 from creditscope.runs.intervals import paired
@@ -22,7 +22,7 @@ not linear."""
 
 
 @needing("runs with outcome credit at two --group, evaluated on the way: creditscope train --eval-every 5")
-def larger_groups_learn_faster(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def larger_groups_learn_faster(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.7: accuracy of the larger R less that of the smaller, paired by seed, at equal steps and at equal rollouts."""
     finished = [run for run in with_outcome(runs) if run.finished]
     for by, unit in (("step", "steps"), ("spent", "rollouts")):
@@ -38,7 +38,7 @@ def _last(run: Evidence, by: str) -> int:
     return max((x for x, _ in run.points(by)), default=0)
 
 
-def _faster(small: Sequence[Evidence], large: Sequence[Evidence], by: str, unit: str) -> Verdict:
+def _faster(small: Sequence[Evidence], large: Sequence[Evidence], by: str, unit: str) -> ClaimVerdict:
     """Both sizes are read where the first run of either ends."""
     few, many, subject = small[0]["group"], large[0]["group"], small[0].subject
     definition = f"accuracy after equal {unit}, R = {many} less R = {few}, paired by seed"
@@ -71,7 +71,7 @@ Schedule = tuple[str, int, str]
 
 @needing("runs of a rule and of fixed R at one budget: creditscope train --adapt raise_group --rollouts 3840 --scope "
          "light, and the same without --adapt")
-def rank_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def rank_aware(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.14: at equal rollouts a rule that reads the rank ends above the best fixed setting and above the control."""
     spent = [run for run in runs if isinstance(run["group"], int) and isinstance(run["seed"], int)
              and isinstance(run["rollouts"], int) and 0 < run["rollouts"] <= _last(run, "spent")]
@@ -98,8 +98,8 @@ def best_of(rivals: Mapping[Schedule, Mapping[int, float]], seeds: set[int]) -> 
     return max(ready, key=lambda rival: ready[rival]) if ready else None
 
 
-def _aware(subject: str, budget: int, schedule: Schedule, ends_of: Mapping[Schedule, Mapping[int, float]]) -> Verdict:
-    """A rule's accuracy at the budget's end less that of the best fixed setting, and less that of the control."""
+def _aware(subject: str, budget: int, schedule: Schedule, ends_of: Mapping[Schedule, Mapping[int, float]]
+           ) -> ClaimVerdict:
     definition = (f"accuracy at {budget:,} rollouts, --adapt {schedule[0]} from R = {schedule[1]}, less fixed R and "
                   "the control")
     mine = ends_of[schedule]

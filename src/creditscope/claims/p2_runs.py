@@ -1,8 +1,7 @@
 """P2's claims (arXiv:2601.05002) about training, on the evidence of runs. No torch.
 
 A family is a set of runs that differ in their seed alone. Its number is the mean over runs of each run's mean over
-steps, with its interval over runs. Two runs that agree by chance have an interval of width 0, so fewer than three
-decide nothing.
+steps, with its interval over runs. Fewer than three runs decide nothing: two may agree by chance.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from creditscope.claims.evidence import ENOUGH, Evidence, families
 from creditscope.claims.reading import from_three, rule_of
-from creditscope.claims.verdict import NOTHING, POSITIVE, Band, Verdict, all_of, at_most, missing, needing
+from creditscope.claims.verdict import NOTHING, POSITIVE, Band, ClaimVerdict, all_of, at_most, missing, needing
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import find, row_of
@@ -24,9 +23,6 @@ from creditscope.runs.kinds import HALF, brake_of, estimator_of, relative_change
 from creditscope.runs.numbers import in_percent, in_points
 
 PROBE = "--probe light --probe-every 1"
-
-# -- a family ---------------------------------------------------------------------------------------------------------
-
 
 def _trained(runs: Sequence[Evidence], over: Sequence[str] = ()) -> Iterator[list[Evidence]]:
     """Families of the runs whose method is in the table."""
@@ -82,14 +78,14 @@ def _subject(run: Evidence, brake: bool = True) -> str:
 
 
 def _over_seeds(definition: str, subject: str, value: Interval, band: Band, words: str, *, expected: str,
-                threshold: str) -> Verdict:
+                threshold: str) -> ClaimVerdict:
     """The verdict on a mean over runs; if undecided, the reason says how many runs would decide."""
     known = from_three(value)
     outcome = band.judge(known)
     if outcome == "undecided":
         wanted = max(band.enough(value) or 0, ENOUGH)
         words += f": {value.n} run{'s' * (value.n > 1)} cannot tell, needs about {wanted}"
-    return Verdict(definition=definition, subject=subject, outcome=outcome, reason=words, observed=value.mean,
+    return ClaimVerdict(definition=definition, subject=subject, outcome=outcome, reason=words, observed=value.mean,
                    interval=known.ends, expected=expected, threshold=threshold, n=value.n, of="runs")
 
 
@@ -102,7 +98,7 @@ SCALE = "relative change of the update, had all credit since the start been a te
 
 
 @needing(f"a run with {PROBE}", NOTHING, SCALE)
-def blind_to_scale(runs: Sequence[Evidence]) -> list[Verdict]:
+def blind_to_scale(runs: Sequence[Evidence]) -> list[ClaimVerdict]:
     """P2.3: `optimizer/scale_change` is small under Adam with β = 0 and a small ε, and not otherwise."""
     out, lacking = [], []
     for family in _trained(runs):
@@ -142,7 +138,7 @@ CLIPPED = f"runs with --inner-steps 2 or more, Adam, no brake, a method that cli
 
 
 @needing(CLIPPED, NOTHING)
-def overshoot(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def overshoot(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P2.4: tokens move by C_{T,0} after their gradient has stopped. Adam, several updates, no brake."""
     after = "share of the distance past the bound moved after the token's own gradient stopped (overshoot/after)"
     carried = "first move after the gradient stopped over the move that crossed, minus C (overshoot/carry − " \
@@ -184,7 +180,7 @@ variance."""
 
 
 @needing("a run of creditscope train with outcome credit", NOTHING)
-def loss_value(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def loss_value(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P2.5: J = 0 where Prop. 4 leaves nothing of it; elsewhere, does J correlate with the reward over training?
 
     Only runs with outcome credit: P2's J has A_i = r_i − mean(r).
@@ -232,7 +228,7 @@ PAIRED = f"finished runs that differ in --brake alone, some of them without one,
 
 
 @needing(PAIRED, NOTHING, BRAKED)
-def momentum_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def momentum_aware(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P2.6: among finished runs that differ in their brake alone: is the distance past the bound halved, at no loss?
 
     Both are paired by seed with the runs that have no brake: the interval of the relative change of the distance must
@@ -251,7 +247,7 @@ def momentum_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
             if change is None or gap is None or min(change.n, gap.n) < ENOUGH:
                 yield missing(subject, PAIRED, BRAKED)
                 continue
-            yield Verdict(
+            yield ClaimVerdict(
                 definition=BRAKED, subject=subject, outcome=all_of([Band(high=HALF).judge(change),
                                                                     Band(low=-LITTLE).judge(gap)]),
                 observed=change.mean, interval=change.ends, n=change.n, of="seeds",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from creditscope.claims.evidence import Evidence, cells, mean_of
 from creditscope.claims.reading import from_three, sweeps, with_outcome
 from creditscope.claims.table import CLAIMS, find_claims
-from creditscope.claims.verdict import NOTHING, Outcome, Verdict
+from creditscope.claims.verdict import NOTHING, ClaimVerdict, Outcome
 from creditscope.errors import printable
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import spanned
@@ -20,9 +20,6 @@ SHAPES: Mapping[Outcome, str] = {"holds": "✓", "refuted": "✗", "undecided": 
 """Symbols that tell the outcomes apart without colours."""
 ROUNDING = 1e-9
 """Below it a number is the rounding of a float64 sum, which differs from machine to machine."""
-
-
-# -- verdicts in few words -------------------------------------------------------------------------------------------
 
 
 def place(subject: str) -> str:
@@ -38,20 +35,20 @@ def place(subject: str) -> str:
     return NOTHING if subject in ("runs", NOTHING) else "exact"
 
 
-def by_place(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
+def by_place(verdicts: Sequence[ClaimVerdict]) -> dict[tuple[str, str], list[ClaimVerdict]]:
     """(claim, place) -> its verdicts, in the order of the claims."""
-    out: dict[tuple[str, str], list[Verdict]] = {}
+    out: dict[tuple[str, str], list[ClaimVerdict]] = {}
     for verdict in verdicts:
         out.setdefault((verdict.claim, place(verdict.subject)), []).append(verdict)
     order = list(CLAIMS)
     return dict(sorted(out.items(), key=lambda item: order.index(item[0][0])))
 
 
-def told(verdicts: Sequence[Verdict]) -> str:
+def told(verdicts: Sequence[ClaimVerdict]) -> str:
     """The outcomes of one claim on one subject: a word where they agree, else how many of each.
 
-    >>> from creditscope.claims.verdict import Verdict
-    >>> some = [Verdict(claim="P1.5", definition=d, subject="", outcome=o, reason="")
+    >>> from creditscope.claims.verdict import ClaimVerdict
+    >>> some = [ClaimVerdict(claim="P1.5", definition=d, subject="", outcome=o, reason="")
     ...         for d, o in (("full", "refuted"), ("qv", "refuted"), ("cut to 2", "holds"))]
     >>> told(some), told(some[:1]), told(some[:2])
     ('✗ 2 refuted, ✓ 1 holds', '✗ refuted', '✗ refuted (2 of 2)')
@@ -75,7 +72,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def observed(verdict: Verdict) -> str:
+def observed(verdict: ClaimVerdict) -> str:
     """The observed value with its interval; empty where there is none."""
     if verdict.observed is None:
         return ""
@@ -83,12 +80,12 @@ def observed(verdict: Verdict) -> str:
     return number(verdict.observed) + ends
 
 
-def sample(verdict: Verdict) -> str:
+def sample(verdict: ClaimVerdict) -> str:
     """n and what it counts."""
     return "" if verdict.n is None else f"{verdict.n:,} {verdict.of}".rstrip()
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(verdicts: Sequence[ClaimVerdict]) -> str:
     """How many verdicts of each kind.
 
     >>> summary([])
@@ -100,9 +97,6 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     claims = len({verdict.claim for verdict in verdicts})
     return (f"{claims} claim{'s' * (claims > 1)}, {len(verdicts)} verdict{'s' * (len(verdicts) > 1)}: "
             f"{count['holds']} hold, {count['refuted']} refuted, {count['undecided']} undecided")
-
-
-# -- markdown --------------------------------------------------------------------------------------------------------
 
 
 def plain(text: str) -> str:
@@ -119,7 +113,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
 
 
-def readme_table(verdicts: Sequence[Verdict]) -> str:
+def readme_table(verdicts: Sequence[ClaimVerdict]) -> str:
     """One line per claim: id, claim, and its verdict on each subject."""
     found: dict[str, list[str]] = {}
     for (claim, where), some in by_place(verdicts).items():
@@ -128,11 +122,11 @@ def readme_table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(table(["", "claim", "verdict"], rows)) + "\n"
 
 
-def verdict_table(verdicts: Sequence[Verdict], columns: Mapping[str, str]) -> str:
+def verdict_table(verdicts: Sequence[ClaimVerdict], columns: Mapping[str, str]) -> str:
     """One line per claim, one column per kind of subject: `columns` maps its title to how its places begin.
     A cell without a verdict stays empty.
     """
-    found: dict[str, dict[str, list[Verdict]]] = {}
+    found: dict[str, dict[str, list[ClaimVerdict]]] = {}
     for (claim, where), some in by_place(verdicts).items():
         for title, start in columns.items():
             if where.startswith(start):
@@ -149,7 +143,7 @@ definition has one verdict per definition.
 """
 
 
-def claims_page(verdicts: Sequence[Verdict], ids: Sequence[str] = (), about: str = "") -> str:
+def claims_page(verdicts: Sequence[ClaimVerdict], ids: Sequence[str] = (), about: str = "") -> str:
     """Every claim of `ids`: statement, place, rule, verdicts by definition and subject, and how to run it again.
 
     `about` says what the verdicts were reached on; a claim without a verdict says what it needs.
@@ -167,13 +161,11 @@ def claims_page(verdicts: Sequence[Verdict], ids: Sequence[str] = (), about: str
     return "\n".join(out)
 
 
-def _found(verdicts: Sequence[Verdict]) -> list[str]:
+def _found(verdicts: Sequence[ClaimVerdict]) -> list[str]:
     rows = [[plain(v.definition), plain(v.subject), f"{SHAPES[v.outcome]} {v.outcome}", observed(v), plain(v.expected),
              plain(v.threshold), plain(sample(v)), plain(v.reason)] for v in verdicts]
     return table(["definition", "subject", "verdict", "observed", "expected", "rule", "n", "why"], rows)
 
-
-# -- P1's Table 1 and its figures ------------------------------------------------------------------------------------
 
 PRINTED = {2: ("≈ 2", "0.6–0.7", "2"), 4: ("≈ 2", "0.7–0.8", "3"), 8: ("≈ 2", "0.5–0.6", "7")}
 """R -> effective rank, top-1 share and "max rank" as arXiv:2606.29238 prints them (Table 1)."""

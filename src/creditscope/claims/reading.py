@@ -10,20 +10,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families, mean_of, some
-from creditscope.claims.verdict import Band, Outcome, Verdict, all_of
+from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families, mean_of, over_runs
+from creditscope.claims.verdict import Band, ClaimVerdict, Outcome, all_of
 from creditscope.methods import find
 from creditscope.methods.axes import OWN_CREDIT
 from creditscope.runs.intervals import Interval, mean_interval
-from creditscope.runs.numbers import mean
 
 SWEEP = ("group", "rollouts", "steps")
 """Runs of one experiment may differ in these."""
 READ = "runs that the microscope read: creditscope train --scope light --every 5"
 SEEDS = f"{ENOUGH} seeds: creditscope train --seed 0, 1, 2"
-
-
-# -- runs that belong together ---------------------------------------------------------------------------------------
 
 
 def credit_of(run: Evidence) -> str:
@@ -62,25 +58,15 @@ def sweeps(runs: Sequence[Evidence], count: Callable[[Evidence], int], over: Seq
         yield list(best.values())
 
 
-# -- from runs to a number -------------------------------------------------------------------------------------------
-
-
 def ratio_over_runs(by_run: Sequence[Sequence[tuple[float, ...]]]) -> Measured | None:
     """Σ top / Σ bottom over each run's groups (step, top, bottom), with its interval over runs; below three runs the
     mean over readings, without an interval.
     """
     known = [sorted(rows) for rows in by_run if rows]
-    if not known:
-        return None
-    parts = known if len(known) >= ENOUGH else [
-        list(part) for rows in known for _, part in groupby(rows, key=lambda row: row[0])]
-    ratios = [math.fsum(top for _, top, _ in rows) / bottom for rows in parts
-              if (bottom := math.fsum(low for _, _, low in rows))]
-    if not ratios:
-        return None
-    if len(known) >= ENOUGH:
-        return Measured(mean_interval(ratios), "runs")
-    return Measured(Interval(mean(ratios), None, None, len(ratios)), some("readings", len(known)))
+    parts = [[rows] if len(known) >= ENOUGH else [list(part) for _, part in groupby(rows, key=lambda row: row[0])]
+             for rows in known]
+    return over_runs([[math.fsum(top for _, top, _ in rows) / bottom for rows in some
+                       if (bottom := math.fsum(low for _, _, low in rows))] for some in parts])
 
 
 def from_three(value: Interval) -> Interval:
@@ -93,11 +79,8 @@ def mean_over(unit: str, values: Sequence[float]) -> Measured:
     return Measured(from_three(mean_interval(values)), unit)
 
 
-# -- from a number to a verdict --------------------------------------------------------------------------------------
-
-
 def estimate(definition: str, subject: str, found: Measured, band: Band, reason: str, *, outcome: Outcome | None = None,
-             expected: str = "", threshold: str = "") -> Verdict:
+             expected: str = "", threshold: str = "") -> ClaimVerdict:
     """The verdict on an estimate, by its band unless an outcome is given. If undecided, the reason says how many values
     would decide."""
     value, of = found
@@ -108,7 +91,7 @@ def estimate(definition: str, subject: str, found: Measured, band: Band, reason:
             reason += f"; {value.n} {of} give no interval over runs, it needs {SEEDS}"
         elif count is not None and count > value.n:
             reason += f"; about {count} {of.split()[0]} would decide"
-    return Verdict(definition=definition, subject=subject, outcome=outcome, reason=reason, observed=value.mean,
+    return ClaimVerdict(definition=definition, subject=subject, outcome=outcome, reason=reason, observed=value.mean,
                    interval=value.ends, expected=expected or str(band), threshold=threshold or f"interval {band}",
                    n=value.n, of=of)
 
@@ -123,7 +106,7 @@ class BySize(dict[int, Measured]):
         return f"{self.numbers(digits)} at R = {', '.join(map(str, self))}"
 
     def verdict(self, definition: str, subject: str, bands: Mapping[int, Band], reason: str, *, expected: str,
-                threshold: str, still: str = "") -> Verdict:
+                threshold: str, still: str = "") -> ClaimVerdict:
         """The verdict on a statement about every R: each mean lies in its band. The verdict shows the R that decided,
         the one farthest from the middle of its band. `still` is what is needed before the statement can hold.
         """
@@ -140,6 +123,5 @@ class BySize(dict[int, Measured]):
 
 
 def by_size(runs: Sequence[Evidence], column: str) -> BySize:
-    """The mean of a column of `groups` at each size that has it."""
     return BySize({size: value for size, cell in cells(runs, "group").items()
                    if (value := mean_of(cell, column)) is not None})

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from creditscope.claims import ours, p1_credit, p1_learning, p1_rank, p2_runs
 from creditscope.claims.evidence import Evidence
-from creditscope.claims.verdict import Claim, Verdict
+from creditscope.claims.verdict import Claim, ClaimVerdict
 from creditscope.errors import unknown
 from creditscope.runs.kinds import HALF
 
@@ -200,7 +200,7 @@ def find_claims(ids: Sequence[str] = ()) -> list[Claim]:
     return [claim for claim in CLAIMS.values() if not ids or claim.id in ids]
 
 
-def run_exact(ids: Sequence[str] = ()) -> Iterator[Verdict]:
+def run_exact(ids: Sequence[str] = ()) -> Iterator[ClaimVerdict]:
     """The verdicts that need no run: closed forms and enumeration. Torch loads with the first test that needs it."""
     for claim in find_claims(ids):
         if claim.exact is not None:
@@ -208,12 +208,12 @@ def run_exact(ids: Sequence[str] = ()) -> Iterator[Verdict]:
             yield from _stamped(claim, getattr(importlib.import_module(f"creditscope.{module}"), function)())
 
 
-def check(evidence: Sequence[Evidence], ids: Sequence[str] = ()) -> list[Verdict]:
+def check(evidence: Sequence[Evidence], ids: Sequence[str] = ()) -> list[ClaimVerdict]:
     """The verdicts on the evidence of runs."""
     return [verdict for claim in find_claims(ids) if claim.runs is not None
             for verdict in _stamped(claim, claim.runs(evidence))]
 
 
-def _stamped(claim: Claim, verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+def _stamped(claim: Claim, verdicts: Iterable[ClaimVerdict]) -> Iterator[ClaimVerdict]:
     """The verdicts with the id of their claim."""
     return (replace(verdict, claim=claim.id) for verdict in verdicts)

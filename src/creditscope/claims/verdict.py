@@ -10,12 +10,10 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from creditscope.claims.evidence import Evidence
 from creditscope.runs.intervals import Interval
-
-if TYPE_CHECKING:
-    from creditscope.claims.evidence import Evidence
 
 Outcome = Literal["holds", "refuted", "undecided"]
 NOTHING = "no run"
@@ -23,7 +21,7 @@ NOTHING = "no run"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ClaimVerdict:
     """The outcome of one test of one claim, on one subject, under one definition."""
 
     claim: str = ""
@@ -46,7 +44,7 @@ class Verdict:
     """What n counts: runs, groups, readings, cases."""
 
 
-RunsTest = Callable[[Sequence["Evidence"]], list[Verdict]]
+RunsTest = Callable[[Sequence[Evidence]], list[ClaimVerdict]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +65,6 @@ class Claim:
     """Tests it on the evidence of runs."""
     ask: str = ""
     """What a record must hold for `runs`, and the flags that record it."""
-
-
-# -- from a number to an outcome -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,34 +130,31 @@ def all_of(outcomes: Iterable[Outcome]) -> Outcome:
     return "holds" if found and all(outcome == "holds" for outcome in found) else "undecided"
 
 
-# -- verdicts of one kind --------------------------------------------------------------------------------------------
-
-
 def exact(definition: str, subject: str, true: bool, observed: float, reason: str, *, expected: str = "0",
-          threshold: str, n: int, of: str = "cases") -> Verdict:
+          threshold: str, n: int, of: str = "cases") -> ClaimVerdict:
     """The verdict on a statement that was checked up to rounding."""
-    return Verdict(definition=definition, subject=subject, outcome="holds" if true else "refuted", reason=reason,
+    return ClaimVerdict(definition=definition, subject=subject, outcome="holds" if true else "refuted", reason=reason,
                    observed=float(observed), expected=expected, threshold=threshold, n=n, of=of)
 
 
 def at_most(limit: float, definition: str, subject: str, observed: float, reason: str, *, expected: str = "0",
-            threshold: str = "≤ {:g}", n: int, of: str = "cases") -> Verdict:
+            threshold: str = "≤ {:g}", n: int, of: str = "cases") -> ClaimVerdict:
     """The verdict on the largest of some differences: holds where `observed` ≤ `limit`, which `threshold` prints."""
     return exact(definition, subject, observed <= limit, observed, reason, expected=expected,
                  threshold=threshold.format(limit), n=n, of=of)
 
 
-def missing(subject: str, needs: str, definition: str = "") -> Verdict:
+def missing(subject: str, needs: str, definition: str = "") -> ClaimVerdict:
     """Undecided, because something was not recorded."""
-    return Verdict(definition=definition, subject=subject, outcome="undecided", reason=f"needs {needs}")
+    return ClaimVerdict(definition=definition, subject=subject, outcome="undecided", reason=f"needs {needs}")
 
 
 def needing(needs: str, subject: str = "runs", definition: str = ""
-            ) -> Callable[[Callable[[Sequence[Evidence]], Iterable[Verdict]]], RunsTest]:
+            ) -> Callable[[Callable[[Sequence[Evidence]], Iterable[ClaimVerdict]]], RunsTest]:
     """A decorator for a test on runs: where it has no verdict, the one verdict says what is needed."""
-    def decorate(test: Callable[[Sequence[Evidence]], Iterable[Verdict]]) -> RunsTest:
+    def decorate(test: Callable[[Sequence[Evidence]], Iterable[ClaimVerdict]]) -> RunsTest:
         @functools.wraps(test)
-        def whole(runs: Sequence[Evidence]) -> list[Verdict]:
+        def whole(runs: Sequence[Evidence]) -> list[ClaimVerdict]:
             return list(test(runs)) or [missing(subject, needs, definition)]
 
         return whole

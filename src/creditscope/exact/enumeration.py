@@ -219,7 +219,7 @@ class Exact:
 
     @property
     def cosine(self) -> float:
-        """Of the angle between E ĝ and ∇J."""
+        """⟨E ĝ, ∇J⟩ / (‖E ĝ‖ ‖∇J‖)."""
         return self.gradient_factor * float(self.world.gradient.norm() / self.gradient.norm())
 
     @property

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from creditscope.claims.verdict import Band, Verdict, at_most, exact
+from creditscope.claims.verdict import Band, ClaimVerdict, at_most, exact
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.exact.enumeration import ExactTools, World, best_constant, measure, tree_world
 from creditscope.methods.axes import Method
@@ -72,11 +72,7 @@ def binary(p: float) -> Law:
 
 
 def variance(law: Law) -> float:
-    """σ² = E[(r − E r)²].
-
-    >>> variance(binary(0.5))
-    0.25
-    """
+    """σ² = E[(r − E r)²]."""
     values, chances = law
     mean = math.fsum(p * x for x, p in zip(values, chances, strict=True))
     return math.fsum(p * (x - mean) ** 2 for x, p in zip(values, chances, strict=True))
@@ -111,7 +107,7 @@ def token_range(credit: Tensor, mask: Tensor) -> Tensor:
 
 
 def uniform_credit(*, world: World | None = None, credit: str = "outcome", state_baseline: str = STATE_BASELINE,
-                   estimators: Sequence[str] | None = None) -> list[Verdict]:
+                   estimators: Sequence[str] | None = None) -> list[ClaimVerdict]:
     """P1.1: with a reward on the whole answer, every token of a rollout has the same credit."""
     world = answers() if world is None else world
     subject = _enumerated(world)
@@ -142,7 +138,7 @@ def uniform_credit(*, world: World | None = None, credit: str = "outcome", state
 
 
 def moments(*, method: Method = P1_GRPO, laws: Sequence[Law] = LAWS, sizes: Sequence[int] = SIZES,
-            groups: Groups = independent, samples: int = SAMPLES) -> list[Verdict]:
+            groups: Groups = independent, samples: int = SAMPLES) -> list[ClaimVerdict]:
     """P1.2: Σ_i A_i = 0, Var(A_i) = (R−1)/R σ², Cov(A_i, A_j) = −σ²/R."""
     subject = f"{method.name}, {len(laws)} laws of reward, R = {_list(sizes)}"
     sums, own, cross = [], [], []
@@ -163,7 +159,7 @@ def moments(*, method: Method = P1_GRPO, laws: Sequence[Law] = LAWS, sizes: Sequ
     ]
 
 
-def _sampled_variance(method: Method, groups: Groups, size: int, samples: int) -> Verdict:
+def _sampled_variance(method: Method, groups: Groups, size: int, samples: int) -> ClaimVerdict:
     """Mean of A_i² over drawn groups, over (R−1)/R σ². Groups are independent, their rollouts are not."""
     reward, chance = groups(SAMPLED, size)
     drawn = torch.multinomial(chance, samples, replacement=True, generator=torch.Generator().manual_seed(0))
@@ -171,7 +167,7 @@ def _sampled_variance(method: Method, groups: Groups, size: int, samples: int) -
     found, band = mean_interval(share.tolist()), Band(1 - BAND, 1 + BAND)
     outcome, more = band.judge(found), band.enough(found)
     needs = f"needs {'more' if more is None else f'about {more:,}'} groups: " if outcome == "undecided" else ""
-    return Verdict(definition="Var(A_i) of groups drawn at random, over (R−1)/R σ²", outcome=outcome,
+    return ClaimVerdict(definition="Var(A_i) of groups drawn at random, over (R−1)/R σ²", outcome=outcome,
                    subject=f"{method.name}, binary reward with p = {SAMPLED[1][1]:g}, R = {size}",
                    reason=f"{needs}the sampled variance is {found.mean:.3f} times the law's", observed=found.mean,
                    interval=found.ends, expected="1", threshold=f"interval within 1 ± {BAND:g}", n=samples,
@@ -179,7 +175,7 @@ def _sampled_variance(method: Method, groups: Groups, size: int, samples: int) -
 
 
 def chebyshev(*, method: Method = P1_GRPO, sizes: Sequence[int] = SIZES, chances: Sequence[float] = CHANCES,
-              epsilons: Sequence[float] = EPSILONS, groups: Groups = independent) -> list[Verdict]:
+              epsilons: Sequence[float] = EPSILONS, groups: Groups = independent) -> list[ClaimVerdict]:
     """P1.3: P(|A_i| > ε) ≤ (R−1)σ² / (Rε²)."""
     cases = []
     for size, p in product(sizes, chances):
@@ -198,13 +194,13 @@ def dead_law(p: float, size: int) -> float:
 
 def dead_groups(*, method: Method = P1_GRPO, methods: Mapping[str, Method] = METHODS, world: World | None = None,
                 sizes: Sequence[int] = SIZES, chances: Sequence[float] = CHANCES,
-                groups: Groups = independent) -> list[Verdict]:
+                groups: Groups = independent) -> list[ClaimVerdict]:
     """P1.4: a unanimous group has no gradient, and there are p^R + (1−p)^R of them."""
     world = answers() if world is None else world
     return [*_dead_share(method, sizes, chances, groups), *_dead_gradients(method, methods, world)]
 
 
-def _dead_share(method: Method, sizes: Sequence[int], chances: Sequence[float], groups: Groups) -> list[Verdict]:
+def _dead_share(method: Method, sizes: Sequence[int], chances: Sequence[float], groups: Groups) -> list[ClaimVerdict]:
     subject = f"{method.name}, binary reward, R = {_list(sizes)}"
     errors, gaps = [], []
     for size in sizes:
@@ -233,7 +229,7 @@ def group_gradients(method: Method, world: World, groups: Tensor) -> Tensor:
     return gradient
 
 
-def _dead_gradients(method: Method, methods: Mapping[str, Method], world: World) -> list[Verdict]:
+def _dead_gradients(method: Method, methods: Mapping[str, Method], world: World) -> list[ClaimVerdict]:
     groups, _ = world.groups(GROUP)
     reward = world.rollouts.reward[groups]
     dead = (reward == reward[:, :1]).all(dim=1)
@@ -263,7 +259,7 @@ def hoeffding_bound(size: int, eps: float) -> float:
 
 def hoeffding(*, sizes: Sequence[int] = (*SIZES, 16), chances: Sequence[float] = CHANCES,
               epsilons: Sequence[float] = EPSILONS, groups: Groups = independent,
-              printed: Mapping[tuple[int, float], float] = PRINTED) -> list[Verdict]:
+              printed: Mapping[tuple[int, float], float] = PRINTED) -> list[ClaimVerdict]:
     """P1.9: P(|v̂_R − v| > ε) ≤ 2exp(−2Rε²), v̂_R the mean of R rewards; and the table of it."""
     cases = []
     for size, p in product(sizes, chances):
@@ -275,7 +271,7 @@ def hoeffding(*, sizes: Sequence[int] = (*SIZES, 16), chances: Sequence[float] =
             _printed(printed)]
 
 
-def _printed(printed: Mapping[tuple[int, float], float]) -> Verdict:
+def _printed(printed: Mapping[tuple[int, float], float]) -> ClaimVerdict:
     off = {at: abs(value - hoeffding_bound(*at)) for at, value in printed.items()}
     worst = max(off, key=lambda at: off[at])
     wrong = sum(error > HALF_DIGIT for error in off.values())
@@ -287,7 +283,7 @@ def _printed(printed: Mapping[tuple[int, float], float]) -> Verdict:
 
 
 def group_mean_factor(*, world: World | None = None, sizes: Sequence[int] = (2, 3, 4), method: Method = P1_GRPO,
-                      others: Method = RLOO) -> list[Verdict]:
+                      others: Method = RLOO) -> list[ClaimVerdict]:
     """P1.10: E ĝ = (R−1)/R ∇J with the group's mean, ∇J with leave-one-out, so neither turns the update."""
     world = answers() if world is None else world
     subject = f"{method.name} and {others.name}, {len(world.rollouts)} sequences, every group of {_list(sizes)}"
@@ -331,7 +327,7 @@ def least_spread(world: World) -> float:
     return (low - high) / (2 * (low - 2 * mid + high))
 
 
-def optimal_baseline(*, worlds: Mapping[str, World] | None = None) -> list[Verdict]:
+def optimal_baseline(*, worlds: Mapping[str, World] | None = None) -> list[ClaimVerdict]:
     """P1.11: the mean reward is the baseline of least variance; truly b* = mean + Cov(‖ψ‖², r)/E‖ψ‖²."""
     worlds = worlds if worlds is not None else {"‖ψ‖² independent of r": two_tokens(1),
                                                 "‖ψ‖² larger where r is": two_tokens(0)}
@@ -361,11 +357,10 @@ def random_scores(size: int, seed: int) -> NDArray[np.float64]:
 
 
 def leave_one_out_rank(*, method: Method = P1_GRPO, others: Method = RLOO, sizes: Sequence[int] = SIZES,
-                       law: Law = LAWS[1]) -> list[Verdict]:
+                       law: Law = LAWS[1]) -> list[ClaimVerdict]:
     """P1.12, exact part: does leave-one-out change the rank of the rollout matrix? Its rows are R/(R−1) times P1's."""
     subject = f"{others.name} beside {method.name}, R = {_list(sizes)}, random scores"
     errors, apart, seen = [], [], 0
-    names: set[str] = set()
     for size in sizes:
         mine, theirs = (credited(row, independent(law, size)[0]) for row in (method, others))
         errors.append(float((theirs - size / (size - 1) * mine).abs().max()))
@@ -373,25 +368,25 @@ def leave_one_out_rank(*, method: Method = P1_GRPO, others: Method = RLOO, sizes
             scores = random_scores(size, seed=g)
             one, two = (ranks(spectrum(weighted(scores, credit[g].numpy()))) for credit in (mine, theirs))
             apart += [abs(two[name] / value - 1) for name, value in one.items()]
-            names |= one.keys()
             seen += 1
+    names = sorted(one)
     return [
         equal("A_i with leave-one-out, in every group", subject, max(errors), "R/(R−1) (r_i − mean)", len(errors),
               "group sizes"),
-        exact(f"leave-one-out changes a rank: {', '.join(sorted(names))}", subject, max(apart) > TINY, max(apart),
+        exact(f"leave-one-out changes a rank: {', '.join(names)}", subject, max(apart) > TINY, max(apart),
               f"by {len(names)} definitions the ranks differ by a share of {max(apart):.1g} at most",
               expected="> 0, if it breaks rank 2", threshold=f"relative difference > {TINY:g} by any definition",
               n=seen, of="groups"),
     ]
 
 
-def equal(definition: str, subject: str, worst: float, expected: str, n: int, of: str = "cases") -> Verdict:
+def equal(definition: str, subject: str, worst: float, expected: str, n: int, of: str = "cases") -> ClaimVerdict:
     """An equation, checked case by case."""
     return at_most(TINY, definition, subject, worst, f"the largest difference from {expected} is {worst:.1g}",
                    expected=expected, threshold="largest difference ≤ {:g}", n=n, of=of)
 
 
-def _bounded(definition: str, subject: str, cases: Sequence[tuple[float, float]]) -> Verdict:
+def _bounded(definition: str, subject: str, cases: Sequence[tuple[float, float]]) -> ClaimVerdict:
     """(value, its bound) case by case, and how loose the bound is."""
     worst = max(value / bound for value, bound in cases)
     idle = sum(bound >= 1 for _, bound in cases)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.claims.verdict import Verdict, exact
+from creditscope.claims.verdict import ClaimVerdict, exact
 from creditscope.exact.enumeration import Exact, World, ladder_world, measure
 from creditscope.exact.p1 import P1_GRPO, RLOO, STATE_BASELINE, TINY, equal
 from creditscope.methods.axes import Method
 from creditscope.tasks.turns import Ladder
 
 REMOVED = 0.1
-"""A baseline removes a bias if less than a tenth of its RMS is left at every turn: R siblings give no exact value."""
+"""A baseline removes a bias if less than a tenth of its RMS is left at every turn."""
 LADDER, START, UP = Ladder(top=4, turns=3), 2, 0.7
 """Three turns from the middle rung, up with probability 0.7."""
 
@@ -37,7 +37,7 @@ def rms(world: World, bias: Tensor) -> Tensor:
 
 def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: int = START, size: int = 8,
                credit: str = "outcome", state_baseline: str = STATE_BASELINE, method: Method = P1_GRPO
-               ) -> list[Verdict]:
+               ) -> list[ClaimVerdict]:
     """P1.8: Bias_h = Σ_{h'<h} r_h' + v(s_h) − v(s_0), at most h·r_max + 2·V_max, 0 at the first turn."""
     subject = f"ladder of {game.top + 1} rungs, {game.turns} turns, R = {size}"
     policy = constant_policy(game) if policy is None else policy
@@ -73,8 +73,7 @@ def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: in
     ]
 
 
-def _removal(name: str, found: Exact, plain: Exact, subject: str) -> Verdict:
-    """The share of the bias of outcome credit that is left at the later turns."""
+def _removal(name: str, found: Exact, plain: Exact, subject: str) -> ClaimVerdict:
     mine, theirs = (rms(some.world, credit_bias(some))[1:] for some in (found, plain))
     left = mine / theirs
     worst = int(left.argmax())

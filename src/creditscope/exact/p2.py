@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.claims.verdict import Verdict, at_most
+from creditscope.claims.verdict import ClaimVerdict, at_most
 from creditscope.exact.p2_table import BETA, LAWS, TABLE, Objective, Symbols
 from creditscope.exact.ratio_one import value_at_ratio_one
 from creditscope.methods.axes import Method
@@ -35,7 +35,7 @@ MOVES = (0.0, 3e-4, 0.4)
 """How far log π has moved since sampling, std: not at all, about GSPO's bounds, and past all bounds."""
 
 
-def ten_methods(*, methods: Mapping[str, Method] = METHODS) -> list[Verdict]:
+def ten_methods(*, methods: Mapping[str, Method] = METHODS) -> list[ClaimVerdict]:
     """P2.1: each row's w_it = ∂J/∂log π_it against that of the method's own loss, as printed and as repaired."""
     out, batches = [], _moved_groups()
     for name, row in TABLE.items():
@@ -80,7 +80,7 @@ def _weighed(method: Method) -> Method:
 
 
 def loss_value(*, methods: Mapping[str, Method] = METHODS,
-               closed_form: Callable[[Method, Rollouts], Tensor] = value_at_ratio_one) -> list[Verdict]:
+               closed_form: Callable[[Method, Rollouts], Tensor] = value_at_ratio_one) -> list[ClaimVerdict]:
     """P2.5: J at ratio 1: its closed form, what Prop. 4 leaves of it, and its change when all rewards rise."""
     batches = [batch for batch, logp in _moved_groups() if torch.equal(batch.logp, logp)]
     rows = {name: _weighed(method) for name, method in methods.items()}
@@ -100,7 +100,7 @@ def _value(row: Method, batch: Rollouts) -> float:
     return float(surrogate(row, batch.logp, batch))
 
 
-def _values(definition: str, methods: int, apart: Sequence[float]) -> Verdict:
+def _values(definition: str, methods: int, apart: Sequence[float]) -> ClaimVerdict:
     """The verdict on differences of J, which is of order 0.1."""
     return at_most(EQUAL, f"{definition}; |ΔJ|", f"random groups, {methods} methods", max(apart),
                    f"J differs by up to {max(apart):.2g}", n=len(apart), of="methods and batches")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from creditscope.claims.verdict import Verdict, at_most, exact
+from creditscope.claims.verdict import ClaimVerdict, at_most, exact
 from creditscope.exact.p2 import EQUAL
 from creditscope.exact.p2_prefix import TabularPolicy, tabular_policy
 from creditscope.methods.table import GRPO
@@ -72,14 +72,14 @@ CONDITIONS = (
 
 
 def blind_to_scale(*, conditions: Sequence[Condition] = CONDITIONS,
-                   predict: Callable[..., Any] = sweep) -> list[Verdict]:
+                   predict: Callable[..., Any] = sweep) -> list[ClaimVerdict]:
     """P2.3: train a tabular policy with rewards times φ, for φ from 1e-6 to 1e3, and compare the ways made."""
     world = tabular_policy()
     closed_form = [c for c in conditions if c.eps and c.clip == math.inf and not c.drowned]
     return [*(_judged(world, condition) for condition in conditions), _replayed(world, closed_form, predict)]
 
 
-def _judged(world: TabularPolicy, condition: Condition) -> Verdict:
+def _judged(world: TabularPolicy, condition: Condition) -> ClaimVerdict:
     where = "> 1" if condition.drowned else f"≤ {SAME:g}"
     reference, _, _ = _train(world, condition, PHIS[-1])
     changes = {}
@@ -125,9 +125,9 @@ def _train(world: TabularPolicy, condition: Condition, phi: float) -> tuple[Tens
     return theta.detach() - world.logits, float(met.min()), float(met.max())
 
 
-def _replayed(world: TabularPolicy, conditions: Iterable[Condition], predict: Callable[..., Any]) -> Verdict:
+def _replayed(world: TabularPolicy, conditions: Iterable[Condition], predict: Callable[..., Any]) -> ClaimVerdict:
     """The change that `scale.sweep` computes from the state of one run, against optimisers that are fed φr + k."""
-    worst, cases = 0.0, 0
+    errors = []
     for condition in conditions:
         theta = world.logits.clone().requires_grad_()
         optimizer = condition.optimizer([theta], **condition.settings)
@@ -143,12 +143,11 @@ def _replayed(world: TabularPolicy, conditions: Iterable[Condition], predict: Ca
             optimizer.step()
         one = _fed(condition, seen, 1.0)
         for phi, change in zip(PHIS, told, strict=True):
-            real = float((_fed(condition, seen, phi) - one).norm() / one.norm())
-            worst, cases = max(worst, abs(change - real)), cases + 1
+            errors.append(abs(change - float((_fed(condition, seen, phi) - one).norm() / one.norm())))
     definition = "change of the update read from one run's state against a real optimiser fed the gradients with the " \
                  "reward's part times φ: |Δ|"
-    return at_most(EQUAL, definition, "tabular policy", worst, "predicted and real change of the update differ by up "
-                   f"to {worst:.2g}", n=cases, of="conditions and φ")
+    return at_most(EQUAL, definition, "tabular policy", max(errors), "predicted and real change of the update differ "
+                   f"by up to {max(errors):.2g}", n=len(errors), of="conditions and φ")
 
 
 def _fed(condition: Condition, seen: Sequence[tuple[Tensor, Tensor, Tensor]], phi: float) -> Tensor:
@@ -170,7 +169,7 @@ FREE_BETAS = ((0.9, 0.95), (0.9, 0.999), (0.8, 0.3), (0.0, 0.9))
 
 
 def overshoot(*, printed: Mapping[tuple[int, int], tuple[float, int]] = PRINTED,
-              closed_form: Callable[[int, int, tuple[float, float]], float] = carry) -> list[Verdict]:
+              closed_form: Callable[[int, int, tuple[float, float]], float] = carry) -> list[ClaimVerdict]:
     """P2.4: the share of a full step that a real AdamW still makes at step T+k, after a constant gradient for T−1 steps
     and then zeros."""
     out, subject = [], "torch.optim.AdamW, one parameter"
@@ -181,14 +180,10 @@ def overshoot(*, printed: Mapping[tuple[int, int], tuple[float, int]] = PRINTED,
                          abs(real - value) <= half, real, f"AdamW still makes {real:.6f} of a full step where {value} "
                          "is printed", expected=f"{value}", threshold=f"equal to {digits} digits: |Δ| ≤ {half:g}", n=1,
                          of="runs"))
-    worst, cases = 0.0, 0
-    for betas in FREE_BETAS:
-        for step in (2, 3, 10, 50):
-            shares = carried(step, betas, 5)
-            worst = max(worst, *(abs(closed_form(step, lag, betas) - share) for lag, share in enumerate(shares)))
-            cases += len(shares)
-    out.append(at_most(EQUAL, "C_{T,k} in closed form (Eq. 36) against AdamW: |Δ| over T, k and β", subject, worst,
-                       f"closed form and optimiser differ by up to {worst:.2g}", n=cases))
+    errors = [abs(closed_form(step, lag, betas) - share) for betas in FREE_BETAS for step in (2, 3, 10, 50)
+              for lag, share in enumerate(carried(step, betas, 5))]
+    out.append(at_most(EQUAL, "C_{T,k} in closed form (Eq. 36) against AdamW: |Δ| over T, k and β", subject,
+                       max(errors), f"closed form and optimiser differ by up to {max(errors):.2g}", n=len(errors)))
     return out
 
 

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.claims.verdict import Verdict, at_most, exact
+from creditscope.claims.verdict import ClaimVerdict, at_most, exact
 from creditscope.exact import prefix_bias as closed
 from creditscope.exact.p2 import EQUAL, apart
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS, even
 from creditscope.objective.surrogate import effective_credit, surrogate
-
-# -- a tabular policy, and answers that share prefixes ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ STEPS = (0.0, 0.1, 30.0)
 
 
 def prefix_bias(*, methods: Mapping[str, Method] = METHODS,
-                predict: Callable[..., closed.PrefixBias] = closed.prefix_bias) -> list[Verdict]:
+                predict: Callable[..., closed.PrefixBias] = closed.prefix_bias) -> list[ClaimVerdict]:
     """P2.2: W = Σ_{i∈S} ω_i A_i at shared prefixes, which rows cancel there, and which answers 1/L_i favours."""
     world = tabular_policy()
     return [_predicted(world, methods, predict), _who_cancels(world, methods), _after_a_step(world, methods),
@@ -88,7 +86,7 @@ def prefix_bias(*, methods: Mapping[str, Method] = METHODS,
 
 
 def even_weights(*, methods: Mapping[str, Method] = METHODS, flatten: Callable[[Method], Method] = even
-                 ) -> list[Verdict]:
+                 ) -> list[ClaimVerdict]:
     """C.3, ours: does `even(method)` remove what a method leaves on a prefix that the whole group shares?"""
     world, out = tabular_policy(), []
     for method in (methods[name] for name in STAYS):
@@ -111,8 +109,8 @@ def _root(world: TabularPolicy, method: Method, logp: Tensor | None = None) -> f
 
 
 def _predicted(world: TabularPolicy, methods: Mapping[str, Method], predict: Callable[..., closed.PrefixBias]
-               ) -> Verdict:
-    worst, cases = 0.0, 0
+               ) -> ClaimVerdict:
+    errors = []
     outside = torch.randn(world.rollouts.mask.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for method in methods.values():
         credit = outside if method.external else None
@@ -121,24 +119,24 @@ def _predicted(world: TabularPolicy, methods: Mapping[str, Method], predict: Cal
             logp = world.step(bare, size) if credit is None else world.rollouts.logp + 0.01 * size * outside
             found = closed.measured(bare, world.rollouts, world.tree, logp, credit)
             told = predict(bare, world.rollouts, logp, credit).total
-            worst, cases = max(worst, apart(found, told)), cases + 1
+            errors.append(apart(found, told))
     return at_most(EQUAL, "W = Σ ω_i A_i predicted and by autograd, at every node, at ratio 1 and after an inner step; "
-                   "max |Δ| / max |W|", "tabular policy", worst, f"the predicted W differs from autograd's by up to "
-                   f"{worst:.2g} of the largest", n=cases, of="methods and steps")
+                   "max |Δ| / max |W|", "tabular policy", max(errors), "the predicted W differs from autograd's "
+                   f"by up to {max(errors):.2g} of the largest", n=len(errors), of="methods and steps")
 
 
-def _who_cancels(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdict:
+def _who_cancels(world: TabularPolicy, methods: Mapping[str, Method]) -> ClaimVerdict:
     roots = {name: _root(world, methods[name]) for name in (*CANCELS, *STAYS)}
     wrong = [name for name, root in roots.items() if (root <= EQUAL) != (name in CANCELS)]
     least = min(roots[name] for name in STAYS)
-    reason = f"as listed: three rows cancel, and of the other eight the least leaves {least:.2g} of its mass" \
-        if not wrong else f"{len(wrong)} of {len(roots)} rows are not as listed: {', '.join(wrong)}"
+    reason = f"{len(wrong)} of {len(roots)} rows are not as listed: {', '.join(wrong)}" if wrong else \
+        f"as listed: three rows cancel, and of the other eight the least leaves {least:.2g} of its mass"
     return exact("who cancels on a prefix that the whole group shares, at ratio 1: Σ|W| / Σ|w|", "tabular policy",
                  not wrong, len(wrong), reason, expected=f"{', '.join(CANCELS)}; not {', '.join(STAYS)}",
                  threshold=f"cancels: ≤ {EQUAL:g}", n=len(roots), of="methods")
 
 
-def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdict:
+def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> ClaimVerdict:
     roots = {name: _root(world, row, world.step(row, STEPS[1]))
              for name in (*BY_TOKEN, *BY_SEQUENCE)
              for row in [methods[name].replace(bound="none", clip_low=None, clip_high=None, beta=0.0)]}
@@ -151,7 +149,7 @@ def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdic
                  expected=f"{', '.join(BY_TOKEN)} still cancel; {', '.join(BY_SEQUENCE)} no longer")
 
 
-def _favours_short(method: Method) -> Verdict:
+def _favours_short(method: Method) -> ClaimVerdict:
     """A good and a bad answer that share their first token: W > 0 where the good one is shorter, < 0 where longer."""
     wrong, cases = 0, 36
     for good, bad in product(range(1, 7), repeat=2):

@@ -76,9 +76,6 @@ def _conflict(rollouts: Rollouts, credit: Tensor) -> Tensor:
     return weight
 
 
-# -- the ten rows: symbols -> J ------------------------------------------------------------------------------------
-
-
 def _grpo(x: Symbols) -> Tensor:
     """α = a_i, s = ρ, R = K3."""
     return x.sum(x.a * x.clipped(x.token_ratio, 0.2, 0.2)) - BETA * x.sum(x.k3 / (x.count * x.length))
@@ -135,8 +132,6 @@ def _gcpo(x: Symbols) -> Tensor:
 
 Objective = Callable[[Symbols], Tensor]
 
-
-# -- J at ratio 1 (Prop. 4) ------------------------------------------------------------------------------------------
 
 LAWS: Mapping[str, str] = MappingProxyType({
     "answers": "even over answers (1/L_i): J = −β·R",

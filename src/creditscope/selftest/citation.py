@@ -50,8 +50,8 @@ def _git(root: Path, *words: str) -> str:
 
 
 def digest(lines: Iterable[CheckResult], known: Mapping[str, str]) -> str:
-    """sha256 over the sorted lines "name: verdict, tolerance" and "version name: value", without times and errors: equal
-    on machines with the same software and the same verdicts."""
+    """sha256 over the sorted lines "name: verdict, tolerance" and "version name: value", without times and errors:
+    equal on machines with the same software and the same verdicts."""
     told = [f"{line.name}: {line.verdict}, {line.tolerance:g}" for line in lines]
     told += [f"version {name}: {value}" for name, value in known.items()]
     return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()

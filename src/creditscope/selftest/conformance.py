@@ -1,4 +1,4 @@
-"""w of our rows against w of TRL's and verl's own code on the same batches, stored in goldens.npz; and against live TRL.
+"""w of our rows against w of TRL's and verl's own code on the same batches (goldens.npz), and against live TRL.
 
 The goldens hold the batches, the library's settings, our row for them, and the library's w, all in float64. They are
 written by tests/selftest/make_goldens.py where the libraries are installed.
@@ -91,7 +91,7 @@ def apart(w: Tensor, theirs: Tensor) -> float:
 
 
 def stored(library: str, device: torch.device) -> WorstError:
-    """The largest error over the stored cases, in units of each case's tolerance: verl adds 1e-8 to some denominators."""
+    """The largest error over the stored cases, in units of each case's tolerance (verl adds 1e-8 to denominators)."""
     errors = {f"{g.row} ({g.text}) on {g.batch}": apart(ours(g), g.w) / g.tolerance for g in goldens(library)}
     return worst_of(errors, f"cases of {library} {_stored()[f'{library}/version']}")
 

@@ -8,6 +8,7 @@ from functools import partial
 from importlib.resources import files
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.claims.table import run_exact
@@ -34,7 +35,7 @@ def methods(device: torch.device) -> WorstError:
         m = found.replace(beta=BETA) if found.kl != "none" else found
         for place, rows, logp in _places(m):
             own = _outside(rows) if m.external else twin.advantages(m, rows)
-            batch, live = _padded(rows, logp, device)
+            batch, live = _padded(rows).to(device), _pad(logp).to(device)
             given = _pad(own).to(device) if m.external else None
             fast = effective_credit(partial(surrogate, m, rollouts=batch, credit=given), live)
             errors[f"{name} {place}"] = apart(fast, _pad(twin.credit(m, rows, logp, own)).to(device))
@@ -56,20 +57,16 @@ def _outside(rows: list[twin.TwinRollout]) -> twin.Tokens:
 
 
 def _pad(rows: twin.Tokens) -> torch.Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
+    return pad_sequence([torch.tensor(row, dtype=torch.float64) for row in rows], batch_first=True)
 
 
-def _padded(rows: list[twin.TwinRollout], logp: twin.Tokens, device: torch.device) -> tuple[Rollouts, torch.Tensor]:
-    lengths = torch.tensor([len(row.tokens) for row in rows])
-    width = int(lengths.max())
-    batch = Rollouts(
-        tokens=_pad([[float(x) for x in row.tokens] for row in rows]).long().to(device),
-        mask=(torch.arange(width) < lengths[:, None]).to(device), logp=_pad([row.old for row in rows]).to(device),
-        reward=torch.tensor([row.reward for row in rows], dtype=torch.float64, device=device),
-        group=torch.tensor([row.group for row in rows], device=device),
-        ref_logp=_pad([row.ref for row in rows]).to(device), entropy=_pad([row.entropy for row in rows]).to(device))
-    return batch, _pad(logp).to(device)
+def _padded(rows: list[twin.TwinRollout]) -> Rollouts:
+    return Rollouts(
+        tokens=_pad([[float(x) for x in row.tokens] for row in rows]).long(),
+        mask=_pad([[1.0] * len(row.tokens) for row in rows]).bool(), logp=_pad([row.old for row in rows]),
+        reward=torch.tensor([row.reward for row in rows], dtype=torch.float64),
+        group=torch.tensor([row.group for row in rows]), ref_logp=_pad([row.ref for row in rows]),
+        entropy=_pad([row.entropy for row in rows]))
 
 
 def exact_verdicts() -> dict[str, str]:

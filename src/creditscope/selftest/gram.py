@@ -104,7 +104,6 @@ def packaged(device: torch.device) -> WorstError:
 
 
 def shapes(device: torch.device) -> WorstError:
-    """Every architecture of `SHAPES` in float64."""
     errors: dict[str, float] = {}
     for name in SHAPES:
         model = random_model(name, device)

@@ -73,21 +73,16 @@ def _unseen(device: torch.device) -> None:
         (chosen * credit).sum().backward()
 
 
-def _mixed(device: torch.device) -> None:
-    """A loss of rollout 0 that depends on rollout 1: `require_only` must refuse it."""
-    model = random_model("llama", device)
-    ids, credit = batch(model)
-    credit[1:] = 0
-    credit[1, 0] = 1.0
-    observe(model, ids, credit).require_only(0)
+def _only(mixed: float, rows: list[int]) -> Callable[[torch.device], object]:
+    """A loss of row 0 and, with weight `mixed`, a token of row 1, required to be rollout 0's alone; row -> rollout."""
+    def plant(device: torch.device) -> None:
+        model = random_model("llama", device)
+        ids, credit = batch(model)
+        credit[1:] = 0
+        credit[1, 0] = mixed
+        observe(model, ids, credit, rows=torch.tensor(rows, device=device)).require_only(0)
 
-
-def _wrong_owner(device: torch.device) -> None:
-    """Rows attributed to the wrong rollout: in a loss of row 0 alone, rollout 0 must have the gradient."""
-    model = random_model("llama", device)
-    ids, credit = batch(model)
-    credit[1:] = 0
-    observe(model, ids, credit, rows=torch.tensor([1, 0, 2, 3], device=device)).require_only(0)
+    return plant
 
 
 def _infinite(device: torch.device) -> None:
@@ -99,7 +94,7 @@ def _infinite(device: torch.device) -> None:
 PLANTED: Mapping[str, Callable[[torch.device], object]] = {
     **{f"{name} times {factor}": _scaled(name, factor) for name in PARAMETERS for factor in (2.0, 1.001, 0.0)},
     "a head that is a kernel of its own": _unseen,
-    "a loss that mixes rows": _mixed,
-    "rows with the wrong owner": _wrong_owner,
+    "a loss that mixes rows": _only(1.0, [0, 1, 2, 3]),
+    "rows with the wrong owner": _only(0.0, [1, 0, 2, 3]),
     "a loss that is not finite": _infinite,
 }

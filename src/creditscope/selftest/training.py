@@ -1,5 +1,4 @@
-"""Training: the microscope changes no gradient and no bit, a resumed run equals a whole one, and a record gives back
-what was written."""
+"""The microscope changes no gradient and no bit, a resumed run equals a whole one, a record gives back what it got."""
 
 from __future__ import annotations
 
@@ -50,7 +49,6 @@ def _weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def _facts(out: Path) -> list[dict[str, Any]]:
-    """The recorded steps, without the times."""
     return [{name: value for name, value in step.items() if not name.startswith(CLOCK)}
             for step in Record.open(out).steps()]
 
@@ -86,8 +84,7 @@ def same_gradient(device: torch.device) -> WorstError:
 def same_bits(device: torch.device) -> WorstError:
     """The differences between training under the microscope and the same with more readings. On the CPU.
 
-    The microscope in the trainer's backward sums a gradient in another order (`same_gradient`); readings by other
-    backwards must change no bit.
+    The microscope in the trainer's backward sums gradients in another order (`same_gradient`); others change no bit.
     """
     seen = replace(SMALL, scope="light")
     with _runs(seen, replace(seen, also=("optimal_token", "prefix_tree"))) as (plain, read):

@@ -108,9 +108,6 @@ def objective(m: Method, rows: Sequence[TwinRollout], logp: Tokens, held: Tokens
     return total
 
 
-# -- A -----------------------------------------------------------------------------------------------------------------
-
-
 def advantages(m: Method, rows: Sequence[TwinRollout]) -> Tokens:
     """A_it of a method with its own baseline."""
     drift = [[m.beta * (o - r) if m.has_reward_kl else 0.0 for o, r in zip(row.old, row.ref, strict=True)]
@@ -151,9 +148,6 @@ def _density(rates: list[float], p: float) -> float:
     a, b = max(1.0, 1 + fit * mean / 3), max(1.0, 1 + fit * (1 - mean) / 3)
     beta = math.exp(math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b))
     return float(p ** (a - 1) * (1 - p) ** (b - 1) / beta)
-
-
-# -- α -----------------------------------------------------------------------------------------------------------------
 
 
 def _top(m: Method, rows: Sequence[TwinRollout], own: Tokens) -> list[bool]:
@@ -216,9 +210,6 @@ def _conflict(rows: Sequence[TwinRollout]) -> Tokens:
         value = 1.0 if good[i] == 0 else 2.0 * (good[i] > 0)
         out.append([value if t < lead or n - 1 - t < trail else 1.0 for t in range(n)])
     return out
-
-
-# -- s, its bound and the trust region --------------------------------------------------------------------------------
 
 
 def _ratios(m: Method, row: TwinRollout, logp: list[float], held: list[float]) -> list[float]:
@@ -334,7 +325,6 @@ def _mean(x: Sequence[float]) -> float:
 
 
 def _std(x: Sequence[float]) -> float:
-    """The sample's, 1/(n−1)."""
     return math.sqrt(sum((y - _mean(x)) ** 2 for y in x) / (len(x) - 1))
 
 

@@ -9,7 +9,7 @@ rollouts is taken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ class StudyResult:
     seconds: dict[str, float]
 
 
-def affordable(specs: Iterable[str], given: Collection[str], source: str, named: bool) -> tuple[
+def affordable(specs: Iterable[str], given: frozenset[str], source: str, named: bool) -> tuple[
         list[Chosen], dict[str, str]]:
     """The estimators whose needs are given, and why the others are skipped; one that the user named is an error."""
     kept, skipped = [], {}
@@ -91,10 +91,7 @@ def auc(score: Tensor, positive: Tensor) -> float:
     0.625
     """
     above, below = score[positive].contiguous(), score[~positive].sort().values
-    if not len(above) or not len(below):
-        raise CreditscopeError(f"AUC compares positives with negatives, got {len(above)} and {len(below)}; leave out "
-                               f"rollouts that are all culprit or none")
-    # Twice the number of negatives beaten: whole numbers up to the last division, so that ties give ½ exactly.
+    # Twice the number of smaller negatives, an integer, so that ties give ½ exactly.
     twice = torch.searchsorted(below, above, right=False) + torch.searchsorted(below, above, right=True)
     return int(twice.sum()) / (2 * len(above) * len(below))
 
@@ -120,8 +117,6 @@ def bootstrap(values: Sequence[float], seed: int, draws: int = DRAWS) -> Average
     >>> bootstrap([0.5, 0.5], seed=0)
     Average(mean=0.5, low=0.5, high=0.5)
     """
-    if not values:
-        raise CreditscopeError("no rollout is left to average over; ask for more of them, such as --problems 200")
     known = torch.tensor(values, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     means = known[torch.randint(len(known), (draws, len(known)), generator=generator)].mean(dim=1)
@@ -200,6 +195,5 @@ def culprits(rollouts: Rollouts) -> Tensor:
 
 
 def _clean(score: Tensor) -> Tensor:
-    """Scores as multiples of ROUNDING of the largest, so that differences by rounding are ties."""
     top = score.abs().max()
     return (score / (top * ROUNDING)).round() if bool(top > 0) else score

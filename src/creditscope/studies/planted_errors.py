@@ -70,15 +70,11 @@ def plant(problem: Problem, rng: random.Random, largest: int = 99) -> Planted:
     >>> plant(problem, random.Random(0)).text
     '12 + 7 = 29\\n'
     """
-    chain = list(problem.meta.get("chain", ()))
-    if not chain:
-        raise CreditscopeError(f"problem {problem.id} has no reference lines to plant an error in; use arithmetic")
+    chain = list(problem.meta["chain"])
     line = rng.randrange(len(chain))
     found = LINE.fullmatch(chain[line])
-    if found is None:
-        raise CreditscopeError(f"problem {problem.id}: line {line} of its reference is no equation: {chain[line]!r}")
-    right = int(found[4])
-    wrong = rng.choice(wrong_numbers(right, largest))
+    assert found is not None, f"line {line} of the reference of problem {problem.id} is no equation"
+    wrong = rng.choice(wrong_numbers(int(found[4]), largest))
     chain[line] = f"{chain[line][:found.start(4)]}{wrong}"
     return Planted(line, "\n".join(chain[:line + 1]) + "\n", wrong)
 

@@ -64,8 +64,6 @@ def read_processbench(path: Path) -> list[Solution]:
         found = parse_json(read_whole(path, MOST_BYTES))
     except CreditscopeError:
         raise
-    except FileNotFoundError:
-        raise CreditscopeError(f"no such file: {path}") from None
     except OSError as error:
         raise CreditscopeError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # neither JSON nor UTF-8
@@ -144,10 +142,9 @@ def _solution(entry: Any, where: str) -> Solution:
             raise CreditscopeError(f"{where}: {name} must be {kind.__name__}, got {type(value).__name__} "
                                    f"{str(value)[:40]!r}")
     steps, label = entry["steps"], entry["label"]
-    if not entry["problem"].strip():
-        raise CreditscopeError(f"{where}: problem is empty; give its text")
-    if not steps:
-        raise CreditscopeError(f"{where}: steps is empty; give at least one text")
+    for name, empty in (("problem", not entry["problem"].strip()), ("steps", not steps)):
+        if empty:
+            raise CreditscopeError(f"{where}: {name} is empty; give its text")
     for i, step in enumerate(steps):
         if not isinstance(step, str) or not step:
             raise CreditscopeError(f"{where}: steps[{i}] must be a text that is not empty, got {type(step).__name__} "
