@@ -338,7 +338,8 @@ REPLANTED = [
           f"{DAMAGE}::test_what_a_kill_leaves_before_run_json_is_no_obstacle_to_starting_there"),
     fixed("a new run looks before it locks", "runs/record.py",
           "lock = lock_folder(path)\n        try:\n"
-          "            # Asked under the lock: another process may have started and ended a run here just now.\n"
+          "            # Checked under the lock: another process may have run here meanwhile. A run without steps is "
+          "replaced.\n"
           "            if (path / \"run.json\").exists() and cls.open(path).steps():",
           "held = (path / \"run.json\").exists() and cls.open(path).steps()\n"
           "        lock = lock_folder(path)\n        try:\n            if held:",

@@ -263,7 +263,7 @@ def test_a_long_run_stays_within_its_bytes_and_keeps_its_last_reading(long_run: 
     run = read_run(long_run)
     data = shown(section(run))
     assert size(data) <= 300_000
-    assert data["looks"][-1]["step"] == run.readings()[-1]
+    assert data["looks"][-1]["step"] == run.record.readings()[-1]
     assert 10 <= len(data["looks"]) <= directions.MOST
 
 

@@ -126,7 +126,7 @@ def test_all_means_are_those_of_the_verb(rich_run: Path) -> None:
 def test_the_sweep_is_that_of_the_verb(rich_run: Path) -> None:
     run = read_run(rich_run)
     sweeps = shown(section(run))["sweeps"]
-    assert [one["step"] for one in sweeps] == run.probes()
+    assert [one["step"] for one in sweeps] == run.record.optimizer_readings()
     theirs = read(rich_run).sweep
     assert theirs is not None
     mine = sweeps[-1]

@@ -1,6 +1,6 @@
-"""Directions: which rollouts of a group push the same way, how many directions they span, and what chance would give.
+"""Directions: which rollouts of a group push the same way, how many directions they span, and the nulls.
 
-Row i of a group's matrix is g_i = Σ_t w_it ∇ log π(y_it). Everything here is read off its Gram K_ij = ⟨g_i, g_j⟩.
+Row i of a group's matrix is g_i = Σ_t w_it ∇ log π(y_it). Everything here is computed from K_ij = ⟨g_i, g_j⟩.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Array = NDArray[np.float64]
 Part = dict[str, Any]
 
 MOST = 40
-"""Steps in a file: more cannot be told apart on a slider, and every one costs bytes."""
+"""Steps in a file."""
 BUDGET, TEXTS = 210_000, 80_000
 """Characters of JSON for numbers and for answers."""
 LONGEST = 300
-"""Characters of an answer beside another one; the token view has it whole."""
+"""Characters of an answer beside another one; the token view has all of it."""
 DRAWS = 100
-"""Shuffles of w: as many as the microscope takes for `null/group/…`."""
+"""Shuffles of w, as many as for `null/group/…`."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One of the things that are called rank."""
+    """One definition of rank."""
 
     name: str
     title: str
@@ -70,8 +70,7 @@ WEIGHTED, UNWEIGHTED = "g = w·ψ, as trained", "ψ, without w"
 
 
 def section(run: Run) -> Section:
-    """Heatmap, spectrum and every definition of rank, at the chosen step and group."""
-    title, read = "Directions", run.readings()
+    title, read = "Directions", run.record.readings()
     if not read:
         return Section(id="directions", title=title, body=lacking("The microscope read no step of this run.",
                                                                   run.config, "geometry"))
@@ -80,7 +79,7 @@ def section(run: Run) -> Section:
         return Section(id="directions", title=title, body=lacking(
             f"None of the {len(read)} readings of this run can be used: {'; '.join(run.faults[:2])}", run.config,
             "geometry"))
-    kept = set(run.kept())
+    kept = set(run.record.groups())
     by_step = {one["step"]: one for one in looks if one["step"] in kept}
     told = fitted(run, "answers", list(by_step), lambda step: answers(run, by_step[step]), TEXTS)
     texts = {part["step"]: part["texts"] for part in told}
@@ -95,14 +94,8 @@ def section(run: Run) -> Section:
              "pull together, the ranks how many directions that leaves. A rank means nothing without its null.")
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------
-
-
 def fitted(run: Run, what: str, steps: Sequence[int], make: Callable[[int], Part | None], budget: int) -> list[Part]:
-    """What `make` gives of the steps, of as many as stay within a budget of JSON characters; a damaged one is a fault.
-
-    The last step that can be read says how large one is.
-    """
+    """`make` of as many steps as fit a budget of JSON characters, by the size of the last one; damage is a fault."""
     made: dict[int, Part | None] = {}
 
     def of(step: int) -> Part | None:
@@ -126,12 +119,10 @@ def fitted(run: Run, what: str, steps: Sequence[int], make: Callable[[int], Part
 
 
 def size(part: object) -> int:
-    """Characters of JSON."""
     return len(json.dumps(part, separators=(",", ":")))
 
 
 def look(run: Run, step: int) -> Part | None:
-    """One reading: its groups, their mean, and the cosines between them."""
     arrays = run.reading(step)
     if arrays is None or not len(arrays["group"]):
         return None
@@ -191,16 +182,13 @@ def ranks_of(block: Array, eps: float) -> dict[str, float]:
 
 
 def normalised(gram: Array) -> Array:
-    """σ_k / √Σσ², descending, of one Gram or of many: the square of their sum is r_eff."""
+    """σ_k / √Σσ², descending, of one Gram or of many; (Σ_k)² is r_eff."""
     values = np.sqrt(np.clip(np.linalg.eigvalsh(gram)[..., ::-1], 0.0, None))
     return np.asarray(values / np.sqrt((values**2).sum(axis=-1, keepdims=True)))
 
 
 def shuffled(scores: Array, w: Array, draws: int = DRAWS, seed: int = 0) -> Array:
-    """(draws, R) `normalised` of the rows w_π(i) ψ_i, w dealt anew by π: the draws of `permutation_null`.
-
-    A draw in which only rollouts without a score get w ≠ 0 has no rows and is left out.
-    """
+    """(draws, R) `normalised` of the rows w_π(i) ψ_i for random π; a draw without a row that is not 0 is left out."""
     random = np.random.default_rng(seed)
     dealt = np.stack([w[random.permutation(len(w))] for _ in range(draws)])
     grams = scores * dealt[:, :, None] * dealt[:, None, :]
@@ -222,7 +210,7 @@ def cosines(gram: Array) -> str:
 
 
 def between(arrays: Arrays) -> Part | None:
-    """Cosines and norms of the groups' mean rows; None where groups of different micro-batches never met."""
+    """Cosines and norms of the groups' mean rows; None where pairs of groups were never in one pass."""
     gram, group = arrays["gram"], arrays["group"]
     if not np.isfinite(gram).all() or len(np.unique(group)) < 2:
         return None
@@ -246,7 +234,7 @@ def mean_of(groups: Sequence[Part]) -> Part:
 
 
 def compact(part: Part) -> Part:
-    """A group, or the mean of groups, as the page takes it: ranks in the order of the definitions, numbers rounded."""
+    """A group, or the mean of groups, as JSON: ranks in the order of the definitions, numbers rounded."""
     ranks = {kind: numbers([found.get(one.name) for one in DEFINITIONS]) for kind, found in part["ranks"].items()}
     # Values are shares of 1: what is below 1e-4 cannot be seen.
     curves = {name: numbers(np.round(part[name], 4)) for name in CURVES if name in part}
@@ -254,7 +242,7 @@ def compact(part: Part) -> Part:
 
 
 def number_kinds(looks: Sequence[Part]) -> list[str]:
-    """The kinds of rows that any reading has; in the readings each is replaced by its place in this list."""
+    """The kinds of rows that any reading has; in the readings each name is replaced by its index here."""
     parts = [part for one in looks for part in (one["mean"], *one["groups"])]
     found = dict.fromkeys([WEIGHTED, UNWEIGHTED, *(kind for part in parts for kind in part["ranks"])])
     kinds = [kind for kind in found if any(kind in part["ranks"] for part in parts)]
@@ -264,7 +252,7 @@ def number_kinds(looks: Sequence[Part]) -> list[str]:
 
 
 def answers(run: Run, read: Part) -> Part | None:
-    """The texts of the rollouts of a reading, by row; None where those kept are not those that were read."""
+    """The texts of a reading's rollouts, by row; None where the kept rollouts are not those that were read."""
     kept = run.rollouts(read["step"])
     groups = {row: group["id"] for group in read["groups"] for row in group["rows"]}
     if kept is None or dict(enumerate(kept["group"].tolist())) != groups:
@@ -280,9 +268,6 @@ def numbers(values: Any, digits: int = 4) -> list[float | None]:
     """
     found = [rounded(value if value is None else float(value), digits) for value in values]
     return [int(x) if x is not None and x.is_integer() else x for x in found]
-
-
-# -- what is drawn ---------------------------------------------------------------------------------------------------
 
 
 def spectrum_chart(looks: Sequence[Part]) -> Spec:

@@ -1,4 +1,4 @@
-"""The methods: this run's row in full, and the table of all rows beside it. Made from the rows alone."""
+"""The methods: this run's row in full, and the table of all rows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ Change = tuple[str, Any, Any]
 
 
 def section(run: Run) -> Section:
-    """The table, with the row of one run."""
     return of([run.config])
 
 
 def of(configs: Sequence[Mapping[str, Any]]) -> Section:
-    """The table, with the rows of some runs."""
     rows: dict[str, Method] = {}
     strange: dict[str, None] = {}
     for config in configs:
@@ -53,8 +51,7 @@ def of(configs: Sequence[Mapping[str, Any]]) -> Section:
 
 
 def changes(row: Method) -> list[Change]:
-    """(axis, GRPO's value, this row's value) along which the row differs from GRPO; numbers that GRPO's choice alone
-    needs are left out.
+    """(axis, GRPO's value, this row's value) where they differ, without numbers that only GRPO's bound needs.
 
     >>> changes(METHODS["dr_grpo"])
     [('scale', 'group_std', 'none'), ('aggregate', 'sequence_mean', 'constant')]
@@ -64,7 +61,6 @@ def changes(row: Method) -> list[Change]:
 
 
 def _one(label: str, row: Method) -> Html:
-    """A row in full."""
     found, value = changes(row), law(row)
     lines = [tag("li", tag("code", axis), f": {_short(theirs)} → {_short(ours)}", f" ({meaning})" if (
         meaning := axis_meaning(axis, ours)) not in ("", ours) else None) for axis, theirs, ours in found]

@@ -1,7 +1,4 @@
-"""The optimiser: what became of the credit after the objective had given it.
-
-Past the bound, by momentum, whatever the reward's scale: the numbers of docs/optimizer.md, as the probe wrote them.
-"""
+"""The optimiser: overshoot past the bound, momentum, the update, and the reward's scale, as the probe recorded them."""
 
 from __future__ import annotations
 
@@ -23,11 +20,12 @@ from creditscope.report.section import Section, lacking, rounded, some_steps, sp
 from creditscope.runs import schema
 from creditscope.runs.figures import COLOURS
 from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.numbers import spanned
 
 POINTS = 200
-"""Steps in a chart."""
+"""Steps per chart."""
 LINES = 4
-"""Inner updates that have a line of their own."""
+"""Inner updates that have a line each."""
 BUDGET = 60_000
 """Characters of JSON for the sweeps."""
 LAYERS = 8
@@ -36,7 +34,7 @@ TENTH = 0.1
 
 
 class Fact(NamedTuple):
-    """A number of the probe's, as it is shown."""
+    """A number of the probe, as it is shown."""
 
     key: str
     title: str
@@ -66,7 +64,7 @@ FACTS = (
     Fact(schema.OPTIMIZER_SCALE_CHANGE_NOW, "change at credit × 0.1, from now", "the same from this step on",
            percent=True))
 Plan = tuple[str, str, dict[str, str], bool]
-"""The name of a chart, its title, its lines (metric -> name in the legend), and whether they are shares."""
+"""(name of a chart, title, lines: metric -> name in the legend, whether they are shares)."""
 CHARTS: tuple[Plan, ...] = (
     ("carry", "Carry by momentum", {
         schema.OVERSHOOT_CARRY: "measured", schema.OVERSHOOT_CARRY_PREDICTED: "predicted"}, False),
@@ -80,13 +78,13 @@ CHARTS: tuple[Plan, ...] = (
 
 
 def section(run: Run) -> Section:
-    """What the probe read: one sentence on the reward's scale, tables of means, charts over steps, the sweep."""
     title, brake = "Optimiser", brake_line(run.config.get("brake"))
     means = {metric.key: found for metric in FACTS if (found := mean_over(run, metric.key)) is not None}
     past = by_update(run)
-    sweeps = fitted(run, "optimiser", run.probes(), lambda step: sweep(run, step), BUDGET)
+    read = run.record.optimizer_readings()
+    sweeps = fitted(run, "optimiser", read, lambda step: sweep(run, step), BUDGET)
     if not (means or past or sweeps):
-        why = "What the probe read cannot be used" if run.probes() else "The probe was off in this run"
+        why = "What the probe read cannot be used" if read else "The probe was off in this run"
         return Section(id="optimizer", title=title, body=join(brake, lacking(
             f"{why}, so nothing is known of what the optimiser did to the credit.", run.config, "overshoot")))
     no_sweep = None if sweeps else lacking("The update under other reward scales was not read.", run.config, "sweep")
@@ -102,17 +100,13 @@ def section(run: Run) -> Section:
              "Means over the steps that were read, with 95 % intervals over these steps.")
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------
-
-
 def mean_over(run: Run, metric: str) -> Interval | None:
-    """The mean of a metric over the steps that have it."""
     values = run.steps.numbers(metric).values.tolist()
     return mean_interval(values) if values else None
 
 
 def by_update(run: Run) -> dict[int | None, dict[str, Interval]]:
-    """k -> what was read after k updates on a batch. A run without these has `overshoot/…`, the last sight: None."""
+    """k -> readings after k updates on a batch; None stands for `overshoot/…`, after the last update."""
     found = {int(m[1]) for key in run.steps.names if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
     places: list[int | None] = [*sorted(found)] if found else [None]
     table = {k: {metric.key: value for metric in BY_UPDATE if (value := mean_over(run, past_key(k, metric.key)))}
@@ -126,7 +120,7 @@ def past_key(k: int | None, name: str) -> str:
 
 
 def sweep(run: Run, step: int) -> Part | None:
-    """The update Δ(φ) had all credit been times φ, beside Δ(1): cosine and change, whole and of the layers."""
+    """The update Δ(φ) with all credit times φ, beside Δ(1): cosine and change, whole and by layer."""
     arrays = run.probed(step)
     if arrays is None or "phi" not in arrays:
         return None
@@ -143,7 +137,7 @@ def sweep(run: Run, step: int) -> Part | None:
 
 
 def edges(each: NDArray[np.float64]) -> tuple[list[float | None], list[float | None]]:
-    """(least, most) over layers, at each φ that any layer has."""
+    """(least, most) over layers at each φ."""
     some = [column[np.isfinite(column)] for column in each.T]
     return ([rounded(float(column.min())) if len(column) else None for column in some],
             [rounded(float(column.max())) if len(column) else None for column in some])
@@ -160,11 +154,7 @@ def layers_of(arrays: Arrays, phi: NDArray[np.float64]) -> list[list[Any]]:
              *numbers([arrays["layer_ratio"][i]])] for i in known]
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
-
-
 def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Part]) -> Html:
-    """What the optimiser does not see, with its number."""
     name = str(run.config.get("optimizer") or "the optimiser")
     found = means.get(schema.OPTIMIZER_SCALE_CHANGE) or means.get(schema.OPTIMIZER_SCALE_CHANGE_NOW)
     if found is None:
@@ -172,7 +162,7 @@ def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Par
                        "scale")
     since = "" if schema.OPTIMIZER_SCALE_CHANGE in means else ", from the step itself on,"
     change, steps = found.mean, f"{found.n} step{'s' * (found.n != 1)}"
-    blind, follows = (text_of(value, percent=True) for value in (BLIND, FOLLOWS))
+    blind, follows = f"{100 * BLIND:.3g} %", f"{100 * FOLLOWS:.3g} %"
     if change < BLIND:
         verdict = f"less than {blind}: the size of the credit is all but invisible to it."
     elif change > FOLLOWS:
@@ -180,12 +170,12 @@ def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Par
     else:
         verdict = f"between {blind} and {follows}: the size of the credit comes through in part."
     return tag("p", f"Credit a tenth as large{since} would have changed the update of {name} by ",
-               tag("strong", text_of(found.mean, percent=True)), f" (mean of {steps}), {verdict}{turned(sweeps)}",
+               tag("strong", f"{100 * found.mean:.3g} %"), f" (mean of {steps}), {verdict}{turned(sweeps)}",
                id="optimizer-scale")
 
 
 def turned(sweeps: Sequence[Part]) -> str:
-    """The cosine at ten times the credit, or at a tenth where ten times cannot be known, at the last reading."""
+    """cos(Δ(10), Δ(1)), or at φ = 0.1, at the last reading."""
     if not sweeps:
         return ""
     last = sweeps[-1]
@@ -195,7 +185,6 @@ def turned(sweeps: Sequence[Part]) -> str:
 
 
 def brake_line(spec: object) -> Html | None:
-    """The brake of the run, as the table of brakes describes it; None without one."""
     if not isinstance(spec, str) or spec == "none":
         return None
     try:
@@ -230,25 +219,10 @@ def facts_table(means: Mapping[str, Interval]) -> Html | None:
 
 
 def interval_of(value: Interval, percent: bool) -> str:
-    """A mean with its interval.
-
-    >>> interval_of(Interval(0.1234, 0.1, 0.15, 5), True), interval_of(Interval(2e-5, None, None, 1), False)
-    ('12.3 % [10, 15]', '2e-05')
-    """
-    ends = "" if value.low is None or value.high is None else (
-        f" [{text_of(value.low, percent, unit='')}, {text_of(value.high, percent, unit='')}]")
-    return text_of(value.mean, percent) + ends
-
-
-def text_of(value: float, percent: bool, unit: str = " %") -> str:
-    return f"{100 * value:.3g}{unit}" if percent else f"{value:.3g}"
-
-
-# -- what is drawn ---------------------------------------------------------------------------------------------------
+    return spanned(value, scale=100, unit=" %") if percent else spanned(value)
 
 
 def plans_of(updates: Sequence[int | None]) -> tuple[Plan, ...]:
-    """The charts over steps of a run that was seen after so many updates on a batch."""
     ks = spaced([k for k in updates if k is not None], LINES)
     words = {None: "at the last sight"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
     past, distance = ({past_key(k, name): word for k, word in words.items()} for name in ("past", "distance"))
@@ -257,7 +231,6 @@ def plans_of(updates: Sequence[int | None]) -> tuple[Plan, ...]:
 
 
 def chart_of(run: Run, name: str, title: str, lines: Mapping[str, str], percent: bool) -> Part | None:
-    """One chart: a line a metric, `metric -> its name in the legend`; long runs are thinned."""
     columns = {word: run.steps.numbers(metric) for metric, word in lines.items()}
     kept, steps = thinned(list(columns.values()), POINTS), run.steps.column("step").values
     by_step: dict[int, dict[str, Any]] = {}

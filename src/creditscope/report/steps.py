@@ -18,7 +18,7 @@ from creditscope.runs.columns import Column, Steps
 from creditscope.runs.intervals import Interval, mean_interval
 
 Row = dict[str, Any]
-"""`step`, and by the name it is shown by each number of the step; None where it was recorded as not a number."""
+"""`step`, and each number of the step by its name on the page; None where it was recorded as not finite."""
 Chart = dict[str, Any]
 
 WINDOW = 10
@@ -35,11 +35,10 @@ COLUMNS = {
 """Metric -> its name on the page."""
 RUNNING = f"mean of up to {WINDOW} steps"
 MOST = 2000
-"""Steps in the charts: two for each pixel across them, and 0.3 MB of the page."""
+"""Steps in the charts: two per pixel, 0.3 MB of the page."""
 
 
 def section(run: Run) -> Section:
-    """Charts that share one cursor, over one table of rows."""
     rows = table(run.steps)
     drawn, trained = {row["step"] for row in rows}, run.trained.column("step").values.tolist()
     steps = [step for step in trained if step in drawn]
@@ -73,7 +72,7 @@ def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def with_gaps(steps: Steps, metric: str) -> Column:
-    """The numbers of a metric, and NaN where it was recorded as not finite."""
+    """The numbers of a metric, NaN where it was recorded as not finite."""
     (at, values), absences = steps.numbers(metric), steps.column("absent")
     told = [isinstance(names, dict) and metric in names for names in absences.values]
     gaps = np.setdiff1d(absences.at[np.array(told, dtype=bool)], at)
@@ -82,7 +81,6 @@ def with_gaps(steps: Steps, metric: str) -> Column:
 
 
 def live_share(steps: Steps) -> Column:
-    """live groups / groups, of the steps that have both and any group."""
     groups, live = steps.numbers(schema.SIGNAL_GROUPS), steps.numbers(schema.SIGNAL_LIVE_GROUPS)
     at, some, same = np.intersect1d(groups.at, live.at, assume_unique=True, return_indices=True)
     total = groups.values[some]
@@ -115,9 +113,6 @@ def packed(rows: Sequence[Row]) -> dict[str, Any]:
         at = [i for i, row in enumerate(rows) if name in row]
         columns[name] = {"values": [rows[i][name] for i in at]} | ({} if len(at) == len(rows) else {"at": at})
     return {"step": [row["step"] for row in rows], "columns": columns}
-
-
-# -- the charts --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +199,6 @@ CHARTS = (
 
 
 def _lacks(run: Run, rows: Sequence[Row]) -> list[Html]:
-    """What has no chart because it was not recorded, and how to get it."""
     said = {"rank": (_rank, "No effective rank: the microscope was off, or no group it read was live."),
             "overshoot": (_overshoot, "No overshoot: the probe was off, or the method has no bound to go past."),
             "accuracy": (_known("accuracy"), "No accuracy: the run was not evaluated.")}

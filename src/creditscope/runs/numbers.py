@@ -1,4 +1,4 @@
-"""Means over what is there, and numbers with their intervals as text. No torch."""
+"""Means, and numbers with their intervals as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from creditscope.runs.intervals import Interval
 
 
 def mean(values: Sequence[float]) -> float:
-    """Σ x / n, summed without rounding errors."""
+    """Σ x / n, without rounding errors."""
     return math.fsum(values) / len(values)
 
 
@@ -37,8 +37,7 @@ def spanned(value: Interval, form: str = ".3g", scale: float = 1, unit: str = ""
 
 
 def percent(value: Interval) -> str:
-    """A share with its interval.
-
+    """
     >>> percent(Interval(0.712, 0.69, 0.734, 5)), percent(Interval(0.5, None, None, 1))
     ('71.2 % [69.0, 73.4]', '50.0 %')
     """

@@ -1,21 +1,18 @@
 """The run directory: plain files that survive a kill at any moment and can be read while they are written.
 
     run.json          what was run: format, config, versions, seed
-    steps.jsonl       one object per step, appended and synced; a torn last line is not a step. A step is complete once
-                      its line is here: what else is kept of it was written before, and is named in it (`kept`)
-    groups/*.npz      selected rollouts of a step: tokens, credit, w, clipped, entropy, text; where read, log π
-                      afterwards and the credit by other estimators
-    scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
-    optimizer/*.npz   what the optimiser did at a step: the update under other reward scales, whole and by layer
+    steps.jsonl       one object per step, appended and synced; a torn last line is not a step. Files of a step are
+                      written before its line, which names them under `kept`
+    groups/*.npz      selected rollouts of a step
+    scope/*.npz       what the microscope read at a step
+    optimizer/*.npz   what the full probe read of the optimiser at a step
     checkpoints/*     folders that appear whole or not at all
     run.lock          held by the one process that writes
 
-What is damaged later is noticed: run.json and each line of steps.jsonl end with a CRC-32 of themselves, zip files bring
-their own, and a folder has SHA256SUMS, as sha256sum -c reads it. What has no sum, because an older version wrote it or
-somebody edited it, is believed.
+Damage is detected: run.json and each line of steps.jsonl end with a CRC-32 of themselves, zip files contain one, and a
+folder has SHA256SUMS, as sha256sum -c reads it. What has no checksum is accepted: it was edited, or is older.
 
 `runs.schema` has every metric and `runs.arrays` every array. Names of an older format are read as those of today.
-Imports no torch, so that reading a run starts at once.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ if TYPE_CHECKING:
 SHELVES = ("groups", "scope", "optimizer")
 SUMS = "SHA256SUMS"
 KEEP = 2
-"""Checkpoints that stay: the newest, and the one before for the day the newest is damaged."""
+"""Checkpoints that stay: the newest, and the one before in case the newest is damaged."""
 MAX_STEP = 4 * 2**20
 """Longest line of steps.jsonl, in bytes. A step has a few thousand."""
 _NAME = re.compile(r"\d{6}|[1-9]\d{6,11}")
@@ -60,7 +57,7 @@ _SUM = re.compile(rb': "[0-9a-f]{8}"}$')
 
 
 class Record:
-    """A run on disk. `create` and `resume` give a writer, `open` a reader; a reader never changes a byte."""
+    """A run on disk. `create` and `resume` give a writer, `open` a reader, which changes nothing."""
 
     def __init__(self, path: Path, run: dict[str, Any], lock: BaseFileLock | None) -> None:
         self.path = path
@@ -77,13 +74,13 @@ class Record:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CreditscopeError(f"cannot make the run folder {path}: {error.strerror}") from None
-        strangers = sorted(entry.name for entry in path.iterdir() if not _scrap(entry))
-        if strangers and not (path / "run.json").exists():
-            raise CreditscopeError(f"{path} is not empty (it holds {strangers[0]!r}); choose another --out")
+        others = sorted(entry.name for entry in path.iterdir() if not _scrap(entry))
+        if others and not (path / "run.json").exists():
+            raise CreditscopeError(f"{path} is not empty (it holds {others[0]!r}); choose another --out")
         lock = lock_folder(path)
         try:
-            # Asked under the lock: another process may have started and ended a run here just now.
-            if (path / "run.json").exists() and cls.open(path).steps():  # one that took no step is not worth keeping
+            # Checked under the lock: another process may have run here meanwhile. A run without steps is replaced.
+            if (path / "run.json").exists() and cls.open(path).steps():
                 raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out")
             _refuse_links(path)
             run = {"format": FORMAT, "config": masked(dict(config)), "versions": dict(versions)}
@@ -92,7 +89,7 @@ class Record:
                 (path / "groups").mkdir(exist_ok=True)
                 (path / "checkpoints").mkdir(exist_ok=True)
                 (path / "steps.jsonl").touch()
-                _write(path / "run.json", _run_json(record.run))  # at last: it says that there is a run
+                _write(path / "run.json", _run_json(record.run))  # last: it makes the folder a run
                 flush_to_disk(path.parent)
         except BaseException:
             lock.release()
@@ -104,23 +101,23 @@ class Record:
         """A writer on an old run whose config is the same, except for the keys in `free`."""
         path = Path(path)
         config = masked(dict(config))
-        cls.open(path)  # what is no run is said before anything is written there
+        cls.open(path)  # refuse what is no run before anything is written
         lock = lock_folder(path)
         try:
             record = cls.open(path)
             old = record.config
-            # A setting that is younger than the run had its default then; `as_recorded` gives it that.
+            # A setting that is newer than the run had its default; `as_recorded` sets it.
             for key in sorted(set(old) - free):
                 if old.get(key) != config.get(key):
                     raise CreditscopeError(f"cannot resume {path}: its {key} is {old.get(key)!r}, not "
                                            f"{config.get(key)!r}; give the same settings, or start a new run with "
                                            f"another --out")
-            whole = b"".join(line for line, _ in record._lines())  # without a line that a kill tore
+            whole = b"".join(line for line, _ in record._lines())  # without a torn last line
             record.run["config"] = dict(config)
             with _disk(path):
-                # Of these folders alone: another one may be a link to a place that is not the run's.
+                # Only these folders: another one may be a link out of the run.
                 places = [path, path / "checkpoints", *(path / shelf for shelf in SHELVES)]
-                for place in filter(Path.is_dir, places):  # before a step is forgotten that could not be made again
+                for place in filter(Path.is_dir, places):  # before any step is removed
                     if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 for scrap in (scrap for place in places for scrap in place.glob(".*.part")):
@@ -170,8 +167,7 @@ class Record:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def append(self, step: int, metrics: Mapping[str, float | int | str]) -> None:
-        """Add one step. A value that is not finite is left out and named under `absent`, with what it was; the shelves
-        that have a file of the step are named under `kept`."""
+        """Add one step. Values that are not finite are listed under `absent`, files of the step under `kept`."""
         self._must_write()
         absent = {k: str(v) for k, v in metrics.items() if isinstance(v, float) and not math.isfinite(v)}
         line: dict[str, Any] = {"step": step} | {k: v for k, v in metrics.items() if k not in absent}
@@ -187,13 +183,13 @@ class Record:
                 out.flush()
                 os.fsync(out.fileno())
             except OSError:
-                # Half a line on a full disk would be glued to the next one: cut it off again.
+                # Half a line on a full disk would be joined to the next one.
                 with contextlib.suppress(OSError):
                     os.ftruncate(out.fileno(), whole)
                 raise
 
     def rewind(self, steps: int) -> None:
-        """Keep the first `steps` steps and forget what came after them, groups included."""
+        """Keep the first `steps` steps and remove later ones, with their files."""
         self._must_write()
         kept = [line for line, found in self._lines() if found["step"] < steps]
         with _disk(self.path):
@@ -205,25 +201,22 @@ class Record:
             for step in self.checkpoints():
                 if step > steps:
                     remove_folder(self.checkpoint_path(step))
-            for old in self.checkpoints()[:-KEEP]:  # a kill may have come before these went
+            for old in self.checkpoints()[:-KEEP]:  # left by a kill
                 remove_folder(self.checkpoint_path(old))
 
     def save_group(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep selected rollouts of a step."""
         self._save("groups", step, arrays)
 
     def save_reading(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what the microscope read at a step."""
         self._save("scope", step, arrays)
 
     def save_optimizer(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what the optimiser did at a step."""
         self._save("optimizer", step, arrays)
 
     def thin(self, step: int, most: int, every: Mapping[str, int]) -> None:
         """After a step: keep at most `most` files of each shelf, evenly spread; 0 keeps all. `every`: its schedule.
 
-        run.json says how many steps apart they are before the others go, so that they are not missed.
+        run.json states the spacing before files are removed, so that they do not count as missing.
         """
         self._must_write()
         for shelf, often in every.items():
@@ -255,7 +248,7 @@ class Record:
 
     @contextlib.contextmanager
     def checkpoint(self, step: int, keep: int = KEEP) -> Iterator[Path]:
-        """A folder to fill; it becomes checkpoints/<step> when the block ends well, and older ones than `keep` go."""
+        """A folder to fill; renamed to checkpoints/<step> at the end of the block, and only the newest `keep` stay."""
         with self.folder(f"checkpoints/{step:06d}") as part:
             yield part
         with _disk(self.path):
@@ -264,7 +257,7 @@ class Record:
 
     @contextlib.contextmanager
     def folder(self, name: str) -> Iterator[Path]:
-        """A folder to fill; it takes its name when the block ends well, in place of an older one."""
+        """A folder to fill; renamed to its name at the end of the block, in place of an older one."""
         self._must_write()
         with _disk(self.path), new_folder(self.path / name, sync=True) as part:
             yield part
@@ -294,21 +287,19 @@ class Record:
         return self._kept("groups")
 
     def group(self, step: int) -> dict[str, NDArray[Any]]:
-        """The rollouts kept of a step."""
         return self._load("groups", step, "rollouts")
 
     def readings(self) -> list[int]:
-        """The steps that were read by the microscope."""
+        """The steps that the microscope read."""
         return self._kept("scope")
 
     def reading(self, step: int) -> dict[str, NDArray[Any]]:
-        """What the microscope read at a step."""
         return self._load("scope", step, "readings")
 
     def reading_version(self, step: int) -> tuple[Any, ...]:
-        """What changes when the reading of a step does."""
+        """Changes when the file of the reading does."""
         file = self._file("scope", step).absolute()
-        with contextlib.suppress(OSError):  # whoever reads it will say why it cannot be read
+        with contextlib.suppress(OSError):  # the reader will report it
             found = file.stat()
             return file, found.st_ino, found.st_size, found.st_mtime_ns
         return (file,)
@@ -318,27 +309,26 @@ class Record:
         return self._kept("optimizer")
 
     def optimizer_reading(self, step: int) -> dict[str, NDArray[Any]]:
-        """What the optimiser did at a step."""
         return self._load("optimizer", step, "optimiser readings")
 
     def missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-        """Files that the steps say were kept, and that are gone."""
+        """Files that the steps name under `kept` and that do not exist."""
         lines, apart = Steps.of(self.columns() if steps is None else steps).together("step", "kept"), self._apart()
         told = {shelf: {step for step, kept in lines if isinstance(kept, list) and shelf in kept
                         and step % apart.get(shelf, 1) == 0} for shelf in SHELVES}
         gone = [f"{shelf}/{step:06d}.npz" for shelf in SHELVES for step in sorted(told[shelf] - set(self._kept(shelf)))]
-        now = Record.open(self.path) if gone else self  # a writer may have thinned them since run.json was read
+        now = Record.open(self.path) if gone else self  # a writer may have thinned since run.json was read
         return gone if now.run == self.run else now.missing()
 
     def told_missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-        """The same in a sentence, or none."""
+        """The same as one sentence, or none."""
         gone = self.missing(steps)
         more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
-        return [f"{self.path} lacks what it had kept: {', '.join(gone[:3])}{more}; what is said here is said without"] \
+        return [f"{self.path} lacks files that it had kept: {', '.join(gone[:3])}{more}; they are left out here"] \
             if gone else []
 
     def _apart(self) -> dict[str, int]:
-        """By shelf that was thinned, how many steps apart its files are."""
+        """Shelf -> how many steps apart its files are, where it was thinned."""
         found = self.run.get("apart")
         return {shelf: apart for shelf, apart in (found if isinstance(found, dict) else {}).items()
                 if shelf in SHELVES and type(apart) is int and apart > 0}
@@ -352,12 +342,12 @@ class Record:
     def _load(self, shelf: str, step: int, what: str) -> dict[str, NDArray[Any]]:
         path = self._file(shelf, step)
         try:
-            # Member by member, each read to its end: `np.load` stops where the header says, and so before the sum.
+            # Each member is read to its end, which checks its CRC; `np.load` stops before it.
             found = {name.removesuffix(".npy"): _array(data) for name, data in members(inside(self.path, path))}
             return upgraded(found, shelf, self.run["format"])
         except FileNotFoundError:
             raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
-        except Exception as error:  # zip files, their packers and headers of arrays fail in more ways than are listed
+        except Exception as error:  # zip and npy readers raise many types
             raise CreditscopeError(f"cannot read the {what} of step {step} in {self.path}: {error}; the file was "
                                    f"damaged. Delete {path} to go on without it") from None
 
@@ -369,11 +359,9 @@ class Record:
         return inside(self.path, self.path / "checkpoints" / f"{step:06d}")
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """The whole lines of steps.jsonl, and what they say, one in memory at a time. A torn last line is no error: the
-        step had not ended."""
+        """The complete lines of steps.jsonl and their values, one in memory at a time."""
         path = self.path / "steps.jsonl"
-        taken = max(self.checkpoints(), default=0)  # before the lines, which may grow meanwhile
-        last: int | None = None
+        taken, last = max(self.checkpoints(), default=0), None  # before the lines, which may grow meanwhile
         for number, line in enumerate(_whole_lines(path), start=1):
             body, sealed, tail = line.rpartition(_CRC)
             cut = f"Cut it after line {number - 1} to keep what is whole"
@@ -384,13 +372,13 @@ class Record:
             except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
                 why = f" ({error})" if isinstance(error, Repeated) else ""
                 raise CreditscopeError(f"{path}, line {number}: not a step{why}; the file was damaged. {cut}") from None
-            if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a sum under a flipped name
+            if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a damaged key
                 raise CreditscopeError(f"{path}, line {number} is not what was written: it does not match its crc32. "
                                        f"{_EDITED}; otherwise the file was damaged. {cut}")
             found.pop("crc32", None)
             last = found["step"]
             yield line + b"\n", upgraded(found, "steps", self.run["format"])
-        # A line is on disk before the checkpoint of its step is.
+        # A line is on disk before the checkpoint of its step.
         if taken and (last is None or last < taken - 1):
             held = "holds no step" if last is None else f"ends with step {last}"
             raise CreditscopeError(f"{path} {held}, but there is a checkpoint after {taken} steps: the file was cut. "
@@ -410,10 +398,9 @@ _EDITED = "If you edited it, delete the crc32 there"
 
 
 def verify(folder: Path, whole: bool = True) -> None:
-    """Compare the files of a folder with its SHA256SUMS; without one there is nothing to compare.
+    """Compare the files of a folder with its SHA256SUMS, if it has one.
 
-    `whole`: all that it names is there, and nothing else. Otherwise what it names and is there is as it was: a folder
-    that may come from anybody can have files of its own.
+    `whole`: every file is named and every name is a file. Otherwise only files that are named are compared.
     """
     if not (folder / SUMS).is_file():
         return
@@ -428,7 +415,7 @@ def verify(folder: Path, whole: bool = True) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Write SHA256SUMS, and see that all of the folder is on the disk."""
+    """Write SHA256SUMS and flush the folder to disk."""
     lines = [f"{_sum(folder / name)}  {name}\n" for name in _files(folder)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
     for entry in [*folder.rglob("*"), folder]:
@@ -436,7 +423,6 @@ def _seal(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """The names of the files in a folder, but for that of their sums."""
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*")
                   if file.is_file() and file.name != SUMS)
 
@@ -451,7 +437,7 @@ def _crc(data: bytes) -> str:
 
 
 def _array(data: bytes) -> NDArray[Any]:
-    """An array from its bytes. Texts of no letters take no room: there may be any number of them."""
+    """An array from its bytes. Empty texts need no bytes, so their number is checked."""
     found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     if found.size > len(data):
         raise ValueError(f"{found.size:,} entries in {len(data):,} bytes")
@@ -459,13 +445,13 @@ def _array(data: bytes) -> NDArray[Any]:
 
 
 def _refuse_links(path: Path) -> None:
-    """What lies in a run's folder is the run's: a link out of it is not followed."""
+    """Refuse links out of the run's folder."""
     for name in ("run.json", "steps.jsonl", "run.lock", "checkpoints", *SHELVES):
         inside(path, path / name)
 
 
 def _scrap(entry: Path) -> bool:
-    """What a run leaves that was killed before it had a run.json."""
+    """Whether a run that was killed before it had a run.json left this."""
     if entry.name in ("groups", "checkpoints"):
         return entry.is_dir() and not any(entry.iterdir())
     if entry.name == "steps.jsonl":
@@ -495,7 +481,7 @@ def _run_json(run: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """A disk that is full or read-only ends the run in words; what was written before stays readable."""
+    """A full or read-only disk ends the run with an error in words; what was written before stays readable."""
     try:
         yield
     except (OSError, SafetensorError) as error:
