@@ -16,6 +16,14 @@ from creditscope.tasks import tree
 
 
 class Tree(tree.Tree):
+    def q(self, logits: Tensor, reward: Tensor) -> Tensor:
+        """(S, A) q(s,a) = v(s·a), the expected reward after taking a in s."""
+        return self.solve(logits, reward)[0]
+
+    def value(self, logits: Tensor, reward: Tensor) -> Tensor:
+        """(S,) v(s) = Σ_a π(a|s) q(s,a); the root's is J."""
+        return self.solve(logits, reward)[1]
+
     def logp(self, logits: Tensor) -> Tensor:
         """(N, depth) log π of every token of every sequence; 0 past the end."""
         chosen = logits.log_softmax(dim=1)[self.visited.clamp(min=0), self.chosen]
@@ -36,7 +44,7 @@ class Tree(tree.Tree):
 
     def gradient(self, logits: Tensor, reward: Tensor) -> Tensor:
         """(S, A) ∂J/∂z(s,a) = d(s) π(a|s) (q(s,a) − v(s))."""
-        q, v = self._solve(logits, reward)
+        q, v = self.solve(logits, reward)
         return self.reach(logits)[:, None] * logits.softmax(dim=1) * (q - v[:, None])
 
     def scores(self, logits: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ class Groups:
         return self.counts[self.index]
 
     def totals(self, value: Tensor) -> Tensor:
-        """(P,) Σ over each group."""
-        return value.new_zeros(len(self)).index_add_(0, self.index, value)
+        """(P, ...) Σ over each group of value (B, ...)."""
+        return value.new_zeros(len(self), *value.shape[1:]).index_add_(0, self.index, value)
 
     def sum(self, value: Tensor) -> Tensor:
         """(B,) Σ_{j ∈ group(i)} value_j."""

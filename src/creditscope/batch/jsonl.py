@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,9 @@ Bad = Callable[[str], CreditscopeError]
 def read_rows(path: str | Path) -> Iterator[Row]:
     """Checked rows of a file, one at a time; memory is bounded by the longest line allowed."""
     for number, line in numbered_lines(path):
-        bad = partial(_bad, path, number)
+        def bad(what: str, place: str = f"{path}, line {number}") -> CreditscopeError:
+            return CreditscopeError(f"{place}: {what}")
+
         row = read_object(line, bad)
         for name in row:
             if name not in _FIELDS:
@@ -189,7 +190,3 @@ def show(value: Any) -> str:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not allowed; every number must be finite")
-
-
-def _bad(path: str | Path, number: int, what: str) -> CreditscopeError:
-    return CreditscopeError(f"{path}, line {number}: {what}")

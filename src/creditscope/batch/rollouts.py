@@ -25,7 +25,7 @@ class Range(NamedTuple):
     says: str
 
 
-class Column(NamedTuple):
+class BatchColumn(NamedTuple):
     """One tensor of a batch."""
 
     kind: str
@@ -42,17 +42,17 @@ _LOG_PROB = Range(-math.inf, ROUNDING, f"a log-probability is at most 0 (up to {
 _ENTROPY = Range(-ROUNDING, math.inf, "an entropy is at least 0; give −Σ π log π, in nats")
 _COLLISION = Range(-ROUNDING, 1 + ROUNDING, "Σ π² lies between 0 and 1; give the sum of squared probabilities")
 COLUMNS = {
-    "tokens": Column("int64", "token", required=True),
-    "mask": Column("bool", "token", required=True),
-    "logp": Column("float", "token", required=True, range=_LOG_PROB),
-    "reward": Column("float", "row", required=True),
-    "group": Column("int64", "row", required=True),
-    "ref_logp": Column("float", "token", range=_LOG_PROB),
-    "entropy": Column("float", "token", range=_ENTROPY),
-    "collision": Column("float", "token", range=_COLLISION),
-    "step": Column("int64", "token", pad=-1),
-    "step_reward": Column("float", "step"),
-    "step_state": Column("int64", "step", pad=-1),
+    "tokens": BatchColumn("int64", "token", required=True),
+    "mask": BatchColumn("bool", "token", required=True),
+    "logp": BatchColumn("float", "token", required=True, range=_LOG_PROB),
+    "reward": BatchColumn("float", "row", required=True),
+    "group": BatchColumn("int64", "row", required=True),
+    "ref_logp": BatchColumn("float", "token", range=_LOG_PROB),
+    "entropy": BatchColumn("float", "token", range=_ENTROPY),
+    "collision": BatchColumn("float", "token", range=_COLLISION),
+    "step": BatchColumn("int64", "token", pad=-1),
+    "step_reward": BatchColumn("float", "step"),
+    "step_state": BatchColumn("int64", "step", pad=-1),
 }
 TOKEN_FIELDS = tuple(name for name, column in COLUMNS.items() if column.axis == "token")
 STEP_FIELDS = tuple(name for name, column in COLUMNS.items() if column.axis == "step")

@@ -30,11 +30,10 @@ def entropy_shaping(method: Method, rollouts: Rollouts, tools: Tools, *, base: f
 
 def _mean_by_sign(h: Tensor, own: Tensor, rollouts: Rollouts) -> Tensor:
     """(B, T) mean of h over the siblings with A of the same sign that have a token at t; 1 where A is 0."""
-    index = Groups(rollouts.group).index
+    groups = Groups(rollouts.group)
     out = torch.ones_like(h)
     for sign in (own > 0, own < 0):
         here = sign & rollouts.mask
-        total, count = (h.new_zeros(int(index.max()) + 1, h.shape[1]).index_add_(0, index, x.to(h.dtype))
-                        for x in (h.masked_fill(~here, 0.0), here))
-        out = torch.where(here, (total / count.clamp(min=1))[index], out)
+        total, count = groups.totals(h.masked_fill(~here, 0.0)), groups.totals(here.to(h.dtype))
+        out = torch.where(here, (total / count.clamp(min=1))[groups.index], out)
     return out

@@ -19,10 +19,10 @@ def optimal_token(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
     """
     reward, groups = wide(rollouts.reward), Groups(rollouts.group)
     gathered = logit_norms(rollouts, "optimal_token").cumsum(dim=1).masked_fill(~rollouts.mask, 0.0)
-    alive = _totals(rollouts.mask.to(reward.dtype), groups)
-    weight, worth = _totals(gathered, groups), _totals(gathered * reward[:, None], groups)
+    alive = groups.totals(rollouts.mask.to(reward.dtype))
+    weight, worth = groups.totals(gathered), groups.totals(gathered * reward[:, None])
     # Where all scores are still 0 the ratio is 0/0: equal weights.
-    plain = _totals(reward[:, None] * rollouts.mask, groups) / alive.clamp(min=1)
+    plain = groups.totals(reward[:, None] * rollouts.mask) / alive.clamp(min=1)
     baseline = torch.where(weight > 0, worth / weight.masked_fill(weight <= 0, 1.0), plain)[groups.index]
     baseline = baseline.masked_fill(alive[groups.index] <= 1, 0.0)
     # In a unanimous group with siblings left r − B is rounding.
@@ -34,8 +34,3 @@ def logit_norms(rollouts: Rollouts, who: str) -> Tensor:
     """(B, T) 1 − 2π + Σπ² = ‖onehot − π‖² = ‖∂log π(y_t)/∂z_t‖²."""
     collision = wide(rollouts.require("collision", f"credit {who!r}"))
     return (1 - 2 * wide(rollouts.logp).exp() + collision).clamp(min=0.0).masked_fill(~rollouts.mask, 0.0)
-
-
-def _totals(value: Tensor, groups: Groups) -> Tensor:
-    """(P, T) Σ over each group, position by position."""
-    return value.new_zeros(len(groups), value.shape[1]).index_add_(0, groups.index, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from creditscope.credit.table import NEEDS
 from creditscope.errors import CreditscopeError
 
 if TYPE_CHECKING:
@@ -30,6 +31,4 @@ class Tools:
 
 
 def _absent(what: str) -> CreditscopeError:
-    from creditscope.credit.table import NEEDS
-
     return CreditscopeError(f"this credit needs {NEEDS[what]}, and there is none here")

@@ -114,9 +114,9 @@ def tree_world(tree: Tree, logits: Tensor, reward: Tensor | None = None, step_re
     steps = None if step_reward is None else step_reward[at, tree.chosen].masked_fill(~mask, 0.0)
     total = reward if steps is None else steps.sum(dim=1)
     assert total is not None
-    value = tree.value(logits, total)
+    q, value = tree.solve(logits, total)
     return _world(tokens=tree.chosen, mask=mask, state=tree.visited, policy=logits.softmax(dim=1), reward=total,
-                  step_reward=steps, advantage=tree.q(logits, total) - value[:, None], value=value[at])
+                  step_reward=steps, advantage=q - value[:, None], value=value[at])
 
 
 def ladder_world(game: Ladder, policy: Tensor, start: int) -> World:

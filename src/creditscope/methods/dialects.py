@@ -101,9 +101,5 @@ VERL_DPPO_KL = table.DPPO_KL.but(name="verl_dppo_kl", **_VERL, aggregate="token_
                                  note="The ratio's ceiling is clip_ratio_c, as in `verl_dppo`.")
 VERL_DRO = table.DRO.but(name="verl_dro", **_VERL_STD)
 
-DIALECTS: Mapping[str, Method] = MappingProxyType({m.name: m for m in (
-    TRL_GRPO, TRL_DR_GRPO, TRL_DAPO, TRL_BNPO, TRL_CISPO, TRL_SAPO, TRL_GSPO, TRL_LUSPO, TRL_VESPO, TRL_GRPO_V32,
-    TRL_GRPO_BATCH, TRL_RLOO,
-    VERL_GRPO, VERL_GRPO_SEQ, VERL_DR_GRPO, VERL_DAPO, VERL_RLOO, VERL_OPO, VERL_REINFORCE_PP,
-    VERL_REINFORCE_PP_BASELINE, VERL_PPO, VERL_GSPO, VERL_GMPO, VERL_SAPO, VERL_CISPO, VERL_GPG, VERL_DPPO,
-    VERL_DPPO_KL, VERL_DRO)})
+DIALECTS: Mapping[str, Method] = MappingProxyType(
+    {row.name: row for row in tuple(globals().values()) if isinstance(row, Method)})  # every row above, in its order

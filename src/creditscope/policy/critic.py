@@ -63,7 +63,7 @@ class Critic:
     @torch.no_grad()
     def values(self, rollouts: Rollouts, parts: int = 1) -> Tensor:
         """(B, T) V before each chosen token, 0 where the mask is False; in `parts` micro-batches."""
-        found = [self._value(self._states(rollouts.rows(rows))) for rows in _deal(rollouts, parts)]
+        found = [self._value(self._states(rollouts.rows(rows))) for rows in torch.arange(len(rollouts)).chunk(parts)]
         flat = torch.cat(found)
         out = flat.new_zeros(rollouts.mask.shape)
         out[rollouts.mask] = flat
@@ -76,7 +76,7 @@ class Critic:
             critic/loss                  mean (V − G)² over the chosen tokens
             critic/explained_variance    1 − Var(G − V)/Var(G); absent where all returns are equal
         """
-        chunks = _deal(rollouts, parts)
+        chunks = torch.arange(len(rollouts)).chunk(parts)
         # The policy does not change here, so the states under a head are computed once for all epochs.
         kept = [self._states(rollouts.rows(rows)) for rows in chunks] if self.kind == "head" else []
         returns = reward_to_go(rollouts, self.gamma)
@@ -174,7 +174,3 @@ def _copy(policy: Policy) -> Policy:
     if output.weight is not model.get_input_embeddings().weight:
         output.requires_grad_(False)  # V comes from its input: it would be kept in the checkpoint and never learn
     return Policy(f"{policy.name} (critic)", model, policy.tokenizer, policy.chat, policy.lora)
-
-
-def _deal(rollouts: Rollouts, parts: int) -> list[Tensor]:
-    return list(torch.arange(len(rollouts)).chunk(parts))

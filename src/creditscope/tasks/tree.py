@@ -27,7 +27,7 @@ class Tree:
     >>> tree = Tree(tokens=2, depth=2)
     >>> tree.leaves
     [(0, 0), (0, 1), (1, 0), (1, 1)]
-    >>> tree.value(torch.zeros(3, 2), torch.tensor([0., 0., 0., 1.]))[tree.states[()]]
+    >>> tree.solve(torch.zeros(3, 2), torch.tensor([0., 0., 0., 1.]))[1][tree.states[()]]
     tensor(0.2500)
     """
 
@@ -77,15 +77,8 @@ class Tree:
 
     # -- values --------------------------------------------------------------------------------
 
-    def q(self, logits: Tensor, reward: Tensor) -> Tensor:
-        """(S, A) q(s,a) = v(s·a), the expected reward after taking a in s."""
-        return self._solve(logits, reward)[0]
-
-    def value(self, logits: Tensor, reward: Tensor) -> Tensor:
-        """(S,) v(s) = Σ_a π(a|s) q(s,a); the root's is J."""
-        return self._solve(logits, reward)[1]
-
-    def _solve(self, logits: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
+    def solve(self, logits: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
+        """(S, A) q(s,a), the expected reward after taking a in s, and (S,) v(s), of which the root's is J."""
         if tuple(logits.shape) != (len(self.states), self.tokens):
             raise CreditscopeError(f"logits must have shape (states, tokens) = ({len(self.states)}, {self.tokens}), "
                                    f"got {tuple(logits.shape)}")

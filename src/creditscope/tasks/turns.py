@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from creditscope.errors import CreditscopeError
@@ -55,7 +55,7 @@ class Ladder:
         if check_split(split) == "test":
             return (self._problem(f"test-{rung}", rung) for rung in range(self.top + 1))
         rng = random.Random(f"turns/{seed}")
-        return (self._with_walk(f"train-{seed}-{i}", rng.randint(0, self.top)) for i in itertools.count())
+        return (self._problem(f"train-{seed}-{i}", rng.randint(0, self.top), walk=True) for i in itertools.count())
 
     def verify(self, problem: Problem, text: str) -> Verdict:
         """The sum of the turns' rewards; one step per turn. A line that is no move earns 0 and moves nowhere."""
@@ -70,15 +70,12 @@ class Ladder:
                 steps.append(Step(start, end, reward, state))
         return Verdict(sum((step.reward for step in steps), 0.0), tuple(steps))
 
-    def _problem(self, name: str, rung: int) -> Problem:
+    def _problem(self, name: str, rung: int, walk: bool = False) -> Problem:
         prompt = (f"You stand on rung {rung} of a ladder with rungs 0 to {self.top}. Say up or down, one word a line, "
                   f"{self.turns} times. Each turn earns the rung you reach.\n")
-        return Problem(name, prompt, "\n".join(["up"] * self.turns), {"start": rung})
-
-    def _with_walk(self, name: str, rung: int) -> Problem:
-        problem = self._problem(name, rung)
-        walk = random.Random(f"walk/{name}").choices(MOVES, k=self.turns)
-        return replace(problem, meta={**problem.meta, "solution": "\n".join(walk)})
+        solution = "\n".join(random.Random(f"walk/{name}").choices(MOVES, k=self.turns))
+        meta = {"start": rung} | ({"solution": solution} if walk else {})
+        return Problem(name, prompt, "\n".join(["up"] * self.turns), meta)
 
     # -- the exact values --------------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ def check_steps(steps: object, length: int) -> list[StepSpan]:
         if not isinstance(step, list | tuple) or len(step) not in (3, 4):
             raise TypeError(f"{who}; it must be [start, end, reward] or [start, end, reward, state]")
         start, end, reward, state = [*step, None][:4]
-        if not (_whole(start) and _whole(end)):
+        if not all(isinstance(at, numbers.Integral) and not isinstance(at, bool) for at in (start, end)):
             raise TypeError(f"{who}; start and end must be whole numbers, places in the text")
         if not 0 <= start < end <= length:
             raise ValueError(f"{who}; it must have 0 <= start < end <= {length}, the length of the text")
@@ -179,10 +179,6 @@ def check_steps(steps: object, length: int) -> list[StepSpan]:
             raise TypeError(f"{who}; its state must be a text, equal where states are, not {type(state).__name__}")
         found.append((int(start), int(end), float(reward), state))
     return found
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _finite(value: object) -> bool:
