@@ -302,7 +302,6 @@ EVIDENCE = tuple(KeyFamily(pattern, sentence, "claims.evidence", _GROUP | {"equa
         ("layer/", "the same of each q_proj and v_proj by itself, the mean over them"),
         ("credit:NAME/", "the same of the rollouts under the credit NAME of --also")))
 
-GRAM_EFFECTIVE_RANK = GRAM("effective_rank")
 GRAM_CENTRED_EFFECTIVE_RANK = GRAM("centred_effective_rank")
 GRAM_ORTHOGONAL_NULL = GRAM("orthogonal_null")
 GRAM_LIVE_GROUPS = GRAM("live_groups")
