@@ -108,7 +108,6 @@ def _card(claim: Claim, verdicts: Sequence[Verdict], where: str) -> Html:
 
 
 def _order(verdict: Verdict) -> int:
-    """Refuted first."""
     return ("refuted", "holds", "undecided").index(verdict.outcome)
 
 

@@ -29,7 +29,6 @@ Array = NDArray[np.float64]
 Part = dict[str, Any]
 
 MOST = 40
-"""Steps in a file."""
 BUDGET, TEXTS = 210_000, 80_000
 """Characters of JSON for numbers and for answers."""
 LONGEST = 300
@@ -149,7 +148,6 @@ def block_of(gram: NDArray[Any], rows: NDArray[np.intp]) -> Array:
 
 
 def norms(gram: Array) -> Array:
-    """‖g_i‖."""
     return np.asarray(np.sqrt(np.clip(np.diag(gram), 0.0, None)))
 
 

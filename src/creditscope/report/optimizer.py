@@ -23,19 +23,14 @@ from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import spanned
 
 POINTS = 200
-"""Steps per chart."""
 LINES = 4
 """Inner updates that have a line each."""
 BUDGET = 60_000
-"""Characters of JSON for the sweeps."""
 LAYERS = 8
-"""Parameters listed beside a sweep."""
 TENTH = 0.1
 
 
 class Fact(NamedTuple):
-    """A reading after an update, as it is shown."""
-
     key: str
     title: str
     says: str
@@ -163,7 +158,6 @@ def scale_sentence(run: Run, means: Mapping[schema.Metric, Interval], sweeps: Se
 
 
 def turned(sweeps: Sequence[Part]) -> str:
-    """cos(Δ(10), Δ(1)), or at φ = 0.1, at the last reading."""
     if not sweeps:
         return ""
     last = sweeps[-1]

@@ -30,7 +30,6 @@ class Metric(str):
     """
 
     name: str
-    """As a page says it."""
     unit: str
     sentence: str
     equation: str
@@ -85,7 +84,6 @@ class KeyFamily:
 
     @property
     def closed(self) -> bool:
-        """Whether the pattern has neither K nor NAME."""
         return not re.search(r"\b(K|NAME)\b", self.pattern)
 
     def find(self, key: str) -> Metric | None:
@@ -271,7 +269,6 @@ _BATCH = (
     _of("live_groups", "groups with a gradient", "groups", "Groups whose block of the Gram is not 0."),
 )
 READINGS: Mapping[str, Metric] = MappingProxyType({str(own): own for own in (*_RANKS, *_NULLS, *_BATCH)})
-"""Name of a reading -> its definition."""
 
 
 def _some(*names: str) -> dict[str, Metric]:
