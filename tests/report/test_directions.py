@@ -22,7 +22,7 @@ from records import write_record
 from report import records
 
 Arrays = dict[str, NDArray[Any]]
-NAMES = [one.name for one in DEFINITIONS]
+NAMES = list(map(str, DEFINITIONS))
 
 
 def reading(rows: NDArray[Any], group: list[int], reward: list[float], credit: list[float] | None = None) -> Arrays:

@@ -113,10 +113,10 @@ def test_all_means_are_those_of_the_verb(rich_run: Path) -> None:
     assert by_update(run) == {k: {name: row[name] for name in row if name in {m.key for m in BY_UPDATE}}
                               for k, row in found.by_update.items()}
     for metric in FACTS:
-        area, name = metric.key.split("/")
+        area, name = metric.split("/")
         theirs = {"overshoot": found.overshoot, "update": found.update}.get(area, {}).get(name)
         if theirs is not None:
-            assert mean_over(run, metric.key) == theirs
+            assert mean_over(run, metric) == theirs
     assert mean_over(run, "optimizer/scale_change") == found.scale_change
     assert found.by_update
     assert found.update

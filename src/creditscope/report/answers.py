@@ -77,7 +77,6 @@ def answers(run: Run) -> list[Answer]:
 
 
 Clause = tuple[str, str]
-"""A state and its words."""
 
 
 def signal(run: Run) -> Answer:
@@ -173,7 +172,6 @@ def _unjudged(steps: Sequence[Mapping[str, Any]]) -> Clause | None:
 
 
 def _entropy(trained: Sequence[Mapping[str, Any]]) -> Clause | None:
-    """Entropy that is low and was not."""
     values = Steps.of(trained).numbers(schema.ENTROPY_MEAN).values
     n = min(LAST, len(values) // 2)
     if n < FEWEST:
@@ -199,7 +197,6 @@ LOSS = {
     "outside": "The loss at ratio 1 shows how the credit is centred, no measure of progress.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: it follows progress.",
 }
-"""Kind of `words.law` -> its meaning here."""
 
 
 # -- credit -----------------------------------------------------------------------------------------------------------

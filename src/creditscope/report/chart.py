@@ -16,7 +16,6 @@ from creditscope.runs.figures import COLOURS, GRID, INK
 Row = Mapping[str, Any]
 Spec = dict[str, Any]
 Edges = tuple[str, str]
-"""The columns of a band: low, high."""
 
 HEIGHT = 150
 SOLID, DASHED = [1, 0], [5, 4]

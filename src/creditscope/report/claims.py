@@ -108,7 +108,6 @@ def _card(claim: Claim, verdicts: Sequence[ClaimVerdict], where: str) -> Html:
 
 
 def _order(verdict: ClaimVerdict) -> int:
-    """Refuted first."""
     return ("refuted", "holds", "undecided").index(verdict.outcome)
 
 

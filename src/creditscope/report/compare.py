@@ -158,7 +158,7 @@ CURVES: Mapping[str, Curve] = {
     "reward": Curve(title="Mean reward", of=_series(schema.REWARD_MEAN), points=BATCHES),
     "live": Curve(title="Live groups", of=live_by_step, percent=True, points=BATCHES),
     "distance": Curve(title="Distance past the bound, nats", of=_series(schema.OVERSHOOT_DISTANCE), points=BATCHES),
-    "entropy": Curve(title="Entropy, nats a token", of=_series(schema.ENTROPY_MEAN), points=BATCHES),
+    "entropy": Curve(title="Entropy, nats per token", of=_series(schema.ENTROPY_MEAN), points=BATCHES),
     "length": Curve(title="Length, tokens", of=_series(schema.LENGTH_MEAN), points=BATCHES),
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,49 +21,26 @@ from creditscope.report.markup import Html, shown, tag
 from creditscope.report.remedies import command
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, spaced
+from creditscope.runs import schema
 from creditscope.runs.figures import COLOURS
+from creditscope.runs.schema import Metric
 
 Array = NDArray[np.float64]
 Part = dict[str, Any]
 
 MOST = 40
-"""Steps in a file."""
 BUDGET, TEXTS = 210_000, 80_000
 """Characters of JSON for numbers and for answers."""
 LONGEST = 300
 """Characters of an answer beside another one; the token view has all of it."""
 DRAWS = 100
 """Shuffles of w, as many as for `null/group/…`."""
-
-
-@dataclass(frozen=True)
-class Definition:
-    """One definition of rank."""
-
-    name: str
-    title: str
-    equation: str
-    says: str
-
-
-DEFINITIONS = (
-    Definition("effective_rank", "effective rank r_eff", "(Σσ)² / Σσ²", "directions, weak ones counted too"),
-    Definition("entropy_rank", "entropy rank", "exp H(σ / Σσ)", "directions, by evenness of σ"),
-    Definition("participation_ratio", "participation ratio", "(Σσ²)² / Σσ⁴", "directions, strong ones count most"),
-    Definition("stable_rank", "stable rank", "Σσ² / σ₁²", "energy, in units of σ₁²"),
-    Definition("energy_rank_90", "energy 90 %", "least k: Σ_{i≤k} σᵢ² ≥ 0.9 Σσ²", "directions holding 90 % energy"),
-    Definition("energy_rank_99", "energy 99 %", "least k: Σ_{i≤k} σᵢ² ≥ 0.99 Σσ²", "directions holding 99 % energy"),
-    Definition("numerical_rank", "numerical rank", "count of σ above rounding", "directions that are not rounding"),
-    Definition("effective_rank_truncated_2", "r_eff cut to two values", "(σ₁+σ₂)² / (σ₁²+σ₂²)",
-               "at most 2, whatever the data"),
-    Definition("centred_effective_rank", "centred r_eff", "r_eff of the rows A_i(ψ_i − ψ̄)",
-               "directions around the mean score"),
-    Definition("top1", "top-1 share", "σ₁² / Σσ²", "energy in the strongest direction"),
-    Definition("norm_null", "null: orthogonal rows", "(Σ‖g_i‖)² / Σ‖g_i‖²", "r_eff, had no rows aligned"),
-    Definition("w_null", "null: orthogonal, equal scores", "(Σ|c|)² / Σc²", "r_eff from the w alone"),
-    Definition("shuffled", "null: w shuffled", "mean r_eff over shuffles in the group",
-               "r_eff, had chance dealt w"),
-)
+_SHUFFLED = Metric("shuffled", "null, w shuffled", "directions", "Effective rank with w permuted inside the group.",
+                   "mean r_eff over permutations", writer="")
+DEFINITIONS = (*(schema.READINGS[name] for name in (
+    "effective_rank", "entropy_rank", "participation_ratio", "stable_rank", "energy_rank_90", "energy_rank_99",
+    "numerical_rank", "effective_rank_truncated_2", "centred_effective_rank", "top1", "norm_null", "w_null")),
+    _SHUFFLED)
 CURVES = ("sigma", "orthogonal", "low", "high")
 WEIGHTED, UNWEIGHTED = "g = w·ψ, as trained", "ψ, without w"
 
@@ -85,8 +61,9 @@ def section(run: Run) -> Section:
     texts = {part["step"]: part["texts"] for part in told}
     kinds = number_kinds(looks)
     data = {"looks": [one | {"kept": one["step"] in kept, "texts": texts.get(one["step"])} for one in looks],
-            "definitions": [asdict(one) for one in DEFINITIONS], "kinds": kinds, "chart": spectrum_chart(looks),
-            "keep": command(run.config, "rollouts")}
+            "definitions": [{"name": one, "title": one.name, "equation": one.equation, "says": one.sentence}
+                            for one in DEFINITIONS],
+            "kinds": kinds, "chart": spectrum_chart(looks), "keep": command(run.config, "rollouts")}
     some = f"{len(looks)} of the {len(read)} readings are in this file." if len(looks) < len(read) else ""
     return Section(
         id="directions", title=title, data=data, body=tag("p", some, class_="soft") if some else Html(),
@@ -171,7 +148,6 @@ def block_of(gram: NDArray[Any], rows: NDArray[np.intp]) -> Array:
 
 
 def norms(gram: Array) -> Array:
-    """‖g_i‖."""
     return np.asarray(np.sqrt(np.clip(np.diag(gram), 0.0, None)))
 
 
@@ -235,7 +211,7 @@ def mean_of(groups: Sequence[Part]) -> Part:
 
 def compact(part: Part) -> Part:
     """A group, or the mean of groups, as JSON: ranks in the order of the definitions, numbers rounded."""
-    ranks = {kind: numbers([found.get(one.name) for one in DEFINITIONS]) for kind, found in part["ranks"].items()}
+    ranks = {kind: numbers([found.get(one) for one in DEFINITIONS]) for kind, found in part["ranks"].items()}
     # Values are shares of 1: what is below 1e-4 cannot be seen.
     curves = {name: numbers(np.round(part[name], 4)) for name in CURVES if name in part}
     return part | {"ranks": ranks} | curves

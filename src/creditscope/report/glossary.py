@@ -83,7 +83,6 @@ def link(metric: str, text: str | None = None) -> Html:
 
 
 def section(run: Run | None = None) -> Section:
-    """The same for every run."""
     parts = [tag("div", tag("h3", heading), tag("dl", *(_lines(key, term) for key, term in terms.items())))
              for heading, terms in PARTS.items()]
     return Section(id="glossary", title="Glossary",

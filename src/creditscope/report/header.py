@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from creditscope.diagnosis.trainers import is_script
-from creditscope.methods.axes import Method
 from creditscope.methods.find import row_of
-from creditscope.methods.words import axis_meaning
 from creditscope.report.answers import SHAPES, Answer, answers
-from creditscope.report.markup import Html, join, table, tag
+from creditscope.report.markup import Html, join, tag
 from creditscope.report.methods import changes
 from creditscope.report.run import Run
 from creditscope.runs import schema
@@ -115,26 +113,10 @@ def _row(config: Mapping[str, Any]) -> Html:
     if row is None:
         return tag("p", f"This version of creditscope has no method {_text(config.get('method'))!r}: how it differs "
                         "from GRPO is not known.", class_="missing", id="row")
-    changed = differences(row)
-    if not changed:
+    axes = ", ".join(axis.replace("_", " ") for axis, _, _ in changes(row))
+    if not axes:
         return tag("p", "The method is GRPO's row of the table, nothing changed.", class_="soft", id="row")
-    axes = ", ".join(axis.replace("_", " ") for axis, _, _ in changed)
-    rows: list[list[object]] = [[axis.replace("_", " "), theirs, ours] for axis, theirs, ours in changed]
-    return tag("details", tag("summary", f"{row.title} differs from GRPO in {axes}"),
-               table(["axis", "GRPO", row.title], rows, aria_label=f"{row.title} and GRPO"), id="row")
-
-
-def differences(row: Method) -> list[tuple[str, str, str]]:
-    """(axis, GRPO's value, the row's value) in words, for every axis along which they differ.
-
-    >>> from creditscope.methods.table import DAPO
-    >>> differences(DAPO)[0]
-    ('keep', 'every rollout', 'groups that are not unanimous')
-    """
-    def said(axis: str, value: object) -> str:
-        return axis_meaning(axis, value) or ("none" if value is None else _text(value))
-
-    return [(axis, said(axis, theirs), said(axis, ours)) for axis, theirs, ours in changes(row)]
+    return tag("p", tag("a", row.title, href="#methods"), f" differs from GRPO in {axes}.", class_="soft", id="row")
 
 
 def _command(config: Mapping[str, Any]) -> Html:

@@ -18,7 +18,6 @@ from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking
 
 BUDGET = 200_000
-"""Characters of JSON."""
 LONGEST = 160
 WRAPPERS = frozenset({"weight", "bias", "default", "base_layer", "lora_A", "lora_B"})
 """Last parts of a name that do not tell what the parameter does."""
@@ -105,7 +104,6 @@ def by_kind(kinds: Sequence[str], found: Mapping[str, Array]) -> Part:
 
 
 def mean(values: Array) -> float:
-    """Mean of the finite values."""
     return float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else float("nan")
 
 

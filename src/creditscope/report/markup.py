@@ -65,7 +65,6 @@ def join(*children: object) -> Html:
 
 
 def table(headers: list[object], rows: list[list[object]], **attributes: object) -> Html:
-    """Headers and cells are text or markup; None is an empty cell."""
     head = tag("tr", *(tag("th", header, scope="col") for header in headers))
     body = [tag("tr", *(tag("td", "" if cell is None else cell) for cell in row)) for row in rows]
     return tag("div", tag("table", tag("thead", head), tag("tbody", *body), **attributes), class_="wide", tabindex="0",

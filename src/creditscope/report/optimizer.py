@@ -23,19 +23,14 @@ from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import spanned
 
 POINTS = 200
-"""Steps per chart."""
 LINES = 4
 """Inner updates that have a line each."""
 BUDGET = 60_000
-"""Characters of JSON for the sweeps."""
 LAYERS = 8
-"""Parameters listed beside a sweep."""
 TENTH = 0.1
 
 
 class Fact(NamedTuple):
-    """A number of the probe, as it is shown."""
-
     key: str
     title: str
     says: str
@@ -46,23 +41,11 @@ BY_UPDATE = (
     Fact("past", "past the bound", "share of bounded tokens", percent=True),
     Fact("distance", "distance (nats)", "mean of those past"),
     Fact("after", "moved after", "share of that distance made once its own gradient was 0", percent=True),
-    Fact("kl", "KL", "from the sampler, nats a token"))
-FACTS = (
-    Fact(schema.OVERSHOOT_CARRY, "carry", "share of a full step at the first update without a gradient of its own"),
-    Fact(schema.OVERSHOOT_CARRY_PREDICTED, "carry, predicted", "C_{T,0} of arXiv:2601.05002, Eq. 36: momentum alone"),
-    Fact(schema.OVERSHOOT_MAX, "furthest token (nats)", "the step's largest distance past its bound"),
-    Fact(schema.OVERSHOOT_BY_MOMENTUM, "growth by momentum", "of the distance, to first order, nats a bounded token"),
-    Fact(schema.OVERSHOOT_BY_FRESH, "growth by fresh gradients", "the same, of the gradients of this step"),
-    Fact(schema.OVERSHOOT_BY_DECAY, "growth by weight decay", "the same, of the decay"),
-    Fact(schema.UPDATE_COSINE, "cosine with −gradient", "of the update: 1 goes where this batch points"),
-    Fact(schema.UPDATE_MOMENTUM, "from momentum", "⟨Δ_momentum, Δ⟩ / ‖Δ‖² of a batch's first update", percent=True),
-    Fact(schema.UPDATE_RATIO, "‖Δ‖ / ‖θ‖", "size of the update"),
-    Fact(schema.UPDATE_ZERO, "weights that stay", "as they are stored", percent=True),
-    Fact(schema.UPDATE_ZERO_BF16, "weights that stay in bfloat16", "after rounding to it", percent=True),
-    Fact(schema.OPTIMIZER_SCALE_CHANGE, "change at credit × 0.1", "of the update, had all credit been a tenth",
-           percent=True),
-    Fact(schema.OPTIMIZER_SCALE_CHANGE_NOW, "change at credit × 0.1, from now", "the same from this step on",
-           percent=True))
+    Fact("kl", "KL", "from the sampler, nats per token"))
+FACTS = (schema.OVERSHOOT_CARRY, schema.OVERSHOOT_CARRY_PREDICTED, schema.OVERSHOOT_MAX, schema.OVERSHOOT_BY_MOMENTUM,
+         schema.OVERSHOOT_BY_FRESH, schema.OVERSHOOT_BY_DECAY, schema.UPDATE_COSINE, schema.UPDATE_MOMENTUM,
+         schema.UPDATE_RATIO, schema.UPDATE_ZERO, schema.UPDATE_ZERO_BF16, schema.OPTIMIZER_SCALE_CHANGE,
+         schema.OPTIMIZER_SCALE_CHANGE_NOW)
 Plan = tuple[str, str, dict[str, str], bool]
 """(name of a chart, title, lines: metric -> name in the legend, whether they are shares)."""
 CHARTS: tuple[Plan, ...] = (
@@ -79,7 +62,7 @@ CHARTS: tuple[Plan, ...] = (
 
 def section(run: Run) -> Section:
     title, brake = "Optimiser", brake_line(run.config.get("brake"))
-    means = {metric.key: found for metric in FACTS if (found := mean_over(run, metric.key)) is not None}
+    means = {metric: found for metric in FACTS if (found := mean_over(run, metric)) is not None}
     past = by_update(run)
     read = run.record.optimizer_readings()
     sweeps = fitted(run, "optimiser", read, lambda step: sweep(run, step), BUDGET)
@@ -154,7 +137,7 @@ def layers_of(arrays: Arrays, phi: NDArray[np.float64]) -> list[list[Any]]:
              *numbers([arrays["layer_ratio"][i]])] for i in known]
 
 
-def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Part]) -> Html:
+def scale_sentence(run: Run, means: Mapping[schema.Metric, Interval], sweeps: Sequence[Part]) -> Html:
     name = str(run.config.get("optimizer") or "the optimiser")
     found = means.get(schema.OPTIMIZER_SCALE_CHANGE) or means.get(schema.OPTIMIZER_SCALE_CHANGE_NOW)
     if found is None:
@@ -175,7 +158,6 @@ def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Par
 
 
 def turned(sweeps: Sequence[Part]) -> str:
-    """cos(Δ(10), Δ(1)), or at φ = 0.1, at the last reading."""
     if not sweeps:
         return ""
     last = sweeps[-1]
@@ -209,10 +191,10 @@ def past_table(past: Mapping[int | None, Mapping[str, Interval]]) -> Html | None
                 table(["k", "steps", *headers], rows, aria_label="Past the bound", id="optimizer-past"))
 
 
-def facts_table(means: Mapping[str, Interval]) -> Html | None:
+def facts_table(means: Mapping[schema.Metric, Interval]) -> Html | None:
     rows: list[list[object]] = [
-        [metric.title, interval_of(means[metric.key], metric.percent), means[metric.key].n,
-         tag("span", metric.says, class_="soft")] for metric in FACTS if metric.key in means]
+        [metric.name, interval_of(found, metric.unit == "share" or "scale" in metric), found.n,
+         tag("span", metric.sentence, class_="soft")] for metric, found in means.items()]
     return join(tag("h3", "Momentum, update and scale"), table(
         ["number", "mean", "steps", "what it is"], rows, aria_label="Momentum, update and scale",
         id="optimizer-facts")) if rows else None

@@ -87,7 +87,6 @@ def tree(tokens: NDArray[Any], mask: NDArray[Any], w: NDArray[Any]) -> list[Line
 
 
 def _parting(index: NDArray[np.int64], rows: tuple[int, ...], column: int) -> list[tuple[int, ...]]:
-    """The rows by their node at a column, larger parts first."""
     parts: dict[int, list[int]] = {}
     for row in rows:
         parts.setdefault(int(index[row, column]), []).append(row)

@@ -36,7 +36,6 @@ WORDS = {
     "readings": Remedy("a smaller --every reads more often", "a smaller every= of ScopeCallback reads more often"),
     "probes": Remedy("a smaller --probe-every reads more often", "a smaller every= of ScopeCallback reads more often"),
 }
-"""Part of a record -> the same inside a sentence."""
 
 
 def command(config: Mapping[str, Any], part: str) -> str:

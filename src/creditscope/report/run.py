@@ -44,7 +44,6 @@ class Run:
         return self.steps.having(schema.ROLLOUTS_SPENT)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
-        """(step, value) where the metric was recorded as a number."""
         at, values = self.steps.numbers(metric)
         return list(zip(self.steps.column("step").values[at].tolist(), values.tolist(), strict=True))
 

@@ -24,7 +24,6 @@ from creditscope.report.markup import shown
 from creditscope.report.run import Run, read_run
 
 LONGEST = 60
-"""Characters of a setting's name."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ class Entry:
 
 @dataclass(frozen=True)
 class SettingRuns:
-    """Runs that differ in the seed alone."""
-
     name: str
     entries: tuple[Entry, ...]
 
@@ -123,7 +120,6 @@ def has_no_step(place: Path) -> bool:
 
 
 def _finite(run: Evidence) -> Evidence:
-    """The evidence without values that are not finite."""
     return replace(run, steps=run.columns.finite(),
                    groups={name: [value if value is not None and math.isfinite(value) else None for value in values]
                            for name, values in run.groups.items()})
@@ -164,14 +160,12 @@ def labels(runs: Sequence[Evidence], differs: Sequence[str]) -> list[str]:
 
 
 def _names(runs: Sequence[Evidence], keys: Sequence[str]) -> list[str]:
-    """The values of each run, without None and the usual ones."""
     usual = {key: _usual([run[key] for run in runs]) for key in keys}
     parts = [[_part(run, key) for key in keys if run[key] not in (None, "none", usual[key])] for run in runs]
     return [shown(", ".join(own or [_part(run, keys[-1])]), LONGEST) for run, own in zip(runs, parts, strict=True)]
 
 
 def _usual(values: Sequence[Any]) -> Any:
-    """The value of more than half, or None."""
     return next((value for value in values if 2 * values.count(value) > len(values)), None)
 
 

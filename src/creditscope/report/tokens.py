@@ -32,7 +32,6 @@ LEAST_GROUPS = 2
 LONGEST_PROMPT = 4_000
 
 NUMBERS, TEXT = "biuf", "U"
-"""Kinds of numpy arrays."""
 
 Json = dict[str, Any]
 
@@ -217,7 +216,6 @@ def shared(answers: Iterable[Json]) -> list[str]:
 
 
 def group_data(batch: KeptBatch, group: int, longest: int) -> Json:
-    """A group for the script: its prompt, its answers up to `longest` tokens each, and its tree."""
     rows = np.flatnonzero(batch.group == group)
     prompt = batch.optional("prompt", batch.group.shape, TEXT)
     text = "" if prompt is None else shown(str(prompt[rows[0]]), LONGEST_PROMPT)

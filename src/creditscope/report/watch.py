@@ -54,7 +54,6 @@ class Watched:
             return self._page
 
     def age(self) -> float | None:
-        """Seconds since the record changed."""
         newest = max((found.st_mtime for _, found in _seen(self._paths)), default=None)
         return None if newest is None else round(max(0.0, time.time() - newest), 1)
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 128
-"""Steps that are held as dicts at a time."""
 Rows = NDArray[np.int64]
 
 
@@ -37,7 +36,6 @@ class Column(NamedTuple):
         return self if keep.all() else Column(self.at[keep], self.values[keep])
 
     def of(self, rows: Rows) -> Column:
-        """The same at these rows only."""
         return self.only(np.isin(self.at, rows, assume_unique=True))
 
 

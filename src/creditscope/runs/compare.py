@@ -49,7 +49,6 @@ class Kind:
     free: frozenset[str] = FREE
     """Settings that change no number of the page."""
     out: str
-    """Default folder of the runs."""
 
     @property
     def one(self) -> str:
@@ -58,8 +57,6 @@ class Kind:
 
 @dataclass(frozen=True)
 class CandidateRun:
-    """The compared numbers of a finished run."""
-
     path: Path
     name: str
     seed: int
@@ -144,8 +141,6 @@ def read_folder(out: Path, kind: Kind) -> tuple[list[CandidateRun], list[Path]]:
 
 @dataclass(frozen=True)
 class Glance:
-    """How far a run is."""
-
     steps: int = 0
     spent: int = 0
     accuracy: float | None = None
@@ -215,13 +210,11 @@ class Candidate:
     """Whether the interval of the mean overlaps the baseline's."""
     area: Interval
     curve: tuple[Interval, ...]
-    """On the comparison's grid."""
     steps: float
     spent: float
     continuations: float
     """Share of the rollouts that were spent on values."""
     seconds: Interval
-    """Per run."""
     seconds_per_rollout: float
     numbers: Mapping[str, Any]
     """An interval for each of the kind's readings, and `Kind.more`."""
@@ -268,7 +261,6 @@ def compare(runs: Sequence[CandidateRun], kind: Kind) -> Comparison:
 
 
 def _line(kind: Kind, runs: Sequence[CandidateRun], base: Sequence[CandidateRun], grid: Sequence[float]) -> Candidate:
-    """The runs of one name beside those of the baseline."""
     curves = [at(run.points, grid) for run in runs]
     ends, against = ({run.seed: run.end for run in some} for some in (runs, base))
     accuracy = mean_interval(list(ends.values()))

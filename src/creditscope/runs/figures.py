@@ -19,7 +19,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 """Okabe and Ito's palette without black and yellow, which are invisible on one background, and two more."""
 WIDTH, HEIGHT = 430, 300
 GAP = 14
-"""Least distance of two labels in pixels."""
 
 
 def can_draw() -> bool:
@@ -66,7 +65,6 @@ def accuracy_svg(found: Comparison) -> str:
 
 
 def brake_svg(found: Comparison) -> str:
-    """One row per brake: distance past the bound, and accuracy."""
     alt = _altair()
     rows = {line.name: line.numbers["distance"] for line in found.lines}
     distance = _dots(alt, found, {name: value for name, value in rows.items() if value is not None}, alt.X(

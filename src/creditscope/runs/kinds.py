@@ -133,7 +133,6 @@ def judge_brakes(found: Comparison, base: Candidate, others: Sequence[Candidate]
 
 
 def _changes(line: Candidate) -> dict[str, Interval]:
-    """The relative changes over enough seeds."""
     found = {measure: line.numbers[f"{measure}_change"] for measure in MEASURES}
     return {measure: change for measure, change in found.items() if change is not None and change.n >= ENOUGH}
 
@@ -147,7 +146,6 @@ def _where(found: Comparison) -> str:
 
 
 def command(found: Comparison) -> str:
-    """The command that makes these runs."""
     seeds = sorted({seed for line in found.lines for seed in line.seeds})
     flags = {"seeds": seeds[-1] - seeds[0] + 1, "first-seed": seeds[0], "rollouts": found.budget,
              "points": len(found.grid) - 1}

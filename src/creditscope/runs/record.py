@@ -275,7 +275,6 @@ class Record:
         return found
 
     def steps(self) -> list[dict[str, Any]]:
-        """Every completed step, in order."""
         return [found for _, found in self._lines()]
 
     def columns(self) -> Steps:
@@ -305,7 +304,6 @@ class Record:
         return (file,)
 
     def optimizer_readings(self) -> list[int]:
-        """The steps at which the optimiser was read."""
         return self._kept("optimizer")
 
     def optimizer_reading(self, step: int) -> dict[str, NDArray[Any]]:
@@ -352,7 +350,6 @@ class Record:
                                    f"damaged. Delete {path} to go on without it") from None
 
     def checkpoints(self) -> list[int]:
-        """The steps after which a checkpoint was kept, oldest first."""
         return sorted(int(p.name) for p in (self.path / "checkpoints").glob("*") if _NAME.fullmatch(p.name))
 
     def checkpoint_path(self, step: int) -> Path:
@@ -415,7 +412,6 @@ def verify(folder: Path, whole: bool = True) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Write SHA256SUMS and flush the folder to disk."""
     lines = [f"{_sum(folder / name)}  {name}\n" for name in _files(folder)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
     for entry in [*folder.rglob("*"), folder]:
@@ -445,7 +441,6 @@ def _array(data: bytes) -> NDArray[Any]:
 
 
 def _refuse_links(path: Path) -> None:
-    """Refuse links out of the run's folder."""
     for name in ("run.json", "steps.jsonl", "run.lock", "checkpoints", *SHELVES):
         inside(path, path / name)
 

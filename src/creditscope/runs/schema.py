@@ -30,7 +30,6 @@ class Metric(str):
     """
 
     name: str
-    """As a page says it."""
     unit: str
     sentence: str
     equation: str
@@ -85,7 +84,6 @@ class KeyFamily:
 
     @property
     def closed(self) -> bool:
-        """Whether the pattern has neither K nor NAME."""
         return not re.search(r"\b(K|NAME)\b", self.pattern)
 
     def find(self, key: str) -> Metric | None:
@@ -271,7 +269,6 @@ _BATCH = (
     _of("live_groups", "groups with a gradient", "groups", "Groups whose block of the Gram is not 0."),
 )
 READINGS: Mapping[str, Metric] = MappingProxyType({str(own): own for own in (*_RANKS, *_NULLS, *_BATCH)})
-"""Name of a reading -> its definition."""
 
 
 def _some(*names: str) -> dict[str, Metric]:
@@ -302,7 +299,6 @@ EVIDENCE = tuple(KeyFamily(pattern, sentence, "claims.evidence", _GROUP | {"equa
         ("layer/", "the same of each q_proj and v_proj by itself, the mean over them"),
         ("credit:NAME/", "the same of the rollouts under the credit NAME of --also")))
 
-GRAM_EFFECTIVE_RANK = GRAM("effective_rank")
 GRAM_CENTRED_EFFECTIVE_RANK = GRAM("centred_effective_rank")
 GRAM_ORTHOGONAL_NULL = GRAM("orthogonal_null")
 GRAM_LIVE_GROUPS = GRAM("live_groups")
