@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from creditscope import METHODS, Rollouts, effective_credit, spectrum, surrogate
-from creditscope.batch.metrics import credit as spread
+from creditscope.batch.metrics import spread
 from creditscope.methods.dialects import DIALECTS
 from creditscope.microscope.sketch import Sketcher
 from creditscope.objective.advantages import token_advantage
