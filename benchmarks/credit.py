@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from creditscope.credit import ESTIMATORS, find_estimator
-from creditscope.lab.rollout import Batch, roll_out
+from creditscope.lab.rollout import Drawn, roll_out
+from creditscope.lab.setup import make_optimizer
+from creditscope.lab.step import Minibatch, take_step
 from creditscope.lab.tools import LabTools
-from creditscope.lab.train import make_optimizer, micro_batches, take_step
 from creditscope.optimizer.brakes import Brake
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import load_policy
@@ -62,21 +63,20 @@ def main() -> None:
         sampling, batch = timed(partial(
             roll_out, policy, task, list(islice(problems, config.prompts)), config.group, max_tokens=task.max_tokens,
             temperature=1.0, top_p=1.0, generator=torch.Generator().manual_seed(turn)))
-        chunks = micro_batches(batch.rollouts.group, 1)
 
-        def assign(name: str, critic: Critic | None, batch: Batch, chunks: list[Tensor], turn: int) -> Tensor:
-            tools = LabTools(policy, task, config, batch, chunks, task.max_tokens, turn, 0.0, critic)
+        def assign(name: str, critic: Critic | None, batch: Drawn, turn: int) -> Tensor:
+            tools = LabTools(policy, task, config, batch, task.max_tokens, turn, 0.0, critic)
             credit = find_estimator(name)(method, batch.rollouts, tools)
             if critic is not None:
-                critic.fit(batch.prompts, batch.rollouts)
+                critic.fit(batch.rollouts)
             return credit
 
-        found = {name: timed(partial(assign, name, None, batch, chunks, turn)) for name in names}
-        found |= {f"gae, {kind}": timed(partial(assign, "gae", critic, batch, chunks, turn))
+        found = {name: timed(partial(assign, name, None, batch, turn)) for name in names}
+        found |= {f"gae, {kind}": timed(partial(assign, "gae", critic, batch, turn))
                   for kind, critic in critics.items()}
         credit = found["outcome"][1]
-        training, _ = timed(partial(take_step, policy, Brake(optimizer), method, config, batch.rollouts, batch.prompts,
-                                    credit, torch.arange(len(credit))))
+        training, _ = timed(partial(take_step, Minibatch(policy, method, batch.rollouts, credit), Brake(optimizer),
+                                    clip_norm=config.clip_norm))
         if turn:  # the first round warms up
             plain.append(sampling + training)
             for name, (seconds, _) in found.items():

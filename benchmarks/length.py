@@ -128,7 +128,7 @@ def train(start: Policy, world: str, name: str, seed: int, steps: int, held: dic
     """One run: how far the log-odds of each context moved, and what is sampled at the end."""
     policy = replace(start, model=copy.deepcopy(start.model))
     method = METHODS[name]
-    method = replace(method, max_tokens=MAX_TOKENS) if method.aggregate == "constant" else method
+    method = method.replace(max_tokens=MAX_TOKENS) if method.aggregate == "constant" else method
     parameters = list(policy.trainable().values())
     optimizer, problems = torch.optim.AdamW(parameters, 3e-5, weight_decay=0.0), TASK.problems("train", 100 + seed)
     before = {kind: log_odds(policy, some) for kind, some in held.items()}
@@ -139,7 +139,7 @@ def train(start: Policy, world: str, name: str, seed: int, steps: int, held: dic
         rollouts = batch.rollouts
         if world == "random":
             rollouts = replace(rollouts, reward=torch.randint(2, (len(rollouts),), generator=draw).float())
-        logp = token_logp(policy, batch.prompts, rollouts.tokens, rollouts.mask, 1.0)
+        logp = token_logp(policy, batch.rollouts.prompt_ids, rollouts.tokens, rollouts.mask, 1.0)
         optimizer.zero_grad()
         (-surrogate(method, logp, rollouts)).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -18,10 +18,10 @@ from itertools import islice
 import length
 import torch
 
-from creditscope.lab.rollout import Batch, roll_out
+from creditscope.exact.prefix_bias import measured, prefix_bias, summary
+from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS, even
-from creditscope.objective.prefix_bias import measured, prefix_bias, summary
 from creditscope.objective.surrogate import surrogate
 from creditscope.policy.loading import Policy, load_policy, token_logp
 from creditscope.tasks import Task, find_task
@@ -32,13 +32,13 @@ EVEN = ("gspo_token", "gmpo", "sapo", "gcpo", "opo", "gtpo", "cppo")
 HEADER = ("method", "cancels", "root", "bias", "exponent, A > 0", "A < 0", "root, 1 pass", "root, 3", "bias, 3")
 
 
-def readings(start: Policy, batch: Batch, method: Method) -> tuple[dict[int, dict[str, float]], float]:
+def readings(start: Policy, batch: Drawn, method: Method) -> tuple[dict[int, dict[str, float]], float]:
     """Passes -> summary, and the largest distance of the closed form from autograd."""
     rollouts, policy = batch.rollouts, replace(start, model=copy.deepcopy(start.model))
     optimizer = torch.optim.AdamW(policy.trainable().values(), 1e-4, weight_decay=0.0)
     found, apart = {}, 0.0
     for done in range(max(PASSES) + 1):
-        logp = token_logp(policy, batch.prompts, rollouts.tokens, rollouts.mask, 1.0)
+        logp = token_logp(policy, batch.rollouts.prompt_ids, rollouts.tokens, rollouts.mask, 1.0)
         if done in PASSES:
             live = logp.detach()
             closed = prefix_bias(method, rollouts, live)
@@ -57,7 +57,7 @@ def report(policy: Policy, task: Task, rows: Sequence[Method]) -> None:
                      temperature=1.0, top_p=1.0, generator=torch.Generator().manual_seed(0))
     rollouts = batch.rollouts
     # The sampler's log-probs are those of the training forward up to rounding; here π_old is the forward's own.
-    old = token_logp(policy, batch.prompts, rollouts.tokens, rollouts.mask, 1.0, grad=False)
+    old = token_logp(policy, batch.rollouts.prompt_ids, rollouts.tokens, rollouts.mask, 1.0, grad=False)
     batch = replace(batch, rollouts=replace(rollouts, logp=old, reward=rollouts.reward.double()))
     plain = summary(prefix_bias(METHODS["p1_grpo"], batch.rollouts), batch.rollouts)
     lengths = rollouts.lengths

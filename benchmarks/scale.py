@@ -23,7 +23,7 @@ from torch import Tensor
 
 from creditscope import METHODS, Method, Rollouts, effective_credit, surrogate
 from creditscope.lab.rollout import roll_out
-from creditscope.optimizer.scale import Clipping, RewardParts, Sweep, sweep
+from creditscope.optimizer.scale import Clipping, RewardParts, ScaleSweep, sweep
 from creditscope.policy.loading import load_policy, token_logp
 from creditscope.tasks import find_task
 
@@ -43,7 +43,7 @@ WORLDS: dict[str, tuple[Make, float, float | None]] = {
 
 
 def run(make: Make, beta: float, clip: float | None, phi: float, batch: tuple[Rollouts, list[list[int]]],
-        probe: bool) -> tuple[Tensor, Sweep | None]:
+        probe: bool) -> tuple[Tensor, ScaleSweep | None]:
     """The last update of a run with rewards times φ and, if asked, what the probe says before it."""
     policy = load_policy("tiny", device="cpu")
     rollouts, prompts = replace(batch[0], reward=phi * batch[0].reward), batch[1]
@@ -86,8 +86,8 @@ def main() -> None:
     with torch.no_grad():
         for p in policy.trainable().values():
             p.mul_(1 + 0.02 * torch.randn_like(p))
-    ref = token_logp(policy, batch.prompts, batch.rollouts.tokens, batch.rollouts.mask, 1.0, grad=False)
-    data = replace(batch.rollouts, ref_logp=ref), batch.prompts
+    ref = token_logp(policy, batch.rollouts.prompt_ids, batch.rollouts.tokens, batch.rollouts.mask, 1.0, grad=False)
+    data = replace(batch.rollouts, ref_logp=ref), batch.rollouts.prompt_ids
     lines = []
     for name, (make, beta, clip) in WORLDS.items():
         one, found = run(make, beta, clip, 1.0, data, probe=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from creditscope import Rollouts
-from creditscope.lab.train import make_optimizer, take_step
+from creditscope.lab.setup import make_optimizer
+from creditscope.lab.step import Minibatch, take_step
 from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
 from creditscope.policy.loading import Policy, token_logp
@@ -73,8 +75,9 @@ def measure(name: str, sampler: Any, model: Any, prompts: list[list[int]], confi
         _wait(policy)
         middle = time.perf_counter()
         credit = token_advantage(config.row, rollouts).expand_as(rollouts.mask)
-        take_step(policy, Brake(optimizer), config.row, config, rollouts, flat, credit,
-                  torch.arange(len(rollouts), device=policy.device))
+        take_step(Minibatch(policy, config.row, replace(rollouts, prompt_ids=flat), credit,
+                            accumulate=config.accumulate, temperature=config.temperature), Brake(optimizer),
+                  clip_norm=config.clip_norm)
         _wait(policy)
         end = time.perf_counter()
         if turn:  # the first one warms up and captures

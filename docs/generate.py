@@ -10,6 +10,7 @@ import functools
 import math
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from statistics import quantiles
 from types import ModuleType
@@ -17,7 +18,7 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "conformance"), str(ROOT / "docs")]
 
-from creditscope.claims.evidence import gather  # noqa: E402
+from creditscope.claims.evidence import from_json  # noqa: E402
 from creditscope.claims.page import claims_page as every_claim  # noqa: E402
 from creditscope.claims.page import verdict_table  # noqa: E402
 from creditscope.claims.table import check, run_exact  # noqa: E402
@@ -26,9 +27,9 @@ from creditscope.credit import ESTIMATORS, NEEDS  # noqa: E402
 from creditscope.credit.table import Estimator  # noqa: E402
 from creditscope.methods.axes import AXES, Method  # noqa: E402
 from creditscope.methods.dialects import DIALECTS  # noqa: E402
+from creditscope.methods.properties import properties  # noqa: E402
 from creditscope.methods.table import METHODS, P2_TABLE_1  # noqa: E402
 from creditscope.methods.words import advantage_equation, alpha_text, equation, penalty_text, ratio_text  # noqa: E402
-from creditscope.objective.properties import properties  # noqa: E402
 from creditscope.runs import schema  # noqa: E402
 from creditscope.runs.arrays import ARRAYS  # noqa: E402
 from creditscope.runs.formats import FORMAT, OLD  # noqa: E402
@@ -40,11 +41,12 @@ def methods_page() -> str:
     """The table, P2's view of it, each row in full, and the axes."""
     page = [GENERATED, "# Methods\n\n",
             "Every method is one row under one surrogate, `J = Σ_it α_it · term_it − β·R`; what it really gives each "
-            "token is `w_it = ∂J/∂log π_it`. Notation: [notation.md](notation.md). The properties are measured on a "
-            "probe batch (two mixed groups, unequal lengths, a shared prefix) at ratio 1 with β = 0, not typed in.\n\n"]
+            "token is `w_it = ∂J/∂log π_it`. Notation: [notation.md](notation.md). The properties, at ratio 1 with "
+            "β = 0, follow from the axes; the tests measure each on a probe batch (two mixed groups, unequal lengths, "
+            "a shared prefix).\n\n"]
     page += table(["method", "arXiv", "Σ A = 0", "uniform credit", "shared prefix cancels", "reward-scale invariant",
                    "reward-shift invariant"],
-                  [[f"[{name}](#{name})", row.arxiv, *map(mark, properties(row).to_dict().values())]
+                  [[f"[{name}](#{name})", row.arxiv, *map(mark, asdict(properties(row)).values())]
                    for name, row in METHODS.items()])
     page += ["\n## P2's Table 1\n\n",
              "The ten rows of arXiv:2601.05002 as this table states them. P2 keeps the std in α; here it is in A. Its "
@@ -57,7 +59,8 @@ def methods_page() -> str:
     for row in METHODS.values():
         page += full(row, METHODS)
     page += ["\n## The axes\n\n", "A row names one value on each axis; the functions behind the names are in "
-             "`objective/`: `advantages.py`, `weights.py`, `ratios.py` and `penalties.py`.\n"]
+             "`methods/bounds.py` (bounds and trust regions) and in `objective/`: `advantages.py`, `weights.py`, "
+             "`ratios.py` and `penalties.py`.\n"]
     for axis, values in AXES.items():
         page += [f"\n**{axis}**\n\n", *(f"- `{name}`: {meaning}\n" for name, meaning in values.items())]
     return "".join(page)
@@ -235,7 +238,7 @@ def claims_page() -> str:
 
 @functools.cache
 def all_verdicts() -> tuple[Verdict, ...]:
-    evidence = gather(sorted((ROOT / "results").glob("**/*.evidence.json")))
+    evidence = [from_json(path) for path in sorted((ROOT / "results").glob("**/*.evidence.json"))]
     return (*run_exact(), *(check(evidence) if evidence else []))
 
 

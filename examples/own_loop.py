@@ -24,7 +24,7 @@ def sample(policy, seed, prompts=4, group=8):
     batch = roll_out(policy, task, list(islice(task.problems("train", seed), prompts)), group, max_tokens=64,
                      temperature=1.0, top_p=1.0, generator=torch.Generator().manual_seed(seed))
     rollouts = batch.rollouts
-    return rollouts, partial(token_logp, policy, batch.prompts, rollouts.tokens, rollouts.mask, 1.0)
+    return rollouts, partial(token_logp, policy, batch.rollouts.prompt_ids, rollouts.tokens, rollouts.mask, 1.0)
 
 
 def plain(steps, inner=4):

@@ -214,6 +214,7 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
     ("README.md", 2): (plain, {}),
     ("README.md", 3): (trained, {}),
     ("CONTRIBUTING.md", 0): (plain, {}),
+    ("CONTRIBUTING.md", 1): (plain, {}),
     ("docs/doctor.md", 0): (plain, {}),
     ("docs/lab.md", 0): (plain, {}),
     ("docs/lab.md", 1): (plain, {}),

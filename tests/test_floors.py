@@ -30,9 +30,10 @@ TABLE = 1
 """The floor of credit/table.py and optimizer/table.py, below their packages: rows of data, without torch."""
 NO_TORCH = ("files", "methods", "runs", "diagnosis", "claims", "report", "cli")
 """Packages of which no module loads torch when it is imported: a log or a record is read without it."""
-# The same inside the microscope; `kernels` is left out, for it and `gram` call each other.
-MICROSCOPE = ["gram", "spectrum", "geometry", "sketch", "sources", "rows", "layouts", "recorder", "shards",
-              "operations", "watch", "scope", "proof", "distributed"]
+# The same inside the microscope.
+MICROSCOPE = ["gram", "kernels", "routes", "spectrum", "geometry", "sketch", "sources", "rows", "owners", "layouts",
+              "recorder", "shards", "calls", "broadcast", "operations", "rerun", "watch", "scope", "proof",
+              "distributed"]
 
 
 def modules() -> list[Path]:

@@ -1,4 +1,4 @@
-"""Weight gradient and Gram matrix on a GPU: every route of `microscope.kernels` beside the plain product.
+"""Weight gradient and Gram matrix on a GPU: every route of `microscope.routes` beside the plain product.
 
     python benchmarks/gpu/kernels.py        writes benchmarks/gpu/kernels.md (or OUT/kernels.md where OUT is set)
 
@@ -19,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from creditscope.microscope.kernels import ROUTES, route, seconds
+from creditscope.microscope.routes import ROUTES, route, seconds
 
 SETTINGS = [(8, 512), (16, 256), (8, 256), (4, 1024), (32, 128)]
 NEMOTRON = {(9216, 3072): 32, (3072, 9216): 32, (3072, 3072): 64, (1024, 3072): 64, (256000, 3072): 1}

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import NemotronConfig, NemotronForCausalLM
 
 from creditscope import Microscope
-from creditscope.microscope import kernels
+from creditscope.microscope import routes
 from creditscope.microscope.sketch import Sketcher
 
 SHAPE = {"hidden_size": 3072, "num_hidden_layers": 32, "num_attention_heads": 24, "num_key_value_heads": 8,
@@ -81,11 +81,11 @@ class Bench:
 
     def plain_torch(self) -> None:
         """Exact, without the Triton kernels."""
-        kept, kernels.route = kernels.route, lambda *_: "chunks"
+        kept, routes.route = routes.route, lambda *_: "chunks"
         try:
             self.measured()
         finally:
-            kernels.route = kept
+            routes.route = kept
 
     def sketched(self) -> None:
         with self.sketch:

@@ -9,12 +9,24 @@ from typing import Any
 import numpy as np
 
 from creditscope.claims.evidence import Evidence, read_evidence
+from creditscope.claims.verdict import Verdict
 from creditscope.runs.record import Record
 from records import write_record
 
 Scores = Callable[[np.ndarray], np.ndarray]
 """(R,) rewards of a group -> (R, d) scores ψ."""
 TRACKED = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.v_proj.weight", "model.norm.weight")
+
+
+ALL_RIGHT = {"signal/dead_groups": 1.0, "signal/groups": 1.0, "reward/mean": 1.0, "reward/std": 0.0}
+"""A step of one group whose rewards are all 1."""
+
+
+def of(verdicts: Sequence[Verdict], words: str) -> Verdict:
+    """The one verdict whose definition holds these words."""
+    found = [verdict for verdict in verdicts if words in verdict.definition]
+    assert len(found) == 1, [verdict.definition for verdict in verdicts]
+    return found[0]
 
 
 def settings(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from creditscope.claims.evidence import Evidence, cells, families, from_json, gather, mean_of, read_evidence, to_json
+from creditscope.claims.evidence import (
+    Evidence,
+    cells,
+    families,
+    from_json,
+    mean_of,
+    places,
+    read_evidence,
+    read_place,
+    to_json,
+)
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.spectrum import spectrum
 from creditscope.runs.record import Record
@@ -137,9 +147,9 @@ def test_the_file_says_what_the_record_says(run: Path, tmp_path: Path) -> None:
     assert again.points(by="step") == [(0, 0.4), (1, 0.5), (2, 0.7)]
     for name, column in found.groups.items():
         assert again.groups[name] == pytest.approx(column, rel=5e-5)  # five digits
-    assert gather([tmp_path])[0].subject == "tiny · arithmetic · p1_grpo"
-    assert len(gather([tmp_path])) == 1, "where the run is, its file says nothing new"
-    assert len(gather([tmp_path, tmp_path / "x.evidence.json"])) == 2, "unless it is asked for"
+    assert read_place(places([tmp_path])[0]).subject == "tiny · arithmetic · p1_grpo"
+    assert len(places([tmp_path])) == 1, "where the run is, its file says nothing new"
+    assert len(places([tmp_path, tmp_path / "x.evidence.json"])) == 2, "unless it is asked for"
 
 
 def test_where_a_file_lay_is_not_published(tmp_path: Path) -> None:
@@ -257,7 +267,7 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(run: Path, tmp_path: Pa
 
 def test_a_folder_without_runs_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(CreditscopeError, match="holds no run"):
-        gather([tmp_path])
+        read_place(tmp_path)
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(CreditscopeError, match="cannot read"):
-        gather([tmp_path / "x.json"])
+        read_place(tmp_path / "x.json")

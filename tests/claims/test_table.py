@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from creditscope.claims import ours, p1_credit, p1_learning, p1_rank, p2_runs
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
 from creditscope.errors import CreditscopeError
 from each import each
@@ -47,14 +50,22 @@ def test_without_evidence_a_claim_is_undecided_and_says_what_it_needs(name: str)
 
 
 def test_a_rule_that_names_a_threshold_names_the_one_of_the_code() -> None:
-    from creditscope.claims import ours, p1_runs, p2_runs
-
-    assert f"[{p1_runs.ABOUT_TWO[0]}, {p1_runs.ABOUT_TWO[1]}]" in CLAIMS["P1.5"].rule
-    assert f"than {p1_runs.RAISED} and" in CLAIMS["P1.12"].rule
+    assert "inside [1.5, 2.5]" in CLAIMS["P1.5"].rule
+    assert f"than {p1_rank.RAISED} and" in CLAIMS["P1.12"].rule
     assert f"{p2_runs.UNSEEN:.0%}" in CLAIMS["P2.3"].rule
     assert f"above −{100 * p2_runs.LITTLE:g} points" in CLAIMS["P2.6"].rule
     assert f"more than {ours.HALF:g}, at each R" in CLAIMS["C.1"].rule
     assert f"{ours.SHARE:.0%}" in CLAIMS["C.2"].rule
+
+
+@each(("module", "names"), [
+    (p1_credit, ("ROUNDING", "SUM_ROUNDING", "LAW_BAND", "THIRDS", "LOST", "APART")),
+    (p1_rank, ("ABOUT_TWO", "SIZES", "FLAT", "DIGIT", "RAISED", "PAIRED_GROUPS")), (p1_learning, ("NEAR",))])
+def test_every_threshold_is_explained(module: ModuleType, names: tuple[str, ...]) -> None:
+    source = Path(module.__file__ or "").read_text().splitlines()
+    for name in names:
+        line = next(i for i, text in enumerate(source) if text.startswith(f"{name} = "))
+        assert source[line + 1].startswith('"""'), name
 
 
 def test_an_id_that_does_not_exist_is_refused_with_the_choices() -> None:

@@ -14,7 +14,7 @@ import creditscope.cli
 from cli import run
 from creditscope import METHODS
 from creditscope.cli.credit import example
-from creditscope.cli.train import Settings, Train
+from creditscope.cli.train import Train, TrainFlags
 from creditscope.credit import ESTIMATORS, find_estimator
 
 VERBS = Path(creditscope.cli.__file__).parent
@@ -239,7 +239,7 @@ def test_the_next_line_of_every_verb_is_one_command_whatever_the_path(tmp_path: 
     assert following("train", *small, "--seed", "1", "--inner-steps", "2", "--probe", "light", "--out", "other") == [
         "creditscope", "report", "other"]
     assert following("optimizer", mine, "other") == ["creditscope", "optimizer", mine]
-    go_on = Train(config=Settings(credit="mine:f"))._go_on(Path(mine))
+    go_on = Train(config=TrainFlags(credit="mine:f"))._go_on(Path(mine))
     assert shlex.split(go_on) == ["creditscope", "train", "--out", mine, "--resume", "--credit", "mine:f"]
 
 
@@ -252,3 +252,10 @@ def test_env_names_versions_and_no_path(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert json.loads(out)["packages"]["torch"]
     assert "/" not in out.replace("CPU/", "")
+
+
+def test_the_table_of_methods_is_shown_without_torch() -> None:
+    code = ("import sys; from creditscope.cli.main import run\n"
+            "assert run(['methods']) == run(['methods', 'dapo']) == 0\n"
+            "sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0

@@ -16,8 +16,8 @@ from cli import run
 from creditscope import METHODS, Record
 from creditscope.batch.jsonl import read_jsonl
 from creditscope.cli.prefix import rollouts_of
-from creditscope.lab.train import kept_arrays
-from creditscope.objective.prefix_bias import prefix_bias, summary
+from creditscope.exact.prefix_bias import prefix_bias, summary
+from creditscope.objective.kept import kept_arrays
 from each import each
 from records import write_record
 

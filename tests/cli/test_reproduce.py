@@ -20,16 +20,15 @@ import mini
 from creditscope.claims.evidence import APART
 from creditscope.claims.page import FIGURES
 from creditscope.claims.table import CLAIMS
-from creditscope.cli.compare import arguments
-from creditscope.cli.fleet import Fleet
-from creditscope.cli.reproduce import CLAIMS_OF, Choices, Reproduce, is_done, placed
+from creditscope.cli.reproduce import CLAIMS_OF, Choices, Reproduce, placed
+from creditscope.cli.sweep import Fleet, arguments, is_done
 from creditscope.cli.train import Train
 from creditscope.credit.table import ESTIMATORS, parse
 from creditscope.errors import CreditscopeError
-from creditscope.runs.compare import KINDS
 from creditscope.runs.config import Config
 from creditscope.runs.figures import curves_svg
 from creditscope.runs.intervals import Interval
+from creditscope.runs.kinds import KINDS
 from creditscope.runs.record import Record
 from creditscope.studies.plans import CLOSE, GROUPS, LABELLED, ROLLOUTS, SAMPLED, UNLABELLED, WARM, Size, p1, p2
 from jobs import run_here
@@ -253,11 +252,11 @@ def test_turns_that_were_moved_with_their_warmed_model_are_still_done(tmp_path: 
     old, new = (placed(p1(SIZE), tmp_path / name)["turns/seed-0"] for name in ("old", "new"))
     assert old.model != new.model
     write_run(tmp_path / "new" / "turns", old)
-    assert is_done(tmp_path / "new" / "turns", new)
+    assert is_done(tmp_path / "new" / "turns", new, beside=WARM)
     with pytest.raises(CreditscopeError, match="its model is"):
-        is_done(tmp_path / "new" / "turns", replace(new, model="tiny"))
+        is_done(tmp_path / "new" / "turns", replace(new, model="tiny"), beside=WARM)
     with pytest.raises(CreditscopeError, match="its lr is"):
-        is_done(tmp_path / "new" / "turns", replace(new, lr=0.5))
+        is_done(tmp_path / "new" / "turns", replace(new, lr=0.5), beside=WARM)
 
 
 def test_both_papers_have_every_claim_that_a_run_can_test_and_none_twice() -> None:
@@ -294,11 +293,10 @@ def test_the_default_folder_names_paper_model_and_budget() -> None:
 def test_the_time_left_counts_each_run_by_its_own_budget(tmp_path: Path) -> None:
     # Of 100 + 300 rollouts nothing was done when the clock began; one run has ended with 100: a quarter of the whole.
     said = StringIO()
-    folders = {"short": tmp_path / "short", "long": tmp_path / "long"}
-    with Fleet(Console(file=said, width=200), folders, {"short": 100, "long": 300}, 0) as fleet:
-        with Record.create(folders["short"], {}, {}) as record:
+    with Fleet(Console(file=said, width=200), tmp_path, {"short": 100, "long": 300}, 0) as fleet:
+        with Record.create(tmp_path / "short", {}, {}) as record:
             record.append(0, {"rollouts/spent": 100})
-        fleet._begin -= 10  # ten seconds ago
+        fleet.progress._start -= 10  # ten seconds ago
         fleet.show(["long"], {"short": None})
     assert "short    1 steps  100 rollouts  (1 of 2, left 30 s)" in said.getvalue()
 
@@ -321,7 +319,7 @@ def test_a_curve_without_an_interval_is_drawn_without_a_band(percent: bool) -> N
 @pytest.mark.usefixtures("mini_task")
 def test_a_sweep_of_a_model_of_one_s_own_is_run_reported_and_then_reused(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("creditscope.cli.reproduce.run_jobs", run_here)
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", run_here)
     mine = shutil.copytree(mini.model(), tmp_path / "mine")
     args = ("p1", mine, "--task", mini.TASK, "--groups", "2", "--seeds", "1", "--steps", "1", "--prompts", "4", "--out",
             tmp_path / "out")

@@ -26,10 +26,16 @@ from trl_peer import (
 from creditscope import METHODS, effective_credit, surrogate
 from creditscope.credit.entropy_mask import entropy_mask
 from creditscope.credit.tools import Tools
-from creditscope.methods.dialects import DIALECTS
+from creditscope.diagnosis.log import LogSettings
+from creditscope.diagnosis.trainers import TRL, trl_method
+from creditscope.methods.dialects import DIALECTS, TRL_LOSSES
+from creditscope.selftest.trl_live import advantage_and_credit as advantage_and_credit_of
+from creditscope.selftest.trl_live import trainer_of
 from each import each
 
 pytest.importorskip("trl", reason="TRL's own code is the other side of the comparison")
+from creditscope.plugins.trl.stated import stated
+
 pytestmark = pytest.mark.conformance
 
 BATCHES = even_batches()
@@ -59,6 +65,18 @@ def test_our_row_gives_the_credit_of_trl_and_in_float32_within_its_rounding(case
         ours = our_credit(case, BATCHES[name])
         assert apart(ours, trl_credit(case, BATCHES[name])) <= TOLERANCE, name
         assert apart(ours, trl_credit(case, BATCHES[name], torch.float32)) <= 1e-6, name
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss", TRL_LOSSES)
+def test_one_map_from_trls_settings_gives_trls_credit_at_either_level(loss: str, level: str) -> None:
+    settings = {"loss_type": loss, "importance_sampling_level": level}
+    row, batch = stated(trainer_of("GRPOConfig", settings)), BATCHES["off_policy"]
+    w = effective_credit(lambda logp: surrogate(row, logp, as_rollouts(batch)), batch["logp"])
+    assert apart(w, advantage_and_credit_of("GRPOConfig", settings, batch)[1]) <= TOLERANCE
+    read = trl_method(LogSettings(settings, {}, TRL.defaults))
+    assert read is not None
+    assert (read.name, read.ratio, read.bound, read.aggregate) == (row.name, row.ratio, row.bound, row.aggregate)
 
 
 def test_every_trl_row_has_a_case_with_and_without_kl() -> None:

@@ -36,7 +36,7 @@ def verls(case: Case, batch: str) -> tuple[Tensor, Tensor]:
 def method_of(case: Case) -> Method:
     """The dialect row with the case's changes made to it."""
     row = DIALECTS[case.row]
-    return row.but(name=row.name, **case.changes) if case.changes else row
+    return row.replace(**case.changes) if case.changes else row
 
 
 def ours(case: Case, batch: str) -> tuple[Tensor, Tensor]:

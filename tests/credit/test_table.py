@@ -20,6 +20,7 @@ from creditscope import METHODS, CreditscopeError
 from creditscope.credit import ESTIMATORS, NEEDS, Chosen, Estimator, find_estimator
 from creditscope.credit.table import parse
 from creditscope.credit.tools import Tools
+from creditscope.files.specs import check_option
 from each import each
 from makers import make
 
@@ -54,7 +55,7 @@ def test_the_options_of_the_list_are_those_of_the_function(name: str) -> None:
     assert {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} == {
         key: option.default for key, option in ESTIMATORS[name].options.items()}
     for key, option in ESTIMATORS[name].options.items():
-        ESTIMATORS[name].check(key, option.default)
+        check_option(f"credit {name!r}", ESTIMATORS[name].options, key, option.default)
 
 
 def test_what_an_own_function_raises_is_told_with_its_line_and_its_hands_are_off_the_rollouts(

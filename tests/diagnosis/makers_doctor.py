@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.finding import Finding
-from creditscope.diagnosis.log import Log, Row, Settings
+from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.read import read
-from creditscope.diagnosis.rules import diagnose
 from creditscope.diagnosis.trainers import TRL, Trainer
 
 LOGS = Path(__file__).parent / "logs"
@@ -18,9 +18,9 @@ LOGS = Path(__file__).parent / "logs"
 def log_of(columns: dict[str, Sequence[float]], trainer: Trainer = TRL, **given: Any) -> Log:
     """A log of `trainer` with these columns, by our names for the metrics; rows are lines 1, 2, …"""
     size = max(map(len, columns.values()))
-    rows = [Row(k + 1, k + 1, {trainer.metrics[name]: float(values[k]) for name, values in columns.items()
+    rows = [LogRow(k + 1, k + 1, {trainer.metrics[name]: float(values[k]) for name, values in columns.items()
                                if k < len(values)}) for k in range(size)]
-    return Log("made.log, line", trainer, rows, Settings(given, {}, trainer.defaults))
+    return Log("made.log, line", trainer, rows, LogSettings(given, {}, trainer.defaults))
 
 
 def findings(log: Log | str, *sets: str) -> dict[str, Finding]:

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from creditscope.diagnosis import read as reading
+from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.read import read
-from creditscope.diagnosis.rules import diagnose
 from creditscope.errors import CreditscopeError
 from creditscope.runs.record import Record
 from diagnosis.makers_doctor import LOGS, states

@@ -8,32 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from creditscope.diagnosis.engine import diagnose, root
 from creditscope.diagnosis.finding import EDGE, FEW, THIRDS, TREND, ends, last, trend
-from creditscope.diagnosis.log import Log, Row, Settings
+from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.rules import (
     CLIP_MUCH,
     COLLAPSED,
-    CUT_BROKEN,
-    CUT_WATCH,
     DEAD_BROKEN,
-    DEAD_GROWTH,
     DEAD_WATCH,
     DRIFT,
     ENTROPY_LEFT,
     ENTROPY_LOW,
-    FELL,
     GAP,
     HORIZON,
     KL_ONLY,
     PAST,
     RATIO_BROKEN,
     RATIO_WATCH,
-    RIGHT,
     RULES,
     SILENT,
-    diagnose,
-    root,
 )
+from creditscope.diagnosis.signs import CUT_BROKEN, CUT_WATCH, DEAD_GROWTH, FELL, RIGHT
 from creditscope.diagnosis.trainers import OURS, SCRIPT, TRAINERS, TRL, VERL, Trainer
 from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.table import METHODS
@@ -289,8 +284,8 @@ def test_a_limit_under_which_the_reward_rose_is_to_watch_and_kills_no_group() ->
 
 
 def test_a_window_without_numbered_steps_is_told_by_its_readings() -> None:
-    rows = [Row(k, None, {"completions/clipped_ratio": 0.3}) for k in range(N)]
-    log = Log("made.log, line", TRL, rows, Settings({}, {}, TRL.defaults))
+    rows = [LogRow(k, None, {"completions/clipped_ratio": 0.3}) for k in range(N)]
+    log = Log("made.log, line", TRL, rows, LogSettings({}, {}, TRL.defaults))
     assert findings(log)["truncation"].sentence == "30% of the answers are cut at the limit over the last 5 readings"
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from creditscope.diagnosis.engine import diagnose, root
 from creditscope.diagnosis.finding import trend
-from creditscope.diagnosis.log import Log, Settings
+from creditscope.diagnosis.log import Log, LogSettings
 from creditscope.diagnosis.read import read
-from creditscope.diagnosis.rules import diagnose, root
 from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, TRAINERS, TRL, VERL, trl_updates, verl_method
 from creditscope.runs.record import Record
 from diagnosis.make_logs import RUNS, make
@@ -162,7 +162,7 @@ def test_verls_clip_ratio_is_above_0_though_no_answer_is_cut() -> None:
 @pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=["TRL", "verl", "creditscope", "script"])
 def test_every_trainer_answers_every_fact_from_its_defaults(trainer: Any) -> None:
     assert set(trainer.facts) == set(FACTS)
-    defaults = Settings({}, {}, trainer.defaults)
+    defaults = LogSettings({}, {}, trainer.defaults)
     for fact in trainer.facts.values():
         fact(defaults)
     assert set(defaults.assumed) <= set(trainer.defaults)
@@ -226,14 +226,14 @@ def test_verls_settings_make_the_row_of_the_table(estimator: str, mode: str, agg
                                                   aggregate: str) -> None:
     given = {"algorithm": {"adv_estimator": estimator},
              "actor_rollout_ref": {"actor": {"loss_agg_mode": agg, "policy_loss": {"loss_mode": mode}}}}
-    found = verl_method(Settings(given, {}, VERL.defaults))
+    found = verl_method(LogSettings(given, {}, VERL.defaults))
     assert found is not None
     assert (found.name, found.aggregate) == (row, aggregate)
 
 
 def test_a_verl_loss_without_a_row_has_none() -> None:
     given = {"actor_rollout_ref.actor.policy_loss.loss_mode": "clip_cov", "algorithm.adv_estimator": "grpo"}
-    assert verl_method(Settings(given, {}, VERL.defaults)) is None
+    assert verl_method(LogSettings(given, {}, VERL.defaults)) is None
 
 
 @pytest.mark.conformance
@@ -284,7 +284,7 @@ def test_one_update_a_batch_is_where_trl_keeps_no_old_log_probs(accumulate: int,
     assert "generate_every = self.args.steps_per_generation * self.num_iterations" in source
     assert "if self.args.gradient_accumulation_steps % generate_every != 0" in source
     alone = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
-    assert (trl_updates(Settings(given, {}, TRL.defaults)) == 1) == alone
+    assert (trl_updates(LogSettings(given, {}, TRL.defaults)) == 1) == alone
 
 
 @pytest.mark.conformance
@@ -297,7 +297,7 @@ def test_settings_that_trl_dumps_as_json_imply_what_was_given(tmp_path: Path) ->
     (tmp_path / "training_args.json").write_text(args.to_json_string())
     log = read(tmp_path)
     for name, fact in TRL.facts.items():
-        assert log.fact(name) == fact(Settings(given, {}, TRL.defaults)), name
+        assert log.fact(name) == fact(LogSettings(given, {}, TRL.defaults)), name
     assert not log.settings.assumed
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from creditscope import CreditscopeError, Microscope
 from creditscope.microscope.distributed import across, traffic
-from creditscope.microscope.sketch import Block, Sketcher
+from creditscope.microscope.sketch import ParameterBlock, Sketcher
 from small_models import apart, batch, build, by_loop, double, grams, objective, total
 
 HERE = Path(__file__).resolve().parent
@@ -301,16 +301,17 @@ def test_sketches_of_the_blocks_of_a_gradient_add_up_to_the_sketch_of_the_whole(
     sketcher, shape = Sketcher(4), (7, 5)
     starts = [(0, 0), (3, 0)] if cut == 0 else [(0, 0), (0, 3)]
     parts = [g[:, :3], g[:, 3:]] if cut == 0 else [g[:, :, :3], g[:, :, 3:]]
-    added = sum(sketcher.dense("w", part, Block(shape, start)) for part, start in zip(parts, starts, strict=True))
+    added = sum(sketcher.dense("w", part, ParameterBlock(shape, start))
+                for part, start in zip(parts, starts, strict=True))
     assert apart(added, sketcher.dense("w", g)) < 1e-14
-    wrong = sum(sketcher.dense("w", part, Block(shape, (0, 0))) for part in parts)
+    wrong = sum(sketcher.dense("w", part, ParameterBlock(shape, (0, 0))) for part in parts)
     assert apart(wrong, sketcher.dense("w", g)) > 0.1
 
 
 def test_a_stack_of_experts_is_cut_along_its_first_or_last_dimension_only() -> None:
     g = torch.randn(2, 4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sketcher, shape = Sketcher(4), (4, 3, 5)
-    halves = [sketcher.dense("e", g[:, 2 * i:2 * i + 2], Block(shape, (2 * i, 0, 0))) for i in range(2)]
+    halves = [sketcher.dense("e", g[:, 2 * i:2 * i + 2], ParameterBlock(shape, (2 * i, 0, 0))) for i in range(2)]
     assert apart(halves[0] + halves[1], sketcher.dense("e", g)) < 1e-14
     with pytest.raises(CreditscopeError, match="along the first or the last dimension"):
-        sketcher.dense("e", g[:, :, 1:], Block(shape, (0, 1, 0)))
+        sketcher.dense("e", g[:, :, 1:], ParameterBlock(shape, (0, 1, 0)))

@@ -17,26 +17,22 @@ import torch
 from torch import Tensor
 
 from creditscope import METHODS, surrogate
+from creditscope.claims.table import CLAIMS
 from creditscope.claims.verdict import Verdict
 from creditscope.exact import p1 as p1_exact
 from creditscope.exact.enumeration import World, best_constant, constant_variance, ladder_world, measure, tree_world
 from creditscope.exact.p1 import (
     CHANCES,
     GROUP,
-    LADDER,
     LAWS,
     P1_GRPO,
     PRINTED,
     RLOO,
-    START,
     Law,
     answers,
-    bias_by_turn,
     binary,
     chebyshev,
-    constant_policy,
     constant_spread,
-    credit_bias,
     credited,
     dead_groups,
     dead_law,
@@ -48,7 +44,6 @@ from creditscope.exact.p1 import (
     least_spread,
     leave_one_out_rank,
     moments,
-    multi_turn,
     optimal_baseline,
     random_scores,
     token_range,
@@ -56,6 +51,7 @@ from creditscope.exact.p1 import (
     uniform_credit,
     variance,
 )
+from creditscope.exact.p1_turns import LADDER, START, constant_policy, credit_bias, multi_turn, rms
 from creditscope.methods.axes import Method
 from creditscope.microscope.geometry import ranks, weighted
 from creditscope.microscope.spectrum import spectrum
@@ -237,9 +233,10 @@ def test_a_verdict_says_what_was_expected_what_decided_and_why_in_one_sentence(t
         assert verdict.reason[-1] != "."
 
 
-def test_every_claim_of_p1_that_needs_no_run_is_here_and_named_on_its_verdicts() -> None:
-    claims = [{verdict.claim for verdict in as_it_is(test)} for test in TESTS]
-    assert claims == [{f"P1.{n}"} for n in (1, 2, 3, 4, 8, 9, 10, 11, 12)]
+def test_every_claim_of_p1_that_needs_no_run_is_here_and_in_the_table() -> None:
+    named = {id: claim.exact.split(":")[1] for id, claim in CLAIMS.items() if claim.exact and id.startswith("P1.")}
+    assert named == dict(zip([f"P1.{n}" for n in (1, 2, 3, 4, 8, 9, 10, 11, 12)], [test.__name__ for test in TESTS],
+                             strict=True))
 
 
 # -- P1.1 ------------------------------------------------------------------------------------------------------------
@@ -396,14 +393,20 @@ def test_reinforce_calls_a_group_dead_only_where_nobody_earned_anything(size: in
 # -- P1.8 ------------------------------------------------------------------------------------------------------------
 
 
+def left(credit: str, world: World | None = None, size: int = 8) -> Tensor:
+    """(H,) RMS of the bias over all walks, by turn."""
+    world = ladder_world(LADDER, constant_policy(LADDER), START) if world is None else world
+    return rms(world, credit_bias(measure(credit, RLOO, world, size)))
+
+
 def test_on_two_rungs_the_bias_is_a_half_and_a_baseline_of_the_turn_is_enough() -> None:
     # Fair moves: each turn is worth ½ from anywhere. Bias_1 = r_0 + ½ − 1 = ±½. What is left to earn does not depend on
     # the state, so the turn's mean is the state's. Bounds: 0 + 2·2 and 1 + 2·2.
-    first, second = bias_by_turn(game=FIRST, policy=torch.full((2, 2, 2), 0.5, dtype=torch.float64), start=0, size=3)
-    assert (first.turn, first.bound, second.turn, second.bound) == (0, 4.0, 1, 5.0)
-    for value, expected in ((first.outcome, 0.0), (second.outcome, 0.5), (second.turn_return, 0.0),
-                            (second.state_return, 0.0)):
-        assert value == pytest.approx(expected, abs=1e-12)
+    world = ladder_world(FIRST, torch.full((2, 2, 2), 0.5, dtype=torch.float64), 0)
+    assert FIRST.bound() == [4.0, 5.0]
+    assert left("outcome", world, 3).tolist() == pytest.approx([0.0, 0.5], abs=1e-12)
+    for name in ("turn_return", "state_return"):
+        assert float(left(name, world, 3)[1]) == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize(("method", "size", "factor"), [(P1_GRPO, 2, 0.5), (P1_GRPO, 4, 0.75), (RLOO, 3, 1.0)],
@@ -430,16 +433,15 @@ def test_the_rms_bias_of_outcome_credit_is_that_of_p1_s_formula_walk_by_walk() -
     squares = sum(LADDER.probability(policy, START, moves) * LADDER.bias(policy, START, moves) ** 2
                   for moves in LADDER.walks())
     assert isinstance(squares, Tensor)
-    found = torch.tensor([row.outcome for row in bias_by_turn()], dtype=torch.float64)
-    torch.testing.assert_close(found, squares.sqrt(), **TINY)
+    torch.testing.assert_close(left("outcome"), squares.sqrt(), **TINY)
 
 
 @pytest.mark.slow
 def test_two_siblings_know_no_more_by_state_than_by_turn_and_eight_do() -> None:
-    for row in bias_by_turn(size=2):
-        assert row.state_return == pytest.approx(row.turn_return, abs=1e-12)
-    for row in bias_by_turn()[1:]:
-        assert row.state_return < 0.5 * row.turn_return < 0.5 * row.outcome
+    torch.testing.assert_close(left("state_return", size=2), left("turn_return", size=2), **TINY)
+    by_state, by_turn, outcome = (left(name)[1:] for name in ("state_return", "turn_return", "outcome"))
+    assert bool((by_state < 0.5 * by_turn).all())
+    assert bool((by_turn < outcome).all())
 
 
 def test_the_gradient_of_biased_credit_is_the_true_one_times_R_minus_1_over_R() -> None:

@@ -25,7 +25,7 @@ def group(seed: int) -> Rollouts:
 
 def ours(name: str, batch: Rollouts, logp: Tensor) -> Tensor:
     row = METHODS[name]
-    row = row.but(name=name, beta=BETA) if row.kl != "none" else row
+    row = row.replace(beta=BETA) if row.kl != "none" else row
     return effective_credit(lambda lp: surrogate(row, lp, batch), logp)
 
 

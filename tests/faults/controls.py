@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from creditscope.files import writing
 from creditscope.runs import record
 from creditscope.runs.record import Record
 
@@ -27,7 +28,7 @@ def no_rename() -> None:
                 out.flush()
             os.fsync(out.fileno())
 
-    record._write_atomically = write
+    record._write = write
 
 
 def no_whole_folders() -> None:
@@ -43,15 +44,15 @@ def no_whole_folders() -> None:
             for file in Path(part).iterdir():
                 sys.audit("faults.write", str(final))
                 shutil.copy(file, final)
-                record._sync(final / file.name)
-        record._sync(final)
+                writing.flush_to_disk(final / file.name)
+        writing.flush_to_disk(final)
 
     Record.folder = folder  # type: ignore[method-assign]
 
 
 def no_sync() -> None:
     """Nothing is forced onto the disk. A kill cannot tell; a power cut can."""
-    record.os = SimpleNamespace(**vars(os) | {"fsync": lambda _: None})  # type: ignore[attr-defined]
+    record.os = writing.os = SimpleNamespace(**vars(os) | {"fsync": lambda _: None})  # type: ignore[attr-defined]
 
 
 def late_lines() -> None:

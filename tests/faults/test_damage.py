@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -310,7 +311,7 @@ def test_a_steps_file_that_was_cut_at_a_line_is_shorter_than_its_checkpoint_and_
 def test_what_a_kill_leaves_before_run_json_is_no_obstacle_to_starting_there(tmp_path: Path) -> None:
     for name in ("groups", "checkpoints"):
         (tmp_path / name).mkdir()
-    for name in ("run.lock", "steps.jsonl", ".run.json.part"):
+    for name in ("run.lock", "steps.jsonl", ".run.json.1234.part"):
         (tmp_path / name).touch()
     Record.create(tmp_path, {}, {}).close()
     assert Record.open(tmp_path).steps() == []
@@ -318,15 +319,15 @@ def test_what_a_kill_leaves_before_run_json_is_no_obstacle_to_starting_there(tmp
 
 def test_a_run_that_starts_and_ends_while_another_is_about_to_start_is_not_written_over(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = record._locked
+    lock = record.lock_folder
 
     def after_another(path: Path) -> Any:
-        monkeypatch.setattr(record, "_locked", lock)
+        monkeypatch.setattr(record, "lock_folder", lock)
         with Record.create(path, {"seed": 1}, {}) as other:
             other.append(0, {"reward/mean": 0.5})
         return lock(path)
 
-    monkeypatch.setattr(record, "_locked", after_another)
+    monkeypatch.setattr(record, "lock_folder", after_another)
     with pytest.raises(CreditscopeError, match="already holds a run"):
         Record.create(tmp_path / "run", {"seed": 2}, {})
     assert Record.open(tmp_path / "run").config == {"seed": 1}
@@ -476,7 +477,7 @@ def test_two_runs_never_write_into_one_directory(whole: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_without_the_lock_they_would(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Can fail: the same race spoils the record."""
-    monkeypatch.setattr(record, "_locked", lambda path: (path / "run.lock").open("w"))
+    monkeypatch.setattr(record, "lock_folder", lambda path: SimpleNamespace(release=lambda: None))
     try:
         race(tmp_path / "run")
         said = unlike(tmp_path / "run", whole)

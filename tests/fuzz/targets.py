@@ -29,8 +29,8 @@ from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.claims.table import check
 from creditscope.cli.check import read_runs
 from creditscope.credit.table import parse
+from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.read import read as read_log
-from creditscope.diagnosis.rules import diagnose
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.jsonlines import parse_json
 from creditscope.methods.words import equation

@@ -313,7 +313,7 @@ def test_a_parquet_file_whose_columns_lie_about_themselves_ends_no_process(tmp_p
 
 
 def test_infinities_of_both_signs_are_evidence_and_no_crash(tmp_path: Path) -> None:
-    from creditscope.diagnosis.rules import diagnose
+    from creditscope.diagnosis.engine import diagnose
 
     values = ("inf", "-inf", "nan", "1e308", "-1e308", "1e200", "0.5", "0.5")
     lines = [f"{{'loss': '{v}', 'reward': '{v}', 'grad_norm': '{v}', 'kl': '{v}', 'frac_reward_zero_std': '{v}', "

@@ -167,7 +167,7 @@ def test_the_page_of_the_lab_tells_every_rule_with_its_options() -> None:
 @pytest.mark.parametrize(("spec", "message"), [
     ("raise_grup", "did you mean 'raise_group'"),
     ("none,most=4", "has no options"),
-    ("raise_group,most=1", "option most of --adapt raise_group must be a whole number of at least 2, got 1"),
+    ("raise_group,most=1", "option most of adapt 'raise_group' must be a whole number of at least 2, got 1"),
     ("raise_group,fall=1.5", "must be a finite number in 0 .. 1, got 1.5"),
     ("late_group,at=1", "in 0.01 .. 0.99, got 1"),
     ("denser_credit,to=gae", "'gae'"),

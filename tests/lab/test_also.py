@@ -14,12 +14,14 @@ from safetensors.torch import load_file
 import mini
 from creditscope import CreditscopeError, Record, spectrum
 from creditscope.claims.evidence import read_evidence
-from creditscope.cli.train import Settings, Train
+from creditscope.cli.train import Train, TrainFlags
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
-from creditscope.lab.lens import Lens
-from creditscope.lab.rollout import Batch, roll_out, state_number
-from creditscope.lab.train import make_optimizer, take_step, train
+from creditscope.lab.rollout import Drawn, roll_out, state_number
+from creditscope.lab.setup import make_optimizer
+from creditscope.lab.step import Minibatch, take_step
+from creditscope.lab.train import train
+from creditscope.microscope.observer import Observer
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.brakes import Brake
 from creditscope.policy.loading import Policy, load_policy, token_logp
@@ -34,9 +36,9 @@ SMALL = Config(model=mini.model(), task=mini.TASK, prompts=2, group=4, steps=2, 
 
 
 def looked(config: Config, rewards: tuple[float, ...] = (0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 1), rows: Any = None,
-           silent: slice = slice(0)) -> tuple[Policy, Lens, Batch, torch.Tensor, dict[str, torch.Tensor]]:
-    """One step under the lens with rewards of our own, one dead group among them; also the weights as they were. The
-    steps of `silent` rollouts earn nothing."""
+           silent: slice = slice(0)) -> tuple[Policy, Observer, Drawn, torch.Tensor, dict[str, torch.Tensor]]:
+    """One step under the microscope with rewards of our own, one dead group among them; also the weights as they were.
+    The steps of `silent` rollouts earn nothing."""
     policy, task = load_policy(config.model, dtype=config.dtype), find_task(config.task)
     problems = [problem for problem, _ in zip(task.problems("train", 0), range(config.prompts), strict=False)]
     batch = roll_out(policy, task, problems, config.group, max_tokens=12, temperature=1.0, top_p=1.0,
@@ -44,24 +46,25 @@ def looked(config: Config, rewards: tuple[float, ...] = (0, 1, 1, 0, 1, 1, 1, 1,
     r = replace(batch.rollouts, reward=torch.tensor(rewards, dtype=batch.rollouts.reward.dtype))
     r.step_reward[silent] = 0
     before = {name: p.detach().clone() for name, p in policy.trainable().items()}
-    lens = Lens(policy, config)
-    lens.assign(lambda: {spec: find_estimator(spec)(config.row, r, Tools()) for spec in config.also})
+    observer = Observer(policy.model, config.scope == "full")
+    observer.assign(lambda: {spec: find_estimator(spec)(config.row, r, Tools()) for spec in config.also})
     rows = torch.arange(len(r)) if rows is None else rows
     credit = find_estimator(config.estimator)(config.row, r, Tools())
-    [update] = take_step(policy, Brake(make_optimizer(policy, config)), config.row, config, r.rows(rows),
-                         [batch.prompts[i] for i in rows.tolist()], credit[rows], rows, lens)
+    update = take_step(Minibatch(policy, config.row, r, credit, rows=rows, accumulate=config.accumulate),
+                       Brake(make_optimizer(policy, config)), [observer], config.clip_norm)
+    assert update is not None
     w = torch.zeros(r.mask.shape, dtype=update.w.dtype)
     w[rows] = update.w
-    return policy, lens, replace(batch, rollouts=r), w, before
+    return policy, observer, replace(batch, rollouts=r), w, before
 
 
-def slow_gram(policy: Policy, batch: Batch, w: torch.Tensor) -> np.ndarray[Any, Any]:
+def slow_gram(policy: Policy, batch: Drawn, w: torch.Tensor) -> np.ndarray[Any, Any]:
     """(N, N) from rows taken one by one, by plain autograd."""
     rows = []
     for i in range(len(batch.rollouts)):
         policy.model.zero_grad()
         r = batch.rollouts.rows(torch.tensor([i]))
-        logp = token_logp(policy, [batch.prompts[i]], r.tokens, r.mask, 1.0)
+        logp = token_logp(policy, [batch.rollouts.prompt_ids[i]], r.tokens, r.mask, 1.0)
         torch.autograd.backward(logp, w[i:i + 1, : logp.shape[1]].to(logp.dtype))
         rows.append(torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
                                for p in policy.trainable().values()]))
@@ -81,8 +84,8 @@ def facts(out: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"method": "gspo"}, {"method": "dapo", "accumulate": 2}])
 def test_the_run_s_own_credit_read_as_another_gives_its_own_gram(changes: dict[str, Any]) -> None:
-    _, lens, batch, w, _ = looked(replace(LOOK, also=("outcome",), **changes))
-    found, line = lens.arrays(batch.rollouts, w), lens.metrics(batch.rollouts, w, lens.seconds + 1.0)
+    _, observer, batch, w, _ = looked(replace(LOOK, also=("outcome",), **changes))
+    found, line = observer.arrays(batch.rollouts, w), observer.metrics(batch.rollouts, w, observer.seconds + 1.0)
     own, (other,) = found["gram"], found["other_grams"]
     assert np.nanmax(own) > 0
     assert (np.isnan(own) == np.isnan(other)).all()
@@ -94,14 +97,14 @@ def test_the_run_s_own_credit_read_as_another_gives_its_own_gram(changes: dict[s
 @pytest.mark.parametrize("spec", ["step_return", "optimal_token", "entropy_mask,share=0.05"])
 def test_the_gram_of_another_credit_is_that_of_its_own_rows_taken_one_by_one(spec: str) -> None:
     config = replace(LOOK, method="grpo", also=("step_reward", spec))
-    policy, lens, batch, w, before = looked(config)
-    found = lens.arrays(batch.rollouts, w)
+    policy, observer, batch, w, before = looked(config)
+    found = observer.arrays(batch.rollouts, w)
     assert found["other_names"].tolist() == ["step_reward", spec]
     assert found["other_grams"].shape == (2, 12, 12)
     assert found["other_grams"].dtype == np.float64
     policy.model.load_state_dict(before, strict=False)
     r = batch.rollouts
-    live = token_logp(policy, batch.prompts, r.tokens, r.mask, 1.0, grad=False)
+    live = token_logp(policy, batch.rollouts.prompt_ids, r.tokens, r.mask, 1.0, grad=False)
     credit = find_estimator(spec)(config.row, r, Tools())
     slow = slow_gram(policy, batch, effective_credit(lambda lp: surrogate(config.row, lp, r, credit), live))
     assert slow.any()
@@ -111,16 +114,17 @@ def test_the_gram_of_another_credit_is_that_of_its_own_rows_taken_one_by_one(spe
 
 def test_leave_one_out_scales_the_rows_and_cannot_change_a_rank() -> None:
     # A = r_i − mean_{j≠i} r_j = R/(R−1) · (r_i − mean r), so at R = 4 the Gram grows by (4/3)² = 16/9.
-    _, lens, batch, w, _ = looked(replace(LOOK, also=("leave_one_out",), accumulate=3))
-    found, line = lens.arrays(batch.rollouts, w), lens.metrics(batch.rollouts, w, lens.seconds + 1.0)
+    _, observer, batch, w, _ = looked(replace(LOOK, also=("leave_one_out",), accumulate=3))
+    found, line = observer.arrays(batch.rollouts, w), observer.metrics(batch.rollouts, w, observer.seconds + 1.0)
     assert np.nanmax(np.abs(found["other_grams"][0] - 16 / 9 * found["gram"])) < 1e-6 * np.nanmax(found["gram"])
     assert line["also/leave_one_out/effective_rank"] == pytest.approx(line["gram/group/effective_rank"], rel=1e-6)
 
 
 def test_the_metric_is_the_mean_over_groups_in_which_that_credit_is_not_0() -> None:
     """Unanimous rewards leave no outcome credit; steps may still differ."""
-    _, lens, batch, w, _ = looked(replace(LOOK, also=("step_reward", "outcome")), rewards=(1,) * 12, silent=slice(4, 8))
-    found, line = lens.arrays(batch.rollouts, w), lens.metrics(batch.rollouts, w, lens.seconds + 1.0)
+    config = replace(LOOK, also=("step_reward", "outcome"))
+    _, observer, batch, w, _ = looked(config, rewards=(1,) * 12, silent=slice(4, 8))
+    found, line = observer.arrays(batch.rollouts, w), observer.metrics(batch.rollouts, w, observer.seconds + 1.0)
     assert "also/outcome/effective_rank" not in line
     assert "gram/group/effective_rank" not in line
     blocks = [found["other_grams"][0][np.ix_(rows, rows)] for rows in (found["group"] == g for g in range(3))]
@@ -132,18 +136,18 @@ def test_the_metric_is_the_mean_over_groups_in_which_that_credit_is_not_0() -> N
 @pytest.mark.slow
 def test_micro_batches_and_minibatches_leave_each_group_s_block_as_it_is() -> None:
     also = ("step_return", "outcome")
-    _, lens, batch, w, _ = looked(replace(LOOK, also=also))
-    whole = lens.arrays(batch.rollouts, w)
-    _, lens, _, w, _ = looked(replace(LOOK, also=also, accumulate=2))
-    parted = lens.arrays(batch.rollouts, w)
+    _, observer, batch, w, _ = looked(replace(LOOK, also=also))
+    whole = observer.arrays(batch.rollouts, w)
+    _, observer, _, w, _ = looked(replace(LOOK, also=also, accumulate=2))
+    parted = observer.arrays(batch.rollouts, w)
     # Groups 0 and 2 share a micro-batch, group 1 is alone.
     met = np.array([[(a == 1) == (b == 1) for b in whole["group"]] for a in whole["group"]])
     for one, two in zip(whole["other_grams"], parted["other_grams"], strict=True):
         assert np.isnan(two[~met]).all()
         assert np.abs(one - two)[met].max() < 1e-10 * np.abs(one).max()
     # A minibatch of group 2 alone: its rows are the batch's last four, and w is divided by 4 rows instead of 12.
-    _, lens, _, w, _ = looked(replace(LOOK, also=also), rows=torch.arange(8, 12))
-    some = lens.arrays(batch.rollouts, w)
+    _, observer, _, w, _ = looked(replace(LOOK, also=also), rows=torch.arange(8, 12))
+    some = observer.arrays(batch.rollouts, w)
     for one, two in zip(whole["other_grams"], some["other_grams"], strict=True):
         assert np.isnan(two[:8]).all()
         assert np.abs(9 * one[8:, 8:] - two[8:, 8:]).max() < 1e-6 * np.abs(two[8:, 8:]).max()
@@ -267,9 +271,9 @@ def test_a_record_s_word_is_not_enough_to_read_with_a_users_function(tmp_path: P
     config = replace(SMALL, also=("salt", "evil_credit:mine"))
     with Record.create(tmp_path / "run", asdict(config), {}):
         pass
-    with pytest.raises(CreditscopeError, match="A record's word is not enough to run code: give --also again"):
+    with pytest.raises(CreditscopeError, match=r"run\.json is untrusted: give --also again"):
         Train(out=tmp_path / "run", resume=True).as_recorded()
-    given = Train(config=Settings(scope="light", also=("evil_credit:mine",)), out=tmp_path / "run", resume=True)
+    given = Train(config=TrainFlags(scope="light", also=("evil_credit:mine",)), out=tmp_path / "run", resume=True)
     assert given.as_recorded().config.also == ("salt", "evil_credit:mine")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mini
-from creditscope.cli.train import Settings, Train
+from creditscope.cli.train import Train, TrainFlags
 from creditscope.credit import ESTIMATORS
 from creditscope.errors import CreditscopeError
 from creditscope.lab.train import train
@@ -169,9 +169,9 @@ def test_a_record_s_word_is_not_enough_to_run_a_users_function(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     with Record.create(Path("run"), asdict(SMALL) | {"log": [], "credit": "evil_credit:mine"}, {}):
         pass
-    with pytest.raises(CreditscopeError, match="A record's word is not enough to run code: give --credit again"):
+    with pytest.raises(CreditscopeError, match=r"run\.json is untrusted: give --credit again"):
         Train(out=Path("run"), resume=True).as_recorded()
-    given = Train(config=Settings(credit="evil_credit:mine"), out=Path("run"), resume=True)
+    given = Train(config=TrainFlags(credit="evil_credit:mine"), out=Path("run"), resume=True)
     assert given.as_recorded().config.credit == "evil_credit:mine"
 
 

@@ -25,12 +25,12 @@ def fail(error: Exception) -> Callable[..., Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "error", "doing", "change"), [
-    ("creditscope.lab.train.token_logp", torch.OutOfMemoryError(CUDA), "passing the batch through the model",
+    ("creditscope.lab.step.rollout_logp", torch.OutOfMemoryError(CUDA), "passing the batch through the model",
      "raise --accumulate, or lower --prompts, --group or --max-tokens"),
     ("creditscope.lab.rollout.sample", torch.OutOfMemoryError(CUDA), "sampling answers",
      "lower --prompts, --group or --max-tokens"),
     ("creditscope.policy.loading._load", torch.OutOfMemoryError(CUDA), "loading the model", "choose a smaller one"),
-    ("creditscope.lab.train.token_logp", RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to "
+    ("creditscope.lab.step.rollout_logp", RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to "
                                                       "allocate 99 bytes"),
      "passing the batch through the model", "this machine has"),
     ("creditscope.lab.train.find_task", torch.OutOfMemoryError(CUDA), "", "raise --accumulate"),
@@ -75,6 +75,6 @@ def test_a_selftest_that_does_not_fit_is_no_failure_of_the_installation(monkeypa
 
 
 def test_any_other_error_of_torch_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("creditscope.lab.train.token_logp", fail(RuntimeError("a bug")))
+    monkeypatch.setattr("creditscope.lab.step.rollout_logp", fail(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         main(["train", *SMALL, "--out", str(tmp_path / "run")])

@@ -8,10 +8,9 @@ from itertools import islice
 import pytest
 import torch
 
-from creditscope.lab.rollout import Batch, roll_out
+from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.lab.tools import LabTools
-from creditscope.lab.train import micro_batches
-from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy, rollout_logp
 from creditscope.policy.sampling import sample
 from creditscope.runs.config import Config
 from creditscope.tasks import find_task
@@ -21,20 +20,19 @@ SURE = Config(group=3, prompts=2, temperature=1e-3, device="cpu")  # continuatio
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[Policy, Batch]:
+def made() -> tuple[Policy, Drawn]:
     policy = load_policy("tiny", device="cpu")
     batch = roll_out(policy, TASK, list(islice(TASK.problems("train", 3), 2)), 3, max_tokens=TASK.max_tokens,
                      temperature=1.0, top_p=1.0, generator=torch.Generator().manual_seed(1))
     return policy, batch
 
 
-def tools(policy: Policy, batch: Batch, config: Config = SURE, parts: int = 1) -> LabTools:
-    return LabTools(policy, TASK, config, batch, micro_batches(batch.rollouts.group, parts), TASK.max_tokens, 0, 0.0,
-                    None)
+def tools(policy: Policy, batch: Drawn, config: Config = SURE, parts: int = 1) -> LabTools:
+    return LabTools(policy, TASK, replace(config, accumulate=parts), batch, TASK.max_tokens, 0, 0.0, None)
 
 
 @pytest.mark.slow
-def test_the_value_of_a_prefix_is_the_reward_of_its_likeliest_end(made: tuple[Policy, Batch]) -> None:
+def test_the_value_of_a_prefix_is_the_reward_of_its_likeliest_end(made: tuple[Policy, Drawn]) -> None:
     policy, batch = made
     cuts = torch.tensor([[0, 5], [9, -1], [14, 20], [0, 7], [12, 18], [-1, -1]])
     cuts = torch.cat([cuts, batch.rollouts.lengths[:, None] - 2], dim=1)  # late cuts follow what the answer had wrong
@@ -43,8 +41,8 @@ def test_the_value_of_a_prefix_is_the_reward_of_its_likeliest_end(made: tuple[Po
     values = []
     for i, c in (cuts >= 0).nonzero().tolist():
         prefix = batch.rollouts.tokens[i, : int(cuts[i, c])].tolist()
-        end = sample(policy.model, [[*batch.prompts[i], *prefix]], 1, max_tokens=TASK.max_tokens - len(prefix),
-                     end=policy.end, temperature=0.0)
+        end = sample(policy.model, [[*batch.rollouts.prompt_ids[i], *prefix]], 1,
+                     max_tokens=TASK.max_tokens - len(prefix), end=policy.end, temperature=0.0)
         text = policy.decode([*prefix, *end.tokens[0][end.mask[0]].tolist()])
         values.append(TASK.verify(batch.problems[i], text).reward)
         assert found[i, c].item() == values[-1]
@@ -52,7 +50,7 @@ def test_the_value_of_a_prefix_is_the_reward_of_its_likeliest_end(made: tuple[Po
 
 
 @pytest.mark.slow
-def test_equal_prefixes_are_continued_once_and_only_within_their_group(made: tuple[Policy, Batch]) -> None:
+def test_equal_prefixes_are_continued_once_and_only_within_their_group(made: tuple[Policy, Drawn]) -> None:
     policy, batch = made
     giver = tools(policy, batch)
     first = giver.values(torch.zeros(6, 1, dtype=torch.int64), 4)
@@ -68,13 +66,13 @@ def test_equal_prefixes_are_continued_once_and_only_within_their_group(made: tup
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
-def test_the_gram_is_that_of_scores_taken_one_by_one_and_the_gradient_stays(made: tuple[Policy, Batch],
+def test_the_gram_is_that_of_scores_taken_one_by_one_and_the_gradient_stays(made: tuple[Policy, Drawn],
                                                                             parts: int) -> None:
     policy, batch = made
     rollouts, parameters = batch.rollouts, list(policy.trainable().values())
     scores = []
     for i in range(len(rollouts)):
-        live = token_logp(policy, batch.prompts[i:i + 1], rollouts.tokens[i:i + 1], rollouts.mask[i:i + 1], 1.0)
+        live = rollout_logp(policy, rollouts.rows(torch.tensor([i])), 1.0)
         scores.append(torch.cat([g.flatten() for g in torch.autograd.grad(live.sum(), parameters)]).double())
     psi = torch.stack(scores)
     marks = [torch.ones_like(p) for p in parameters]

@@ -21,8 +21,11 @@ from safetensors.torch import load_file, save_file
 import cli
 import mini
 from creditscope import METHODS, CreditscopeError, Rollouts
-from creditscope.lab.rollout import Batch, roll_out, step_tensors
-from creditscope.lab.train import deal, make_optimizer, take_step, train
+from creditscope.batch.groups import deal
+from creditscope.lab.rollout import Drawn, roll_out, step_tensors
+from creditscope.lab.setup import make_optimizer
+from creditscope.lab.step import Minibatch, take_step
+from creditscope.lab.train import train
 from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
 from creditscope.policy.loading import Policy, load_policy, token_logp
@@ -66,7 +69,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def sampled(temperature: float) -> tuple[Policy, dict[str, torch.Tensor], Batch]:
+def sampled(temperature: float) -> tuple[Policy, dict[str, torch.Tensor], Drawn]:
     """A policy in float64, its weights, and rollouts of four problems."""
     policy, task = load_policy(MINI.model, dtype="float64"), find_task(MINI.task)
     batch = roll_out(policy, task, list(islice(task.problems("train", 2), 4)), 4, max_tokens=24, top_p=1.0,
@@ -74,7 +77,7 @@ def sampled(temperature: float) -> tuple[Policy, dict[str, torch.Tensor], Batch]
     return policy, {name: p.detach().clone() for name, p in policy.trainable().items()}, batch
 
 
-def fresh(temperature: float) -> tuple[Policy, Batch]:
+def fresh(temperature: float) -> tuple[Policy, Drawn]:
     """The policy as it was when it sampled the rollouts, and the rollouts."""
     policy, start, batch = sampled(temperature)
     with torch.no_grad():
@@ -151,8 +154,8 @@ def test_accumulation_changes_memory_and_not_the_gradient(name: str) -> None:
         config = replace(MINI, method=name, accumulate=accumulate, clip_norm=None, temperature=0.3)
         policy, batch = fresh(config.temperature)
         credit = token_advantage(config.row, batch.rollouts).expand_as(batch.rollouts.mask)
-        take_step(policy, Brake(make_optimizer(policy, config)), config.row, config, batch.rollouts, batch.prompts,
-                  credit, torch.arange(len(batch.rollouts)))
+        take_step(Minibatch(policy, config.row, batch.rollouts, credit, accumulate=accumulate,
+                            temperature=config.temperature), Brake(make_optimizer(policy, config)))
         grads[accumulate] = torch.cat([p.grad.flatten() for p in policy.trainable().values()])  # type: ignore[union-attr]
     assert grads[1].norm() > 0
     assert torch.allclose(grads[1], grads[3], rtol=1e-9, atol=1e-12 * float(grads[1].abs().max()))
@@ -176,9 +179,9 @@ def test_a_step_raises_the_objective_that_it_climbs(name: str) -> None:
     policy, batch = fresh(config.temperature)
     r = batch.rollouts
     credit = token_advantage(config.row, r).expand_as(r.mask)
-    [update] = take_step(policy, Brake(make_optimizer(policy, config)), config.row, config, r, batch.prompts, credit,
-                         torch.arange(len(r)))
-    moved = token_logp(policy, batch.prompts, r.tokens, r.mask, 1.0, grad=False) - update.logp
+    update = take_step(Minibatch(policy, config.row, r, credit), Brake(make_optimizer(policy, config)), clip_norm=1.0)
+    assert update is not None
+    moved = token_logp(policy, batch.rollouts.prompt_ids, r.tokens, r.mask, 1.0, grad=False) - update.logp
     # First order: ΔJ = Σ w Δlog π = lr·‖∇J‖², the gradient being clipped to norm 1 where it is longer.
     gained = float((update.w * moved).sum())
     assert update.norm > 0

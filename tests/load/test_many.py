@@ -174,9 +174,9 @@ def growing(path: Path) -> Record:
 
 
 @contextmanager
-def remembering() -> Iterator[dict[tuple[Any, ...], evidence.Look]]:
+def remembering() -> Iterator[dict[tuple[Any, ...], evidence.ReadingNumbers]]:
     """As `report --watch` does around each page."""
-    looks: dict[tuple[Any, ...], evidence.Look] = {}
+    looks: dict[tuple[Any, ...], evidence.ReadingNumbers] = {}
     before = evidence.remembered.set(looks)
     yield looks
     evidence.remembered.reset(before)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from creditscope.microscope import operations, watch
+from creditscope.microscope import watch
+from creditscope.microscope.calls import Call, name_of
+from creditscope.microscope.rerun import again
 from creditscope.microscope.scope import Microscope
 from depth import FULL
 from small_models import FAMILIES, apart, batch, build, by_loop, double, gradient, grams, objective, total
@@ -126,9 +128,9 @@ def test_only_attention_sinks_and_experts_with_a_matrix_per_token_are_run_again(
         experts: str, want: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     run_again: set[tuple[str, str]] = set()
 
-    def spied(call: operations.Call) -> Any:
-        run_again.add((family, operations.name_of(call.func)))
-        return operations.again(call)
+    def spied(call: Call) -> Any:
+        run_again.add((family, name_of(call.func)))
+        return again(call)
 
     monkeypatch.setattr(watch, "again", spied)
     for family in FAMILIES if experts == "eager" else EXPERTS:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from creditscope import CreditscopeError
-from creditscope.microscope import kernels
-from creditscope.microscope.kernels import ROUTES, route, seconds, weight_gram
+from creditscope.microscope import kernels, routes
+from creditscope.microscope.routes import ROUTES, route, seconds, weight_gram
 
 gpu = pytest.mark.skipif(kernels.triton is None or not torch.cuda.is_available(), reason="needs a GPU and Triton")
 
@@ -49,7 +49,7 @@ def test_on_a_cpu_the_gram_is_that_of_the_rows_and_adds_up_to_the_norm_of_their_
 def test_a_layer_larger_than_the_scratch_is_taken_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     delta, a = factors(4, 6, 50, 9, torch.float32, "cpu")
     whole = weight_gram(delta, a)
-    monkeypatch.setattr(kernels, "SCRATCH", 7 * 4 * 9 * 4)
+    monkeypatch.setattr(routes, "SCRATCH", 7 * 4 * 9 * 4)
     parts = weight_gram(delta, a)
     assert torch.allclose(whole[0], parts[0], rtol=1e-5, atol=1e-5)
     assert torch.allclose(whole[1], parts[1], rtol=1e-6)
@@ -91,7 +91,7 @@ MANY = [(12, 130, 192, 576), (16, 256, 1024, 768), (32, 128, 576, 576), (64, 40,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_a_gpu_every_route_gives_the_gram_and_the_sum(name: str, shape: tuple[int, int, int, int],
                                                          dtype: torch.dtype) -> None:
-    if name != "pass" and not kernels._hopper():
+    if name != "pass" and not routes._hopper():
         pytest.skip("needs a Hopper GPU")
     check(name, *factors(*shape, dtype, "cuda"))
 
@@ -120,7 +120,7 @@ def test_on_a_gpu_any_shape_has_a_route(shape: tuple[int, int, int, int]) -> Non
 def test_on_a_gpu_a_rollout_without_gradient_has_a_row_of_zeros() -> None:
     delta, a = factors(8, 256, 1024, 768, torch.bfloat16, "cuda")
     delta[3] = 0
-    for name in ("fused", "pass", "ghost") if kernels._hopper() else ("pass",):
+    for name in ("fused", "pass", "ghost") if routes._hopper() else ("pass",):
         gram = ROUTES[name](delta, a)[1]
         assert not gram[3].any()
         assert torch.equal(gram, gram.T)

@@ -40,26 +40,19 @@ SHAPES = {
 
 
 def test_every_reading_by_hand() -> None:
-    # σ = (3, 1): (3 + 1)²/10, 100/82, 10/9, 9/10.
+    # σ = (3, 1): (3 + 1)²/10 and 10/9.
     s = layer_spectrum(torch.diag(torch.tensor([3.0, 1.0])))
     assert s.full
     assert s.energy == 10
     assert s.effective_rank == (pytest.approx(1.6), pytest.approx(1.6))
-    assert s.participation_ratio == (pytest.approx(100 / 82), pytest.approx(100 / 82))
     assert s.stable_rank == (pytest.approx(10 / 9), pytest.approx(10 / 9))
-    assert s.top1 == (pytest.approx(0.9), pytest.approx(0.9))
-    assert (s.energy_rank(0.9), s.energy_rank(0.95)) == ((1, 1), (2, 2))
 
 
 def test_the_bounds_by_hand() -> None:
     # s = (2, 1) of three values with energy 6, so 1 is missed. All on the first: σ² = 5, 1. Spread over one: 4, 1, 1.
     s = LayerSpectrum((3, 7), np.array([2.0, 1.0]), 6.0)
-    assert s.held == pytest.approx(5 / 6)
     assert s.effective_rank == (pytest.approx((5**0.5 + 1) ** 2 / 6), pytest.approx(16 / 6))
-    assert s.participation_ratio == (pytest.approx(36 / 26), pytest.approx(36 / 18))
     assert s.stable_rank == (pytest.approx(6 / 5), pytest.approx(6 / 4))
-    assert s.top1 == (pytest.approx(4 / 6), pytest.approx(5 / 6))
-    assert s.energy_rank(0.9) == (2, 3)
 
 
 @each("shape", [(40, 90), (90, 40), (40, 40)])
@@ -84,11 +77,9 @@ def test_a_large_layer_has_values_from_below_and_bounds_that_hold(name: str, sha
     assert len(s.values) == k
     assert (s.values <= full.values[:k] + 1e-9).all()
     assert np.allclose(s.values, full.values[:k], rtol=0.02)
-    for reading in ("effective_rank", "participation_ratio", "stable_rank", "top1"):
+    for reading in ("effective_rank", "stable_rank"):
         low, high = getattr(s, reading)
         assert low - 1e-9 <= getattr(full, reading) <= high + 1e-9, reading
-    for q in (0.5, 0.9, 0.99):
-        assert s.energy_rank(q).low <= full.energy_rank(q) <= s.energy_rank(q).high
 
 
 @given(st.integers(2, 30), st.integers(2, 30), st.integers(1, 29), st.integers(0, 99))
@@ -103,18 +94,15 @@ def test_bounds_hold_even_for_a_sketch_that_did_not_converge(d_out: int, d_in: i
         s = layer_spectrum(grad, k=min(k, d_out - 1, d_in - 1), seed=seed + 1, exact_to=0)
     assert not s.full
     full = truth(grad)
-    for reading in ("effective_rank", "participation_ratio", "stable_rank", "top1"):
+    for reading in ("effective_rank", "stable_rank"):
         low, high = getattr(s, reading)
         assert low - 1e-9 <= getattr(full, reading) <= high + 1e-9, reading
-    assert s.energy_rank(0.9).low <= full.energy_rank(0.9) <= s.energy_rank(0.9).high
 
 
 def test_bounds_are_tight_when_the_energy_is_held_and_wide_when_it_is_not() -> None:
     held = layer_spectrum(with_values(SHAPES["low rank"], 40, 300), k=5, exact_to=0)
-    assert held.held == pytest.approx(1)
     assert held.effective_rank.high - held.effective_rank.low < 1e-3
     lost = layer_spectrum(with_values(SHAPES["flat"], 40, 300), k=5, exact_to=0)
-    assert lost.held == pytest.approx(5 / 40)
     assert lost.effective_rank.high == pytest.approx(40)
     # All but four of forty on one value: (6 + 4)²/40.
     assert lost.effective_rank.low == pytest.approx(100 / 40, rel=0.01)
@@ -182,19 +170,14 @@ def test_a_model_is_read_matrix_by_matrix() -> None:
         grad = model.get_parameter(name).grad
         assert grad is not None
         assert np.allclose(s.values, torch.linalg.svdvals(grad).numpy())
-    assert list(model_spectra(model, r"^2\.")) == ["2.weight"]
-    assert list(model_spectra(model, ["0.weight"])) == ["0.weight"]
 
 
-def test_a_layer_with_no_gradient_is_absent_from_a_pattern_and_an_error_by_name() -> None:
+def test_a_layer_with_no_gradient_is_absent() -> None:
     model = small_model()
     model.get_parameter("0.weight").grad = None
     assert list(model_spectra(model)) == ["2.weight"]
-    with pytest.raises(CreditscopeError, match=r"'0.weight' has no gradient.*after backward\(\)"):
-        model_spectra(model, ["0.weight"])
     model.zero_grad(set_to_none=False)
-    with pytest.raises(CreditscopeError, match=r"none is a matrix with a gradient other than 0"):
-        model_spectra(model)
+    assert model_spectra(model) == {}
 
 
 @pytest.mark.parametrize(("call", "message"), [
@@ -202,8 +185,6 @@ def test_a_layer_with_no_gradient_is_absent_from_a_pattern_and_an_error_by_name(
     (lambda: layer_spectrum(torch.zeros(3, 4)), r"gradient \(3, 4\) is 0"),
     (lambda: layer_spectrum(torch.full((2, 2), float("nan"))), "must be finite: 4 of 4"),
     (lambda: layer_spectrum(torch.ones(2, 2), k=0), "k must be a whole number of at least 1, got 0"),
-    (lambda: model_spectra(small_model(), "q_proj"), "nothing to read for 'q_proj': no parameter matches"),
-    (lambda: model_spectra(small_model(), ["q_proj"]), "no parameter 'q_proj'"),
 ])
 def test_what_has_no_spectrum_is_refused_in_words(call: Any, message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from creditscope import CreditscopeError
 from creditscope.microscope import operations, watch
-from creditscope.microscope.gram import dense_gram, weight_gram
-from creditscope.microscope.operations import name_of
+from creditscope.microscope.calls import Call, name_of
+from creditscope.microscope.gram import dense_gram
+from creditscope.microscope.recorder import weight_gram
+from creditscope.microscope.rerun import again
 from creditscope.microscope.scope import Microscope
 from each import each
 from small_models import apart, gradient, grams, loop, total
@@ -60,7 +62,7 @@ def rules() -> Iterator[set[tuple[str, str]]]:
     found: set[tuple[str, str]] = set()
 
     def spied(rule: Callable[..., Any]) -> Callable[..., Any]:
-        def run(call: operations.Call) -> Any:
+        def run(call: Call) -> Any:
             out = rule(call)
             if out is not None:
                 found.add((name_of(call.func), rule.__name__))
@@ -69,7 +71,7 @@ def rules() -> Iterator[set[tuple[str, str]]]:
         return run
 
     table = {func: spied(rule) for func, rule in operations.RULES.items()}
-    with mock.patch.object(watch, "RULES", table), mock.patch.object(watch, "again", spied(operations.again)):
+    with mock.patch.object(watch, "RULES", table), mock.patch.object(watch, "again", spied(again)):
         yield found
 
 

@@ -12,7 +12,7 @@ from creditscope import CreditscopeError
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.scope import Microscope
-from creditscope.microscope.sources import Source
+from creditscope.microscope.sources import ParameterSource
 from small_models import batch, build, objective
 
 
@@ -42,7 +42,7 @@ def test_other_weights_than_those_of_the_passes_are_found_out() -> None:
 def test_rows_of_one_layer_that_change_places_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Recorder.matrix
 
-    def planted(self: Recorder, source: Source, delta: Tensor, a: Tensor) -> Tensor:
+    def planted(self: Recorder, source: ParameterSource, delta: Tensor, a: Tensor) -> Tensor:
         order = torch.tensor([1, 0, 2, 3]) if "up_proj" in source.names[0] else torch.arange(len(a))
         return real(self, source, delta[order], a[order])
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import CreditscopeError
-from creditscope.microscope.rows import Rows
+from creditscope.microscope.rows import RowOwners
 
 CPU = torch.device("cpu")
 
 
-def of(lead: tuple[int, ...], rows: list[int] | None = None, segments: list[list[int]] | None = None) -> Rows:
-    return Rows.of(lead, None if rows is None else torch.tensor(rows),
+def of(lead: tuple[int, ...], rows: list[int] | None = None, segments: list[list[int]] | None = None) -> RowOwners:
+    return RowOwners.of(lead, None if rows is None else torch.tensor(rows),
                    None if segments is None else torch.tensor(segments), CPU)
 
 
@@ -55,7 +55,7 @@ def test_every_owned_vector_is_in_one_piece_and_nobodys_are_in_none(owners: list
     owner = torch.tensor([present.index(o) if o >= 0 else -1 for o in owners])
     if not present:
         return
-    for rows in (Rows.of((2, 3), None, owner.view(2, 3), CPU), Rows.of((6, 2), owner, None, CPU)):
+    for rows in (RowOwners.of((2, 3), None, owner.view(2, 3), CPU), RowOwners.of((6, 2), owner, None, CPU)):
         lead = (rows.batch, rows.width or 1)
         x = numbered(lead[0] * lead[1]) if flat else numbered(*lead)
         unit = owner.repeat_interleave(1 if rows.by_position else 2)
@@ -70,7 +70,7 @@ def test_every_owned_vector_is_in_one_piece_and_nobodys_are_in_none(owners: list
 def test_folding_copies_sums_what_arranging_puts_side_by_side(owners: list[int]) -> None:
     present = sorted(set(owners))
     owner = torch.tensor([present.index(o) for o in owners]).view(2, 3)
-    rows = Rows.of((2, 3), None, owner, CPU)
+    rows = RowOwners.of((2, 3), None, owner, CPU)
     x = 1 + numbered(2, 3)
     assert torch.equal(rows.fold(x, 1), rows.arrange(x, "x", blank=True).sum(1))
     # One copy of a (2,)-vector per position: leading axes (2, 3) broadcast against (2, 3, 4, 2).
@@ -80,7 +80,7 @@ def test_folding_copies_sums_what_arranging_puts_side_by_side(owners: list[int])
 
 @pytest.mark.parametrize("batch", [of((3, 5)), of((3, 5), rows=[0, 1, 2]),
                                    of((1, 6), segments=[[0, 0, 1, 1, 2, -1]])])
-def test_picked_vectors_belong_to_the_rollouts_that_are_named_whatever_the_batch_was(batch: Rows) -> None:
+def test_picked_vectors_belong_to_the_rollouts_that_are_named_whatever_the_batch_was(batch: RowOwners) -> None:
     # Vectors 0 and 3 are rollout 2's, vector 2 is rollout 0's, vector 1 is nobody's; rollout 1 has none.
     rows = batch.gathered(torch.tensor([2, -1, 0, 2]), CPU)
     x = 1 + numbered(4)

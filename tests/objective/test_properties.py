@@ -1,40 +1,54 @@
-"""The measured properties of every row, reached a second time from the axes alone."""
+"""The properties of every row, measured on a probe batch: in float64 at ratio 1, without KL, to rounding."""
 
 from __future__ import annotations
 
-from creditscope import METHODS, Method
+import torch
+from torch import Tensor
+
+from creditscope import METHODS, Method, Rollouts, effective_credit, surrogate
 from creditscope.methods.dialects import DIALECTS
-from creditscope.objective.properties import Properties, properties
+from creditscope.methods.properties import Properties, properties
+from creditscope.objective.advantages import token_advantage
+from creditscope.objective.weights import kept
 from each import each
+from probes import PREFIX, probe
 
 
-def from_the_axes(m: Method) -> Properties:
-    """What theory says of a row with β = 0 at ratio 1, for mixed groups of unequal answers."""
-    if m.baseline == "external":
-        return Properties(None, None, None, None, None)
-    # Σ A = 0 needs a baseline that is the group's own mean, up to a factor the group shares, and every rollout kept.
-    own_mean = m.baseline in ("group_mean", "leave_one_out") and not m.entropy_cost
-    sums_to_zero = own_mean and m.whiten == "none" and m.keep in ("all", "live_groups")
-    # A shared prefix cancels when, besides, all rollouts of the group weigh the same: no 1/L_i, no λ. With the product
-    # ratio the 1/L_i of a sequence mean cancels against the L_i tokens that carry the same s_i.
-    even = m.token_weight == "none" and (m.aggregate != "sequence_mean" or m.ratio == "sequence_product")
-    # The std takes the reward's unit away, an ε in it gives it back; the Beta density has no unit to take.
-    unitless = (m.scale in ("group_std", "batch_std", "group_mean") and not m.std_eps) or \
-        (m.whiten != "none" and not m.whiten_eps)
-    # The shift is another one in each group, so a std over the batch sees it.
-    blind_to_shift = m.centred and m.scale not in ("group_mean", "beta_density", "nonzero_rewards", "batch_std")
+def measured(method: Method) -> Properties:
+    if method.baseline == "external":
+        return properties(method)
+    bare = method.but(name=method.name, beta=0.0)
+    rollouts = probe()
+    w = _credit(bare, rollouts)
+    credit = token_advantage(bare, rollouts)
+    counted = credit.squeeze(1) * kept(bare, rollouts, credit)
+    shift = torch.where(rollouts.group == 0, 0.05, 0.125).to(rollouts.reward.dtype)
+    shifted, scaled = probe(rollouts.reward + shift), probe(rollouts.reward * 0.5)
     return Properties(
-        zero_sum=sums_to_zero,
-        uniform_credit=m.token_weight == "none",
-        prefix_cancels=sums_to_zero and even,
-        scale_invariant=unitless and not m.entropy_cost,
-        shift_invariant=blind_to_shift,
+        zero_sum=_zero(_group_sums(counted, rollouts), counted),
+        uniform_credit=all(_zero(row[m] - row[m].mean(), w) for row, m in zip(w, rollouts.mask, strict=True)),
+        prefix_cancels=_zero(_group_sums(w[:, :PREFIX], rollouts), w),
+        scale_invariant=_zero(_credit(bare, scaled) - w, w),
+        shift_invariant=_zero(_credit(bare, shifted) - w, w),
     )
+
+
+def _credit(method: Method, rollouts: Rollouts) -> Tensor:
+    return effective_credit(lambda logp: surrogate(method, logp, rollouts), rollouts.logp)
+
+
+def _group_sums(value: Tensor, rollouts: Rollouts) -> Tensor:
+    return torch.stack([value[rollouts.group == g].sum(dim=0) for g in (0, 1)])
+
+
+def _zero(value: Tensor, scale: Tensor) -> bool:
+    """Zero up to rounding, beside quantities of the size of `scale`."""
+    return bool(value.abs().max() <= 1e-9 * scale.abs().max())
 
 
 @each("row", [*METHODS.values(), *DIALECTS.values()])
 def test_the_measured_properties_are_those_that_follow_from_the_axes(row: Method) -> None:
-    assert properties(row) == from_the_axes(row)
+    assert measured(row) == properties(row)
 
 
 def test_the_prefix_bias_falls_where_p2_says() -> None:

@@ -284,7 +284,7 @@ def test_adding_a_constant_to_a_group_changes_nothing_for_centred_methods(batch:
 def test_padding_changes_nothing(batch: Rollouts, name: str, extra: int) -> None:
     # The constant aggregate divides by the batch's width unless told L_max: tell it.
     row = METHODS[name]
-    row = row.but(name=name, max_tokens=7) if row.aggregate == "constant" else row
+    row = row.replace(max_tokens=7) if row.aggregate == "constant" else row
     wide = Rollouts.cat([batch, make([0, 1], group=[98, 98], lengths=[0, batch.mask.shape[1] + extra])])
     wide = wide.rows(wide.group != 98)
     logp = moved(batch)

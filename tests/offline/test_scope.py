@@ -21,12 +21,12 @@ from creditscope.batch import metrics
 from creditscope.batch.jsonl import to_rows
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
-from creditscope.lab.rollout import Batch, roll_out
+from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.offline.assemble import assemble_for
 from creditscope.offline.dumps import Sample
-from creditscope.offline.scope import Summary, passes, scope_file
+from creditscope.offline.scope import Summary, chunks_of, scope_file
 from creditscope.offline.settings import Settings
-from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy, rollout_logp, token_logp
 from each import each
 from makers import load_script
 
@@ -40,7 +40,7 @@ def policy() -> Policy:
 
 
 @pytest.fixture(scope="module")
-def sampled(policy: Policy) -> Batch:
+def sampled(policy: Policy) -> Drawn:
     """Three problems, four answers each; two groups are live."""
     task = mini.Coins()
     found = roll_out(policy, task, list(islice(task.problems("train", 9), 3)), 4, max_tokens=16, temperature=1.0,
@@ -58,7 +58,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def texts(batch: Batch) -> list[dict[str, Any]]:
+def texts(batch: Drawn) -> list[dict[str, Any]]:
     """What a plain log has."""
     r = batch.rollouts
     return [{"prompt": p, "response": t, "reward": x}
@@ -69,7 +69,7 @@ def texts(batch: Batch) -> list[dict[str, Any]]:
 
 
 @each("method", ["grpo", "dapo", "dr_grpo", "rloo", "gspo", "sapo", "dro", "vespo"])
-def test_a_file_of_tokens_reads_as_the_batch_it_was(method: str, sampled: Batch, tmp_path: Path) -> None:
+def test_a_file_of_tokens_reads_as_the_batch_it_was(method: str, sampled: Drawn, tmp_path: Path) -> None:
     file = write(tmp_path / "f.jsonl", list(to_rows(sampled.rollouts)))
     read, = scope_file(file, Settings(method=method))
     row, rollouts = METHODS[method], sampled.rollouts
@@ -80,7 +80,7 @@ def test_a_file_of_tokens_reads_as_the_batch_it_was(method: str, sampled: Batch,
 
 @pytest.mark.slow
 @each("method", sorted(set(METHODS) - {"ppo"}))
-def test_credit_without_log_probs_is_the_credit_at_ratio_one_or_is_refused(method: str, sampled: Batch,
+def test_credit_without_log_probs_is_the_credit_at_ratio_one_or_is_refused(method: str, sampled: Drawn,
                                                                            tmp_path: Path) -> None:
     def found(*drop: str) -> dict[str, Any]:
         rows = [{k: v for k, v in row.items() if k not in drop} for row in to_rows(sampled.rollouts)]
@@ -91,7 +91,7 @@ def test_credit_without_log_probs_is_the_credit_at_ratio_one_or_is_refused(metho
     assert found("logp") == pytest.approx(with_them, rel=1e-5)
 
 
-def test_credit_that_hangs_on_log_probs_is_refused_where_there_are_none(sampled: Batch, tmp_path: Path) -> None:
+def test_credit_that_hangs_on_log_probs_is_refused_where_there_are_none(sampled: Drawn, tmp_path: Path) -> None:
     rows = [{k: v for k, v in row.items() if k != "logp"} for row in to_rows(sampled.rollouts)]
     file = write(tmp_path / "f.jsonl", rows)
     with pytest.raises(CreditscopeError, match="credit 'optimal_token' needs the log-probs of the tokens, and the file "
@@ -99,7 +99,7 @@ def test_credit_that_hangs_on_log_probs_is_refused_where_there_are_none(sampled:
         list(scope_file(file, Settings(credit="optimal_token")))
 
 
-def test_text_alone_gives_signal_and_no_token_s_credit(sampled: Batch, tmp_path: Path) -> None:
+def test_text_alone_gives_signal_and_no_token_s_credit(sampled: Drawn, tmp_path: Path) -> None:
     read, = scope_file(write(tmp_path / "f.jsonl", texts(sampled)), Settings())
     signal = metrics.signal(sampled.rollouts)
     assert {k: v for k, v in signal.items() if k.startswith(("reward/m", "reward/std", "signal/"))}.items() <= \
@@ -109,7 +109,7 @@ def test_text_alone_gives_signal_and_no_token_s_credit(sampled: Batch, tmp_path:
     assert read.line["length/characters"] == pytest.approx(sum(map(len, sampled.rollouts.text)) / 12)
 
 
-def test_l_max_of_the_method_may_be_given(sampled: Batch, tmp_path: Path) -> None:
+def test_l_max_of_the_method_may_be_given(sampled: Drawn, tmp_path: Path) -> None:
     file = write(tmp_path / "f.jsonl", list(to_rows(sampled.rollouts)))
     width = int(sampled.rollouts.lengths.max())
     longest, = scope_file(file, Settings(method="dr_grpo"), tmp_path / "a")
@@ -137,7 +137,7 @@ def slow_gram(policy: Policy, rollouts: Rollouts, w: torch.Tensor) -> torch.Tens
     return g @ g.T
 
 
-def from_text(policy: Policy, batch: Batch) -> Rollouts:
+def from_text(policy: Policy, batch: Drawn) -> Rollouts:
     """The batch in the tokens of its texts: without end tokens, log-probs at ratio 1."""
     ids = [policy.tokenizer(text, add_special_tokens=False)["input_ids"] for text in batch.rollouts.text]
     width = max(map(len, ids))
@@ -150,7 +150,7 @@ def from_text(policy: Policy, batch: Batch) -> Rollouts:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("logits", [2**26, 1])
-def test_the_gram_of_a_text_log_is_that_of_one_backward_a_rollout(logits: int, sampled: Batch, tmp_path: Path,
+def test_the_gram_of_a_text_log_is_that_of_one_backward_a_rollout(logits: int, sampled: Drawn, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("creditscope.offline.scope.LOGITS", logits)  # 1: every group has a pass of its own
     read, = scope_file(write(tmp_path / "f.jsonl", texts(sampled)), Settings(model=mini.model(), dtype="float64"),
@@ -172,8 +172,8 @@ def test_the_gram_of_a_text_log_is_that_of_one_backward_a_rollout(logits: int, s
 
 
 def test_the_file_s_log_probs_are_kept_and_the_model_s_distance_from_them_is_told(
-        policy: Policy, sampled: Batch, tmp_path: Path) -> None:
-    live = token_logp(policy, sampled.prompts, sampled.rollouts.tokens, sampled.rollouts.mask, 1.0, grad=False)
+        policy: Policy, sampled: Drawn, tmp_path: Path) -> None:
+    live = rollout_logp(policy, sampled.rollouts, 1.0, grad=False)
     rows = list(to_rows(replace(sampled.rollouts, logp=live)))
     settings = Settings(model=mini.model(), method="reinforce", scope="off")
     read, = scope_file(write(tmp_path / "f.jsonl", rows), settings)
@@ -193,7 +193,7 @@ def test_the_file_s_log_probs_are_kept_and_the_model_s_distance_from_them_is_tol
     assert kept["w"][5, 3] == pytest.approx(bound, rel=1e-4)
 
 
-def test_entropies_come_from_the_file_or_from_the_model(sampled: Batch, tmp_path: Path) -> None:
+def test_entropies_come_from_the_file_or_from_the_model(sampled: Drawn, tmp_path: Path) -> None:
     rows = list(to_rows(sampled.rollouts))
     given, = scope_file(write(tmp_path / "f.jsonl", rows), Settings(model=mini.model(), scope="off"))
     assert given.line["entropy/mean"] == metrics.signal(sampled.rollouts)["entropy/mean"]
@@ -203,7 +203,7 @@ def test_entropies_come_from_the_file_or_from_the_model(sampled: Batch, tmp_path
     assert made.line["entropy/mean"] == pytest.approx(given.line["entropy/mean"], rel=1e-4)
 
 
-def test_salt_has_the_gram_it_needs_once_there_is_a_model(sampled: Batch, tmp_path: Path) -> None:
+def test_salt_has_the_gram_it_needs_once_there_is_a_model(sampled: Drawn, tmp_path: Path) -> None:
     rows = list(to_rows(sampled.rollouts))
     file = write(tmp_path / "f.jsonl", rows)
     read, = scope_file(file, Settings(model=mini.model(), credit="salt", scope="off"), tmp_path / "run")
@@ -223,7 +223,7 @@ def test_salt_has_the_gram_it_needs_once_there_is_a_model(sampled: Batch, tmp_pa
         list(scope_file(file, Settings(model=mini.model(), credit="monte_carlo", scope="off")))
 
 
-def test_tokens_that_are_spelled_are_the_model_s_where_both_cut_alike(policy: Policy, sampled: Batch,
+def test_tokens_that_are_spelled_are_the_model_s_where_both_cut_alike(policy: Policy, sampled: Drawn,
                                                                       tmp_path: Path) -> None:
     def log(cut: Any) -> Path:
         rows = []
@@ -262,7 +262,7 @@ def test_what_a_model_cannot_read_is_told_by_line(change: dict[str, Any], messag
         list(scope_file(write(tmp_path / "f.jsonl", [row | change, row | change]), Settings(model="tiny")))
 
 
-def test_a_chat_goes_through_the_model_s_own_template(policy: Policy, sampled: Batch) -> None:
+def test_a_chat_goes_through_the_model_s_own_template(policy: Policy, sampled: Drawn) -> None:
     chatty = copy.deepcopy(policy.tokenizer)
     chatty.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     told = replace(policy, tokenizer=chatty, chat=True)
@@ -283,23 +283,23 @@ def test_a_model_needs_a_prompt(tmp_path: Path) -> None:
         list(scope_file(write(tmp_path / "f.jsonl", [row] * 2), Settings(model="tiny")))
 
 
-def test_a_pass_holds_whole_groups_and_every_row_has_one(sampled: Batch) -> None:
+def test_a_pass_holds_whole_groups_and_every_row_has_one(sampled: Drawn) -> None:
     r = replace(sampled.rollouts, group=torch.tensor([2, 0, 0, 1, 1, 2, 0, 1, 2, 2, 3, 3]))
     for logits in (1, 10**5, 10**9):
         vocabulary = max(1, 2**26 // logits)
-        found = passes(r, vocabulary)
+        found = chunks_of(r, vocabulary)
         assert sorted(torch.cat(found).tolist()) == list(range(12))
         groups = [set(r.group[rows].tolist()) for rows in found]
         assert sum(map(len, groups)) == 4
-    assert len(passes(r, 1)) == 1
-    assert len(passes(r, 2**26)) == 4
+    assert len(chunks_of(r, 1)) == 1
+    assert len(chunks_of(r, 2**26)) == 4
 
 
 # -- the record ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_other_readers_read_the_record(sampled: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_other_readers_read_the_record(sampled: Drawn, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row | {"step": s} for s in range(3) for row in texts(sampled)]
     out = tmp_path / "run"
     assert run("scope", str(write(tmp_path / "f.jsonl", rows)), "--model", mini.model(), "--scope", "full",
@@ -318,7 +318,7 @@ def test_the_other_readers_read_the_record(sampled: Batch, tmp_path: Path, capsy
     assert "push in" in capsys.readouterr().out
 
 
-def test_groups_of_unequal_sizes_are_recorded_without_layers(sampled: Batch, tmp_path: Path) -> None:
+def test_groups_of_unequal_sizes_are_recorded_without_layers(sampled: Drawn, tmp_path: Path) -> None:
     file = write(tmp_path / "f.jsonl", texts(sampled)[:-1])
     list(scope_file(file, Settings(model=mini.model()), tmp_path / "run"))
     record = Record.open(tmp_path / "run")
@@ -348,7 +348,7 @@ def test_only_the_first_groups_of_a_large_batch_are_kept(tmp_path: Path) -> None
 # -- in sum ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_summary_of_batches_is_the_reading_of_all_rows_where_it_can_be(sampled: Batch, tmp_path: Path) -> None:
+def test_the_summary_of_batches_is_the_reading_of_all_rows_where_it_can_be(sampled: Drawn, tmp_path: Path) -> None:
     rows = [row | {"group": f"{copy}-{row['group']}"} for copy in range(5) for row in to_rows(sampled.rollouts)]
     random.Random(0).shuffle(rows[:12])
     file = write(tmp_path / "f.jsonl", rows)

@@ -132,7 +132,7 @@ def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     (lambda path: path.mkdir(), "holds no rollouts: no file in it ends in .jsonl or .parquet"),
     (lambda path: (path / "completions").mkdir(parents=True), "holds no rollouts: .*; try .*/x/completions$"),
     (lambda path: None, "cannot read .*: No such file"),
-    (lambda path: path.touch(), "is empty; expected one JSON object a line"),
+    (lambda path: path.touch(), "is empty; expected one JSON object per line"),
     (lambda path: path.write_text("[" * 100_000), "line 1: not valid JSON: nested too deeply"),
     (lambda path: path.write_text('{"prompt": 1\n'), "line 1: not valid JSON"),
     (lambda path: path.write_text("3\n"), "line 1: expected a JSON object, got int"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from creditscope import CreditscopeError, spectrum
-from creditscope.microscope.sketch import Path
+from creditscope.microscope.sketch import Sketch, Sketcher
 from creditscope.optimizer.geometry import NAMES, UpdateGeometry
 from small_models import batch, build, objective
 
@@ -100,78 +100,32 @@ def flat(named: dict[str, Tensor]) -> Tensor:
     return torch.cat([x.flatten() for x in named.values()])
 
 
-def test_a_stride_reads_every_nth_coordinate_and_weighs_parameters_by_their_size() -> None:
-    run, stride = Run(stride=3), 3
-    found, delta, theta, g = run.step()
-    for name, mine in run.geometry.layers.items():
-        assert list(mine.values()) == pytest.approx(by_hand(*(x[name].flatten()[::stride] for x in (delta, theta, g))),
-                                                    rel=1e-10)
-
-    def estimate(named: dict[str, Tensor]) -> float:
-        """Σ over parameters; one of 16 numbers, of which 6 are read, stands for 16."""
-        read = {name: x.flatten()[::stride] for name, x in named.items()}
-        return sum(float(x.square().sum()) * named[name].numel() / len(x) for name, x in read.items())
-
-    assert found["update/ratio"] == pytest.approx((estimate(delta) / estimate(theta)) ** 0.5, rel=1e-10)
-    assert found["update/ratio"] == pytest.approx(by_hand(flat(delta), flat(theta), flat(g))[1], rel=0.05)
+def test_the_sketch_is_of_the_update_by_hand() -> None:
+    p = nn.Parameter(torch.zeros(4))
+    geometry = UpdateGeometry([("p", p)], Sketcher(8))
+    move(geometry, p, [1.0] * 4, [0.0, 3.0, 4.0, 0.0])
+    move(geometry, p, [1.0] * 4, [0.0, 3.0, 4.0, 1.0])
+    # The last update is e₄, not the parameters it led to; one coordinate is sketched without error.
+    assert geometry.sketch is not None
+    assert float(geometry.sketch.square().sum()) == pytest.approx(1, rel=1e-6)
 
 
-def test_a_sample_stands_for_its_parameter_by_hand() -> None:
-    # Stride 4 reads 1 of 4 numbers of p and 1 of 2 of q: Δ = 1 and 2, so ‖Δ‖² is 4·1 + 2·4 = 12, and ‖θ‖² likewise
-    # 4·4 + 2·1 = 18. Where only q moves, p's 4 of 6 do not.
-    p, q = nn.Parameter(torch.full((4,), 2.0)), nn.Parameter(torch.ones(2))
-    geometry = UpdateGeometry([("p", p), ("q", q)], stride=4)
-    p.grad, q.grad = torch.ones(4), torch.ones(2)
-    geometry.before()
-    p.data += 1
-    q.data += 2
-    found = geometry.after()
-    assert found["update/ratio"] == pytest.approx((12 / 18) ** 0.5, rel=1e-12)
-    # −⟨Δ, g⟩ = −(4·1 + 2·2), ‖g‖² = 6.
-    assert found["update/cosine"] == pytest.approx(-8 / (12 * 6) ** 0.5, rel=1e-12)
-    geometry.before()
-    q.data += 2
-    assert geometry.after()["update/zero"] == pytest.approx(4 / 6, rel=1e-12)
-
-
-def test_a_stride_does_not_thin_the_path() -> None:
-    paths = [Path(8, 0, "update"), Path(8, 0, "update")]
-    for path, stride in zip(paths, (1, 3), strict=True):
-        p = nn.Parameter(torch.zeros(4))
-        geometry = UpdateGeometry([("p", p)], stride=stride, path=path)
-        move(geometry, p, [1.0] * 4, [0.0, 3.0, 4.0, 0.0])
-        move(geometry, p, [1.0] * 4, [0.0, 3.0, 4.0, 1.0])
-    assert (paths[0].matrix == paths[1].matrix).all()
-    # The updates are (0, 3, 4, 0) and e₄, not the parameters they led to; one coordinate is sketched without error.
-    assert paths[0].gram[1, 1] == pytest.approx(1, rel=1e-6)
-
-
-@pytest.mark.parametrize("stride", [1, 4])
-def test_the_path_has_the_ranks_of_the_updates(stride: int) -> None:
-    path = Path(32, 0, "update")
-    run, updates, ratios = Run(stride=stride, path=path), [], []
+def test_the_sketched_path_has_the_ranks_of_the_updates() -> None:
+    run, updates, sketches, ratios = Run(sketcher=Sketcher(32)), [], [], []
     for _ in range(6):
         found, delta, *_ = run.step()
         updates.append(flat(delta))
+        assert run.geometry.sketch is not None
+        sketches.append(run.geometry.sketch)
         ratios.append(found["update/ratio"])
-    assert path.steps == list(range(6))
-    matrix = torch.stack(updates)
+    matrix, path = torch.stack(updates), Sketch(torch.stack(sketches), 32, 0, ())
     exact = spectrum((matrix @ matrix.T).numpy())
-    assert path.spectrum().effective_rank == pytest.approx(exact.effective_rank, rel=0.05)
+    assert spectrum(path.gram, eps=1e-7).effective_rank == pytest.approx(exact.effective_rank, rel=0.05)
     assert 1 < exact.effective_rank < 6
     # The sketch of a sum is the sum of the sketches: the path is of the updates and of nothing else.
-    gram = torch.as_tensor(path.gram)
-    assert float((gram - matrix @ matrix.T).norm() / (matrix @ matrix.T).norm()) < 3 * path.relative_error
-    plain = Run(stride=stride)
+    assert float((path.gram - matrix @ matrix.T).norm() / (matrix @ matrix.T).norm()) < 3 * path.relative_error
+    plain = Run()
     assert [plain.step()[0]["update/ratio"] for _ in range(6)] == ratios
-
-
-def test_a_path_that_was_loaded_goes_on() -> None:
-    path = Path(4, 0, "update")
-    path.append(7, torch.ones(16))
-    p = nn.Parameter(torch.zeros(2))
-    move(UpdateGeometry([("p", p)], path=path), p, [1.0, 0.0], [1.0, 0.0])
-    assert path.steps == [7, 8]
 
 
 def test_a_number_that_does_not_exist_is_absent() -> None:
@@ -195,5 +149,3 @@ def test_memory_is_freed_and_order_is_asked_for() -> None:
     p.grad = None
     with pytest.raises(CreditscopeError, match=r"p has lost its gradient: call after\(\) before zero_grad"):
         geometry.after()
-    with pytest.raises(CreditscopeError, match="n ≥ 1, got 0"):
-        UpdateGeometry([], stride=0)

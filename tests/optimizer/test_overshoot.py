@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from creditscope import METHODS, CreditscopeError, Method, Rollouts, surrogate
 from creditscope.methods.table import GRPO
 from creditscope.objective.bounds import beyond, bounded_tokens, edges_of, overhang
-from creditscope.optimizer.overshoot import Overshoot, Reading, first_order
-from creditscope.optimizer.state import Parts, split
+from creditscope.optimizer.families import Parts
+from creditscope.optimizer.overshoot import Overshoot, OvershootReading, first_order
+from creditscope.optimizer.state import split
 from each import each
 from makers import make, moved
 from small_models import batch as token_batch
@@ -38,7 +39,8 @@ def test_three_sights_by_hand() -> None:
     for moves in ([0, 0, 0, 0], [.3, .1, -.4, 2], [.45, .1, -.3, 2]):
         track.see(batch.logp + torch.tensor(moves, dtype=D)[:, None])
     first, second, third = track.readings()
-    assert first == Reading(updates=0, tokens=3, past=0.0, distance=None, overshoot=0.0, max=None, after=None, kl=0.0)
+    assert first == OvershootReading(updates=0, tokens=3, past=0.0, distance=None, overshoot=0.0, max=None, after=None,
+                                     kl=0.0)
     # After one update tokens 1 and 3 are past, by 0.3 − log 1.2 and 0.4 + log 0.8; nothing has moved since.
     near, far = 0.3 - UP, 0.4 - DOWN
     assert (second.updates, second.tokens, second.after) == (1, 3, 0.0)

@@ -16,8 +16,8 @@ from creditscope.optimizer import probe as probe_module
 from creditscope.optimizer.geometry import UpdateGeometry
 from creditscope.optimizer.overshoot import Overshoot
 from creditscope.optimizer.probe import Probe
+from creditscope.optimizer.sampled_optimizer import SampledOptimizer
 from creditscope.optimizer.scale import Clipping, RewardParts, sensitivity, sweep
-from creditscope.optimizer.shadow import Shadow
 from creditscope.optimizer.state import split
 from makers import make
 from small_models import build
@@ -159,12 +159,12 @@ def test_one_pass_a_batch_says_nothing_of_overshoot_off_schedule() -> None:
     assert "optimizer/scale_change" in found[1]
 
 
-# -- the shadow ------------------------------------------------------------------------------------------------------
+# -- the sample ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 @pytest.mark.parametrize("stride", [1, 3])
-def test_a_shadow_is_the_optimiser_on_a_sample(name: str, stride: int) -> None:
+def test_a_sampled_optimiser_is_the_optimiser_on_a_sample(name: str, stride: int) -> None:
     model, forward, rollouts = real()
     optimizer = OPTIMIZERS[name](model.parameters())
     for _ in range(3):
@@ -173,31 +173,34 @@ def test_a_shadow_is_the_optimiser_on_a_sample(name: str, stride: int) -> None:
         optimizer.step()
     optimizer.zero_grad()
     (-surrogate(P1_GRPO, forward(), rollouts)).backward()
-    shadow, twin = Shadow(optimizer, stride), Shadow(optimizer, stride).take()
-    # `sensitivity` weighs a sample by each parameter's size, the shadow by the number of its coordinates.
-    near = pytest.approx(sensitivity(optimizer, stride), rel=0.02 if stride > 1 else 1e-9)
-    assert sensitivity(shadow.take()) == near
-    before = shadow.named[0][1].detach().clone()
+    sample, twin = SampledOptimizer(optimizer, stride), SampledOptimizer(optimizer, stride).take()
+    whole, (part,) = split(optimizer), split(sample.take()).values()
+    for name in ("momentum", "fresh", "decay"):
+        picked = torch.cat([getattr(whole[p], name).flatten()[::stride] for p in model.parameters()])
+        assert torch.allclose(getattr(part, name), picked, rtol=1e-12, atol=0)
+    # 0.15: what the coordinates that were left out change.
+    assert sensitivity(sample.take()) == pytest.approx(sensitivity(optimizer), rel=0.15 if stride > 1 else 1e-9)
+    before = sample.named[0][1].detach().clone()
     optimizer.step()
-    shadow.follow()
+    sample.follow()
     twin.step()  # the sample's own step goes where the model's did
-    assert torch.allclose(twin.param_groups[0]["params"][0], shadow.named[0][1], atol=1e-12)
-    assert not torch.equal(before, shadow.named[0][1])
+    assert torch.allclose(twin.param_groups[0]["params"][0], sample.named[0][1], atol=1e-12)
+    assert not torch.equal(before, sample.named[0][1])
     assert len(before) == sum(-(-p.numel() // stride) for p in model.parameters())
 
 
-def test_a_shadow_keeps_groups_and_ages_apart() -> None:
+def test_a_sampled_optimiser_keeps_groups_and_ages_apart() -> None:
     a, b, late = (nn.Parameter(torch.arange(6.0)) for _ in range(3))
     optimizer = torch.optim.AdamW([{"params": [a, late], "lr": 0.1}, {"params": [b], "lr": 0.5, "weight_decay": 0.2}])
-    shadow = Shadow(optimizer, 2)
+    sample = SampledOptimizer(optimizer, 2)
     for step in range(3):
         a.grad, b.grad = torch.full((6,), 1.0 + step), -torch.ones(6)
         late.grad = torch.ones(6) if step == 2 else None  # it joins when the others have moments
-        lrs = [g["lr"] for g in shadow.take().param_groups]
+        lrs = [g["lr"] for g in sample.take().param_groups]
         optimizer.step()
-        assert shadow.optimizer is not None
-        shadow.optimizer.step()
-        found = [p.tolist() for _, p in shadow.named]
+        assert sample.optimizer is not None
+        sample.optimizer.step()
+        found = [p.tolist() for _, p in sample.named]
         assert lrs == ([0.1, 0.1, 0.5] if step == 2 else [0.1, 0.5])
         assert found == [x[::2].tolist() for x in ((a, late, b) if step == 2 else (a, b))]
 
@@ -356,8 +359,8 @@ def test_an_extent_carries_the_norms_over_a_resume() -> None:
     (lambda o, n: Probe(o, [p for _, p in n]), "give model.named_parameters"),
     (lambda o, n: Probe(o, n).see(torch.zeros(1, 1)), "call probe.begin"),
     (lambda o, n: Probe(o, n).finish(), "call probe.begin"),
-    (lambda o, n: Shadow(o, 2).take(), "no parameter has a gradient"),
-    (lambda o, n: Shadow(torch.optim.RMSprop([n[0][1]]), 2), "not for RMSprop")])
+    (lambda o, n: SampledOptimizer(o, 2).take(), "no parameter has a gradient"),
+    (lambda o, n: SampledOptimizer(torch.optim.RMSprop([n[0][1]]), 2), "not for RMSprop")])
 def test_mistakes_are_told_in_a_sentence(call: Callable[[Any, Any], Any], message: str) -> None:
     p = nn.Parameter(torch.zeros(3))
     with pytest.raises(CreditscopeError, match=message):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from creditscope import METHODS, CreditscopeError, Rollouts, surrogate
-from creditscope.optimizer.scale import PHIS, REST, Clipping, RewardParts, Sweep, sensitivity, sweep
+from creditscope.optimizer.scale import PHIS, REST, Clipping, RewardParts, ScaleSweep, sensitivity, sweep
 from depth import some
 from each import each
 from small_models import build
@@ -135,7 +135,7 @@ class Recorded:
     """A run with rewards as they are, its probe at the last step, and its steps. Tests share it and change nothing."""
 
     steps: list[Step]
-    sweeps: dict[str, Sweep]
+    sweeps: dict[str, ScaleSweep]
     clipping: Clipping | None
     optimizer: torch.optim.Optimizer
 
@@ -148,7 +148,7 @@ def record(kind: str, eps: float, beta: float, clip: float | None = None, parts:
     sign = -1.0 if "maximize" in kind else 1.0
     follow, clipping = RewardParts(optimizer) if parts else None, Clipping(clip) if clip else None
     seen: list[Step] = []
-    found: dict[str, Sweep] = {}
+    found: dict[str, ScaleSweep] = {}
     for t in range(steps):
         seen.append(Step(weights(world.model), *world.gradients(1.0, beta, t)))
         norm, r = set_grads(world.model, seen[-1], 1.0, clip, sign)
@@ -192,7 +192,7 @@ def trained(kind: str, eps: float, beta: float, phi: float, clip: float | None =
     return {name: p.detach() - before.theta[name] for name, p in world.model.named_parameters()}
 
 
-def agree(found: Sweep, i: int, change: float, cosine: float, tolerance: float) -> None:
+def agree(found: ScaleSweep, i: int, change: float, cosine: float, tolerance: float) -> None:
     assert float(found.change[i]) == pytest.approx(change, rel=tolerance, abs=tolerance)
     assert float(found.cosine[i]) == pytest.approx(cosine, rel=tolerance, abs=tolerance)
 
@@ -477,7 +477,7 @@ def test_the_layers_add_up_to_the_whole() -> None:
                                                                     rel=1e-8)
 
 
-def test_sensitivity_is_the_change_at_a_tenth_and_a_stride_estimates_it() -> None:
+def test_sensitivity_is_the_change_at_a_tenth() -> None:
     torch.manual_seed(0)
     p, q = (nn.Parameter(torch.randn(40, 50, dtype=torch.float64)), nn.Parameter(torch.randn(7, dtype=torch.float64)))
     optimizer = torch.optim.AdamW([p, q], eps=1e-1)
@@ -486,22 +486,18 @@ def test_sensitivity_is_the_change_at_a_tenth_and_a_stride_estimates_it() -> Non
         optimizer.step()
     whole = sensitivity(optimizer)
     assert whole == float(sweep(optimizer, [("p", p), ("q", q)], (0.1,)).change)
-    # 670 of 2007 coordinates.
-    assert sensitivity(optimizer, stride=3) == pytest.approx(whole, rel=0.03)
-    assert sensitivity(optimizer, stride=3) != whole
-    assert sensitivity(torch.optim.SGD([p, q], momentum=0.9), stride=3) == pytest.approx(0.9, rel=1e-12)
-    assert sensitivity(torch.optim.SGD([p, q]), stride=3) == pytest.approx(0.9, rel=1e-12)
+    assert sensitivity(torch.optim.SGD([p, q], momentum=0.9)) == pytest.approx(0.9, rel=1e-12)
+    assert sensitivity(torch.optim.SGD([p, q])) == pytest.approx(0.9, rel=1e-12)
 
 
-def test_a_stride_weighs_parameters_by_their_size_by_hand() -> None:
-    # ε = 1, one step, no decay. g = 1: Δ(1) = 1/2, Δ(0.1) = 1/11. g = 9: 9/10 and 9/19. Stride 4 reads one number of p
-    # (four ones) and one of q (two nines): ‖Δ(1)‖² = 4·(1/2)² + 2·(9/10)², as without a stride.
+def test_the_change_over_two_parameters_by_hand() -> None:
+    # ε = 1, one step, no decay. g = 1: Δ(1) = 1/2, Δ(0.1) = 1/11. g = 9: 9/10 and 9/19. p has four
+    # ones and q two nines: ‖Δ(1)‖² = 4·(1/2)² + 2·(9/10)².
     p, q = nn.Parameter(torch.zeros(4, dtype=torch.float64)), nn.Parameter(torch.zeros(2, dtype=torch.float64))
     optimizer = torch.optim.AdamW([p, q], lr=1.0, eps=1.0, weight_decay=0.0)
     p.grad, q.grad = torch.ones_like(p), 9 * torch.ones_like(q)
     far = 4 * (1 / 2 - 1 / 11) ** 2 + 2 * (9 / 10 - 9 / 19) ** 2
-    for stride in (1, 4):
-        assert sensitivity(optimizer, stride) == pytest.approx((far / (4 / 4 + 2 * 0.81)) ** 0.5, rel=1e-12)
+    assert sensitivity(optimizer) == pytest.approx((far / (4 / 4 + 2 * 0.81)) ** 0.5, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -561,7 +557,7 @@ def test_a_probe_leaves_the_optimiser_as_it_was() -> None:
         if probing:
             for since in ("start", "now"):
                 sweep(optimizer, [("p", p)], since=since)
-            sensitivity(optimizer, stride=2)
+            sensitivity(optimizer)
         assert p.grad is not None
         assert p.grad.tolist() == [1.0]
         optimizer.step()

@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from creditscope import CreditscopeError
-from creditscope.optimizer.state import Parts, bare, counterfactual, first_moment, momentum_of, split, updates
+from creditscope.optimizer.families import Parts, bare
+from creditscope.optimizer.state import counterfactual, first_moment, split, updates
 from each import each
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -271,13 +272,6 @@ def test_the_first_moment_is_the_live_buffer_and_absent_before_the_first_step() 
         run.optimizer.step()
         found = first_moment(run.optimizer, p)
         assert found is (run.optimizer.state[p][key] if key else None)
-
-
-def test_the_momentum_of_a_group_is_its_β1_or_its_μ() -> None:
-    p = [nn.Parameter(torch.zeros(2, 2))]
-    for optimizer, expected in ((torch.optim.AdamW(p, betas=(0.8, 0.9)), 0.8), (torch.optim.SGD(p, momentum=0.7), 0.7),
-                                (torch.optim.SGD(p), 0.0), (torch.optim.Adagrad(p), 0.0)):
-        assert momentum_of(optimizer.param_groups[0]) == expected
 
 
 # Counterfactuals.

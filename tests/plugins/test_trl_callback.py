@@ -22,7 +22,7 @@ from creditscope.claims.evidence import read_evidence  # noqa: E402
 from creditscope.errors import CreditscopeError  # noqa: E402
 from creditscope.methods.dialects import DIALECTS  # noqa: E402
 from creditscope.microscope.recorder import Recorder  # noqa: E402
-from creditscope.microscope.sources import Source  # noqa: E402
+from creditscope.microscope.sources import ParameterSource  # noqa: E402
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer  # noqa: E402
 from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, rollouts_of  # noqa: E402
 from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
@@ -373,7 +373,7 @@ def test_rows_under_wrong_names_are_found_out_at_the_first_reading_and_none_is_b
     """Two rows of one layer change places: the sum of the Gram, which every pass checks, stays what it was."""
     real = Recorder.matrix
 
-    def planted(self: Recorder, source: Source, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    def planted(self: Recorder, source: ParameterSource, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         order = torch.arange(len(a))
         if source.names == ("model.layers.0.mlp.up_proj.weight",):
             order[[0, 1]] = order[[1, 0]]

@@ -14,7 +14,8 @@ pytest.importorskip("trl")
 from trl import GRPOTrainer
 
 from creditscope.errors import CreditscopeError
-from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback
+from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback, names
+from creditscope.plugins.trl.batch import numbered
 from each import each
 from plugins.trl_makers import in_double, trainer
 
@@ -97,3 +98,38 @@ def test_a_reading_that_fails_does_not_end_the_training(tmp_path: Path, monkeypa
         live.train()
     lines = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
     assert [line["scope/absent"] for line in lines] == ["RuntimeError: planted"] * 2
+
+
+# -- keys of a batch ---------------------------------------------------------------------------------------------------
+
+
+@each(("settings", "keys"), [
+    ({}, {"num_items_in_batch"}),
+    ({"num_iterations": 2}, {"num_items_in_batch", "old_per_token_logps"}),
+    ({"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8}, {"num_items_in_batch"}),
+    ({"steps_per_generation": 2}, {"num_items_in_batch", "old_per_token_logps"}),
+    ({"beta": 0.1}, {"num_items_in_batch", "ref_per_token_logps"})])
+def test_the_keys_that_are_asked_of_a_batch_are_those_that_trl_puts_there(settings: dict[str, Any],
+                                                                          keys: set[str]) -> None:
+    live = trainer(max_steps=1, **settings)
+    assert set(names.batch_keys(live)) == {*names.TENSORS, *keys}
+    seen: list[set[str]] = []
+    inner = live._generate_and_score_completions
+    live._generate_and_score_completions = lambda inputs: seen.append({*(found := inner(inputs))}) or found
+    live.train()
+    optional = {"old_per_token_logps", "importance_sampling_ratio", "tool_mask", "ref_per_token_logps"}
+    assert seen[0] & optional == keys & optional
+    assert seen[0] >= set(names.batch_keys(live))
+
+
+@each(("settings", "key"), [
+    ({"num_iterations": 2}, "old_per_token_logps"), ({}, "num_items_in_batch"), ({"beta": 0.1}, "ref_per_token_logps"),
+    ({"tools": [len]}, "tool_mask"), ({"use_vllm": True}, "importance_sampling_ratio")])
+def test_a_key_that_trl_renamed_is_refused_and_not_read_as_another_loss(settings: dict[str, Any], key: str) -> None:
+    live = trainer(**{name: value for name, value in settings.items() if name not in ("tools", "use_vllm")})
+    live.tools, live.args.use_vllm = settings.get("tools", []), settings.get("use_vllm", False)
+    batch = {name: torch.zeros(4, 1) for name in names.batch_keys(live)}
+    assert key in batch
+    batch[f"new_{key}"] = batch.pop(key)
+    with pytest.raises(CreditscopeError, match=f"a batch of trl .* has no '{key}', which creditscope relies on"):
+        numbered(live, batch)

@@ -135,7 +135,7 @@ def test_accumulation_changes_memory_and_nothing_else(row: str) -> None:
 def test_with_the_weights_of_its_own_rows_the_objective_is_the_surrogate(name: str) -> None:
     method = find(name)
     if method.kl != "none" and method.kl_in == "loss" and not method.beta:
-        method = method.but(name=method.name, beta=0.1)
+        method = method.replace(beta=0.1)
     rollouts = make([1, 0, 1, 0, 0, 1], [0, 0, 0, 1, 1, 1], [5, 2, 4, 1, 3, 5], seed=3)
     draw = torch.Generator().manual_seed(0)
     credit = torch.randn(rollouts.mask.shape, generator=draw, dtype=torch.float64).masked_fill(~rollouts.mask, 0.0)

@@ -100,9 +100,9 @@ def in_pieces(method: Method, advantages: Tensor, old: Tensor, live: Tensor, mas
 def test_estimator_and_loss_of_a_row_are_its_surrogate_however_verl_deals_the_rows_out(name: str, size: float) -> None:
     method, rollouts = METHODS[name], make(REWARD, GROUP, LENGTHS)
     logp = moved(rollouts, size)
-    row = method.but(name=method.name, max_tokens=9) if method.aggregate == "constant" else method
+    row = method.replace(max_tokens=9) if method.aggregate == "constant" else method
     if method.has_loss_kl and method.aggregate != "token_mean":  # verl counts its padding where A cannot reach
-        row = row.but(name=row.name, beta=row.beta * len(rollouts) / (len(rollouts) + PADDING))
+        row = row.replace(beta=row.beta * len(rollouts) / (len(rollouts) + PADDING))
     old, live, mask, uid = dealt(rollouts, logp)
     reward = dict(zip(_real(uid), REWARD, strict=True))
     rewards = at_the_end(torch.tensor([reward.get(i, 0.0) for i in range(len(uid))], dtype=torch.float64), mask)

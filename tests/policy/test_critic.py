@@ -15,7 +15,7 @@ from torch import Tensor
 import mini
 from creditscope import METHODS, CreditscopeError, Rollouts, effective_credit, surrogate
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
-from creditscope.lab.rollout import Batch, roll_out
+from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.policy.critic import KINDS, Critic, reward_to_go
 from creditscope.policy.loading import Policy, load_policy, token_logp
 from creditscope.tasks import find_task
@@ -28,13 +28,13 @@ BOTH = [(kind, lora) for kind in KINDS for lora in (0, 4)]
 
 
 @cache
-def drawn(seed: int = 0, prompts: int = 3, group: int = 4) -> Batch:
+def drawn(seed: int = 0, prompts: int = 3, group: int = 4) -> Drawn:
     """Rollouts of the small model; tests share them and change none."""
     with mini.known():
         return rolled(MODEL, mini.TASK, seed, prompts, group, max_tokens=24)
 
 
-def rolled(model: str, name: str, seed: int, prompts: int, group: int, max_tokens: int) -> Batch:
+def rolled(model: str, name: str, seed: int, prompts: int, group: int, max_tokens: int) -> Drawn:
     policy, task = load_policy(model), find_task(name)
     problems = list(islice(task.problems("train", seed), prompts))
     return roll_out(policy, task, problems, group, max_tokens=max_tokens, temperature=1.0, top_p=1.0,
@@ -53,7 +53,7 @@ def taught(policy: Policy, kind: str = "head", fits: int = 3, **options: Any) ->
     """A critic that has left its constant behind."""
     critic = Critic(policy, kind=kind, **options)
     for _ in range(fits):
-        critic.fit(drawn().prompts, drawn().rollouts)
+        critic.fit(drawn().rollouts)
     return critic
 
 
@@ -72,11 +72,11 @@ def test_returns_to_go_by_hand() -> None:
 def test_the_value_before_a_token_is_the_heads_answer_to_the_text_before_it(lora: int) -> None:
     policy = load_policy(MODEL, dtype="float64", lora=lora)
     critic, batch = taught(policy, lr=1e-2), drawn()
-    values = critic.values(batch.prompts, batch.rollouts)
+    values = critic.values(batch.rollouts)
     for i in (0, 5):
         length = int(batch.rollouts.lengths[i])
         for t in (0, 1, length - 1):
-            text = [*batch.prompts[i], *batch.rollouts.tokens[i, :t].tolist()]
+            text = [*batch.rollouts.prompt_ids[i], *batch.rollouts.tokens[i, :t].tolist()]
             with torch.no_grad():
                 state = policy.model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, -1]
                 expected = critic._head(state)
@@ -91,7 +91,7 @@ def test_a_value_is_blind_to_the_token_it_stands_before() -> None:
     r, t = batch.rollouts, 7
     tokens = r.tokens.clone()
     tokens[:, t] = tokens[:, t] % 90 + 3
-    before, after = (critic.values(batch.prompts, x) for x in (r, replace(r, tokens=tokens)))
+    before, after = (critic.values(x) for x in (r, replace(r, tokens=tokens)))
     assert torch.equal(before[:, :t + 1], after[:, :t + 1])
     assert not torch.equal(before[:, t + 1], after[:, t + 1])
 
@@ -101,14 +101,15 @@ def test_padding_and_micro_batches_change_no_value(kind: str) -> None:
     policy = load_policy(MODEL, dtype="float64")
     critic, batch = taught(policy, kind), drawn()
     r = batch.rollouts
-    whole = critic.values(batch.prompts, r)
+    whole = critic.values(r)
     bare = Rollouts(tokens=r.tokens, mask=r.mask, logp=r.logp, reward=r.reward, group=r.group)
     longer = replace(make([0.0], [9], [r.tokens.shape[1] + 9], dtype=torch.float32), ref_logp=None, entropy=None)
     wide = Rollouts.cat([bare, longer])
-    long_prompt = [3] * (max(len(p) for p in batch.prompts) + 11)
-    padded = critic.values([*batch.prompts, long_prompt], wide)[:len(r), :r.tokens.shape[1]]
+    long_prompt = [3] * (max(len(p) for p in batch.rollouts.prompt_ids) + 11)
+    wide = replace(wide, prompt_ids=[*r.prompt_ids, long_prompt])
+    padded = critic.values(wide)[:len(r), :r.tokens.shape[1]]
     torch.testing.assert_close(padded, whole, rtol=0, atol=1e-10)
-    torch.testing.assert_close(critic.values(batch.prompts, r, parts=5), whole, rtol=0, atol=1e-10)
+    torch.testing.assert_close(critic.values(r, parts=5), whole, rtol=0, atol=1e-10)
 
 
 def test_values_skip_what_others_wrote_but_have_read_it() -> None:
@@ -116,8 +117,8 @@ def test_values_skip_what_others_wrote_but_have_read_it() -> None:
     critic, batch = taught(policy, lr=1e-2), drawn()
     hole = batch.rollouts.mask.clone()
     hole[:, 4:7] = False
-    whole = critic.values(batch.prompts, batch.rollouts)
-    holed = critic.values(batch.prompts, replace(batch.rollouts, mask=hole))
+    whole = critic.values(batch.rollouts)
+    holed = critic.values(replace(batch.rollouts, mask=hole))
     torch.testing.assert_close(holed, whole.masked_fill(~hole, 0.0), rtol=0, atol=1e-12)
 
 
@@ -127,7 +128,7 @@ def test_values_skip_what_others_wrote_but_have_read_it() -> None:
 @each("kind", KINDS)
 def test_fitting_one_batch_again_and_again_lowers_its_loss(kind: str) -> None:
     critic, batch = Critic(load_policy(MODEL), kind=kind), drawn()
-    losses = [critic.fit(batch.prompts, batch.rollouts)["critic/loss"] for _ in range(12)]
+    losses = [critic.fit(batch.rollouts)["critic/loss"] for _ in range(12)]
     returns = reward_to_go(batch.rollouts, 1.0)[batch.rollouts.mask].double()
     # First V = 0, so the loss is the mean square; then the bias is the mean, so it is at most about the variance.
     assert losses[0] == pytest.approx(float(returns.square().mean()), rel=1e-5)
@@ -144,8 +145,8 @@ def test_a_model_learns_to_foretell_fresh_rollouts_from_their_prompts() -> None:
         prompts, tokens = (torch.randint(10, 18, (32, n), generator=draw) for n in (3, 4))
         mask = torch.ones_like(tokens, dtype=torch.bool)
         rollouts = Rollouts(tokens=tokens + 20, mask=mask, logp=-mask.float(), reward=(prompts[:, 0] % 2).float(),
-                            group=torch.arange(32))
-        found.append(critic.fit(prompts.tolist(), rollouts))
+                            group=torch.arange(32), prompt_ids=prompts.tolist())
+        found.append(critic.fit(rollouts))
     explained = [line["critic/explained_variance"] for line in found]
     assert abs(explained[0]) < 1e-6, "a constant explains nothing"
     assert sum(explained[-6:]) / 6 > 0.8, explained
@@ -160,7 +161,7 @@ def test_the_packaged_model_learns_to_foretell_fresh_rollouts_from_their_prompts
     for seed in range(24):
         batch = rolled("tiny", "arithmetic", 100 + seed, prompts=8, group=2, max_tokens=56)
         lines = [float(text.count("\n") >= 3) for text in batch.rollouts.text]
-        found.append(critic.fit(batch.prompts, replace(batch.rollouts, reward=torch.tensor(lines))))
+        found.append(critic.fit(replace(batch.rollouts, reward=torch.tensor(lines))))
     explained = [line.get("critic/explained_variance", 0.0) for line in found]
     assert abs(explained[0]) < 1e-6, "a constant explains nothing"
     assert sum(explained[-6:]) / 6 > 0.2, explained
@@ -170,7 +171,7 @@ def test_micro_batches_give_the_same_fit() -> None:
     batch, found = drawn(), []
     for parts in (1, 5):
         critic = Critic(load_policy(MODEL, dtype="float64"), kind="model", epochs=2)
-        metrics = critic.fit(batch.prompts, batch.rollouts, parts)
+        metrics = critic.fit(batch.rollouts, parts)
         found.append((metrics, snapshot(critic.trainable())))
     (one, whole), (two, dealt) = found
     assert one == pytest.approx(two, abs=1e-9)
@@ -182,26 +183,26 @@ def test_micro_batches_give_the_same_fit() -> None:
 
 def test_the_explained_variance_is_that_of_the_values_before_the_step() -> None:
     critic, batch = taught(load_policy(MODEL), lr=1e-2), drawn(1)
-    values = critic.values(batch.prompts, batch.rollouts)
-    metrics = critic.fit(batch.prompts, batch.rollouts)
+    values = critic.values(batch.rollouts)
+    metrics = critic.fit(batch.rollouts)
     mask = batch.rollouts.mask
     target, value = reward_to_go(batch.rollouts, 1.0)[mask].double(), values[mask].double()
     assert metrics["critic/loss"] == pytest.approx(float((target - value).square().mean()), rel=1e-6)
     assert metrics["critic/explained_variance"] == pytest.approx(
         float(1 - (target - value).var() / target.var()), abs=1e-6)
-    assert not torch.equal(critic.values(batch.prompts, batch.rollouts), values), "and then it moved"
+    assert not torch.equal(critic.values(batch.rollouts), values), "and then it moved"
 
 
 def test_returns_that_are_all_equal_have_no_explained_variance() -> None:
     batch = drawn()
-    metrics = Critic(load_policy(MODEL)).fit(batch.prompts, replace(batch.rollouts, reward=torch.ones(12)))
+    metrics = Critic(load_policy(MODEL)).fit(replace(batch.rollouts, reward=torch.ones(12)))
     assert set(metrics) == {"critic/loss"}
 
 
 def test_gamma_reaches_the_target() -> None:
     critic, batch = Critic(load_policy(MODEL), gamma=0.9), drawn()
     expected = reward_to_go(batch.rollouts, 0.9)[batch.rollouts.mask].square().mean()
-    assert critic.fit(batch.prompts, batch.rollouts)["critic/loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert critic.fit(batch.rollouts)["critic/loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -210,9 +211,9 @@ def test_a_clipped_value_stops_pulling_once_it_has_gone_the_range() -> None:
     batch, moved = drawn(), {}
     for clip in (None, 0.01):
         critic = Critic(load_policy(MODEL), epochs=150, lr=3e-4, clip=clip)
-        critic.fit(batch.prompts, batch.rollouts)
+        critic.fit(batch.rollouts)
         start = reward_to_go(batch.rollouts, 1.0)[batch.rollouts.mask].mean()
-        moved[clip] = float((critic.values(batch.prompts, batch.rollouts)[batch.rollouts.mask] - start).abs().mean())
+        moved[clip] = float((critic.values(batch.rollouts)[batch.rollouts.mask] - start).abs().mean())
     assert moved[0.01] < 0.05 < moved[None]
 
 
@@ -227,7 +228,7 @@ def test_the_policy_has_the_same_weights_gradients_and_w_as_without_a_critic(kin
 
     def step() -> tuple[Tensor, dict[str, Tensor]]:
         policy.model.zero_grad()
-        live = token_logp(policy, batch.prompts, r.tokens, r.mask, 1.0)
+        live = token_logp(policy, batch.rollouts.prompt_ids, r.tokens, r.mask, 1.0)
         w = effective_credit(lambda lp: surrogate(PPO, lp, r, credit), live)
         live.backward(w)  # type: ignore[no-untyped-call]
         return w, {name: p.grad.clone() for name, p in policy.trainable().items() if p.grad is not None}
@@ -236,7 +237,7 @@ def test_the_policy_has_the_same_weights_gradients_and_w_as_without_a_critic(kin
     weights = snapshot(policy.trainable())
     policy.model.zero_grad()
     critic = taught(policy, kind)
-    critic.values(batch.prompts, r)
+    critic.values(r)
     assert all(p.grad is None for p in policy.model.parameters())
     assert same(snapshot(policy.trainable()), weights)
     again, repeated = step()
@@ -252,7 +253,7 @@ def test_every_parameter_of_the_critic_learns(kind: str, lora: int) -> None:
     critic = Critic(policy, kind=kind)
     before = snapshot(critic.trainable())
     for _ in range(3):  # a zero last layer lets the layers below it learn from the second step on
-        critic.fit(drawn().prompts, drawn().rollouts)
+        critic.fit(drawn().rollouts)
     stuck = [name for name, p in critic.trainable().items() if torch.equal(p, before[name])]
     assert stuck == []
     assert any(name.startswith("body.") for name in before) == (kind == "model")
@@ -265,9 +266,9 @@ def test_the_head_on_a_bfloat16_policy_works_in_float32(kind: str) -> None:
     # Virtual machines that announce AMX and do not allow it kill every bfloat16 product of oneDNN.
     with torch.backends.mkldnn.flags(enabled=False):
         critic, r = Critic(load_policy(MODEL, dtype="bfloat16"), kind=kind), drawn().rollouts
-        losses = [critic.fit(drawn().prompts, r)["critic/loss"] for _ in range(6)]
+        losses = [critic.fit(r)["critic/loss"] for _ in range(6)]
         assert losses[-1] < losses[1], losses
-        assert critic.values(drawn().prompts, r).dtype == torch.float32
+        assert critic.values(r).dtype == torch.float32
     kinds = {name.split(".")[0]: p.dtype for name, p in critic.trainable().items()}
     assert kinds == {"head": torch.float32} | ({"body": torch.bfloat16} if kind == "model" else {}), kinds
 
@@ -296,12 +297,12 @@ def test_a_critic_from_a_checkpoint_goes_on_bit_by_bit(kind: str, tmp_path: Path
 
     policy, optimizer, critic = start()
     first, second = drawn(), drawn(1)
-    critic.fit(first.prompts, first.rollouts)
+    critic.fit(first.rollouts)
     save_checkpoint(tmp_path, policy, optimizer, {"step": 1}, critic)
-    expected = critic.fit(second.prompts, second.rollouts)
+    expected = critic.fit(second.rollouts)
     again, fresh, restored = start()
     assert load_checkpoint(tmp_path, again, fresh, restored) == {"step": 1}
-    assert restored.fit(second.prompts, second.rollouts) == expected
+    assert restored.fit(second.rollouts) == expected
     assert same(restored.trainable(), critic.trainable())
 
 

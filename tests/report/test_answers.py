@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from creditscope.methods.find import row_of
 from creditscope.methods.table import METHODS
 from creditscope.methods.words import LAWS, law
 from creditscope.report.answers import (
@@ -23,7 +24,6 @@ from creditscope.report.answers import (
     optimiser,
     past_steps,
     reward_trend,
-    row_of,
     signal,
 )
 from creditscope.report.run import Run, read_run

@@ -14,7 +14,7 @@ import pytest
 
 from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.errors import CreditscopeError
-from creditscope.report import compare
+from creditscope.report import compare, settings, standing
 from creditscope.report.page import page
 from creditscope.runs.record import Record
 from report import records
@@ -49,7 +49,7 @@ def rows_of(html: str, table: str) -> list[list[str]]:
             for row in body.split("</tr>")[:-1]]
 
 
-def chart(several: compare.Several, name: str) -> dict[str, Any]:
+def chart(several: settings.Several, name: str) -> dict[str, Any]:
     data = compare.sections(several)[0].data
     assert data is not None
     return next(found for found in data["charts"] if found["name"] == name)
@@ -58,7 +58,7 @@ def chart(several: compare.Several, name: str) -> dict[str, Any]:
 def test_runs_that_differ_in_the_seed_alone_are_one_setting_with_its_t_interval(tmp_path: Path) -> None:
     for seed, x in enumerate((1.0, 1 / 3, 0.0)):
         write(tmp_path / f"seed-{seed}", x, seed=seed)
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     # ranks 2, 1.6, 1: mean 4.6/3 = 1.5333; deviations .4667, .0667, −.5333, s² = .50667/2, s = .50332;
     # half = t · s/√3 = 4.3027 · .50332/1.73205 = 1.25034: [0.2830, 2.7837]
     html = compare.sections(several)[0].html()
@@ -72,7 +72,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting_with_its_t_interval(
 def test_fewer_than_three_runs_have_no_band_and_the_page_says_so(tmp_path: Path) -> None:
     for seed in range(2):
         write(tmp_path / f"seed-{seed}", x=seed, seed=seed)
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     assert not any("low" in row or "high" in row for row in chart(several, "rank")["rows"])
     cells = [cell for row in rows_of(compare.sections(several)[0].html(), "settings") for cell in row]
     assert not any("[" in cell for cell in cells)
@@ -82,7 +82,7 @@ def test_fewer_than_three_runs_have_no_band_and_the_page_says_so(tmp_path: Path)
 def test_three_runs_have_a_band_and_the_page_complains_of_nothing(tmp_path: Path) -> None:
     for seed in range(3):
         write(tmp_path / f"seed-{seed}", x=seed / 2, seed=seed)
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     assert all("low" in row and "high" in row for row in chart(several, "rank")["rows"])
     assert 'id="few"' not in compare.first_screen(several)
 
@@ -90,7 +90,7 @@ def test_three_runs_have_a_band_and_the_page_complains_of_nothing(tmp_path: Path
 def test_one_run_is_drawn_as_it_was_read(tmp_path: Path) -> None:
     write(tmp_path / "a", x=1 / 3, group=2)
     write(tmp_path / "b", x=1.0, group=4)
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     own = several.settings[0].runs[0].by_step("all/effective_rank")
     drawn = {row["step"]: row["value"] for row in chart(several, "rank")["rows"] if row["name"] == "R = 2"}
     assert drawn == {step: pytest.approx(value) for step, value in own.items()}
@@ -99,15 +99,15 @@ def test_one_run_is_drawn_as_it_was_read(tmp_path: Path) -> None:
 def test_what_differs_names_the_settings_and_orders_them_by_number(tmp_path: Path) -> None:
     for group in (16, 2, 8):
         write(tmp_path / f"r{group}", group=group)
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     assert several.differs == ("group",)
     assert [setting.name for setting in several.settings] == ["R = 2", "R = 8", "R = 16"]
 
 
 def test_several_differences_are_columns_and_what_most_runs_share_goes_without_saying(tmp_path: Path) -> None:
-    for name, settings in {"a": {}, "b": {"inner_steps": 4}, "c": {"lr": 5e-5}}.items():
-        write(tmp_path / name, **({"inner_steps": 1} | settings))
-    several = compare.read([tmp_path])
+    for name, own in {"a": {}, "b": {"inner_steps": 4}, "c": {"lr": 5e-5}}.items():
+        write(tmp_path / name, **({"inner_steps": 1} | own))
+    several = settings.read([tmp_path])
     assert several.differs == ("inner_steps", "lr")
     assert sorted(setting.name for setting in several.settings) == ["lr = 0.0001", "lr = 5e-05", "μ = 4"]
     cells = {row[0]: row[2:4] for row in rows_of(compare.sections(several)[0].html(), "settings")}
@@ -117,13 +117,13 @@ def test_several_differences_are_columns_and_what_most_runs_share_goes_without_s
 def test_settings_that_change_no_result_make_no_other_setting(tmp_path: Path) -> None:
     write(tmp_path / "a", seed=0, scope="light", every=2)
     write(tmp_path / "b", seed=1, scope="full", every=1)
-    assert len(compare.read([tmp_path]).settings) == 1
+    assert len(settings.read([tmp_path]).settings) == 1
 
 
 def test_a_run_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> None:
     write(tmp_path / "a")
     write(tmp_path / "b")
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     assert len(several.entries) == 1
     assert "1 of the runs were left out" in several.faults[0]
 
@@ -131,14 +131,14 @@ def test_a_run_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> N
 def test_a_damaged_run_is_named_and_the_others_stand(tmp_path: Path) -> None:
     write(tmp_path / "a")
     (write(tmp_path / "b", group=4) / "steps.jsonl").write_text("no step\n")
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     assert [entry.name for entry in several.entries] == ["a"]
     assert "line 1: not a step" in compare.first_screen(several)
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CreditscopeError, match="nowhere was left out"):
-        compare.read([tmp_path / "nowhere"])
+        settings.read([tmp_path / "nowhere"])
 
 
 def test_a_file_of_evidence_stands_beside_a_record_and_says_what_it_lacks(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_file_of_evidence_stands_beside_a_record_and_says_what_it_lacks(tmp_pa
     other = write(tmp_path / "b", group=4)
     file = tmp_path / "b.evidence.json"
     file.write_text(to_json(read_evidence(Record.open(other))))
-    several = compare.read([whole, file])
+    several = settings.read([whole, file])
     by_name = {row[0]: row for row in rows_of(compare.sections(several)[1].html(), "states")}
     assert by_name["b"][1:5] == ["–", "–", "–", "–"]
     assert by_name["b"][-1] == "needs the record"
@@ -159,7 +159,7 @@ def test_a_value_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     text = (path / "steps.jsonl").read_text()
     (path / "steps.jsonl").write_text(text.replace('"reward/mean": 0.5', '"reward/mean": NaN', 1))
     write(tmp_path / "b", group=4)
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     drawn = [row["step"] for row in chart(several, "reward")["rows"] if row["name"] == "R = 2"]
     assert drawn == [1, 2, 3]
 
@@ -168,7 +168,7 @@ def test_settings_from_a_stranger_are_text_and_odd_ones_are_named(tmp_path: Path
     write(tmp_path / "a", brake="</script><img src=x onerror=alert(1)>")
     write(tmp_path / "b", brake="none")
     write(tmp_path / "c", seed=[1])
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     html = compare.first_screen(several) + "".join(section.html() for section in compare.sections(several))
     assert "<img" not in html
     assert "&lt;img" in html
@@ -179,7 +179,7 @@ def test_settings_from_a_stranger_are_text_and_odd_ones_are_named(tmp_path: Path
 def test_hostile_records_are_compared_as_text(tmp_path: Path) -> None:
     records.hostile(tmp_path / "a")
     records.bare(tmp_path / "b")
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     text = page("x", compare.first_screen(several), compare.sections(several))
     assert "<img" not in text.split("<script")[0]
     text.encode()
@@ -190,7 +190,7 @@ def test_the_ends_of_the_order_are_told_with_whether_their_intervals_meet(tmp_pa
     for seed in range(3):
         write(tmp_path / f"low-{seed}", seed=seed, accuracy=0.3 + 0.01 * seed)
         write(tmp_path / f"high-{seed}", seed=seed, group=4, accuracy=0.8 + 0.01 * seed)
-    told = dict(compare.findings(compare.read([tmp_path])))
+    told = dict(standing.findings(settings.read([tmp_path])))
     # 0.30, 0.31, 0.32: s = 0.01, half = 4.3027 · 0.01/√3 = 0.0248
     assert told["Learning"] == ("Highest accuracy at the end: R = 4 with 81.0 [78.5, 83.5] % (rollouts: 64); lowest: "
                                 "R = 2 with 31.0 [28.5, 33.5] % (rollouts: 32). Their intervals do not overlap. Not at "
@@ -198,17 +198,17 @@ def test_the_ends_of_the_order_are_told_with_whether_their_intervals_meet(tmp_pa
     for seed in range(3):
         write(tmp_path / f"far-{seed}", seed=seed, group=8, accuracy=0.1 + 0.4 * seed)
     # 0.1, 0.5, 0.9 has the mean 0.5 and ends at no share: [0, 1]; the order's ends stay those two
-    assert dict(compare.findings(compare.read([tmp_path])))["Learning"] == told["Learning"]
-    html = compare.sections(compare.read([tmp_path]))[0].html()
+    assert dict(standing.findings(settings.read([tmp_path])))["Learning"] == told["Learning"]
+    html = compare.sections(settings.read([tmp_path]))[0].html()
     assert "50.0 [0.0, 100.0]" in html
 
 
 def test_numbers_of_two_tasks_have_no_order(tmp_path: Path) -> None:
     for name, task, accuracy in (("a", "arithmetic", 0.4), ("b", "turns", 1.0)):
         write(tmp_path / name, task=task, accuracy=accuracy)
-    assert list(compare.findings(compare.read([tmp_path]))) == []
+    assert list(standing.findings(settings.read([tmp_path]))) == []
     write(tmp_path / "c", task="arithmetic", accuracy=0.6, lr=5e-5)
-    said = dict(compare.findings(compare.read([tmp_path])))["Learning"]
+    said = dict(standing.findings(settings.read([tmp_path])))["Learning"]
     assert said.startswith("arithmetic: Highest accuracy at the end: ")
     assert "100.0" not in said
 
@@ -216,7 +216,7 @@ def test_numbers_of_two_tasks_have_no_order(tmp_path: Path) -> None:
 def test_models_whose_folders_have_one_name_are_two_settings(tmp_path: Path) -> None:
     for seed, folder in enumerate(("first/model", "second/model")):
         write(tmp_path / str(seed), seed=seed, model=f"/somewhere/{folder}")
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     assert [setting.name for setting in several.settings] == ["first/model", "second/model"]
 
 
@@ -224,9 +224,9 @@ def test_a_setting_that_fell_below_its_start_is_named_first(tmp_path: Path) -> N
     for seed in range(3):  # from 0.25: changes −0.10, −0.11, −0.12, and +0.40, …
         write(tmp_path / f"low-{seed}", seed=seed, accuracy=0.15 - 0.01 * seed)
         write(tmp_path / f"high-{seed}", seed=seed, group=4, accuracy=0.65 + 0.01 * seed)
-    several = compare.read([tmp_path])
-    assert compare.signal(several) == ("broken", "R = 2: accuracy 25.0 → 14.0 %: it fell below its start.")
-    assert [compare.standing(setting) for setting in several.settings] == [
+    several = settings.read([tmp_path])
+    assert standing.signal(several) == ("broken", "R = 2: accuracy 25.0 → 14.0 %: it fell below its start.")
+    assert [standing.standing(setting) for setting in several.settings] == [
         ("broken", "accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups"),
         ("good", "accuracy 25.0 → 66.0 %: it rose; 75 % live groups")]
     assert 'data-topic="signal" data-state="broken"' in compare.first_screen(several)
@@ -236,27 +236,27 @@ def test_a_setting_that_fell_below_its_start_is_named_first(tmp_path: Path) -> N
 def test_a_change_that_seeds_do_not_share_is_not_clear(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.05, 0.25, 0.45)):  # changes −0.2, 0, 0.2
         write(tmp_path / str(seed), seed=seed, accuracy=accuracy)
-    runs = compare.read([tmp_path]).settings[0].runs
-    assert compare.learnt(runs) == ("good", "accuracy 25.0 → 25.0 %: no clear change")
+    runs = settings.read([tmp_path]).settings[0].runs
+    assert standing.learnt(runs) == ("good", "accuracy 25.0 → 25.0 %: no clear change")
 
 
 def test_few_live_groups_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a")
     text = (path / "steps.jsonl").read_text()
     (path / "steps.jsonl").write_text(text.replace('"signal/dead_groups": 0.25', '"signal/dead_groups": 0.95'))
-    several = compare.read([path])
-    assert compare.alive(several.settings[0].runs) == ("broken", "5 % live groups")
+    several = settings.read([path])
+    assert standing.alive(several.settings[0].runs) == ("broken", "5 % live groups")
     # groups without a difference that get credit all the same are live
     (path / "steps.jsonl").write_text(text.replace('"signal/dead_groups": 0.25', '"signal/dead_groups": 1.0, '
                                                    '"credit/dead_groups": 0.0'))
-    assert compare.alive(compare.read([path]).settings[0].runs) == ("good", "100 % live groups")
+    assert standing.alive(settings.read([path]).settings[0].runs) == ("good", "100 % live groups")
 
 
 def test_a_run_that_has_only_begun_is_named(tmp_path: Path) -> None:
     write(tmp_path / "a")
     Record.create(tmp_path / "b", CONFIG | {"group": 4}, {}).close()
     (tmp_path / "b" / "steps.jsonl").unlink()
-    assert compare.read([tmp_path]).faults == (f"{tmp_path / 'b'} was left out: it has no step yet",)
+    assert settings.read([tmp_path]).faults == (f"{tmp_path / 'b'} was left out: it has no step yet",)
 
 
 def test_the_band_of_a_reward_between_0_and_1_stays_there(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_the_band_of_a_reward_between_0_and_1_stays_there(tmp_path: Path) -> Non
         path = write(tmp_path / str(seed), seed=seed)
         text = (path / "steps.jsonl").read_text()
         (path / "steps.jsonl").write_text(text.replace('"reward/mean": 0.5', f'"reward/mean": {reward}'))
-    row = chart(compare.read([tmp_path]), "reward")["rows"][0]
+    row = chart(settings.read([tmp_path]), "reward")["rows"][0]
     assert (row["low"], row["high"]) == (0.0, 1.0)
 
 
@@ -273,7 +273,7 @@ def test_accuracy_by_rollouts_is_drawn_where_a_step_does_not_cost_the_same(tmp_p
     write(tmp_path / "b", group=2, lr=5e-5)
 
     def charts() -> list[str]:
-        data = compare.sections(compare.read([tmp_path]))[0].data
+        data = compare.sections(settings.read([tmp_path]))[0].data
         assert data is not None
         return [found["name"] for found in data["charts"]]
 
@@ -288,7 +288,7 @@ def test_fifty_long_runs_stay_small(tmp_path: Path) -> None:
     for seed in range(5):
         for lr in range(10):
             write(tmp_path / f"{lr}-{seed}", x=0.5, steps=150, seed=seed, lr=1e-5 * (lr + 1))
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     data = compare.sections(several)[0].data
     assert data is not None
     assert len(several.entries) == 50
@@ -302,7 +302,7 @@ def test_fifty_long_runs_stay_small(tmp_path: Path) -> None:
 def test_more_settings_than_a_chart_can_tell_apart_are_a_table(tmp_path: Path) -> None:
     for lr in range(compare.MANY + 1):
         write(tmp_path / f"{lr}", lr=1e-5 * (lr + 1))
-    section = compare.sections(compare.read([tmp_path]))[0]
+    section = compare.sections(settings.read([tmp_path]))[0]
     assert section.data == {"charts": []}
     assert f"{compare.MANY + 1} settings are too many" in section.html()
     assert len(rows_of(section.html(), "settings")) == compare.MANY + 1
@@ -311,7 +311,7 @@ def test_more_settings_than_a_chart_can_tell_apart_are_a_table(tmp_path: Path) -
 def test_a_run_of_no_step_is_compared_too(tmp_path: Path) -> None:
     Record.create(tmp_path / "a", CONFIG, {}).close()
     write(tmp_path / "b", group=4)
-    several = compare.read([tmp_path])
+    several = settings.read([tmp_path])
     first = rows_of(compare.sections(several)[0].html(), "settings")[0]
     assert first[:2] == ["R = 2", "○ unknown"]
     assert set(first[3:]) == {"–"}
@@ -321,7 +321,7 @@ def test_a_run_of_no_step_is_compared_too(tmp_path: Path) -> None:
 def test_comparing_loads_no_torch(tmp_path: Path) -> None:
     write(tmp_path / "a", group=2)
     write(tmp_path / "b", group=4)
-    code = ("import sys; from pathlib import Path; from creditscope.report import compare;"
-            f"several = compare.read([Path({str(tmp_path)!r})]);"
+    code = ("import sys; from pathlib import Path; from creditscope.report import compare, settings;"
+            f"several = settings.read([Path({str(tmp_path)!r})]);"
             "compare.first_screen(several), compare.sections(several); sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from creditscope.cli.check import write_file
+from creditscope.files.writing import write_file
 from creditscope.report import page as pages
 from creditscope.report.build import SECTIONS, build, made
 from creditscope.report.markup import Html, tag
@@ -172,7 +173,7 @@ def test_five_hundred_steps_take_at_most_two_and_a_half_megabytes(long_run: Path
 
 def test_a_link_that_lies_where_a_file_is_made_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("theirs")
-    (tmp_path / ".report.html.part").symlink_to("other")
+    (tmp_path / f".report.html.{os.getpid()}.part").symlink_to("other")
     write_file(tmp_path / "report.html", "ours")
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"other": "theirs", "report.html": "ours"}
 

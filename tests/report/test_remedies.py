@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from creditscope.diagnosis.trainers import is_script
 from creditscope.report.build import page_of
-from creditscope.report.remedies import CANNOT, COMMANDS, WORDS, is_script
+from creditscope.report.remedies import CANNOT, COMMANDS, WORDS
 from creditscope.report.run import read_run
 from creditscope.report.section import lacking
 from creditscope.runs.record import Record

@@ -24,11 +24,13 @@ import mini
 from cli import run
 from creditscope import CreditscopeError
 from creditscope.claims.evidence import read_evidence, to_json
-from creditscope.cli.compare import Compare, arguments, folder
+from creditscope.cli.compare import Compare, folder
 from creditscope.cli.processes import Job, run_jobs
+from creditscope.cli.sweep import arguments
 from creditscope.runs import figures
-from creditscope.runs.compare import KINDS, Comparison, area, at, compare, read_folder, relative_change, verdicts
+from creditscope.runs.compare import Comparison, area, at, compare, read_folder
 from creditscope.runs.intervals import T975, Interval, mean_interval, overlap, paired, quantile
+from creditscope.runs.kinds import KINDS, relative_change, verdicts
 from creditscope.runs.record import Record
 from jobs import run_here
 from makers import edit_config
@@ -209,7 +211,7 @@ def no_child(*_: object) -> None:
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is drawn: runs that are trained, below, have their figure."""
-    monkeypatch.setattr("creditscope.cli.compare.run_jobs", no_child)
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", no_child)
     monkeypatch.setattr("creditscope.cli.compare.can_draw", lambda: False)
 
 
@@ -249,7 +251,7 @@ def test_a_run_with_other_settings_is_refused(tmp_path: Path, capsys: pytest.Cap
 def test_an_unfinished_run_goes_on_and_a_new_one_begins(tmp_path: Path) -> None:
     write_run(tmp_path, "outcome", 0, [0.5, 0.5, 0.5], finished=False)
     verb = Compare("credit", ("outcome",), seeds=2, out=tmp_path)
-    old, new = (arguments(config, path) for path, config in verb._asked().items())
+    old, new = (arguments(config, tmp_path / name) for name, config in verb._asked().items())
     assert "--resume" in old
     assert "--resume" not in new
     assert new[:2] == ("train", "tiny")
@@ -675,10 +677,12 @@ def test_a_bad_brake_is_one_sentence_before_any_run_starts(args: tuple[str, ...]
 def test_without_names_every_brake_is_asked_for_in_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch,
                                                                        tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = Compare("brake", seeds=1)._asked()
-    assert list(asked) == [Path("runs/brakes") / name / "seed-0"
-                           for name in ("none", "recall", "shorten", "restart", "kl_stop")]
-    assert next(iter(Compare("credit")._asked())) == Path("runs/compare/outcome/seed-0")
+    verb = Compare("brake", seeds=1)
+    asked = verb._asked()
+    assert verb.place == Path("runs/brakes")
+    assert list(asked) == [f"{name}/seed-0" for name in ("none", "recall", "shorten", "restart", "kl_stop")]
+    assert next(iter(Compare("credit")._asked())) == "outcome/seed-0"
+    assert Compare("credit").place == Path("runs/compare")
 
 
 @pytest.mark.slow
@@ -757,12 +761,12 @@ def test_an_error_leaves_no_child_behind(tmp_path: Path, monkeypatch: pytest.Mon
 def test_failed_runs_are_in_the_table_and_exit_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70])
-    monkeypatch.setattr("creditscope.cli.compare.run_jobs", lambda *_: {"step_reward/seed-1": "no room on the disk"})
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", lambda *_: {"step_reward/seed-1": "no room on the disk"})
     code = run("compare", "credit", "outcome", "step_reward", "--seeds", "2", "--out", str(tmp_path), *SMALL)
     assert code == 1
     assert "failed: step_reward/seed-1: no room on the disk" in capsys.readouterr().out
     assert "- failed: step_reward/seed-1: no room on the disk" in (tmp_path / "table.md").read_text()
-    monkeypatch.setattr("creditscope.cli.compare.run_jobs", lambda *_: {"gae/seed-0": "no room on the disk"})
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", lambda *_: {"gae/seed-0": "no room on the disk"})
     assert run("compare", "credit", "gae", "--seeds", "1", "--out", str(tmp_path), *SMALL) == 2
     assert "all 1 runs failed; gae/seed-0: no room on the disk" in capsys.readouterr().err
 
@@ -775,7 +779,7 @@ LITTLE = ("--group", "4", "--prompts", "4", "--eval-problems", "20", "--points",
 @pytest.fixture
 def mini_runs(mini_task: None, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Flags for runs of a very small model, which are made in this process."""
-    monkeypatch.setattr("creditscope.cli.compare.run_jobs", run_here)
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", run_here)
     return (*LITTLE, "--model", mini.model(), "--task", mini.TASK)
 
 
@@ -801,7 +805,7 @@ def test_two_estimators_are_trained_compared_and_used_again(
         assert first["files"] == ["table.md", "table.json", "figure.svg"]
         assert (tmp_path / "figure.svg").read_text().count(">outcome<") == 2
         assert "figure.svg" in (tmp_path / "table.md").read_text()
-    monkeypatch.setattr("creditscope.cli.compare.run_jobs", no_child)
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", no_child)
     assert run(*args, "--json") == 0
     assert json.loads(capsys.readouterr().out) == first
 
@@ -825,7 +829,7 @@ def test_two_brakes_are_trained_compared_and_used_again(
     assert (shorten["overshoot_change"]["mean"], shorten["distance"]) == (-1, None)
     assert shorten["kl"]["mean"] < none["kl"]["mean"]
     assert none["curve"][0] == shorten["curve"][0]  # the same start
-    monkeypatch.setattr("creditscope.cli.compare.run_jobs", no_child)
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", no_child)
     assert run(*args, "--json") == 0
     assert json.loads(capsys.readouterr().out) == first
 
@@ -854,7 +858,7 @@ def test_ctrl_c_keeps_what_was_done_and_the_same_command_goes_on(
         signal.raise_signal(signal.SIGINT)
         return {}
 
-    monkeypatch.setattr("creditscope.cli.compare.run_jobs", stopped_here)
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", stopped_here)
     assert run(*args) == 130
     said = capsys.readouterr()
     assert "Next: the same command goes on" in said.out
@@ -863,7 +867,7 @@ def test_ctrl_c_keeps_what_was_done_and_the_same_command_goes_on(
     assert not list(tmp_path.rglob("*.part"))
     kept = steps.read_text().splitlines()
     assert 2 <= len(kept) < 11  # ten steps and the evaluation after them
-    monkeypatch.setattr("creditscope.cli.compare.run_jobs", run_here)
+    monkeypatch.setattr("creditscope.cli.sweep.run_jobs", run_here)
     assert run(*args) == 0
     assert steps.read_text().splitlines()[: len(kept)] == kept
     assert (tmp_path / "table.md").exists()

@@ -108,8 +108,8 @@ def test_links_where_parts_of_files_are_made_are_not_written_through(run: Path, 
     precious.mkdir()
     for name in ("note", ".a.part"):
         (precious / name).write_text("dear")
-    (run / ".run.json.part").symlink_to(precious / "note")
-    (run / "groups" / ".000000.npz.part").symlink_to(precious)
+    (run / f".run.json.{os.getpid()}.part").symlink_to(precious / "note")
+    (run / "groups" / f".000000.npz.{os.getpid()}.part").symlink_to(precious)
     (run / "elsewhere").symlink_to(precious)  # a folder that is none of the run's
     with Record.resume(run, {"model": "tiny", "method": "grpo"}) as record:
         record.save_group(0, {"reward": np.ones(4)})
@@ -120,7 +120,7 @@ def test_links_where_parts_of_files_are_made_are_not_written_through(run: Path, 
 def test_a_new_run_does_not_write_through_a_link_either(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("dear")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".run.json.part").symlink_to(tmp_path / "precious")
+    (tmp_path / "run" / f".run.json.{os.getpid()}.part").symlink_to(tmp_path / "precious")
     Record.create(tmp_path / "run", {}, {}).close()
     assert (tmp_path / "precious").read_text() == "dear"
 

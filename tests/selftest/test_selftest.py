@@ -25,7 +25,7 @@ from creditscope.microscope import sketch as sketches
 from creditscope.objective import advantages, penalties, ratios, weights
 from creditscope.runs import record
 from creditscope.selftest import conformance, formulas, sketch, table, training, twin
-from creditscope.selftest.check import Found, Line, lacking, run_checks, worst_of
+from creditscope.selftest.check import CheckResult, Measured, lacking, run_checks, worst_of
 from creditscope.selftest.citation import commit, counts, digest, sentence, versions
 from depth import FULL
 from plugins.trl_makers import settle
@@ -36,7 +36,7 @@ BY_NAME = {check.name: check for check in table.CHECKS}
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def said(name: str) -> Line:
+def said(name: str) -> CheckResult:
     (line,) = run_checks([BY_NAME[name]], CPU)
     return line
 
@@ -87,7 +87,7 @@ def test_the_command_prints_a_line_a_check_and_a_block_to_cite(fails: bool, code
                                                                capsys: pytest.CaptureFixture[str]) -> None:
     some = [BY_NAME["selfcheck/green"], BY_NAME["optimizer/carry"], BY_NAME["gram/kernels"]]
     if fails:
-        some[0] = replace(some[0], run=lambda device: Found(0.25, "planted"))
+        some[0] = replace(some[0], run=lambda device: Measured(0.25, "planted"))
     monkeypatch.setattr(table, "CHECKS", tuple(some))
     with pytest.raises(SystemExit) as ended:
         cli.main(["selftest", "--device", "cpu"])
@@ -103,7 +103,7 @@ def test_the_command_prints_a_line_a_check_and_a_block_to_cite(fails: bool, code
 
 def test_as_json_it_is_one_object_without_nan(monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
-    broken = replace(BY_NAME["selfcheck/green"], run=lambda device: Found(float("nan"), "planted"))
+    broken = replace(BY_NAME["selfcheck/green"], run=lambda device: Measured(float("nan"), "planted"))
     monkeypatch.setattr(table, "CHECKS", (broken, BY_NAME["optimizer/adamw"]))
     with pytest.raises(SystemExit) as ended:
         cli.main(["selftest", "--json", "--device", "cpu"])
@@ -117,7 +117,7 @@ def test_as_json_it_is_one_object_without_nan(monkeypatch: pytest.MonkeyPatch,
 
 def test_ctrl_c_ends_it_with_one_word_and_130(monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(device: torch.device) -> Found:
+    def interrupt(device: torch.device) -> Measured:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(table, "CHECKS", (replace(BY_NAME["selfcheck/green"], run=interrupt),))
@@ -128,7 +128,7 @@ def test_ctrl_c_ends_it_with_one_word_and_130(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_check_that_breaks_is_a_failure_with_its_words_and_the_others_go_on() -> None:
-    def breaks(device: torch.device) -> Found:
+    def breaks(device: torch.device) -> Measured:
         raise ZeroDivisionError("\x1b[31m planted")
 
     first, second = run_checks([replace(BY_NAME["selfcheck/green"], run=breaks), BY_NAME["optimizer/carry"]], CPU)
@@ -149,9 +149,9 @@ def test_a_device_that_is_not_there_is_an_error_with_a_way_out(name: str) -> Non
 # -- the block to cite -----------------------------------------------------------------------------------------------
 
 
-def line(name: str = "a", verdict: Any = "pass", **changes: Any) -> Line:
+def line(name: str = "a", verdict: Any = "pass", **changes: Any) -> CheckResult:
     given = {"worst": 0.0, "tolerance": 1e-3, "why": "", "detail": "", "what": "", "seconds": 1.0} | changes
-    return Line(name=name, verdict=verdict, **given)
+    return CheckResult(name=name, verdict=verdict, **given)
 
 
 def test_the_digest_by_hand_is_of_verdicts_tolerances_and_versions_and_of_nothing_else() -> None:
@@ -265,16 +265,16 @@ def times(factor: float) -> Callable[[Any], Any]:
 
 def leaves_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reading in a pass of its own that draws from the run's random numbers and keeps a gradient."""
-    from creditscope.lab.lens import Lens
+    from creditscope.microscope.observer import Observer
 
-    right = Lens.assign
+    right = Observer.assign
 
     def assign(self: Any, *given: Any) -> Any:
-        for p in self._policy.trainable().values():
+        for p in self.model.parameters():
             p.data += 1e-7
         return right(self, *given)
 
-    monkeypatch.setattr(Lens, "assign", assign)
+    monkeypatch.setattr(Observer, "assign", assign)
 
 
 def moves_trl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def on(method: str, plant: Plant) -> Plant:
 def wider(method: str, **bounds: float) -> Plant:
     """A bound of one method that stands a tenth too far out, or too far in."""
     return on(method, patched(formulas, "surrogate", lambda right: lambda m, *given: right(
-        m.but(name=m.name, **bounds), *given)))
+        m.replace(**bounds), *given)))
 
 
 PLANTS: dict[str, list[Plant]] = {
@@ -338,7 +338,7 @@ PLANTS: dict[str, list[Plant]] = {
     "sketch/error": [patched(sketches.Sketch, "variance", lambda right: property(lambda self: right.fget(self) / 2))],
     "methods/twin": [on("grpo", patched(ratios.BOUNDS, "clip", lambda right: ratios.BOUNDS["none"])),
                      on("dapo", patched(weights.AGGREGATES, "token_mean", times(1.001))),
-                     on("grpo", patched(penalties.ESTIMATORS, "k3", times(0.5))),
+                     on("grpo", patched(penalties.KL_ESTIMATORS, "k3", times(0.5))),
                      on("grpo", patched(advantages.SCALES, "group_std", times(1.001))),
                      wider("grpo", clip_high=0.22), wider("grpo", clip_high=0.18), wider("grpo", clip_low=0.22),
                      wider("grpo", clip_low=0.18), wider("gspo", clip_high=4.4e-4), wider("gspo", clip_low=2.7e-4),

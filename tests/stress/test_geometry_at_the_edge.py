@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from creditscope import CreditscopeError, Microscope, spectrum
 from creditscope.microscope import geometry
-from creditscope.microscope.gram import Lookup, across, dense_gram, products, squared_norms
+from creditscope.microscope.gram import EmbeddingRows, across, dense_gram, products, squared_norms
 from creditscope.microscope.matrices import layer_spectrum
 from creditscope.microscope.spectrum import Spectrum
 from small_models import apart, batch, build, by_loop, double, grams, objective, total
@@ -89,7 +89,7 @@ def test_products_and_norms_equal_their_float64_twins_at_any_size(size: float) -
     explicit = torch.zeros(6, 9, 8, dtype=torch.float64)
     for i in range(6):
         explicit[i].index_add_(0, ids[i], delta[i].double())
-    assert apart(Lookup(ids, delta).gram(), explicit.flatten(1) @ explicit.flatten(1).T) < 1e-6
+    assert apart(EmbeddingRows(ids, delta).gram(), explicit.flatten(1) @ explicit.flatten(1).T) < 1e-6
 
 
 def test_rows_of_very_different_size_meet_in_one_gram() -> None:
@@ -207,7 +207,6 @@ def test_a_layers_spectrum_does_not_depend_on_the_unit(size: float) -> None:
     plain, scaled = layer_spectrum(grad), layer_spectrum(grad * size)
     assert scaled.effective_rank == pytest.approx(plain.effective_rank, rel=1e-5)
     assert scaled.stable_rank == pytest.approx(plain.stable_rank, rel=1e-5)
-    assert scaled.participation_ratio == pytest.approx(plain.participation_ratio, rel=1e-5)
 
 
 def test_a_spectrum_of_one_value_has_every_rank_one_at_any_size() -> None:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from creditscope import CreditscopeError, Microscope
 from creditscope.microscope import operations, recorder, scope, watch
-from creditscope.microscope.gram import Lookup, weight_gram
+from creditscope.microscope.gram import EmbeddingRows
 from creditscope.microscope.proof import Proofs, drawn, halves, prove
-from creditscope.microscope.recorder import Recorder
-from creditscope.microscope.rows import Rows
-from creditscope.microscope.sources import Source
+from creditscope.microscope.recorder import Recorder, weight_gram
+from creditscope.microscope.rows import RowOwners
+from creditscope.microscope.sources import ParameterSource
 from depth import FULL
 from small_models import FAMILIES, apart, batch, build, by_loop, grams, objective, total
 
@@ -98,8 +98,8 @@ def tied_head_counted_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def tied_head_without_its_cross_terms(patch: pytest.MonkeyPatch) -> None:
-    real = Lookup.gram
-    patch.setattr(Lookup, "gram", lambda self, head=None: real(self))
+    real = EmbeddingRows.gram
+    patch.setattr(EmbeddingRows, "gram", lambda self, head=None: real(self))
 
 
 def last_position_lost(patch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def swapped_rows(first: int, second: int) -> Plant:
         order = torch.arange(ROWS)
         order[[first, second]] = order[[second, first]]
 
-        def planted(self: Recorder, source: Source, delta: Tensor, a: Tensor) -> Tensor:
+        def planted(self: Recorder, source: ParameterSource, delta: Tensor, a: Tensor) -> Tensor:
             return real(self, source, delta[order], a[order]) if source.names == (LAYER,) else \
                 real(self, source, delta, a)
 
@@ -170,7 +170,7 @@ def stale_activations(patch: pytest.MonkeyPatch) -> None:
     real = Recorder.matrix
     before: dict[tuple[str, ...], Tensor] = {}
 
-    def planted(self: Recorder, source: Source, delta: Tensor, a: Tensor) -> Tensor:
+    def planted(self: Recorder, source: ParameterSource, delta: Tensor, a: Tensor) -> Tensor:
         old = before.get(source.names, a)
         before[source.names] = a.clone()
         return real(self, source, delta, old if old.shape == a.shape else a)
@@ -187,8 +187,8 @@ def transposed_twice(patch: pytest.MonkeyPatch) -> None:
 
 def picked_tokens_dealt_to_the_next(patch: pytest.MonkeyPatch) -> None:
     """Experts see tokens that were picked: each is given to the owner of the token before it."""
-    real = Rows.gathered
-    patch.setattr(Rows, "gathered", lambda self, owner, *rest: real(self, owner.roll(1), *rest))
+    real = RowOwners.gathered
+    patch.setattr(RowOwners, "gathered", lambda self, owner, *rest: real(self, owner.roll(1), *rest))
 
 
 @pytest.mark.slow

@@ -19,8 +19,10 @@ from safetensors.torch import load_file
 import mini
 from creditscope import CreditscopeError, Record
 from creditscope.cli.main import main
-from creditscope.lab import train as lab
-from creditscope.lab.train import make_optimizer, take_step, train
+from creditscope.lab import step as lab
+from creditscope.lab.setup import make_optimizer
+from creditscope.lab.step import Minibatch, take_step
+from creditscope.lab.train import train
 from creditscope.optimizer.brakes import Brake
 from creditscope.policy.loading import load_policy
 from creditscope.report.build import build
@@ -129,8 +131,9 @@ def test_a_gradient_too_small_for_float32_squares_has_its_norm_in_the_record() -
         batch = roll_out(policy, task, problems, 4, max_tokens=12, temperature=1.0, top_p=1.0,
                          generator=torch.Generator().manual_seed(0))
         credit = torch.full(batch.rollouts.mask.shape, size)
-        [update] = take_step(policy, Brake(make_optimizer(policy, config)), config.row, config, batch.rollouts,
-                             batch.prompts, credit, torch.arange(8))
+        update = take_step(Minibatch(policy, config.row, batch.rollouts, credit),
+                           Brake(make_optimizer(policy, config)), clip_norm=config.clip_norm)
+        assert update is not None
         norms[size] = update.norm
     assert norms[1.0] > 0.1
     assert norms[2.0**-100] == pytest.approx(norms[1.0] * 2.0**-100, rel=1e-4, abs=0)

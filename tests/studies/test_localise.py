@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def test_the_bootstrap_is_seeded_and_holds_its_mean() -> None:
 def test_the_culprit_is_the_first_step_marked_wrong_of_a_wrong_answer() -> None:
     marks = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 1.0]])
     batch = small([0, 0, 1, 1, 2])
-    batch = Rollouts(**{**vars(batch), "step_reward": marks})
+    batch = replace(batch, step_reward=marks)
     assert culprits(batch).tolist() == [1, -1]
 
 
@@ -202,7 +203,8 @@ def test_scores_of_sampled_tokens_are_the_sampler_s_own(tiny: Policy, temperatur
     for budget in (2**26, 20_000, 1):
         monkeypatch.setattr(scoring, "LOGITS", budget)
         ticks.clear()
-        found = score_tokens(tiny, batch.prompts, rows.tokens, rows.mask, temperature, lambda *done: ticks.append(done))
+        found = score_tokens(tiny, rows.prompt_ids, rows.tokens, rows.mask, temperature,
+                             lambda *done: ticks.append(done))
         for name in ("logp", "entropy", "collision"):
             torch.testing.assert_close(getattr(found, name), getattr(rows, name), atol=1e-5, rtol=0)
         assert ticks[-1] == (12, 12)

@@ -92,3 +92,21 @@ def std(value: Tensor, ddof: int) -> Tensor:
     """The standard deviation of all values, whatever their size."""
     unit = binary_unit(value.abs().amax())
     return (value / unit).std(correction=ddof) * unit
+
+
+def deal(group: Tensor, parts: int) -> list[Tensor]:
+    """Row indices, on the CPU, of each minibatch: whole groups, dealt out evenly.
+
+    >>> [rows.tolist() for rows in deal(torch.tensor([7, 7, 3, 3, 5, 5]), 2)]
+    [[0, 1, 2, 3], [4, 5]]
+    """
+    which = Groups(group).index.cpu() % parts
+    return [(which == part).nonzero().squeeze(1) for part in range(parts)]
+
+
+def micro_batches(group: Tensor, parts: int) -> list[Tensor]:
+    """Row indices, on the CPU, of each micro-batch: whole groups where there are enough of them, so that the rows of a
+    group meet in one pass."""
+    if parts <= len(Groups(group)):
+        return deal(group, parts)
+    return list(torch.arange(len(group)).chunk(parts))

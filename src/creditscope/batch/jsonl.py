@@ -9,10 +9,8 @@ not be dropped.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ import torch
 from creditscope.batch.rollouts import RANGES, Range, Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.files.jsonlines import MAX_LINE, numbered_lines, parse_json
+from creditscope.files.writing import new_file
 
 _INT64 = range(-(2**63), 2**63)
 _PER_TOKEN = {"logp": float, "mask": bool, "ref_logp": float, "entropy": float, "collision": float, "step": int,
@@ -110,20 +109,15 @@ def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32, where: Sequ
 def write_jsonl(path: str | Path, batches: Iterable[Rollouts] | Rollouts) -> int:
     """Write batches to a file, streaming, and return the number of rollouts. The file appears whole or not at all."""
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     count = 0
     try:
-        with part.open("w", encoding="ascii", newline="\n") as out:
+        with new_file(path) as out:
             for batch in [batches] if isinstance(batches, Rollouts) else batches:
                 for row in to_rows(batch):
-                    out.write(json.dumps(row, allow_nan=False) + "\n")
+                    out.write(json.dumps(row, allow_nan=False).encode() + b"\n")
                     count += 1
-        part.replace(path)
     except OSError as error:
         raise CreditscopeError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
     return count
 
 

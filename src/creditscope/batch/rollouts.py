@@ -1,10 +1,11 @@
-"""What a batch is: `Rollouts`, B sampled completions in groups, checked at the border and trusted afterwards."""
+"""What a batch is: `Rollouts`, B sampled completions in groups, checked where it is made and trusted afterwards."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from creditscope.errors import CreditscopeError
 # Fields of one shape, so that checks, indexing and concatenation are written once.
 TOKEN_FIELDS = ("tokens", "mask", "logp", "ref_logp", "entropy", "collision", "step")  # (B, T)
 STEP_FIELDS = ("step_reward", "step_state")  # (B, S)
-TEXT_FIELDS = ("prompt", "text", "pieces")  # lists of length B, or empty when unknown
+LIST_FIELDS = ("prompt", "prompt_ids", "text", "pieces")  # lists of length B, or empty when unknown
 ROUNDING = 1e-3
 """How far a log-prob may be above 0: a margin for rounding. float32 numbers near 100 are 8e-6 apart."""
 
@@ -73,6 +74,8 @@ class Rollouts:
     step_state: Tensor | None = None
     """(B, S) int64 the state in which each step (or turn) begins, equal where states are; -1 past the last step."""
     prompt: Sequence[str] = field(default_factory=list)
+    prompt_ids: Sequence[Sequence[int]] = field(default_factory=list)
+    """Token ids of each row's prompt: what a model has to read before the completion."""
     text: Sequence[str] = field(default_factory=list)
     pieces: Sequence[Sequence[str]] = field(default_factory=list)
     """The text of each token, for people to read."""
@@ -81,6 +84,8 @@ class Rollouts:
         self._check_kinds()
         self._check_shapes()
         self._check_values()
+        # Kept on the CPU, so that `trim` knows its width without waiting for the GPU.
+        object.__setattr__(self, "_ends", self.extents.tolist())
 
     # -- checks ------------------------------------------------------------------------------------------
 
@@ -129,7 +134,7 @@ class Rollouts:
             have = "none" if self.step_reward is None else str(tuple(self.step_reward.shape))
             raise CreditscopeError(f"Rollouts.step_state {tuple(self.step_state.shape)} must have the shape of "
                                    f"step_reward, which is {have}")
-        for name in TEXT_FIELDS:
+        for name in LIST_FIELDS:
             value = getattr(self, name)
             if value and len(value) != rows:
                 raise CreditscopeError(f"Rollouts.{name} must have one entry per row ({rows}) or none, "
@@ -195,28 +200,31 @@ class Rollouts:
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
+    def _made(self, changes: dict[str, Any]) -> Rollouts:
+        """A batch that is made of this one. It is not checked again: that would wait for the GPU at every use."""
+        made = copy.copy(self)
+        vars(made).update(changes)
+        return made
+
     def to(self, device: torch.device | str) -> Rollouts:
         """The same rollouts with every tensor on `device`."""
-        moved: dict[str, Any] = {name: value.to(device) for name, value in self._tensors().items()}
-        return replace(self, **moved)
+        return self._made({name: value.to(device) for name, value in self._tensors().items()})
 
     def rows(self, index: Tensor) -> Rollouts:
-        """The chosen rows, by boolean mask (B,) or by integer index."""
+        """The chosen rows, by boolean mask (B,) or by integer index. An integer index on the CPU waits for no GPU."""
         if index.dtype == torch.bool:
             index = index.nonzero().squeeze(1)
+        if not len(index):
+            raise CreditscopeError("Rollouts.rows needs at least one row, got none")
         chosen: dict[str, Any] = {name: value[index] for name, value in self._tensors().items()}
-        where = index.tolist()
-        for name in TEXT_FIELDS:
-            value = getattr(self, name)
-            if value:
-                chosen[name] = [value[i] for i in where]
-        return replace(self, **chosen)
+        where, ends = index.tolist(), vars(self)["_ends"]
+        chosen |= {name: [value[i] for i in where] for name in LIST_FIELDS if (value := getattr(self, name))}
+        return self._made(chosen | {"_ends": [ends[i] for i in where]})
 
     def trim(self) -> Rollouts:
         """The same rollouts without columns that are padding in every row."""
-        width = int(self.extents.max())
-        cut: dict[str, Any] = {n: v[:, :width] for n, v in self._tensors().items() if n in TOKEN_FIELDS}
-        return replace(self, **cut)
+        width = max(vars(self)["_ends"])
+        return self._made({n: v[:, :width] for n, v in self._tensors().items() if n in TOKEN_FIELDS})
 
     @staticmethod
     def cat(parts: Sequence[Rollouts]) -> Rollouts:

@@ -1,11 +1,11 @@
-"""What claims read: a run in a few kilobytes of numbers, taken from its record alone, or from a file of such.
+"""What claims read: a run in a few kilobytes of numbers, from its record or from a file that was saved.
 
     config, versions      what was run; paths are cut to their last part
     steps                 the metrics of each step, by column
-    groups                one entry a live group of a reading: every rank of its rollout matrix, by column
-    readings              one entry a reading: the step, its unanimous groups and the largest entry of their Grams
+    groups                one entry per live group of a reading: every rank of its rollout matrix, by column
+    readings              one entry per reading: the step, its unanimous groups and the largest entry of their Grams
     layers                by parameter: means over readings and groups
-    turns                 one entry a kept step and turn, where the task has turns: the bias of credit (`claims.turns`)
+    turns                 one entry per kept step and turn of a task with turns: the bias of credit (`claims.turns`)
 
 A column of `groups` is OBJECT/DEFINITION. Objects: `all` (every parameter), `qv` (q_proj and v_proj of all layers
 together), `layer` (each q_proj and v_proj by itself, then the mean over them, which is what arXiv:2606.29238 did), and
@@ -17,13 +17,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from creditscope.files.arrays import fitting
 from creditscope.files.jsonlines import parse_json, read_whole
 from creditscope.microscope.geometry import centred_rank, norm_null, ranks, w_null
 from creditscope.microscope.spectrum import orthogonal_null, spectrum
+from creditscope.runs import schema
 from creditscope.runs.arrays import READING, ROLLOUTS
 from creditscope.runs.columns import Steps
 from creditscope.runs.compare import is_finished
@@ -49,12 +50,20 @@ TRACKED = (".q_proj.weight", ".v_proj.weight")
 ENOUGH = 3
 """Runs below which there is no interval."""
 KEPT = (
-    "reward/mean", "reward/std", "signal/groups", "signal/live_groups", "signal/dead_groups", "eval/", "rollouts/spent",
-    "rollouts/sampled", "credit/within", "credit/dead_groups", "gram/group/effective_rank", "baseline/", "tokens/",
-    "also/", "adapt/", "optimizer/scale_change", "optimizer/overshoot", "optimizer/updates", "overshoot/past",
-    "overshoot/distance", "overshoot/after", "overshoot/kl", "overshoot/carry", "objective/value", "entropy/mean",
-    "length/mean", "time/step", "time/eval", "time/scope", "time/probe", "time/train")
+    schema.REWARD_MEAN, schema.REWARD_STD, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS,
+    "eval/", schema.ROLLOUTS_SPENT,
+    schema.ROLLOUTS_SAMPLED, schema.CREDIT_WITHIN, schema.CREDIT_DEAD_GROUPS, schema.GRAM_GROUP_EFFECTIVE_RANK,
+    "baseline/", "tokens/",
+    "also/", "adapt/", schema.OPTIMIZER_SCALE_CHANGE, schema.OPTIMIZER_OVERSHOOT, schema.OPTIMIZER_UPDATES,
+    schema.OVERSHOOT_PAST,
+    schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_AFTER, schema.OVERSHOOT_KL, schema.OVERSHOOT_CARRY,
+    schema.OBJECTIVE_VALUE, schema.ENTROPY_MEAN,
+    schema.LENGTH_MEAN, schema.TIME_STEP, schema.TIME_EVAL, schema.TIME_SCOPE, schema.TIME_PROBE, schema.TIME_TRAIN)
 """Metrics that are kept, by the start of their names."""
+TURNS = ("step_state", "step_reward", "group")
+"""Arrays of kept rollouts that the bias of each turn is measured on."""
+
+Columns = dict[str, list[float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +75,7 @@ class Evidence:
     versions: Mapping[str, Any] = field(default_factory=dict)
     finished: bool = False
     steps: Sequence[Mapping[str, Any]] = ()
-    """A mapping a step; a metric that a step does not have is absent."""
+    """One mapping per step; a metric that a step does not have is absent."""
     groups: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     readings: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -89,7 +98,7 @@ class Evidence:
     @cached_property
     def trained(self) -> Steps:
         """The steps that sampled, without a last line that is an evaluation alone."""
-        return self.columns.having("rollouts/spent")
+        return self.columns.having(schema.ROLLOUTS_SPENT)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) where the metric was recorded."""
@@ -98,12 +107,12 @@ class Evidence:
     def mean(self, metric: str) -> float | None:
         """Over the steps that have it."""
         found = [value for _, value in self.series(metric)]
-        return math.fsum(found) / len(found) if found else None
+        return mean(found) if found else None
 
     def points(self, by: str = "spent") -> list[tuple[int, float]]:
         """(rollouts spent, or with by="step" steps taken, until then; accuracy) at each evaluation, in order."""
-        at, accuracy = self.columns.column("eval/accuracy")
-        trained, spent = self.columns.column("rollouts/spent")
+        at, accuracy = self.columns.column(schema.EVAL_ACCURACY)
+        trained, spent = self.columns.column(schema.ROLLOUTS_SPENT)
         taken = np.searchsorted(trained, at)
         until = np.append(0, np.cumsum(spent.astype(np.int64)))[taken] if by == "spent" else taken
         return list(zip(until.tolist(), accuracy.astype(np.float64).tolist(), strict=True))
@@ -120,7 +129,20 @@ class Evidence:
         for step, value in zip(self.groups["step"], self.groups[name], strict=True):
             if value is not None and step is not None:
                 found.setdefault(int(step), []).append(value)
-        return {step: math.fsum(values) / len(values) for step, values in sorted(found.items())}
+        return {step: mean(values) for step, values in sorted(found.items())}
+
+
+def rows_with(table: Mapping[str, Sequence[float | None]], *columns: str) -> list[tuple[float, ...]]:
+    """The rows of a table that have all of the columns, each as its values.
+
+    >>> rows_with({"step": [0.0, 5.0], "x": [None, 2.0]}, "step", "x"), rows_with({"step": [0.0]}, "step", "x")
+    ([(5.0, 2.0)], [])
+    """
+    if not table.keys() >= set(columns):
+        return []
+    rows = [tuple(value for value in row if value is not None)
+            for row in zip(*(table[name] for name in columns), strict=True)]
+    return [row for row in rows if len(row) == len(columns)]
 
 
 # -- several runs ----------------------------------------------------------------------------------------------------
@@ -137,11 +159,10 @@ def families(runs: Sequence[Evidence], over: Sequence[str]) -> Iterator[list[Evi
     """
     found: list[list[Evidence]] = []
     for run in runs:
-        home = next((some for some in found if all(_alike(own, run, APART | set(over)) for own in some)), None)
-        if home is None:
-            found.append([run])
-        else:
-            home.append(run)
+        home = next((some for some in found if all(_alike(own, run, APART | set(over)) for own in some)), [])
+        if not home:
+            found.append(home)
+        home.append(run)
     yield from found
 
 
@@ -159,22 +180,42 @@ def cells(runs: Sequence[Evidence], setting: str) -> dict[Any, list[Evidence]]:
     return dict(sorted(out.items(), key=lambda item: (str(type(item[0])), item[0])))
 
 
-def mean_of(runs: Sequence[Evidence], column: str) -> tuple[Interval, str] | None:
-    """(mean of a column of `groups` with its interval, what n counts), or None where no run has it."""
+class Measured(NamedTuple):
+    """A mean with its interval, and what its n counts."""
+
+    value: Interval
+    of: str
+
+    def __str__(self) -> str:
+        """The mean with its interval.
+
+        >>> print(Measured(Interval(1.5, 1.25, 1.75, 3), "runs"), Measured(Interval(1.5, None, None, 1), "runs"))
+        1.50 [1.25, 1.75] 1.50
+        """
+        mean, low, high = self.value.mean, self.value.low, self.value.high
+        return f"{mean:.2f}" if low is None or high is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def mean(values: Collection[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def mean_of(runs: Sequence[Evidence], column: str) -> Measured | None:
+    """The mean of a column of `groups`, None where no run has it."""
     return over_runs([list(run.by_step(column).values()) for run in runs])
 
 
-def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> tuple[Interval, str] | None:
-    """(mean of each run's mean with its interval, "runs") from three runs on; else (mean of all values without one,
-    what they are): the readings of a run or two say nothing of other runs. None of no values.
+def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> Measured | None:
+    """From three runs on: the mean of each run's mean, with its interval over runs. Below: the mean of all values,
+    without an interval, because the readings of one or two runs say nothing of other runs. None of no values.
     """
     known = [values for values in by_run if values]
     if not known:
         return None
     if len(known) >= ENOUGH:
-        return mean_interval([math.fsum(values) / len(values) for values in known]), "runs"
+        return Measured(mean_interval([mean(values) for values in known]), "runs")
     values = [value for values in known for value in values]
-    return Interval(math.fsum(values) / len(values), None, None, len(values)), some(unit, len(known))
+    return Measured(Interval(mean(values), None, None, len(values)), some(unit, len(known)))
 
 
 def some(unit: str, runs: int) -> str:
@@ -189,9 +230,12 @@ def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
     """The evidence of a run, finished or not. What was not recorded is absent; what is damaged is an error. `steps` are
     those of the record, where they were read before."""
     groups, readings, layers = _readings(record)
-    turns: dict[str, list[float | None]] = {}
+    turns: Columns = {}
     for step in record.groups():
-        for found in _turns(record, step):
+        arrays = record.group(step)
+        with damaged(record, "groups", step):
+            by_turn = bias_by_turn(fitting(arrays, {name: ROLLOUTS[name] for name in TURNS}))
+        for found in by_turn:
             for name, value in ({"step": float(step)} | found).items():
                 turns.setdefault(name, []).append(value)
     steps = record.columns() if steps is None else steps
@@ -200,25 +244,15 @@ def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
                     steps=steps.numeric(lambda name: name == "step" or name.startswith(KEPT)))
 
 
-def _turns(record: Record, step: int) -> list[dict[str, float | None]]:
-    """The bias of each turn of the rollouts that were kept of a step."""
-    arrays = record.group(step)
-    with damaged(record, "groups", step):
-        return bias_by_turn(fitting(arrays, {name: ROLLOUTS[name] for name in ("step_state", "step_reward", "group")}))
-
-
 @contextmanager
 def damaged(record: Record, shelf: str, step: int) -> Iterator[None]:
-    """Say of which file it is that nothing can be made."""
+    """Name the damaged file in the error."""
     try:
         yield
     except (KeyError, IndexError, ValueError, TypeError, ArithmeticError) as error:
         what = f"{error}" if isinstance(error, CreditscopeError) else f"{type(error).__name__}: {error}"
         raise CreditscopeError(f"{record.path / shelf / f'{step:06d}.npz'} is damaged ({what}); delete the file to "
                                f"leave it out") from None
-
-
-Columns = dict[str, list[float | None]]
 
 
 def _readings(record: Record) -> tuple[Columns, Columns, dict[str, dict[str, float]]]:
@@ -240,14 +274,13 @@ def _readings(record: Record) -> tuple[Columns, Columns, dict[str, dict[str, flo
                 layers.setdefault(name, {}).setdefault(key, []).extend(some)
         for name, value in zip(looks, (step, look.unanimous, look.largest), strict=True):
             looks[name].append(float(value))
-    means = {name: {key: math.fsum(values) / len(values) for key, values in found.items()}
-             for name, found in layers.items()}
+    means = {name: {key: mean(values) for key, values in found.items()} for name, found in layers.items()}
     return columns, looks if looks["step"] else {}, means
 
 
 @dataclass(frozen=True)
-class Look:
-    """One reading: the numbers of its groups and of its layers, and what its unanimous groups had left."""
+class ReadingNumbers:
+    """One reading: the numbers of its groups and of its layers, and the largest |K_ij| of its unanimous groups."""
 
     rows: Sequence[Mapping[str, float | None]]
     unanimous: int
@@ -257,11 +290,11 @@ class Look:
 
 LOOKS = 2048
 """Readings whose numbers are remembered, some 50 KB each."""
-remembered: ContextVar[dict[tuple[Any, ...], Look] | None] = ContextVar("remembered", default=None)
-"""Where whoever reads a growing record again and again keeps the readings it has met; by default nothing is kept."""
+remembered: ContextVar[dict[tuple[Any, ...], ReadingNumbers] | None] = ContextVar("remembered", default=None)
+"""A cache of readings, for a caller that reads a growing record repeatedly; by default there is none."""
 
 
-def _look(record: Record, step: int) -> Look:
+def _look(record: Record, step: int) -> ReadingNumbers:
     """The numbers of a reading; of a file that has not changed since, those of the last time."""
     known, seen = remembered.get(), record.reading_version(step)
     if known is not None and seen in known:
@@ -271,7 +304,7 @@ def _look(record: Record, step: int) -> Look:
     with damaged(record, "scope", step):
         groups = list(_groups_of(fitting(arrays, READING, ("group", "reward", "gram", "eps")), layers))
     dead = [largest for row, largest in groups if row is None]
-    look = Look([row for row, _ in groups if row is not None], len(dead), max(dead, default=0.0), layers)
+    look = ReadingNumbers([row for row, _ in groups if row is not None], len(dead), max(dead, default=0.0), layers)
     if known is not None and len(known) < LOOKS:
         known[seen] = look
     return look
@@ -282,8 +315,7 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
     """For each group of a reading: (its numbers, 0), or (None, largest |K_ij|) where its rewards are unanimous."""
     group, reward, gram = arrays["group"], arrays["reward"], arrays["gram"]
     eps = float(arrays["eps"])
-    row_w = arrays.get("row_w")
-    scores = arrays.get("scores")
+    row_w, scores = arrays.get("row_w"), arrays.get("scores")
     names = [str(name) for name in arrays.get("layer_names", ())]
     tracked = [i for i, name in enumerate(names) if name.endswith(TRACKED)]
     place = {int(g): i for i, g in enumerate(arrays.get("layer_groups", ()))}
@@ -297,8 +329,7 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
             continue
         row: dict[str, float | None] = {"step": 0.0, "size": float(len(rows)), "reward_mean": float(mine.mean()),
                                         "reward_std": float(mine.std())}
-        binary = bool(np.isin(mine, (0, 1)).all())
-        if binary:
+        if np.isin(mine, (0, 1)).all():
             row |= {"right": float(mine.sum()), "orthogonal_null": orthogonal_null(int(mine.sum()), len(rows))}
         row |= _ranks(block, eps, "all") | {"all/norm_null": norm_null(block)}
         if row_w is not None and (c := row_w[rows]).any():
@@ -332,7 +363,7 @@ def _of_layers(each: NDArray[np.float64], names: Sequence[str], eps: float,
             layers.setdefault(name, {}).setdefault(key, []).append(found[key])
         for key, value in found.items():
             single.setdefault(f"layer/{key}", []).append(value)
-    return row | {name: math.fsum(values) / len(values) for name, values in single.items()}
+    return row | {name: mean(values) for name, values in single.items()}
 
 
 def _ranks(block: NDArray[np.float64], eps: float, of: str) -> dict[str, float | None]:
@@ -340,7 +371,7 @@ def _ranks(block: NDArray[np.float64], eps: float, of: str) -> dict[str, float |
 
 
 def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary is published: where a file lay on somebody's disk is nobody's business. A hub name stays whole."""
+    """Paths are cut to their last part, because evidence is published. A hub name stays whole."""
     out = dict(config)
     for name in ("model", "task"):
         kind, colon, place = str(out.get(name, "")).rpartition(":")
@@ -350,7 +381,7 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions as text; nested tables and whatever else a stranger's file may hold are left out."""
+    """Versions that are text or numbers; anything else is left out, because the file is untrusted."""
     found = run.get("versions")
     return {str(k): v for k, v in found.items() if isinstance(v, str | int | float)} if isinstance(found, dict) else {}
 
@@ -359,26 +390,29 @@ def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_json(run: Evidence) -> str:
-    """One line a column, numbers to five digits: a file to commit and to read again."""
+    """One line per column, numbers to five digits: a file to commit and to read again."""
     steps = {name: [None] * len(run.steps) for name in sorted(run.columns.names)}
     for name, column in steps.items():
         for row, value in zip(*(part.tolist() for part in run.columns.column(name)), strict=True):
-            column[row] = _short(value)
-    body: dict[str, Any] = {"format": FORMAT, "name": run.name, "finished": run.finished, "config": dict(run.config),
-                            "versions": dict(run.versions)}
-    lines = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in body.items()]
-    for key, columns in (("steps", steps), ("groups", run.groups), ("readings", run.readings),
-                         ("turns", run.turns)):
-        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps([_short(value) for value in values], allow_nan=False)}"
-                           for name, values in columns.items())
-        lines.append(f"{json.dumps(key)}: {{\n{inner}}}")
-    inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps({k: _short(v) for k, v in values.items()})}"
-                       for name, values in run.layers.items())
-    lines.append(f'"layers": {{\n{inner}}}')
+            column[row] = value
+    lines = [f'"{key}": {json.dumps(value, allow_nan=False)}' for key, value in {
+        "format": FORMAT, "name": run.name, "finished": run.finished, "config": dict(run.config),
+        "versions": dict(run.versions)}.items()]
+    tables: dict[str, Mapping[str, Any]] = {"steps": steps, "groups": run.groups, "readings": run.readings,
+                                            "turns": run.turns, "layers": run.layers}
+    for key, table in tables.items():
+        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(_short(values), allow_nan=False)}"
+                           for name, values in table.items())
+        lines.append(f'"{key}": {{\n{inner}}}')
     return "{" + ",\n".join(lines) + "}\n"
 
 
 def _short(value: Any) -> Any:
+    """The value with every float in it to five digits."""
+    if isinstance(value, Mapping):
+        return {key: _short(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(inner) for inner in value]
     if isinstance(value, float):
         value = value if value.is_integer() else float(f"{value:.5g}")
         return int(value) if value.is_integer() and abs(value) < 1e15 else value
@@ -386,7 +420,7 @@ def _short(value: Any) -> Any:
 
 
 def from_json(path: Path) -> Evidence:
-    """A file that `to_json` wrote. It may come from anybody: what is not as it should be is refused."""
+    """A file that `to_json` wrote. It is untrusted: what does not fit the format is refused."""
     try:
         found = parse_json(read_whole(path).decode("utf-8"))
     except (OSError, ValueError) as error:
@@ -396,35 +430,33 @@ def from_json(path: Path) -> Evidence:
                                f"of creditscope check --save")
     try:
         form = FORMATS[found["format"]]
-        steps = upgraded(_numbers(found["steps"]), "steps", form)
-        length = {len(values) for values in steps.values()}
-        if len(length) > 1:
+        tables = {name: _numbers(found[name]) for name in ("steps", "groups", "readings", "turns")}
+        tables |= {name: upgraded(tables[name], part, form) for name, part in
+                   (("steps", "steps"), ("groups", "evidence"))}
+        if any(len({len(values) for values in table.values()}) > 1 for table in tables.values()):
             raise ValueError("columns of different lengths")
-        rows = tuple({name: values[i] for name, values in steps.items() if values[i] is not None}
-                     for i in range(max(length, default=0)))
-        groups, readings, turns = (_numbers(found[name]) for name in ("groups", "readings", "turns"))
-        if any(len({len(values) for values in table.values()}) > 1 for table in (groups, readings, turns)):
-            raise ValueError("columns of different lengths")
-        if groups and "step" not in groups:
+        steps = tables.pop("steps")
+        rows = tuple({name: value for name, value in zip(steps, row, strict=True) if value is not None}
+                     for row in zip(*steps.values(), strict=True))
+        if tables["groups"] and "step" not in tables["groups"]:
             raise ValueError("groups without their steps")
         json.dumps([found["config"], found["layers"]], allow_nan=False)
         if not isinstance(found["config"], dict) or any("step" not in row for row in rows):
             raise ValueError("no config, or a step without its number")
+        layers = {str(k): {str(n): float(x) for n, x in v.items()} for k, v in found["layers"].items()}
         return Evidence(name=str(found["name"]), config=found["config"], versions=_plain(found),
-                        finished=bool(found["finished"]), steps=rows, groups=upgraded(groups, "evidence", form),
-                        readings=readings, turns=turns,
-                        layers={str(k): {str(n): float(x) for n, x in v.items()} for k, v in found["layers"].items()})
+                        finished=bool(found["finished"]), steps=rows, layers=layers, **tables)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CreditscopeError(f"{path} is damaged: {type(error).__name__}: {error}; make it again with creditscope "
                                f"check RUN --save") from None
 
 
-def _numbers(columns: Any) -> dict[str, list[float | None]]:
+def _numbers(columns: Any) -> Columns:
     return {str(name): [None if x is None else float(x) for x in values] for name, values in columns.items()}
 
 
 def places(paths: Iterable[Path]) -> list[Path]:
-    """Runs' folders and files of evidence, each once. Where a folder holds runs, their summaries say nothing new."""
+    """Runs' folders and files of evidence, each once. In a folder that holds runs, files of evidence are skipped."""
     found: list[Path] = []
     for path in paths:
         try:
@@ -433,11 +465,6 @@ def places(paths: Iterable[Path]) -> list[Path]:
         except OSError as error:
             raise CreditscopeError(f"cannot look into {path}: {error.strerror}") from None
     return list(dict.fromkeys(found))
-
-
-def gather(paths: Iterable[Path]) -> list[Evidence]:
-    """The evidence under some paths: runs' folders, files of evidence, and folders that hold either at any depth."""
-    return [read_place(place) for place in places(paths)]
 
 
 def read_place(place: Path) -> Evidence:

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.claims.evidence import Evidence, cells, mean_of
-from creditscope.claims.reading import READ, ratio_over_runs, rows_with, shown, sweeps, verdict_of, with_outcome
-from creditscope.claims.verdict import Verdict, above, decided, missing
+from creditscope.claims.evidence import Evidence, cells, mean, mean_of, rows_with
+from creditscope.claims.reading import READ, estimate, ratio_over_runs, sweeps, with_outcome
+from creditscope.claims.verdict import Band, Verdict, at_most, exact, missing, needing
 from creditscope.microscope.spectrum import Spectrum, spectrum
-
-# -- C.1 -------------------------------------------------------------------------------------------------------------
 
 LOW_RANK = math.log(1.1)
 """The mean gap from which on there is a low rank to explain: a tenth below what the credits allow."""
@@ -25,7 +23,8 @@ HALF = 0.5
 """The share of the gap that an explanation must cover: more than every other reason together."""
 
 
-def norm_concentration(runs: Sequence[Evidence]) -> list[Verdict]:
+@needing(f"{READ}, with outcome credit")
+def norm_concentration(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """C.1: the share of the gap from the credits' null to the measured rank that unequal norms explain, at each R.
 
         gap = log(w_null / r_eff)              w_null = (Σ|c|)²/Σc²: orthogonal scores of equal norm
@@ -35,12 +34,10 @@ def norm_concentration(runs: Sequence[Evidence]) -> list[Verdict]:
     Norms and alignment overlap: an answer that holds most of the norm leaves little for directions to do, and the other
     way round. So there are two orders, and a verdict for each. Σ part / Σ gap over a run's groups.
     """
-    verdicts: list[Verdict] = []
     for family in sweeps(with_outcome(runs), lambda run: len(_gaps(run, "all/norm_null"))):
         for column, words in ORDERS.items():
             for size, cell in cells(family, "group").items():
-                verdicts.append(_explained(cell, size, column, words))
-    return verdicts or [missing("C.1", "runs", f"{READ}, with outcome credit")]
+                yield _explained(cell, size, column, words)
 
 
 ORDERS = {"all/norm_null": "norms first, alignment has the rest",
@@ -53,16 +50,14 @@ def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> 
     found = ratio_over_runs(gaps)
     every = [gap for rows in gaps for _, _, gap in rows]
     if not every:
-        return missing("C.1", cell[0].subject, f"readings with the column {column}: creditscope check RUN --save makes "
+        return missing(cell[0].subject, f"readings with the column {column}: creditscope check RUN --save makes "
                        "evidence with it", definition)
-    times = math.exp(math.fsum(every) / len(every))
+    times = math.exp(mean(every))
     if found is None or math.log(times) < LOW_RANK:
-        return missing("C.1", cell[0].subject, f"a low rank to explain: the rank is {times:.2f} times below what the "
-                       f"credits allow, not {math.exp(LOW_RANK):.1f}", definition)
-    return verdict_of("C.1", definition, cell[0].subject, above(found[0], HALF), found,
-                      f"unequal norms explain {shown(found[0])} of the gap, the rank being {times:.1f} times below "
-                      f"what the credits allow", expected="above 0.5", threshold=f"interval above {HALF}",
-                      bounds=(HALF,))
+        return missing(cell[0].subject, f"a low rank to explain: the rank is {times:.2f} times below what the credits "
+                       f"allow, not {math.exp(LOW_RANK):.1f}", definition)
+    return estimate(definition, cell[0].subject, found, Band(low=HALF), f"unequal norms explain {found} "
+                    f"of the gap, the rank being {times:.1f} times below what the credits allow")
 
 
 def _gaps(run: Evidence, column: str) -> list[tuple[float, float, float]]:
@@ -72,8 +67,6 @@ def _gaps(run: Evidence, column: str) -> list[tuple[float, float, float]]:
     return [(step, math.log(other / rank) if last else math.log(null / other), math.log(null / rank))
             for step, null, other, rank in found if min(null, other, rank) > 0.5]  # no rank is below 1
 
-
-# -- C.2 -------------------------------------------------------------------------------------------------------------
 
 LEAST = 1.5
 """What still rounds to 2. Cut to two values, no rank exceeds 2, so there is no upper end to choose."""
@@ -127,32 +120,26 @@ def truncated_two(cases: Iterator[tuple[str, NDArray[np.float64]]] | None = None
     share = sum(cut >= LEAST for cut, _, _ in every) / len(every)
     cuts, full = [cut for cut, _, _ in every], [rank for _, _, rank in every]
     subject = f"matrices of {len(found)} kinds: {', '.join(found)}"
+    n = len(every)
     return [
-        Verdict(claim="C.2", definition="(Σσ)²/Σσ² of the two largest σ less 1 + 2√(f(1−f)), f = σ₁²/(σ₁² + σ₂²)",
-                subject=subject, outcome=decided(off <= EXACT), observed=off, expected="0",
-                threshold=f"at most {EXACT:g}", n=len(every), of="cases",
-                reason=f"the largest of {len(every)} differences is {off:.2g}"),
-        Verdict(claim="C.2", definition=f"cases on the wrong side: below {LEAST} with f ≤ {MOST_TOP:.3f}, or not below "
-                                        f"it with a larger f",
-                subject=subject, outcome=decided(wrong == 0), observed=float(wrong), expected="0", threshold="none",
-                n=len(every), of="cases",
-                reason=f"{wrong} of {len(every)} cases leave [{LEAST}, 2] with a first direction of at most "
-                       f"{MOST_TOP:.1%} of the two, or stay in it with a larger one"),
-        Verdict(claim="C.2", definition=f"share of cases in which (Σσ)²/Σσ² of the two largest σ reads {LEAST} to 2",
-                subject=subject, outcome=decided(share >= SHARE), observed=share, expected="1, rank-one data apart",
-                threshold=f"at least {SHARE}", n=len(every), of="cases",
-                reason=f"{share:.0%} of the cases read {LEAST} to 2, all {min(cuts):.2f} to {max(cuts):.2f}, while the "
-                       f"full spectrum reads {min(full):.1f} to {max(full):.1f}; rank-one data would read 1"),
+        at_most(EXACT, "(Σσ)²/Σσ² of the two largest σ less 1 + 2√(f(1−f)), f = σ₁²/(σ₁² + σ₂²)", subject, off,
+                f"the largest of {n} differences is {off:.2g}", threshold="at most {:g}", n=n),
+        at_most(0, f"cases on the wrong side: below {LEAST} with f ≤ {MOST_TOP:.3f}, or not below it with a larger f",
+                subject, wrong, f"{wrong} of {n} cases leave [{LEAST}, 2] with a first direction of at most "
+                f"{MOST_TOP:.1%} of the two, or stay in it with a larger one", threshold="none", n=n),
+        exact(f"share of cases in which (Σσ)²/Σσ² of the two largest σ reads {LEAST} to 2", subject, share >= SHARE,
+              share, f"{share:.0%} of the cases read {LEAST} to 2, all {min(cuts):.2f} to {max(cuts):.2f}, while the "
+              f"full spectrum reads {min(full):.1f} to {max(full):.1f}; rank-one data would read 1",
+              expected="1, rank-one data apart", threshold=f"at least {SHARE}", n=n),
     ]
 
 
-def truncated_two_runs(runs: Sequence[Evidence]) -> list[Verdict]:
+@needing(f"{READ}, with outcome credit, at --group 4 or more")
+def truncated_two_runs(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     """C.2 on recorded groups of R ≥ 4: the share that reads 1.5 to 2 when the spectrum is cut to two values."""
-    verdicts: list[Verdict] = []
     large = [run for run in with_outcome(runs) if run["group"] >= 4]
-    for where, words in (("all", "all parameters"), ("layer", "mean over q_proj and v_proj")):
-        verdicts += _reads_two(large, where, words)
-    return verdicts or [missing("C.2", "runs", f"{READ}, with outcome credit, at --group 4 or more")]
+    yield from _reads_two(large, "all", "all parameters")
+    yield from _reads_two(large, "layer", "mean over q_proj and v_proj")
 
 
 def _reads_two(runs: Sequence[Evidence], where: str, words: str) -> Iterator[Verdict]:
@@ -160,18 +147,16 @@ def _reads_two(runs: Sequence[Evidence], where: str, words: str) -> Iterator[Ver
     for family in sweeps(runs, lambda run: len(run.column(column))):
         found = ratio_over_runs([[(step, float(cut >= LEAST), 1.0)
                                   for step, cut in rows_with(run.groups, "step", column)] for run in family])
-        if found is None:
-            continue
-        yield verdict_of(
-            "C.2", f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
-            above(found[0], SHARE), found, f"{shown(found[0])} of the groups read {LEAST} to 2 when cut to two values"
-            f"{_while(cells(family, 'group'), where)}", expected="1", threshold=f"interval above {SHARE}",
-            bounds=(SHARE,))
+        if found is not None:
+            yield estimate(
+                f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
+                found, Band(low=SHARE), f"{found} of the groups read {LEAST} to 2 when cut to two values"
+                f"{_while(cells(family, 'group'), where)}", expected="1")
 
 
 def _while(sizes: Mapping[int, Sequence[Evidence]], where: str) -> str:
     """What the full spectrum reads on the same groups, by R."""
-    full = {size: found[0].mean for size, cell in sizes.items()
+    full = {size: found.value.mean for size, cell in sizes.items()
             if (found := mean_of(cell, f"{where}/effective_rank")) is not None}
     return f", while the full spectrum reads {', '.join(f'{rank:.1f}' for rank in full.values())} at R = " \
            f"{', '.join(map(str, full))}" if full else ""

@@ -11,21 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from creditscope.claims.evidence import ENOUGH, Evidence, cells, mean_of
 from creditscope.claims.reading import sweeps, with_outcome
 from creditscope.claims.table import CLAIMS, find_claims
-from creditscope.claims.verdict import Outcome, Verdict
+from creditscope.claims.verdict import NOTHING, Outcome, Verdict
 from creditscope.errors import printable
 from creditscope.runs.intervals import Interval, mean_interval
 
 SHAPES: Mapping[Outcome, str] = {"holds": "✓", "refuted": "✗", "undecided": "?"}
-"""A verdict to see without colours."""
+"""Symbols that tell the outcomes apart without colours."""
 ROUNDING = 1e-9
 """Below it a number is the rounding of a float64 sum, which differs from machine to machine."""
 
 
 # -- verdicts in few words -------------------------------------------------------------------------------------------
-
-
-NOTHING = "no run"
-"""The place of a verdict that found nothing to test."""
 
 
 def place(subject: str) -> str:
@@ -123,7 +119,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def readme_table(verdicts: Sequence[Verdict]) -> str:
-    """A line a claim: id, claim, and its verdict on each subject."""
+    """One line per claim: id, claim, and its verdict on each subject."""
     found: dict[str, list[str]] = {}
     for (claim, where), some in by_place(verdicts).items():
         found.setdefault(claim, []).append(f"{told(some)}: {plain(where)}")
@@ -132,8 +128,8 @@ def readme_table(verdicts: Sequence[Verdict]) -> str:
 
 
 def verdict_table(verdicts: Sequence[Verdict], columns: Mapping[str, str]) -> str:
-    """A line a claim, a column a kind of subject: `columns` has its title, and how the places begin that belong to it.
-    What nothing was found for stays empty.
+    """One line per claim, one column per kind of subject: `columns` maps its title to how its places begin.
+    A cell without a verdict stays empty.
     """
     found: dict[str, dict[str, list[Verdict]]] = {}
     for (claim, where), some in by_place(verdicts).items():

@@ -6,32 +6,33 @@ P1 is arXiv:2606.29238, P2 is arXiv:2601.05002, C are claims of our own. No torc
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
-from creditscope.claims import ours, p1_runs, p2_runs
+from creditscope.claims import ours, p1_credit, p1_learning, p1_rank, p2_runs
 from creditscope.claims.evidence import Evidence
 from creditscope.claims.verdict import Claim, Verdict
 from creditscope.errors import unknown
-from creditscope.runs.compare import HALF
+from creditscope.runs.kinds import HALF
 
 ROWS = (
     Claim(
-        id="P1.1", title="One reward an answer gives all its tokens the same credit", where="Theorem 3.1",
+        id="P1.1", title="One reward per answer gives all its tokens the same credit", where="Theorem 3.1",
         statement="With a reward for the whole answer and γ = 1, every token of a rollout has the same advantage.",
         rule="Exact: the variance of credit inside a rollout is 0 to rounding for outcome credit, and above 0 for "
              f"every estimator of token credit. Runs: the share of credit that differs inside a rollout is at most "
-             f"{p1_runs.ROUNDING:g} in every step under outcome credit, and above it under token credit. A state "
+             f"{p1_credit.ROUNDING:g} in every step under outcome credit, and above it under token credit. A state "
              "baseline under the same reward is the counter-case: if it is not uniform, the choice of the baseline is "
              "what makes credit uniform, not the reward.",
-        exact="exact.p1:uniform_credit", runs=p1_runs.uniform_credit, needs=("nothing", "record"),
+        exact="exact.p1:uniform_credit", runs=p1_credit.uniform_credit, needs=("nothing", "record"),
         ask="any run of creditscope train: credit/within of every step"),
     Claim(
         id="P1.2", title="Advantages of a group sum to zero and repel each other", where="Theorem 4.1 i–iii",
         statement="Σ_i A_i = 0, Var(A_i) = (R−1)/R·σ² and Cov(A_i, A_j) = −σ²/R.",
         rule=f"Exact: to rounding, over every group that could be drawn. Runs: |Σw|/Σ|w| of the w that reaches "
-             f"the gradient is at most {p1_runs.SUM_ROUNDING:g} in every group; w is float32.",
-        exact="exact.p1:moments", runs=p1_runs.zero_sum, needs=("nothing", "record"),
+             f"the gradient is at most {p1_credit.SUM_ROUNDING:g} in every group; w is float32.",
+        exact="exact.p1:moments", runs=p1_credit.zero_sum, needs=("nothing", "record"),
         ask="a run with --scope light"),
     Claim(
         id="P1.3", title="Chebyshev bounds the share of rollouts with a signal", where="Theorem 4.1 iv",
@@ -42,33 +43,33 @@ ROWS = (
         id="P1.4", title="Unanimous groups give no gradient, and training makes more of them", where="Corollary 4.2",
         statement="The signal falls with σ_r; a unanimous group has a gradient of exactly 0, and their share, "
                   "p^R + (1−p)^R, grows over training.",
-        rule=f"The Gram of a unanimous group is exactly 0. The share of dead groups lies within ±{p1_runs.LAW_BAND} of "
-             "the law for one p: five groups in a hundred, since P1 gives no number. It grows if the last "
-             "third of a run's steps has more of them than the first, with an interval over runs above 0.",
-        exact="exact.p1:dead_groups", runs=p1_runs.sparsity, needs=("nothing", "record"),
+        rule=f"The Gram of a unanimous group is exactly 0. The share of dead groups lies within "
+             f"±{p1_credit.LAW_BAND} of the law for one p: five groups in a hundred, since P1 gives no number. It "
+             "grows if the last third of a run's steps has more of them than the first, with an interval over runs "
+             "above 0.",
+        exact="exact.p1:dead_groups", runs=p1_credit.sparsity, needs=("nothing", "record"),
         ask="a run with --scope light"),
     Claim(
         id="P1.5", title="The effective rank is about 2 whatever R", where="Table 1, Figure 1",
         statement="(Σσ)²/Σσ² of the matrix of a group's rollout gradients is about 2 for R = 2, 4 and 8.",
-        rule=f"One verdict a definition: the mean's interval lies inside [{p1_runs.ABOUT_TWO[0]}, "
-             f"{p1_runs.ABOUT_TWO[1]}], what rounds to 2, at every R. And one for \"whatever R\": the slope of log "
-             f"rank on log R lies within ±{p1_runs.FLAT:.2f}, which from R = 2 to 32 leads from one end of that band "
-             "to the other.",
-        runs=p1_runs.rank_about_two, needs=("sweep",),
+        rule=f"One verdict per definition: the mean's interval lies {p1_rank.ABOUT_TWO}, what rounds to 2, at every R. "
+             f"And one for \"whatever R\": the slope of log rank on log R lies within ±{p1_rank.FLAT:.2f}, which "
+             "from R = 2 to 32 leads from one end of that band to the other.",
+        runs=p1_rank.rank_about_two, needs=("sweep",),
         ask="runs that differ in --group alone, with --scope light: creditscope reproduce p1"),
     Claim(
         id="P1.6", title="One direction holds half to four fifths of the energy", where="Table 1, Figure 2",
         statement="σ₁²/Σσ² is 0.6–0.7, 0.7–0.8 and 0.5–0.6 for R = 2, 4 and 8, and the largest rank is 2, 3 and 7.",
-        rule=f"The mean's interval lies inside the printed band, {p1_runs.DIGIT} wider at each end, half of the last "
+        rule=f"The mean's interval lies inside the printed band, {p1_rank.DIGIT} wider at each end, half of the last "
              "printed digit; the largest rank of a group equals the printed one.",
-        runs=p1_runs.top_share, needs=("sweep",),
+        runs=p1_rank.top_share, needs=("sweep",),
         ask="runs that differ in --group alone, with --scope light: creditscope reproduce p1"),
     Claim(
         id="P1.7", title="Larger groups learn faster all the same", where="Figure 3",
         statement="Accuracy rises faster with a larger R, though the rank does not.",
         rule="Accuracy of the larger R less that of the smaller, paired by seed, has an interval above 0: at equal "
              "steps, as the figure has it, and at equal rollouts, which cost the same.",
-        runs=p1_runs.larger_groups_learn_faster, needs=("sweep",),
+        runs=p1_learning.larger_groups_learn_faster, needs=("sweep",),
         ask="runs that differ in --group alone, three seeds each, with evaluations on the way (--eval-every): "
             "creditscope reproduce p1"),
     Claim(
@@ -77,7 +78,7 @@ ROWS = (
                   "and 0 where there is one turn.",
         rule="Exact: Bias_h equals its formula and stays under its bound, to rounding. Runs: its mean square grows "
              "with the turn, and is smaller with the mean of the same turn, or state, for a baseline.",
-        exact="exact.p1:multi_turn", runs=p1_runs.multi_turn, needs=("nothing", "record"),
+        exact="exact.p1_turns:multi_turn", runs=p1_credit.multi_turn, needs=("nothing", "record"),
         ask="a run with --task turns --keep-every 1"),
     Claim(
         id="P1.9", title="Hoeffding bounds the error of a group's mean, as the table prints", where="Appendix A.2",
@@ -94,31 +95,31 @@ ROWS = (
         statement="There are conditions under which the group mean is optimal. The optimum is "
                   "b* = E[r‖ψ‖²]/E[‖ψ‖²], which is the mean if and only if Cov(‖ψ‖², r) = 0.",
         rule=f"Exact: the mean is the constant baseline of least variance, to rounding, in each world. Runs: what the "
-             f"mean loses against b*, beyond what chance gives, is below {p1_runs.LOST:.0%} of the variance, and b* "
-             f"lies within ±{p1_runs.APART} of it.",
-        exact="exact.p1:optimal_baseline", runs=p1_runs.baseline, needs=("nothing", "record"),
+             f"mean loses against b*, beyond what chance gives, is below {p1_credit.LOST:.0%} of the variance, and b* "
+             f"lies within ±{p1_credit.APART} of it.",
+        exact="exact.p1:optimal_baseline", runs=p1_credit.baseline, needs=("nothing", "record"),
         ask="a run with --scope full"),
     Claim(
         id="P1.12", title="Leave-one-out or token credit breaks the low rank", where="Section 8, an open question",
         statement="Other baselines, token-level credit or step rewards raise the effective rank well above 2.",
-        rule=f"One verdict a credit: it multiplies the rank of the same rollouts by more than {p1_runs.RAISED} and "
-             f"takes it above {p1_runs.ABOUT_TWO[1]}, where \"about 2\" ends. Exact: leave-one-out multiplies all rows "
-             "of a group by one number, so it changes no rank.",
-        exact="exact.p1:leave_one_out_rank", runs=p1_runs.other_credit, needs=("nothing", "record"),
+        rule=f"One verdict per credit: it multiplies the rank of the same rollouts by more than {p1_rank.RAISED} and "
+             f"takes it above {p1_rank.ABOUT_TWO.high}, where \"about 2\" ends. Exact: leave-one-out multiplies "
+             "all rows of a group by one number, so it changes no rank.",
+        exact="exact.p1:leave_one_out_rank", runs=p1_rank.other_credit, needs=("nothing", "record"),
         ask="a run with --scope light that reads other credits too: creditscope train --also step_reward ..."),
     Claim(
         id="P1.13", title="The effective rank falls with the spread of rewards", where="Section 8, an open question",
         statement="The effective rank of a group falls as σ_r goes to 0.",
-        rule=f"The correlation of rank and σ_r over the groups of a run, at least {p1_runs.PAIRED_GROUPS} of them, has "
+        rule=f"The correlation of rank and σ_r over the groups of a run, at least {p1_rank.PAIRED_GROUPS} of them, has "
              "an interval over runs above 0; also for the rank over its orthogonal null, which falls with σ_r by "
              "itself.",
-        runs=p1_runs.rank_and_spread, needs=("record",), ask="a run with --scope light and live groups"),
+        runs=p1_rank.rank_and_spread, needs=("record",), ask="a run with --scope light and live groups"),
     Claim(
         id="P1.14", title="A schedule that watches the rank beats a fixed R", where="Section 8, an idea",
         statement="Raising R, or switching to denser credit, when the rank falls learns more from equal rollouts.",
         rule="Accuracy at the end of the budget less that of the best fixed setting, and less that of a control that "
              "raises R late whatever the rank, paired by seed: both intervals above 0.",
-        runs=p1_runs.rank_aware, needs=("sweep",),
+        runs=p1_learning.rank_aware, needs=("sweep",),
         ask="runs with --adapt and runs with a fixed --group at equal --rollouts, five seeds: creditscope reproduce p1 "
             "--budget full"),
     Claim(
@@ -134,7 +135,7 @@ ROWS = (
                   "over a whole group cancel exactly; 1/L_i favours short right answers.",
         rule="On a tabular policy the predicted weight equals autograd's to 1e-9 at ratio 1 and after steps; the "
              "methods that should cancel do, the others do not.",
-        exact="exact.p2:prefix_bias", needs=("nothing",)),
+        exact="exact.p2_prefix:prefix_bias", needs=("nothing",)),
     Claim(
         id="P2.3", title="AdamW is blind to the scale of rewards", where="Propositions 2, 5 and 6",
         statement="Without a KL term r → φr gives the same AdamW update as ε/(φ√v̂) → 0. A KL term and a large ε break "
@@ -142,7 +143,7 @@ ROWS = (
         rule="Exact: the way made in five steps changes by less than 1e-3 where ε/(φ√v̂) is below that, for what is "
              "said to be blind, and by more for what is said to break it. Runs: had all credit been a tenth, the "
              f"update would have changed by less than {p2_runs.UNSEEN:.0%}; what follows the scale changes by 90 %.",
-        exact="exact.p2:blind_to_scale", runs=p2_runs.blind_to_scale, needs=("nothing", "record"),
+        exact="exact.p2_optimizer:blind_to_scale", runs=p2_runs.blind_to_scale, needs=("nothing", "record"),
         ask="a run with --probe light"),
     Claim(
         id="P2.4", title="Momentum carries tokens on after the clip has stopped them",
@@ -152,7 +153,7 @@ ROWS = (
         rule="Exact: a real AdamW agrees with the printed values to their digits, and with the closed form to 1e-9. "
              "Runs: a part of the distance past the bound is moved after the token's own gradient stopped, and the "
              f"first move after it lies within ±{p2_runs.CLOSE:g} of a full step of C.",
-        exact="exact.p2:overshoot", runs=p2_runs.overshoot, needs=("nothing", "record"),
+        exact="exact.p2_optimizer:overshoot", runs=p2_runs.overshoot, needs=("nothing", "record"),
         ask="a run with --inner-steps 2 or more, --probe light and --probe-every 1"),
     Claim(
         id="P2.5", title="The loss is no signal of progress", where="Proposition 4, Appendix A",
@@ -166,9 +167,9 @@ ROWS = (
     Claim(
         id="P2.6", title="A clip that knows momentum holds tokens at their bound", where="Limitations, left open",
         statement="A momentum-aware rule cuts the distance past the bound and costs no accuracy.",
-        rule="One verdict a brake, paired by seed with plain AdamW: the relative change of the distance past the bound "
-             f"has an interval below {HALF:.0%}, and that of the accuracy lies above −{100 * p2_runs.LITTLE:g} points "
-             "(chosen after the runs).",
+        rule="One verdict per brake, paired by seed with plain AdamW: the relative change of the distance past the "
+             f"bound has an interval below {HALF:.0%}, and that of the accuracy lies above −{100 * p2_runs.LITTLE:g} "
+             "points (chosen after the runs).",
         runs=p2_runs.momentum_aware, needs=("sweep",),
         ask="runs that differ in --brake alone, three seeds each: creditscope reproduce p2"),
     Claim(
@@ -193,7 +194,7 @@ ROWS = (
         statement="With one weight for every token of a group in place of 1/L_i and its kin, `even(method)`, what a "
                   "method leaves on a prefix that the whole group shares cancels.",
         rule="Σ|W| / Σ|w| on such a prefix is 0 to rounding, one verdict for each row of the table that leaves some.",
-        exact="exact.p2:even_weights", needs=("nothing",)),
+        exact="exact.p2_prefix:even_weights", needs=("nothing",)),
 )
 
 CLAIMS: Mapping[str, Claim] = MappingProxyType({claim.id: claim for claim in ROWS})
@@ -208,13 +209,19 @@ def find_claims(ids: Sequence[str] = ()) -> list[Claim]:
 
 
 def run_exact(ids: Sequence[str] = ()) -> Iterator[Verdict]:
-    """The verdicts that need no run: closed forms and enumeration. Torch loads with the first that wants it."""
+    """The verdicts that need no run: closed forms and enumeration. Torch loads with the first test that needs it."""
     for claim in find_claims(ids):
         if claim.exact is not None:
             module, _, function = claim.exact.partition(":")
-            yield from getattr(importlib.import_module(f"creditscope.{module}"), function)()
+            yield from _stamped(claim, getattr(importlib.import_module(f"creditscope.{module}"), function)())
 
 
 def check(evidence: Sequence[Evidence], ids: Sequence[str] = ()) -> list[Verdict]:
-    """The verdicts of what runs left behind."""
-    return [verdict for claim in find_claims(ids) if claim.runs is not None for verdict in claim.runs(evidence)]
+    """The verdicts on the evidence of runs."""
+    return [verdict for claim in find_claims(ids) if claim.runs is not None
+            for verdict in _stamped(claim, claim.runs(evidence))]
+
+
+def _stamped(claim: Claim, verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    """The verdicts with the id of their claim."""
+    return (replace(verdict, claim=claim.id) for verdict in verdicts)

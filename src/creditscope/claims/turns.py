@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 
 def bias_by_turn(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, float | None]]:
-    """One row a turn from the rollouts of a step: RMS bias of three baselines, the largest |Bias|, and P1's bound.
+    """One row per turn from the rollouts of a step: RMS bias of three baselines, the largest |Bias|, and P1's bound.
 
     `rms_outcome`: A = G − mean of the group's G, P1's own. `rms_turn`: what is still to come, against the group's mean
     of the same turn. `rms_state`: the same against the siblings that stood in the same state. An RMS whose square came

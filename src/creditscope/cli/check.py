@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -12,18 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from creditscope.claims.evidence import Evidence, places, read_place, to_json
-from creditscope.claims.page import NOTHING, SHAPES, by_place, claims_page, observed, sample, summary, told
+from creditscope.claims.page import SHAPES, by_place, claims_page, observed, sample, summary, told
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
-from creditscope.claims.verdict import Verdict
-from creditscope.cli.output import Output
+from creditscope.claims.verdict import NOTHING, Verdict
+from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.guards import resolved
+from creditscope.files.writing import write_file
 from creditscope.runs.compare import SETTINGS
 from creditscope.runs.record import Record
 
@@ -122,9 +120,7 @@ class Check:
                                          for claim in claims]})
             return 0
         console = self.output.console()
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for header in ("id", "claim", "where", "exact", "on runs: needs"):
-            table.add_column(header)
+        table = new_table("id", "claim", "where", "exact", "on runs: needs", justify="left")
         for claim in claims:
             table.add_row(*map(Text, (claim.id, claim.title, claim.where, "yes" if claim.exact else "",
                                       claim.ask if claim.runs else "")))
@@ -204,31 +200,13 @@ def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
     return out
 
 
-def write_file(path: Path, text: str) -> None:
-    """A file that appears whole or not at all, with the folder it lies in."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)  # a link that lies there would be written through
-        with part.open("x", encoding="utf-8") as out:
-            out.write(text)
-        part.replace(path)
-    except OSError as error:
-        raise CreditscopeError(f"cannot write {path}: {error.strerror}; make room there, or choose another place") \
-            from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
 # -- the screen ------------------------------------------------------------------------------------------------------
 
 
 def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why: bool = False) -> None:
     """A line for each claim and subject, or for each verdict; the reasons of what is refuted, or of all; the sum."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in ("id", "claim", "on", "verdict", "observed", "expected", "n"):
-        table.add_column(header, justify="right" if header == "n" else "left")
+    heads = ("id", "claim", "on", "verdict", "observed", "expected", "n")
+    table = new_table(*heads, left=heads[:-1])
     reasons: list[tuple[str, str]] = []
     untested = [] if every else [claim for claim, where in by_place(verdicts) if where == NOTHING]
     for (claim, where), some in by_place(verdicts).items():

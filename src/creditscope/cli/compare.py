@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from creditscope.claims.evidence import from_json
-from creditscope.cli.display import Interrupt
-from creditscope.cli.fleet import Fleet
-from creditscope.cli.output import Output
-from creditscope.cli.processes import Job, cores, run_jobs
+from creditscope.cli.output import Output, new_table
+from creditscope.cli.processes import cores
+from creditscope.cli.sweep import is_done, refuse_at_once, refuse_none, run_all, show_failed
 from creditscope.errors import CreditscopeError, command_line, printable
-from creditscope.runs.compare import (
-    KINDS,
-    Comparison,
-    Kind,
-    Line,
-    Run,
-    as_dict,
-    command,
-    compare,
-    difference,
-    in_percent,
-    in_points,
-    is_finished,
-    percent,
-    read_folder,
-    read_run,
-    run_of,
-    verdicts,
-)
-from creditscope.runs.config import Config, flags
+from creditscope.files.writing import write_file
+from creditscope.runs.compare import Candidate, CandidateRun, Comparison, Kind, compare, read_folder, read_run, run_of
+from creditscope.runs.config import Config
 from creditscope.runs.figures import accuracy_svg, brake_svg, can_draw
 from creditscope.runs.intervals import Interval
+from creditscope.runs.kinds import KINDS, as_dict, command, verdicts
+from creditscope.runs.numbers import in_percent, in_points, percent
 from creditscope.runs.record import Record
+
+REPAIR = "the runs are kept: repair it, then use --no-run"
 
 
 @dataclass(frozen=True)
@@ -100,7 +84,7 @@ class Compare:
     every: int = 5
     """Steps between readings of the microscope."""
     jobs: int | None = None
-    """Runs at once, each a process with one thread; by default one a CPU."""
+    """Runs at once, each a process with one thread; by default one per CPU."""
     out: Path | None = None
     """Where the runs (NAME/seed-S), table.md, table.json and figure.svg go; by default runs/compare for credit,
     runs/brakes for brake."""
@@ -120,21 +104,18 @@ class Compare:
     def run(self) -> int:
         if self.no_run:
             return self._write(self._found(), {})
-        asked = self._asked()
-        todo = {path: config for path, config in asked.items() if not _done(path, config, self.kind)}
-        ended: dict[str, str | None] = {}
-        if todo:
-            check_before(list(todo.values()))
-            ended, stopped = self._train(todo, reused=len(asked) - len(todo))
-            if stopped:
-                well = sum(why is None for why in ended.values())
-                return self._stopped(len(asked), len(asked) - len(todo) + well)
-        runs = [read_run(record, self.kind) for path in asked if (record := _finished(path)) is not None]
-        return self._write(runs, {name: why for name, why in ended.items() if why is not None})
+        plan, free = self._asked(), self.kind.free
+        failed = run_all(self.place, plan, self.jobs or cores(), self.output, partial(is_done, free=free),
+                         lambda todo: refuse_at_once(list(todo.values())))
+        if failed is None:
+            return 130
+        runs = [read_run(Record.open(self.place / name), self.kind) for name, config in plan.items()
+                if is_done(self.place / name, config, free)]
+        return self._write(runs, failed)
 
     # -- which runs --------------------------------------------------------------------------------------------------
 
-    def _asked(self) -> dict[Path, Config]:
+    def _asked(self) -> dict[str, Config]:
         """Every run that was asked for, by folder; what is wrong with the flags is said here. Seed by seed, so that an
         early look at the folder finds all names."""
         for name in ("seeds", "points", "eval_problems", "rollouts", "jobs"):
@@ -152,7 +133,7 @@ class Compare:
             raise CreditscopeError(f"--points {self.points} is more than --rollouts {self.rollouts}; give fewer")
         if self.place.exists() and not self.place.is_dir():
             raise CreditscopeError(f"--out {self.place} is a file; choose a folder")
-        return {self.place / folder(name) / f"seed-{seed}": self._config(name, seed)
+        return {f"{folder(name)}/seed-{seed}": self._config(name, seed)
                 for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
 
     def _config(self, name: str, seed: int) -> Config:
@@ -165,7 +146,7 @@ class Compare:
                       scope=self.scope or self.kind.scope, every=self.every, eval_rollouts=self.rollouts // self.points,
                       eval_problems=self.eval_problems, **own)
 
-    def _found(self) -> list[Run]:
+    def _found(self) -> list[CandidateRun]:
         runs, unfinished = read_folder(self.place, self.kind)
         kept = [(path, from_json(path)) for path in sorted(self.place.glob("*.evidence.json"))]
         runs += [run_of(path, run.config, run.steps, self.kind) for path, run in kept if run.finished]
@@ -178,36 +159,11 @@ class Compare:
             print(f"left out: {len(unfinished)} runs that are not finished, such as {unfinished[0]}", file=sys.stderr)
         return runs
 
-    # -- training ----------------------------------------------------------------------------------------------------
-
-    def _train(self, todo: dict[Path, Config], reused: int) -> tuple[dict[str, str | None], bool]:
-        """(how each run ended, whether somebody stopped the whole)."""
-        console, quiet = self.output.console(), self.output.json
-        at_once = min(self.jobs or cores(), len(todo))
-        folders = {_name(path): path for path in todo}
-        jobs = [Job(_name(path), arguments(config, path), path.with_suffix(".log")) for path, config in todo.items()]
-        if not quiet:
-            console.print(f"{len(todo)} runs of {self.rollouts:,} rollouts, {at_once} at a time"
-                          + (f"; {reused} are there already" if reused else ""))
-        with Interrupt() as stop, Fleet(console, folders, self.rollouts, reused, quiet) as fleet:
-            ended = run_jobs(jobs, at_once, stop, fleet.show)
-        return ended, stop.asked and len(ended) < len(todo)
-
-    def _stopped(self, total: int, done: int) -> int:
-        if self.output.json:
-            self.output.emit({"out": str(self.place), "finished": False, "runs": total, "done": done})
-        else:
-            console = self.output.console()
-            console.print(f"stopped: {done} of {total} runs are finished, the others keep what they have", markup=False)
-            console.next("the same command goes on")
-        return 130
-
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def _write(self, runs: Sequence[Run], failed: dict[str, str]) -> int:
+    def _write(self, runs: Sequence[CandidateRun], failed: dict[str, str]) -> int:
         if not runs:
-            name, why = next(iter(failed.items()))
-            raise CreditscopeError(f"all {len(failed)} runs failed; {name}: {why}")
+            refuse_none(failed)
         kind, page, out = self.kind, PAGES[self.what], self.place
         found = compare(runs, kind)
         said = verdicts(found)
@@ -215,9 +171,9 @@ class Compare:
         data = {"settings": dict(found.settings), "budget": found.budget, "grid": found.grid, "verdict": said,
                 "lines": [as_dict(line, kind) for line in found.lines], "failed": failed, "command": command(found)}
         if can_draw():
-            write_whole(out / "figure.svg", page.figure(found))
-        write_whole(out / "table.json", json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-        write_whole(out / "table.md", markdown(found, said, failed, figure=can_draw()))
+            write_file(out / "figure.svg", page.figure(found), REPAIR)
+        write_file(out / "table.json", json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", REPAIR)
+        write_file(out / "table.md", markdown(found, said, failed, figure=can_draw()), REPAIR)
         if self.output.json:
             self.output.emit(data | {"out": str(out), "files": files})
             return 1 if failed else 0
@@ -227,34 +183,13 @@ class Compare:
         console.print(f"{page.legend}\n", markup=False)
         for sentence in said:
             console.print(f"[bold]{escape(sentence)}[/]")
-        for name, why in failed.items():
-            console.print(f"failed: {name}: {printable(why)}   (all it said: {out / name}.log)", markup=False)
+        show_failed(console, out, failed)
         if not can_draw():
             console.print("no figure: it needs Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
         console.print(f"wrote {out}: {', '.join(files)}", markup=False)
         console.next("the same command, for the failed runs" if failed else
                      command_line("compare", self.what, "--no-run", "--out", out))
         return 1 if failed else 0
-
-
-def check_before(configs: Sequence[Config]) -> None:
-    """Everything that would end the runs at their start, said before the first one does. Torch loads here."""
-    from creditscope.credit.choice import find_estimator
-    from creditscope.lab.train import check_problems
-    from creditscope.policy.loading import load_policy
-    from creditscope.tasks import find_task
-
-    task = find_task(configs[0].task)
-    for config in {config.estimator: config for config in configs}.values():
-        check_problems(task, config, find_estimator(config.estimator))
-    if configs[0].model != "tiny":  # the packaged one is there
-        load_policy(configs[0].model, device="cpu")
-
-
-def arguments(config: Config, path: Path) -> tuple[str, ...]:
-    """The `creditscope train` that makes this run, or goes on with it where it was begun."""
-    again = ["--resume"] * (path / "run.json").exists()
-    return ("train", *flags(asdict(config)), "--out", str(path), "--json", *again)
 
 
 def folder(name: str) -> str:
@@ -264,43 +199,6 @@ def folder(name: str) -> str:
     ('monte_carlo,samples=2', 'mine.credit+halves')
     """
     return "".join(c if c.isalnum() or c in "._-+,=" else "_" for c in name.replace(":", "+"))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that appears whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise CreditscopeError(f"cannot write {path}: {error.strerror}; the runs are kept: repair it, then use "
-                               f"--no-run") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def _name(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
-
-
-def _finished(path: Path) -> Record | None:
-    if not (path / "run.json").exists():
-        return None
-    record = Record.open(path)
-    return record if is_finished(record.steps()) else None
-
-
-def _done(path: Path, config: Config, kind: Kind) -> bool:
-    """Whether the run is there and finished. One with other settings, finished or not, is refused."""
-    if not (path / "run.json").exists():
-        return False
-    record = Record.open(path)
-    found = difference(record.config, asdict(config), kind.free)
-    if found:
-        raise CreditscopeError(f"{path} holds a run with other settings: its {found}; give the same settings, or "
-                               f"choose another --out")
-    return is_finished(record.steps())
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
@@ -315,26 +213,26 @@ def _number(value: Interval | None, digits: int, share: bool = False) -> str:
     return f"{scale * value.mean:.{digits}f}{half}{unit}"
 
 
-def _overlaps(line: Line) -> str:
+def _overlaps(line: Candidate) -> str:
     return {True: "yes", False: "no", None: ""}[line.overlaps]
 
 
-def _paired(line: Line) -> str:
+def _paired(line: Candidate) -> str:
     return in_points(line.difference) if line.difference else ""
 
 
-def _change(line: Line, name: str) -> str:
+def _change(line: Candidate, name: str) -> str:
     change = line.numbers[f"{name}_change"]
     return in_percent(change) if change else ""
 
 
-def _spread(line: Line) -> str:
+def _spread(line: Candidate) -> str:
     spread = line.numbers["spread"]
     return "" if spread is None else f"{100 * spread:.1f}"
 
 
-Columns = Mapping[str, Callable[[Line], str]]
-CREDIT_RESULT: Columns = {
+TableColumns = Mapping[str, Callable[[Candidate], str]]
+CREDIT_RESULT: TableColumns = {
     "credit": lambda line: line.name,
     "seeds": lambda line: str(len(line.seeds)),
     "accuracy": lambda line: percent(line.accuracy),
@@ -342,7 +240,7 @@ CREDIT_RESULT: Columns = {
     "overlap": _overlaps,
     "mean along the way": lambda line: percent(line.area),
 }
-CREDIT_COST: Columns = {
+CREDIT_COST: TableColumns = {
     "credit": lambda line: line.name,
     "steps": lambda line: f"{line.steps:.0f}",
     "rollouts": lambda line: f"{line.spent:,.0f}",
@@ -354,7 +252,7 @@ CREDIT_COST: Columns = {
     "dead credit": lambda line: _number(line.numbers["dead_credit"], 0, share=True),
     "dead signal": lambda line: _number(line.numbers["dead_signal"], 0, share=True),
 }
-BRAKE_RESULT: Columns = {
+BRAKE_RESULT: TableColumns = {
     "brake": lambda line: line.name,
     "seeds": lambda line: str(len(line.seeds)),
     "accuracy": lambda line: percent(line.accuracy),
@@ -365,7 +263,7 @@ BRAKE_RESULT: Columns = {
     "updates": lambda line: _number(line.numbers["updates"], 1),
     "train, s": lambda line: _number(line.numbers["train"], 2),
 }
-BRAKE_OVERSHOOT: Columns = {
+BRAKE_OVERSHOOT: TableColumns = {
     "brake": lambda line: line.name,
     "past": lambda line: _number(line.numbers["past"], 1, share=True),
     "distance": lambda line: _number(line.numbers["distance"], 3),
@@ -410,7 +308,7 @@ class Page:
     """How a kind of comparison is shown."""
 
     title: str
-    tables: tuple[Columns, ...]
+    tables: tuple[TableColumns, ...]
     legend: str
     figure: Callable[[Comparison], str]
     shows: str
@@ -425,10 +323,8 @@ PAGES: Mapping[str, Page] = MappingProxyType({
 })
 
 
-def _table(found: Comparison, columns: Columns) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in columns:
-        table.add_column(header, justify="left" if header == found.kind.setting else "right")
+def _table(found: Comparison, columns: TableColumns) -> Table:
+    table = new_table(*columns)
     for line in found.lines:
         cells = (escape(cell(line)) for cell in columns.values())
         table.add_row(*cells, style="dim" if line.name == found.kind.baseline else "")

@@ -1,4 +1,4 @@
-"""`creditscope credit`: the list of credit estimators, and one of them under the glass."""
+"""`creditscope credit`: the list of credit estimators, or one of them in full."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.credit.table import ESTIMATORS, NEEDS, Estimator, parse
 from creditscope.errors import CreditscopeError
 
@@ -55,10 +53,7 @@ class Credit:
             return
         console = self.output.console()
         wide = console.width >= WIDE
-        table = Table(header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
-        table.add_column("credit", no_wrap=True)
-        for header in ("equation",) * wide + ("needs", "cost", "from"):
-            table.add_column(header, overflow="fold")
+        table = new_table("credit", *("equation",) * wide, "needs", "cost", "from", justify="left")
         for name, row in ESTIMATORS.items():
             texts = (row.equation,) * wide + (", ".join(row.needs) or "–", row.cost, row.cites)
             table.add_row(name, *(escape(text) for text in texts))

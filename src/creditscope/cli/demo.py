@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.table import Table
 
-from creditscope.cli.check import write_file
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.cli.train import run_training
 from creditscope.errors import CreditscopeError, command_line
+from creditscope.files.writing import write_file
 from creditscope.report.build import build
+from creditscope.runs import schema
 from creditscope.runs.config import Config
+from creditscope.runs.numbers import mean_over
 from creditscope.runs.record import Record
 
 
@@ -84,33 +85,25 @@ def summary(path: Path) -> dict[str, Any]:
     """A finished run in a few numbers, read from its record."""
     record = Record.open(path)
     steps = record.steps()
-    trained = [s for s in steps if "reward/mean" in s]
+    trained = [s for s in steps if schema.REWARD_MEAN in s]
     before, after = steps[0], steps[-1]
     tail = trained[-10:]
     return {"group": record.config["group"], "steps": len(trained),
-            "rollouts": sum(s["rollouts/sampled"] for s in trained),
+            "rollouts": sum(s[schema.ROLLOUTS_SAMPLED] for s in trained),
             "before": [before[f"eval/{k}"] for k in ("accuracy", "low", "high")],
             "after": [after[f"eval/{k}"] for k in ("accuracy", "low", "high")],
-            "reward": sum(s["reward/mean"] for s in tail) / len(tail),
-            "dead_groups": sum(s["signal/dead_groups"] for s in tail) / len(tail),
-            "effective_rank": _mean(trained, "gram/group/effective_rank"),
-            "effective_rank_truncated_2": _mean(trained, "gram/group/effective_rank_truncated_2"),
-            "null": _mean(trained, "gram/group/w_null"),
-            "scope_ratio": trained[-1].get("scope/ratio"),
-            "seconds": sum(s["time/step"] for s in trained), "path": str(path)}
-
-
-def _mean(steps: list[dict[str, Any]], name: str) -> float | None:
-    """Over the steps that have the reading."""
-    found = [step[name] for step in steps if name in step]
-    return sum(found) / len(found) if found else None
+            "reward": mean_over(tail, schema.REWARD_MEAN),
+            "dead_groups": mean_over(tail, schema.SIGNAL_DEAD_GROUPS),
+            "effective_rank": mean_over(trained, schema.GRAM_GROUP_EFFECTIVE_RANK),
+            "effective_rank_truncated_2": mean_over(trained, schema.GRAM_GROUP_EFFECTIVE_RANK_TRUNCATED_2),
+            "null": mean_over(trained, schema.GRAM_GROUP_W_NULL),
+            "scope_ratio": trained[-1].get(schema.SCOPE_RATIO),
+            "seconds": sum(s[schema.TIME_STEP] for s in trained), "path": str(path)}
 
 
 def _table(lines: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in ("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null", "cut to 2",
-                   "time"):
-        table.add_column(header, justify="right")
+    table = new_table("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null",
+                      "cut to 2", "time", left=())
     for line in lines:
         (a, a_low, a_high), (b, b_low, b_high) = line["before"], line["after"]
         table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{100 * a_low:.0f}, {100 * a_high:.0f}]",

@@ -1,74 +1,58 @@
-"""What a run looks like while it goes: a live panel on a terminal, plain lines elsewhere."""
+"""The metrics of a run in progress: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from creditscope.cli.progress import Progress
 from creditscope.errors import printable
+from creditscope.runs import schema
 
 
 class Display:
     """Shows the metrics of each step of a run of `total` steps."""
 
     def __init__(self, console: Console, label: str, total: int, every: int = 10, quiet: bool = False) -> None:
-        self._console, self._label, self._total, self._every, self._quiet = console, label, total, every, quiet
-        self._live: Live | None = None
-        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                  TextColumn("left"), TimeRemainingColumn(), console=console)
-        self._bar = self._progress.add_task(label, total=total)
+        self._label, self._total, self._every = label, total, every
+        self._progress = Progress(console, label, quiet)
         self._eval = ""
         self._warned: set[str] = set()
         self._seen, self._spent = 0, 0.0
 
     def __enter__(self) -> Display:
-        if self._console.is_terminal and not self._quiet:
-            self._live = Live(self._progress, console=self._console, refresh_per_second=4)
-            self._live.__enter__()
+        self._progress.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._progress.__exit__()
 
     def begin(self, problems: int) -> None:
         """Say what the first seconds are spent on."""
-        if not self._quiet:
-            first = f", then one answer to each of {problems} test problems" if problems else ""
-            self._console.print(f"{self._label}  loading the model{first}", markup=False)
+        first = f", then one answer to each of {problems} test problems" if problems else ""
+        self._progress.say(f"{self._label}  loading the model{first}")
 
     def show(self, m: dict[str, Any]) -> None:
         """One step's metrics, or the final evaluation. Warnings are for everyone, the rest not for programs."""
-        if "reward/mean" in m:
+        if schema.REWARD_MEAN in m:
             self._warn(m)
-        if self._quiet:
-            return
-        if "eval/accuracy" in m:
-            self._eval = f"test {m['eval/accuracy']:.1%} [{m['eval/low']:.1%}, {m['eval/high']:.1%}]"
-            if self._live is None:
-                self._console.print(f"{self._label}  step {m['step']}  {self._eval}")
-        if "reward/mean" not in m:
+        if schema.EVAL_ACCURACY in m:
+            self._eval = f"test {m[schema.EVAL_ACCURACY]:.1%} [{m[schema.EVAL_LOW]:.1%}, {m[schema.EVAL_HIGH]:.1%}]"
+            if not self._progress.live:
+                self._progress.say(f"{self._label}  step {m['step']}  {self._eval}")
+        if schema.REWARD_MEAN not in m:
             return
         self._seen += 1
-        self._spent += m["time/step"] - m.get("time/eval", 0.0)
-        if self._live is not None:
-            self._progress.update(self._bar, completed=m["step"] + 1)
-            self._live.update(Group(self._progress, self._panel(m)))
+        self._spent += m[schema.TIME_STEP] - m.get(schema.TIME_EVAL, 0.0)
+        if self._progress.live:
+            done = m["step"] + 1
+            self._progress.show(done, self._total, f"{self._label}  {done}/{self._total}", self._panel(m))
         elif m["step"] % self._every == 0 or m["step"] + 1 == self._total:
             left = self._spent / self._seen * (self._total - m["step"] - 1)
-            self._console.print(f"{self._label}  step {m['step']:>4}  " + "  ".join(
+            self._progress.say(f"{self._label}  step {m['step']:>4}  " + "  ".join(
                 f"{name} {value}" for name, value in readings(m).items()) + f"  left {left:.0f} s")
 
     def _panel(self, m: dict[str, Any]) -> Table:
@@ -82,13 +66,14 @@ class Display:
     def _warn(self, m: dict[str, Any]) -> None:
         """Say once, on the error stream, each thing that would otherwise spoil a run in silence."""
         found = {}
-        if m["length/truncated"] > 0.2:
-            found["cut"] = f"{m['length/truncated']:.0%} of the answers were cut at the limit; raise --max-tokens"
-        if m.get("reward/errors"):
-            found["errors"] = f"{m['reward/errors']} answers could not be judged; the first: {m['reward/first_error']}"
-        if m.get("policy/sampler_gap", 0.0) > 0.01:
-            found["gap"] = (f"the training forward is off the sampler by {m['policy/sampler_gap']:.2g} in log-prob, so "
-                            f"ratios do not start at 1; use --top-p 1, and float32 weights")
+        if m[schema.LENGTH_TRUNCATED] > 0.2:
+            found["cut"] = f"{m[schema.LENGTH_TRUNCATED]:.0%} of the answers were cut at the limit; raise --max-tokens"
+        if m.get(schema.REWARD_ERRORS):
+            found["errors"] = (f"{m[schema.REWARD_ERRORS]} answers could not be judged; the first: "
+                               f"{m[schema.REWARD_FIRST_ERROR]}")
+        if m.get(schema.POLICY_SAMPLER_GAP, 0.0) > 0.01:
+            found["gap"] = (f"the training forward is off the sampler by {m[schema.POLICY_SAMPLER_GAP]:.2g} in log-prob, "
+                            f"so ratios do not start at 1; use --top-p 1, and float32 weights")
         for cause, text in found.items():
             if cause not in self._warned:
                 self._warned.add(cause)
@@ -99,51 +84,17 @@ def readings(m: dict[str, Any]) -> dict[str, str]:
     """The few numbers that say how a run goes."""
     parts = {name: m[f"time/{name}"] for name in ("sample", "train", "scope") if f"time/{name}" in m}
     spent = ", ".join(f"{k} {v:.2f}" for k, v in parts.items())
-    out = {"reward": f"{m['reward/mean']:.3f}", "live groups": f"{m['signal/live_groups']}/{m['signal/groups']}",
-           "entropy": f"{m['entropy/mean']:.3f}" if "entropy/mean" in m else "",
-           "length": f"{m['length/mean']:.1f}", "rank": rank(m),
-           "time": f"{m['time/step']:.2f} s" + (f" ({spent})" if spent else "")}
+    out = {"reward": f"{m[schema.REWARD_MEAN]:.3f}",
+           "live groups": f"{m[schema.SIGNAL_LIVE_GROUPS]}/{m[schema.SIGNAL_GROUPS]}",
+           "entropy": f"{m[schema.ENTROPY_MEAN]:.3f}" if schema.ENTROPY_MEAN in m else "",
+           "length": f"{m[schema.LENGTH_MEAN]:.1f}", "rank": rank(m),
+           "time": f"{m[schema.TIME_STEP]:.2f} s" + (f" ({spent})" if spent else "")}
     return {name: value for name, value in out.items() if value}
 
 
 def rank(m: dict[str, Any]) -> str:
     """r_eff of a group's rollout gradients beside that of orthogonal scores of equal norm with the same w."""
-    if "gram/group/effective_rank" not in m:
+    if schema.GRAM_GROUP_EFFECTIVE_RANK not in m:
         return ""
-    null = m.get("gram/group/w_null")
-    return f"{m['gram/group/effective_rank']:.1f}" + (f" (null {null:.1f})" if null is not None else "")
-
-
-def holds_a_run(out: Path | None) -> bool:
-    """Whether a stop has something to keep."""
-    return out is not None and (out / "run.json").exists()
-
-
-class Interrupt:
-    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same.
-
-    While nothing is kept, once is enough: what is waited for may never come, such as the other end of a pipe.
-    """
-
-    def __init__(self, keeps: Callable[[], bool] = lambda: True) -> None:
-        self.asked = False
-        self._keeps = keeps
-
-    def __enter__(self) -> Interrupt:
-        self._before = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    def _catch(self, number: int, frame: FrameType | None) -> None:
-        if self.asked or not self._keeps():
-            raise KeyboardInterrupt
-        self.asked = True
-        with contextlib.suppress(OSError):  # a full disk, or nobody who reads
-            # os.write, because a signal may arrive in the middle of a print.
-            os.write(2, b"stopping after this step; everything is kept (again to stop at once)\n")
+    null = m.get(schema.GRAM_GROUP_W_NULL)
+    return f"{m[schema.GRAM_GROUP_EFFECTIVE_RANK]:.1f}" + (f" (null {null:.1f})" if null is not None else "")

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
+from creditscope.diagnosis.engine import diagnose, root
 from creditscope.diagnosis.finding import STATES, Finding
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.read import read
-from creditscope.diagnosis.rules import diagnose, root
 from creditscope.errors import printable
 
 SHAPES = {"broken": "✗", "watch": "!", "unknown": "?", "fine": "✓"}
@@ -91,9 +89,7 @@ def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> 
     console.print(f"{log.trainer.name}{version}, {len(log.rows)} rows", markup=False)
     for note in log.notes:
         console.print(f"note: {printable(note)}", markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in ("state", "about", "finding"):
-        table.add_column(header)
+    table = new_table("state", "about", "finding", justify="left")
     for finding in findings:
         origin = f" (follows from {finding.follows})" if finding.follows else ""
         table.add_row(Text(f"{SHAPES[finding.state]} {finding.state}", COLOURS[finding.state]), finding.rule,

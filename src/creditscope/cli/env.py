@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import tyro
 
-from creditscope import __version__
 from creditscope.cli.output import Output
+from creditscope.files.versions import software
 
 PACKAGES = ("torch", "numpy", "transformers", "safetensors", "tyro", "rich", "trl", "verl", "peft", "accelerate",
             "datasets", "math-verify", "gguf")
@@ -41,20 +39,8 @@ def environment() -> dict[str, Any]:
     """Versions and devices as plain data."""
     import torch
 
-    return {
-        "creditscope": __version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda,
-        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "packages": {name: _version(name) for name in PACKAGES},
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    found = software(PACKAGES)
+    packages = found.pop("packages")
+    return found | {"cpus": os.cpu_count(), "torch_threads": torch.get_num_threads(), "cuda": torch.version.cuda,
+                    "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+                    "packages": packages}

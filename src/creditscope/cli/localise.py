@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich import box
 from rich.table import Table
 
-from creditscope.cli.bar import Bar
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
+from creditscope.cli.progress import Progress
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
 
 if TYPE_CHECKING:
-    from creditscope.studies.localise import Finding, Outcome
+    from creditscope.studies.localise import ScoreResult, StudyResult
 
 PROBLEMS = 200
 TITLES = {"planted": "planted errors: one wrong number in a reference solution, all later lines follow from it",
@@ -42,7 +41,7 @@ class Localise:
     problems: int | None = None
     """Problems to plant an error in, by default 200; of a file, solutions drawn from it, by default all."""
     group: int = 8
-    """R, rollouts a problem, the planted one among them."""
+    """R, rollouts per problem, the planted one among them."""
     samples: int = 8
     """K, continuations at each cut for Monte Carlo values."""
     credit: tuple[str, ...] = ()
@@ -56,7 +55,7 @@ class Localise:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        with Bar("localise", self.output) as bar:
+        with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
         if self.output.json:
             self.output.emit(outcome.as_dict())
@@ -76,7 +75,7 @@ class Localise:
         console.next("creditscope credit NAME")
         return 0
 
-    def _measure(self, bar: Bar) -> Outcome:
+    def _measure(self, bar: Progress) -> StudyResult:
         # Heavy imports wait until there is something to measure, so that --help answers at once.
         from creditscope.policy.loading import load_policy
         from creditscope.studies.processbench import localise_processbench, read_processbench
@@ -84,7 +83,7 @@ class Localise:
         if self.processbench is not None:
             solutions = read_processbench(self.processbench)  # before the model is loaded: that takes longer
             return localise_processbench(load_policy(self.model, device=self.device), solutions, seed=self.seed,
-                                         problems=self.problems, credit=self.credit, tick=bar.show)
+                                         problems=self.problems, credit=self.credit, tick=bar.tick)
         from creditscope.studies.planted_errors import check_sizes, localise_planted
         from creditscope.tasks.arithmetic import Arithmetic
 
@@ -95,15 +94,12 @@ class Localise:
             raise CreditscopeError(f"--problems {problems}: the test split has {task.test_size}; give that or fewer")
         return localise_planted(load_policy(self.model, device=self.device), task, problems=problems, group=self.group,
                                 samples=self.samples, seed=self.seed, credit=self.credit, critic=self.critic,
-                                tick=bar.show)
+                                tick=bar.tick)
 
 
-def as_table(title: str, findings: list[Finding]) -> Table:
-    table = Table(title=f"{title} (n = {findings[0].n if findings else 0})", title_justify="left", header_style="bold",
-                  pad_edge=False, box=box.SIMPLE_HEAD)
-    table.add_column("score", no_wrap=True)
-    for header in ("AUC of |A|", "AUC of −A", "top step", "chance"):
-        table.add_column(header, justify="right", no_wrap=True)
+def as_table(title: str, findings: list[ScoreResult]) -> Table:
+    table = new_table("score", "AUC of |A|", "AUC of −A", "top step", "chance",
+                      title=f"{title} (n = {findings[0].n if findings else 0})")
     for row in findings:
         table.add_row(row.name + mark(row.name), str(row.size), str(row.blame), str(row.hit), f"{row.chance:.3f}")
     return table

@@ -1,4 +1,4 @@
-"""`creditscope methods`: the table, and one method under the glass."""
+"""`creditscope methods`: the table of methods, or one of them in full."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.find import find
+from creditscope.methods.properties import properties
 from creditscope.methods.table import METHODS
 from creditscope.methods.words import (
     advantage_equation,
@@ -60,24 +59,19 @@ class Methods:
         if self.output.json:
             self.output.emit({name: as_dict(row) for name, row in rows.items()})
             return
-        table = Table(title="J = Σ_it α_it · term_it − β·R      w_it = ∂J/∂log π_it", title_justify="left",
-                      header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
         console = self.output.console()
         formulas = ("advantage A", "weight α", "term", "R") if console.width >= WIDE else ()
-        for header in ("method", "arXiv"):
-            table.add_column(header, no_wrap=True)
-        for header in formulas:
-            table.add_column(header, overflow="fold")
-        for header in _COLUMNS.values():
-            table.add_column(header, justify="center")
+        texts = ("method", "arXiv", *formulas)
+        table = new_table(*texts, *_COLUMNS.values(), justify="center", left=texts,
+                          title="J = Σ_it α_it · term_it − β·R      w_it = ∂J/∂log π_it")
         for name, row in rows.items():
-            texts = (advantage_equation(row).split("   ")[0], alpha_text(row), term_text(row), penalty_text(row))
-            marks = [_mark(value) for value in measured(row).values()]
-            table.add_row(name, row.arxiv, *(escape(text) for text in texts[: len(formulas)]), *marks)
+            cells = (advantage_equation(row).split("   ")[0], alpha_text(row), term_text(row), penalty_text(row))
+            marks = [_mark(value) for value in asdict(properties(row)).values()]
+            table.add_row(name, row.arxiv, *(escape(text) for text in cells[: len(formulas)]), *marks)
         console.print(table)
         if not formulas:
             console.print(f"Formulas are left out below {WIDE} columns.")
-        console.print("Properties are measured on a probe batch at ratio 1, β = 0. yes: holds  no: does not  "
+        console.print("Properties at ratio 1, β = 0, measured by the tests. yes: holds  no: does not  "
                       "–: credit comes from outside.")
         console.next("creditscope methods NAME", *([] if self.dialects else ["creditscope methods --dialects"]))
 
@@ -105,24 +99,17 @@ class Methods:
             console.print(f"[bold]note[/]  {escape(row.note)}\n")
         loss = law(row)
         console.print(f"[bold]at ratio 1[/]  {escape(loss.formula)}\n  {loss.sentence}\n")
-        console.print("[bold]properties[/] (measured on a probe batch at ratio 1, β = 0)")
-        for name, value in measured(row).items():
+        console.print("[bold]properties[/] (at ratio 1, β = 0; measured by the tests)")
+        for name, value in asdict(properties(row)).items():
             console.print(f"  {name}: {_mark(value)}")
 
 
 def as_dict(row: Method) -> dict[str, Any]:
-    """A row as plain data: axes, equation, diff from the parent, what J is at ratio 1, and measured properties."""
+    """A row as plain data: axes, equation, diff from the parent, what J is at ratio 1, and properties."""
     parent = find(row.parent) if row.parent is not None else None
     diff = {axis: list(pair) for axis, pair in row.diff(parent).items()} if parent is not None else {}
     return asdict(row) | {"equation": equation(row), "diff": diff, "at_ratio_one": asdict(law(row)),
-                          "properties": measured(row)}
-
-
-def measured(row: Method) -> dict[str, bool | None]:
-    """The row's properties; torch loads here, not when the command line starts."""
-    from creditscope.objective.properties import properties
-
-    return properties(row).to_dict()
+                          "properties": asdict(properties(row))}
 
 
 def _mark(value: bool | None) -> str:

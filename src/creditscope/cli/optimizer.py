@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.diagnosis.optimizer_numbers import Findings, read
 from creditscope.diagnosis.optimizer_verdicts import NAME, as_dict, last_update, verdicts
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.optimizer.table import BRAKES
-from creditscope.runs.compare import percent
 from creditscope.runs.intervals import Interval
+from creditscope.runs.numbers import percent, spanned
 
 CARRY_STEPS, CARRY_LAGS = (2, 10, 50, 1000), range(5)
 MEASURE = "creditscope train --inner-steps 4 --probe light"
@@ -98,7 +97,7 @@ class Optimizer:
 
     def _brakes(self) -> None:
         if self.output.json:
-            self.output.emit({"brakes": [asdict(row) | {"idle": sorted(row.idle)} for row in BRAKES.values()]})
+            self.output.emit({"brakes": [asdict(row) | {"idle": row.idle_bounds} for row in BRAKES.values()]})
             return
         console = self.output.console()
         for row in BRAKES.values():
@@ -127,10 +126,8 @@ class Optimizer:
             self.output.emit({"betas": self.betas, "lags": list(CARRY_LAGS), "steps": rows, "limit": limit})
             return
         console = self.output.console()
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", title_justify="left",
-                      title=f"C_{{T,k}} of Adam, β₁ = {self.betas[0]:g}, β₂ = {self.betas[1]:g}")
-        for header in ("T", *(f"k = {lag}" for lag in CARRY_LAGS)):
-            table.add_column(header, justify="right")
+        table = new_table("T", *(f"k = {lag}" for lag in CARRY_LAGS), left=(),
+                          title=f"C_{{T,k}} of Adam, β₁ = {self.betas[0]:g}, β₂ = {self.betas[1]:g}")
         for name, row in [*rows.items(), ("∞", limit)]:
             table.add_row(str(name), *(f"{value:.4f}" for value in row))
         console.print(table)
@@ -139,19 +136,9 @@ class Optimizer:
         console.next(MEASURE, "creditscope optimizer RUN")
 
 
-def number(value: Interval) -> str:
-    """A mean with its interval.
-
-    >>> number(Interval(0.1234, 0.1, 0.15, 5)), number(Interval(2e-5, None, None, 1))
-    ('0.123 [0.1, 0.15]', '2e-05')
-    """
-    ends = "" if value.low is None or value.high is None else f" [{value.low:.3g}, {value.high:.3g}]"
-    return f"{value.mean:.3g}{ends}"
-
-
 COLUMNS: Mapping[str, tuple[str, Callable[[Interval], str]]] = {
-    "past the bound": ("past", percent), "distance (nats)": ("distance", number), "after": ("after", percent),
-    "KL": ("kl", number)}
+    "past the bound": ("past", percent), "distance (nats)": ("distance", spanned), "after": ("after", percent),
+    "KL": ("kl", spanned)}
 
 
 def show(console: Console, found: Findings) -> None:
@@ -171,14 +158,14 @@ def show(console: Console, found: Findings) -> None:
 def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
     rows = {str(k): row for k, row in found.by_update.items()} or {"last": found.overshoot}
     if any(name in row for row in rows.values() for name, _ in COLUMNS.values()):
-        table = _table("overshoot by inner update", ("k", "steps", *COLUMNS))
+        table = new_table("k", "steps", *COLUMNS, title="overshoot by inner update")
         for k, row in rows.items():
             count = max((value.n for value in row.values()), default=0)
             table.add_row(k, str(count), *(_safe(_optional(row.get(name), text)) for name, text in COLUMNS.values()))
         yield table
     labels = {"overshoot": "mean of all bounded tokens (nats)", "carry": "carry", "carry_predicted": "predicted",
               "by_momentum": "growth by momentum", "by_fresh": "by fresh gradients"}
-    facts = [f"{label} {number(found.overshoot[name])}" for name, label in labels.items() if name in found.overshoot]
+    facts = [f"{label} {spanned(found.overshoot[name])}" for name, label in labels.items() if name in found.overshoot]
     facts += [f"furthest token {found.furthest:.3g} nats"] if found.furthest is not None else []
     yield from _facts(facts)
 
@@ -186,7 +173,7 @@ def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
 def _scale_lines(found: Findings) -> Iterator[Table | str]:
     if found.sweep is None:
         return
-    table = _table(f"reward scale, at step {found.sweep.step}", ("φ", *map(_cell, found.sweep.phi)))
+    table = new_table("φ", *map(_cell, found.sweep.phi), title=f"reward scale, at step {found.sweep.step}")
     table.add_row("change", *map(_cell, found.sweep.change))
     table.add_row("cosine", *map(_cell, found.sweep.cosine))
     yield table
@@ -197,7 +184,7 @@ def _scale_lines(found: Findings) -> Iterator[Table | str]:
 def _update_lines(found: Findings) -> Iterator[str]:
     labels = {"cosine": "cosine with −gradient", "ratio": "‖Δ‖/‖θ‖", "momentum": "from momentum",
               "zero": "weights that did not move", "zero_bf16": "in bfloat16"}
-    facts = [f"{labels[name]} {number(value)}" for name, value in found.update.items()]
+    facts = [f"{labels[name]} {spanned(value)}" for name, value in found.update.items()]
     facts += [f"effective rank of the path {found.path[0]:.3g} of {found.path[1]} updates"] if found.path else []
     most = found.sweep.most("ratio") if found.sweep else None
     yield from _facts(facts + ([f"‖Δ‖/‖θ‖ is largest in {most[1]:.80}: {most[0]:.3g}"] if most else []), "update")
@@ -216,14 +203,14 @@ def as_table(runs: Sequence[Findings]) -> Table:
         "brake": lambda one: f"{one.brake or '':.{NAME}}",
         "inner updates": lambda one: str(max(one.by_update, default="")),
         **{label: partial(_at_last, name, text) for label, (name, text) in COLUMNS.items()},
-        "carry": lambda one: _optional(one.overshoot.get("carry"), number),
-        "predicted": lambda one: _optional(one.overshoot.get("carry_predicted"), number),
+        "carry": lambda one: _optional(one.overshoot.get("carry"), spanned),
+        "predicted": lambda one: _optional(one.overshoot.get("carry_predicted"), spanned),
         "change at φ = 0.1": lambda one: _optional(one.scale_change, percent),
-        "cosine with −gradient": lambda one: _optional(one.update.get("cosine"), number),
+        "cosine with −gradient": lambda one: _optional(one.update.get("cosine"), spanned),
         "from momentum": lambda one: _optional(one.update.get("momentum"), percent),
         "r of J and reward": lambda one: _correlation(one.progress),
     }
-    table = _table("", ("", *(_safe(one.run) for one in runs)))
+    table = new_table("", *(_safe(one.run) for one in runs))
     for label, text in rows.items():
         cells = [text(one) for one in runs]
         if any(cells):
@@ -234,18 +221,11 @@ def as_table(runs: Sequence[Findings]) -> Table:
 def _correlation(seen: Mapping[str, Any]) -> str:
     if seen.get("r") is None:
         return ""
-    return number(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
+    return spanned(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
 
 
 def _at_last(name: str, text: Callable[[Interval], str], one: Findings) -> str:
     return _optional(last_update(one)[1].get(name), text)
-
-
-def _table(title: str, headers: Sequence[str]) -> Table:
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for i, header in enumerate(headers):
-        table.add_column(header, justify="right" if i else "left", overflow="fold")
-    return table
 
 
 def _facts(facts: Sequence[str], title: str = "") -> Iterator[str]:

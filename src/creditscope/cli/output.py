@@ -1,14 +1,17 @@
-"""How a verb speaks: JSON for programs, a plain console where there is no terminal, colour where there is."""
+"""Output of a verb: JSON for programs, a plain console where there is no terminal, colour where there is."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
+from rich import box
+from rich.console import Console, JustifyMethod
+from rich.table import Table
 from rich.text import Text
 
 from creditscope.errors import printable
@@ -23,6 +26,16 @@ class Screen(Console):
     def next(self, *commands: str) -> None:
         """The line that every verb ends with. A terminal may wrap it, but no newline is put into a command."""
         self.print(f"Next: {'   '.join(commands)}", markup=False, soft_wrap=True)
+
+
+def new_table(*headers: str, title: str = "", justify: JustifyMethod = "right",
+              left: Container[str] | None = None) -> Table:
+    """A table with these heads; columns in `left` are texts, by default the first, the others are justified as told."""
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for number, header in enumerate(headers):
+        text = number == 0 if left is None else header in left
+        table.add_column(header, justify="left" if text else justify, overflow="fold", no_wrap=number == 0)
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)

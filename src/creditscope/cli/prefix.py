@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.arrays import fitting
 from creditscope.methods.find import find
 from creditscope.methods.table import METHODS, even
+from creditscope.runs import schema
 from creditscope.runs.arrays import ROLLOUTS
 from creditscope.runs.record import Record
 
 if TYPE_CHECKING:
     from creditscope.batch.rollouts import Rollouts
+    from creditscope.exact.prefix_bias import PrefixBias
     from creditscope.methods.axes import Method
-    from creditscope.objective.prefix_bias import PrefixBias
 
 MOST = 8
 """Nodes to show."""
@@ -49,7 +48,7 @@ class Prefix:
     """
 
     source: Annotated[Path, tyro.conf.Positional]
-    """A folder written by creditscope train, or JSON lines, one rollout a line."""
+    """A folder written by creditscope train, or JSON lines, one rollout per line."""
     method: str | None = None
     """A row of the table (creditscope methods), or its variant with even weights: NAME_even. All rows by default."""
     step: int | None = None
@@ -92,7 +91,7 @@ class Prefix:
         return rollouts, facts | {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}
 
     def _table(self, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.objective.prefix_bias import prefix_bias, summary
+        from creditscope.exact.prefix_bias import prefix_bias, summary
 
         found: dict[str, dict[str, Any]] = {}
         left_out: dict[str, str] = {}
@@ -108,10 +107,7 @@ class Prefix:
             return
         console = self.output.console()
         console.print(self._headline(facts, next(iter(found.values()))), markup=False)
-        table = Table(header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
-        table.add_column("method", no_wrap=True)
-        for title in ("root\ncancels", *COLUMNS.values()):
-            table.add_column(title, justify="right")
+        table = new_table("method", "root\ncancels", *COLUMNS.values())
         for name, reading in found.items():
             table.add_row(name, verdict(reading), *(number(reading.get(f"prefix/{key}")) for key in COLUMNS))
         console.print(table)
@@ -124,7 +120,7 @@ class Prefix:
         console.next(command_line("prefix", self.source, "--method", "grpo"))
 
     def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.objective.prefix_bias import prefix_bias, summary
+        from creditscope.exact.prefix_bias import prefix_bias, summary
 
         found = prefix_bias(method, rollouts)
         reading = summary(found, rollouts)
@@ -138,10 +134,9 @@ class Prefix:
         for name, value in reading.items():
             console.print(f"  {name:<24}", f"{value:.4g}" if isinstance(value, float) else value, markup=False)
         if worst:
-            table = Table(header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD,
-                          title="where the weights matter most", title_justify="left")
-            for title in ("group", "answers", "W", "evenly", "prefix, its last token in «»"):
-                table.add_column(title, justify="left" if title.startswith("prefix") else "right", overflow="fold")
+            last = "prefix, its last token in «»"
+            table = new_table("group", "answers", "W", "evenly", last, left=(last,),
+                              title="where the weights matter most")
             for node in worst:
                 table.add_row(str(node["group"]), f"{node['rows']} of {node['of']}", f"{node['W']:+.2e}",
                               number(node["even"], "+.2e"), escape(printable(node["prefix"].replace("\n", "⏎"))))
@@ -150,12 +145,12 @@ class Prefix:
 
     def _headline(self, facts: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
         where = printable(facts["source"]) + (f", step {facts['step']}" if "step" in facts else "")
-        return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, {reading['prefix/tokens']:.1%} of "
-                f"them on {reading['prefix/nodes']} shared tokens; {reading['prefix/root_nodes']} of these are of a "
-                f"whole group")
+        return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, {reading[schema.PREFIX_TOKENS]:.1%} "
+                f"of them on {reading[schema.PREFIX_NODES]} shared tokens; {reading[schema.PREFIX_ROOT_NODES]} of these "
+                f"are of a whole group")
 
     def _next(self, method: Method, reading: Mapping[str, Any]) -> str:
-        if reading.get("prefix/bias", 0.0) > ROUNDING and even(method).diff(method):
+        if reading.get(schema.PREFIX_BIAS, 0.0) > ROUNDING and even(method).diff(method):
             return command_line("prefix", self.source, "--method", f"{method.name}_even")
         return f"creditscope train --method {method.name}" if method.name in METHODS else \
             f"creditscope methods {method.parent}"
@@ -173,12 +168,11 @@ def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
 
     from creditscope.batch.rollouts import Rollouts
 
-    needed = ("tokens", "mask", "logp", "reward", "group")
-    found = fitting(arrays, ROLLOUTS, needed)
-    texts = {name: found[name].tolist() for name in ("prompt", "text", "pieces") if name in found}
-    tensors: dict[str, Any] = {name: torch.as_tensor(found[name]) for name in (*needed, "entropy", "ref_logp")
-                               if name in found}
-    return Rollouts(**tensors, **texts)
+    known = {field.name: field.default is MISSING and field.default_factory is MISSING for field in fields(Rollouts)}
+    found = fitting(arrays, ROLLOUTS, [name for name, needed in known.items() if needed])
+    given: dict[str, Any] = {name: array.tolist() if array.dtype.kind == "U" else torch.as_tensor(array)
+                             for name, array in found.items() if name in known}
+    return Rollouts(**given)
 
 
 def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:
@@ -215,7 +209,7 @@ def shown(rollouts: Rollouts, row: int, column: int) -> str:
 
 
 def verdict(reading: Mapping[str, Any]) -> str:
-    root = reading.get("prefix/root")
+    root = reading.get(schema.PREFIX_ROOT)
     return "–" if root is None else "yes" if root < ROUNDING else "no"
 
 

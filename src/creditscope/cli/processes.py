@@ -1,4 +1,4 @@
-"""Many runs at once, each a process of its own with one thread: one that fails is named, and the others go on."""
+"""Many runs at once, each a process with one thread; where one fails the others go on."""
 
 from __future__ import annotations
 

@@ -14,15 +14,16 @@ from rich.console import Console
 from rich.text import Text
 
 from creditscope.claims.evidence import places
-from creditscope.cli.bar import Bar
-from creditscope.cli.check import write_file
 from creditscope.cli.output import Output
+from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.files.writing import write_file
 from creditscope.report.answers import SHAPES, answers
 from creditscope.report.build import build, page_of, read
-from creditscope.report.compare import Several, has_no_step, standing
 from creditscope.report.page import vega
 from creditscope.report.run import Run
+from creditscope.report.settings import Several, has_no_step
+from creditscope.report.standing import standing
 from creditscope.report.watch import Server, Watched, serve
 
 COLOURS = {"good": "green", "watch": "yellow", "broken": "red", "unknown": "default"}
@@ -74,8 +75,8 @@ class Report:
         inside = places(self.runs)
         for path in self.runs:
             refuse_source(path)
-        with Bar("reading runs", self.output) as bar:
-            found = None if all(map(has_no_step, inside)) else read(self.runs, bar.show)
+        with Progress.beside("reading runs", self.output) as bar:
+            found = None if all(map(has_no_step, inside)) else read(self.runs, bar.tick)
         if found is None or (isinstance(found, Run) and not found.trained):
             raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
         out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"

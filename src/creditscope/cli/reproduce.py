@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
 from creditscope.claims.evidence import Evidence, families, read_evidence
 from creditscope.claims.page import FIGURES, claims_page, curves, summary, table1, why_low
 from creditscope.claims.table import CLAIMS, check
 from creditscope.claims.verdict import Verdict
-from creditscope.cli.check import save_evidence, show, write_file
-from creditscope.cli.compare import arguments, check_before
-from creditscope.cli.display import Interrupt
-from creditscope.cli.fleet import Fleet
+from creditscope.cli.check import save_evidence, show
 from creditscope.cli.output import Output
 from creditscope.cli.processes import Job, cores, run_jobs
-from creditscope.errors import CreditscopeError, command_line, printable
-from creditscope.runs.compare import FREE, difference, is_finished
+from creditscope.cli.sweep import is_done, refuse_at_once, refuse_none, run_all, show_failed
+from creditscope.errors import CreditscopeError, command_line
+from creditscope.files.writing import write_file
 from creditscope.runs.config import Config
 from creditscope.runs.figures import can_draw, curves_svg
 from creditscope.runs.record import Record
@@ -49,7 +46,7 @@ class Reproduce:
 
     p1 is arXiv:2606.29238: R = 2, 4, 8, 16, 32 with three seeds each, read on a schedule; with the packaged model also
     several turns, other credits and, with --budget full, schedules that watch the rank. p2 is arXiv:2601.05002: brakes
-    against plain AdamW over several updates a batch. Runs that are finished are used again and runs that were stopped
+    against plain AdamW over several updates per batch. Runs that are finished are used again and runs that were stopped
     go on, so the same command continues after Ctrl-C. On two cores p1 --budget small is 18 runs of 50,000 rollouts
     together, at about 15 ms each and 10 s for a start: about 20 minutes; p2 about 15; full is hours, or a GPU.
 
@@ -64,7 +61,7 @@ class Reproduce:
     """The paper."""
     size: Annotated[Choices, tyro.conf.arg(name="")] = field(default_factory=Choices)
     jobs: int | None = None
-    """Runs at once, each a process with one thread; by default one a CPU for the packaged model, else 1."""
+    """Runs at once, each a process with one thread; by default one per CPU for the packaged model, else 1."""
     out: Path | None = None
     """Where the runs, evidence/, claims.md, table1.md and the figures go; by default runs/PAPER-MODEL-BUDGET."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
@@ -79,64 +76,33 @@ class Reproduce:
             raise CreditscopeError(f"--jobs must be at least 1, got {self.jobs}")
         if self.place.exists() and not self.place.is_dir():
             raise CreditscopeError(f"--out {self.place} is a file; choose a folder")
-        asked = placed(PLANS[self.what](self.size), self.place)
-        todo = {name: config for name, config in asked.items() if not is_done(self.place / name, config)}
-        ended: dict[str, str | None] = {}
-        if todo:
-            given = [config for config in todo.values() if config.model == self.size.model]
-            if given:
-                check_before(given)
-            ended, stopped = self._train(todo, reused=len(asked) - len(todo))
-            if stopped:
-                return self._stopped(len(asked), len(asked) - len(todo) + sum(why is None for why in ended.values()))
-        failed = {name: why for name, why in ended.items() if why is not None}
+        plan = placed(PLANS[self.what](self.size), self.place)
+        at_once = self.jobs or (cores() if self.size.model == "tiny" else 1)
+        done = partial(is_done, beside=WARM)
+        failed = run_all(self.place, plan, at_once, self.output, done, self._prepare)
+        if failed is None:
+            return 130
         evidence = [replace(read_evidence(Record.open(self.place / name)), name=name.replace("/", "-"))
-                    for name, config in asked.items() if is_done(self.place / name, config)]
+                    for name, config in plan.items() if done(self.place / name, config)]
         if not evidence:
-            name, why = next(iter(failed.items()))
-            raise CreditscopeError(f"all {len(failed)} runs failed; {name}: {why}")
+            refuse_none(failed)
         return self._report(evidence, failed)
 
-    # -- training ----------------------------------------------------------------------------------------------------
-
-    def _train(self, todo: Mapping[str, Config], reused: int) -> tuple[dict[str, str | None], bool]:
-        """(how each run ended, whether somebody stopped the whole)."""
-        console, quiet = self.output.console(), self.output.json
-        at_once = min(self.jobs or (cores() if self.size.model == "tiny" else 1), len(todo))
-        folders = {name: self.place / name for name in todo}
-        budgets = {name: config.rollouts or config.steps * config.prompts * config.group
-                   for name, config in todo.items()}
-        jobs = [Job(name, arguments(config, folders[name]), folders[name].with_suffix(".log"))
-                for name, config in todo.items()]
-        if not quiet:
-            console.print(f"{len(todo)} runs of {sum(budgets.values()):,} rollouts together, {at_once} at a time"
-                          + (f"; {reused} are there already" if reused else ""))
-        with Interrupt() as stop:
-            warm = self.place / WARM
-            if any(config.model == str(warm) for config in todo.values()) and not warm.exists():
-                self._warm(warm, console, stop)
-            with Fleet(console, folders, budgets, reused, quiet) as fleet:
-                ended = run_jobs(jobs, at_once, stop, fleet.show)
-        return ended, stop.asked and len(ended) < len(todo)
-
-    def _warm(self, warm: Path, console: Console, stop: Interrupt) -> None:
+    def _prepare(self, todo: Mapping[str, Config]) -> None:
         """The packaged model does not know the moves of `turns`: teach it, before anything else is begun."""
+        given = [config for config in todo.values() if config.model == self.size.model]
+        if given:
+            refuse_at_once(given)
+        warm = self.place / WARM
+        if warm.exists() or not any(config.model == str(warm) for config in todo.values()):
+            return
         if not self.output.json:
-            console.print("first a short warm-up, so that the packaged model knows the words up and down")
+            self.output.console().print("first a short warm-up, so that the packaged model knows the words up and down")
         job = Job(WARM, ("warmup", self.size.model, "--task", "turns", "--out", str(warm), *WARM_UP, "--json"),
                   warm.with_suffix(".log"))
-        why = run_jobs([job], 1, stop, lambda running, ended: None).get(WARM)
+        why = run_jobs([job], 1, lambda: False, lambda running, ended: None).get(WARM)
         if why is not None:
             raise CreditscopeError(f"the warm-up on turns failed: {why}")
-
-    def _stopped(self, total: int, done: int) -> int:
-        if self.output.json:
-            self.output.emit({"out": str(self.place), "finished": False, "runs": total, "done": done})
-        else:
-            console = self.output.console()
-            console.print(f"stopped: {done} of {total} runs are finished, the others keep what they have")
-            console.next("the same command goes on")
-        return 130
 
     # -- the report --------------------------------------------------------------------------------------------------
 
@@ -162,8 +128,7 @@ class Reproduce:
     def _show(self, verdicts: Sequence[Verdict], failed: Mapping[str, str], files: Sequence[str]) -> None:
         console = self.output.console()
         show(console, verdicts)
-        for name, why in failed.items():
-            console.print(f"failed: {name}: {printable(why)}   (all it said: {self.place / name}.log)", markup=False)
+        show_failed(console, self.place, failed)
         if self.what == "p1" and not can_draw():
             console.print("no figures: they need Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
         console.print(f"wrote {self.place}: {', '.join(files)}", markup=False)
@@ -182,21 +147,6 @@ class Reproduce:
 def placed(plan: Plan, out: Path) -> dict[str, Config]:
     """The plan by folder; a model that is made on the way lies beside its runs."""
     return {name: replace(config, model=str(out / WARM)) if config.model == WARM else config for name, config in plan}
-
-
-def is_done(path: Path, config: Config) -> bool:
-    """Whether the run is there and finished. One with other settings, finished or not, is refused."""
-    if not (path / "run.json").exists():
-        return False
-    record = Record.open(path)
-    old = dict(record.config)
-    if Path(config.model).name == WARM and Path(str(old.get("model"))).name == WARM:
-        old["model"] = config.model  # it lies beside its runs, wherever they were moved
-    found = difference(old, json.loads(json.dumps(asdict(config))), FREE)
-    if found:
-        raise CreditscopeError(f"{path} holds a run with other settings: its {found}; give the same settings, or "
-                               f"choose another --out")
-    return is_finished(record.steps())
 
 
 def figures(evidence: Sequence[Evidence]) -> dict[str, str]:

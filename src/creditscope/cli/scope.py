@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from creditscope.cli.bar import Bar
-from creditscope.cli.display import Interrupt, holds_a_run
 from creditscope.cli.env import environment
+from creditscope.cli.interrupt import Interrupt, holds_a_run
 from creditscope.cli.output import Output
+from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.offline.settings import Settings
 
@@ -29,8 +29,9 @@ SEEN = "prompts seen before"
 class Scope:
     """Read rollouts from a file: their signal, the credit of their tokens and, with a model, their gradients.
 
-    One JSON object a line with prompt, response and reward will do; answers to equal prompts are a group. Also read are
-    the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and OpenAI-style logs.
+    One JSON object per line with prompt, response and reward will do; answers to equal prompts are a group. Other
+    inputs: the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and
+    OpenAI-style logs.
     Optional fields: group, step, tokens, logp, mask, entropy, ref_logp, step labels and more (docs/offline.md).
 
     A batch is the rows of one training step, or whole groups. The file is streamed, one batch at a time. What is
@@ -46,7 +47,7 @@ class Scope:
     """
 
     file: Annotated[Path, tyro.conf.Positional]
-    """JSON lines or parquet, or a folder of such files, one a step."""
+    """JSON lines or parquet, or a folder of such files, one per step."""
     settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
     out: Path | None = None
     """Write a record into this folder."""
@@ -61,14 +62,14 @@ class Scope:
         from creditscope.offline.scope import Summary, scope_file
 
         summary, reader = Summary(), None
-        with Interrupt(partial(holds_a_run, self.out)) as stop, Bar("scope", self.output) as bar:
+        with Interrupt(partial(holds_a_run, self.out)) as stop, Progress.beside("scope", self.output) as bar:
             reading = scope_file(self.file, self.settings, self.out, environment(), self.resume, stop)
             try:
                 while True:
                     read = next(reading)
                     summary.add(read.line)
                     reader = read.reader
-                    bar.show(read.done, read.size)
+                    bar.tick(read.done, read.size)
             except StopIteration as end:
                 finished = bool(end.value)
             except KeyboardInterrupt:

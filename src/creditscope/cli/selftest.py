@@ -18,7 +18,7 @@ from creditscope.cli.output import Output
 from creditscope.errors import CreditscopeError, unknown
 
 if TYPE_CHECKING:
-    from creditscope.selftest.check import Line
+    from creditscope.selftest.check import CheckResult
 
 SHAPES = {"pass": ("✓", "green"), "fail": ("✗", "red"), "not run": ("–", "yellow")}
 
@@ -46,7 +46,7 @@ class Selftest:
         from creditscope.selftest.table import CHECKS
 
         device = find_device(self.device)
-        lines: list[Line] = []
+        lines: list[CheckResult] = []
         results = run_checks(CHECKS, device)
         for number, check in enumerate(CHECKS, start=1):
             with hushed(), console.status(f"{number}/{len(CHECKS)} {check.name}: {check.what}"):
@@ -68,7 +68,7 @@ class Selftest:
         return int(failed)
 
 
-def show(console: Console, line: Line) -> None:
+def show(console: Console, line: CheckResult) -> None:
     """Two lines: the verdict with its number, then what was compared and why the tolerance is what it is."""
     shape, colour = SHAPES[line.verdict]
     number = "" if line.worst is None else f"{line.worst:.2g} {'≤' if line.verdict == 'pass' else '>'} "

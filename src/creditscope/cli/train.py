@@ -1,4 +1,4 @@
-"""`creditscope train`: the lab's loop with a face."""
+"""`creditscope train`: run the lab's loop, or TRL's, and show its steps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from creditscope.cli.display import Display, Interrupt, holds_a_run
+from creditscope.cli.display import Display
 from creditscope.cli.env import environment
+from creditscope.cli.interrupt import Interrupt, holds_a_run
 from creditscope.cli.output import Output, Screen
 from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.runs import schema
 from creditscope.runs.config import Config
+from creditscope.runs.numbers import mean
 from creditscope.runs.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Config):
+class TrainFlags(Config):
     """The run's settings as flags, the model first and without one. The trainer itself knows no command line."""
 
     model: Annotated[str, tyro.conf.Positional] = "tiny"
@@ -38,15 +41,15 @@ class Train:
       creditscope train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
       creditscope train --credit optimal_token                  # credit for tokens, not only for answers
       creditscope train --method ppo --critic-warmup 5          # a critic, which learns alone at first
-      creditscope train --inner-steps 4 --brake recall          # several updates a batch, with a brake on momentum
+      creditscope train --inner-steps 4 --brake recall          # several updates per batch, with a brake on momentum
       creditscope train --scope light --every 5                 # read the geometry of the gradients every fifth step
       creditscope train --scope light --also step_return salt   # the same rollouts under other credits, at each reading
-      creditscope train --scope light --adapt raise_group       # more rollouts a prompt once the rank has fallen
+      creditscope train --scope light --adapt raise_group       # more rollouts per prompt once the rank has fallen
       creditscope train --out runs/mine --resume               # go on after a stop or a kill
       creditscope train --engine trl                           # the same by TRL's loop, also under torchrun
     """
 
-    config: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
+    config: Annotated[TrainFlags, tyro.conf.arg(name="")] = field(default_factory=TrainFlags)
     out: Path | None = None
     """The run's folder; by default runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -89,7 +92,7 @@ class Train:
 
     def _go_on(self, out: Path) -> str:
         """The command that continues the run."""
-        # A function of the user's own must be named again: a record's word is not enough to run code.
+        # run.json is untrusted: a function of the user's own must be named again.
         own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
         scope = ["--scope", self.config.scope] if "also" in own else []  # without it, --also alone is refused
         return command_line("train", "--out", out, "--resume", *scope,
@@ -98,16 +101,16 @@ class Train:
     def as_recorded(self) -> Train:
         """The settings of the run that this command resumes, as defaults for reading the command once more."""
         out = self.out or default_out(self.config)
-        known = {f.name for f in fields(Settings)}
+        known = {f.name for f in fields(TrainFlags)}
         stored = {name: value for name, value in Record.open(out).config.items() if name in known}
         given = named(asdict(self.config))
         for name, words in named(stored).items():
             for word in words:
                 if ":" in word and word not in given[name]:
-                    raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of yours. A "
-                                           f"record's word is not enough to run code: give --{name} again")
+                    raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of "
+                                           f"yours. run.json is untrusted: give --{name} again")
         lists = {name: tuple(stored.get(name, ())) for name in ("log", "also")}
-        return Train(config=Settings(**(stored | lists)), out=out)
+        return Train(config=TrainFlags(**(stored | lists)), out=out)
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -167,12 +170,12 @@ def leads() -> bool:
 
 def cost_of_scope(record: Record) -> str:
     """What the microscope cost in this run, or nothing where it was off."""
-    steps = [step for step in record.steps() if "scope/share" in step]
+    steps = [step for step in record.steps() if schema.SCOPE_SHARE in step]
     if not steps:
         return ""
-    share = sum(step["scope/share"] for step in steps) / len(steps)
-    return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1]['scope/ratio']:.2f} of a plain one (timed "
-            f"side by side on the first step), {share:.0%} of a step's time")
+    share = mean([step[schema.SCOPE_SHARE] for step in steps])
+    return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1][schema.SCOPE_RATIO]:.2f} of a plain one "
+            f"(timed side by side on the first step), {share:.0%} of a step's time")
 
 
 def name_of(config: Config) -> str:

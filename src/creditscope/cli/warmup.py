@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from creditscope.cli.env import environment
 from creditscope.cli.output import Output
+from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, command_line
+from creditscope.runs import schema
 from creditscope.runs.config import Config
 
 STEPS = 200
@@ -47,7 +46,7 @@ class Warmup:
     epochs: int | None = None
     """Passes over the train split, in place of --steps, for a task that is a file."""
     batch: int = 64
-    """Examples a step."""
+    """Examples per step."""
     lr: float = LR
     """Largest learning rate of AdamW: it rises over the first twentieth of the steps and falls as a cosine."""
     max_tokens: int | None = None
@@ -72,12 +71,13 @@ class Warmup:
         from creditscope.lab.warmup import warm_up
 
         console = self.output.console()
-        with Course(console, quiet=self.output.json) as course:
-            course.begin(self)
+        with Progress(console, "warm-up", quiet=self.output.json) as progress:
+            first = f", then one answer to each of {self.eval_problems} test problems" if self.eval_problems else ""
+            progress.say(f"warm-up  loading the model and the examples{first}")
             work = warm_up(config, self.out, environment(), batch=self.batch, epochs=self.epochs)
             try:
                 while True:
-                    course.show(next(work))
+                    tell(progress, next(work))
             except StopIteration as end:
                 notes: dict[str, Any] = end.value
             finally:
@@ -108,44 +108,13 @@ class Warmup:
                       seed=self.seed, device=self.device, dtype=self.dtype, chat=self.chat)
 
 
-class Course:
-    """The loss on its way down: a bar on a terminal, a line for every tenth elsewhere, nothing for a program."""
-
-    def __init__(self, console: Console, quiet: bool) -> None:
-        self._console, self._quiet, self._tenth = console, quiet, 0
-        self._live = console.is_terminal and not quiet
-        self._progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                                  TextColumn("left"), TimeRemainingColumn(), console=console, disable=not self._live)
-        self._bar = self._progress.add_task("warm-up", total=None)
-
-    def __enter__(self) -> Course:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self._progress.stop()
-
-    def begin(self, verb: Warmup) -> None:
-        first = f", then one answer to each of {verb.eval_problems} test problems" if verb.eval_problems else ""
-        self._say(f"warm-up  loading the model and the examples{first}")
-
-    def show(self, m: dict[str, Any]) -> None:
-        """One step's loss, or an evaluation."""
-        step, steps = m["step"], m["steps"]
-        if "examples" in m:
-            self._say(f"warm-up  {steps} steps on {m['examples']} examples")
-        if "eval/accuracy" in m:
-            self._say(f"warm-up  step {step}  test {m['eval/accuracy']:.1%} [{m['eval/low']:.1%}, "
-                      f"{m['eval/high']:.1%}] of {m['eval/problems']}")
-        if "loss" not in m:
-            return
-        self._progress.update(self._bar, completed=step, total=steps, description=f"warm-up  loss {m['loss']:.3f}")
-        if not self._live and (step == 1 or step * 10 // steps > self._tenth):
-            self._tenth = step * 10 // steps
-            left = m["seconds"] / step * (steps - step)
-            self._say(f"warm-up  step {step}/{steps}  loss {m['loss']:.3f}  left {left:.0f} s")
-
-    def _say(self, line: str) -> None:
-        if not self._quiet:
-            self._console.print(line, markup=False)
+def tell(progress: Progress, m: dict[str, Any]) -> None:
+    """One step's loss, or an evaluation."""
+    step, steps = m["step"], m["steps"]
+    if "examples" in m:
+        progress.say(f"warm-up  {steps} steps on {m['examples']} examples")
+    if schema.EVAL_ACCURACY in m:
+        progress.say(f"warm-up  step {step}  test {m[schema.EVAL_ACCURACY]:.1%} [{m[schema.EVAL_LOW]:.1%}, "
+                     f"{m[schema.EVAL_HIGH]:.1%}] of {m[schema.EVAL_PROBLEMS]}")
+    if "loss" in m:
+        progress.tick(step, steps, f"step {step}/{steps}  loss {m['loss']:.3f}")

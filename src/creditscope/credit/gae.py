@@ -11,8 +11,6 @@ limit: the verifier has judged the text as it stands, so its reward is all there
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -46,7 +44,7 @@ def gae(method: Method, rollouts: Rollouts, tools: Tools, *, gamma: float = 1.0,
     credit = advantages(wide(rollouts.reward), values, rollouts.mask, gamma, decay.to(values))
     if whiten and method.whiten == "none":
         # "external" forbids a row to whiten because that is left to whoever makes the credit: here.
-        method = replace(method, baseline="none", whiten="tokens", whiten_eps=WHITEN_EPS)
+        method = method.replace(baseline="none", whiten="tokens", whiten_eps=WHITEN_EPS)
     return in_units(method, credit, rollouts)
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.specs import Option, check_option, read_options
+from creditscope.files.specs import Option, read_spec
 
 NEEDS: Mapping[str, str] = MappingProxyType({
     "steps": "a task that judges single steps, or step labels in the file",
@@ -36,6 +36,16 @@ class Estimator:
     needs: tuple[str, ...] = ()
     siblings: bool = False
     """True where a rollout alone in its group would get nothing."""
+    per_answer: bool = False
+    """True where it gives a rollout one number; every other one gives tokens or steps their own."""
+    across_groups: bool = False
+    """True where a rollout's credit depends on other groups of the batch."""
+    one_prompt: bool = False
+    """True where it compares the beginnings of answers to one prompt."""
+    variants: tuple[str, ...] = ()
+    """Specs that a study of all estimators runs besides the plain one."""
+    scheduled: Mapping[str, object] = field(default_factory=dict)
+    """Option values under which credit depends on how far the run is."""
     builds_on: str = "reward"
     """reward: replaces r_i − b_i, the method scales it. advantage: reshapes the advantage that the method computed."""
     cost: str
@@ -60,10 +70,6 @@ class Estimator:
         found: Callable[..., Any] = getattr(importlib.import_module(f"creditscope.credit.{self.name}"), self.name)
         return found
 
-    def check(self, name: str, value: object) -> None:
-        """Refuse an option that the estimator does not have, or a value that it cannot take."""
-        check_option(f"credit {self.name!r}", self.options, name, value)
-
     def require(self, given: frozenset[str], where: str) -> None:
         """Refuse, before anything is spent, a place that cannot give what the estimator needs."""
         for need in self.needs:
@@ -72,26 +78,28 @@ class Estimator:
                                        f"another of: creditscope credit")
 
 
+
+OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 SAMPLES = Option(4, "K, continuations at each cut", low=1, high=4096)
 
 ROWS = (
     Estimator(
-        name="outcome", title="Outcome", builds_on="advantage", cost="nothing",
+        name="outcome", per_answer=True, title="Outcome", builds_on="advantage", cost="nothing",
         equation="A_it = A_i",
         cites="Williams 1992; arXiv:2402.03300",
         claim="unbiased up to the factor (R−1)/R of a group-mean baseline"),
     Estimator(
-        name="leave_one_out", siblings=True, title="Leave-one-out baseline", cost="nothing",
+        name="leave_one_out", per_answer=True, siblings=True, title="Leave-one-out baseline", cost="nothing",
         equation="A_it = r_i − mean_{j≠i} r_j",
         cites="arXiv:2402.14740", claim="unbiased"),
     Estimator(
-        name="optimal_scalar", siblings=True, title="Optimal scalar baseline", needs=("gram",),
+        name="optimal_scalar", per_answer=True, siblings=True, title="Optimal scalar baseline", needs=("gram",),
         cost="one forward and backward pass under the microscope",
         equation="A_it = r_i − Σ_j r_j‖ψ_j‖² / Σ_j ‖ψ_j‖²",
         cites="Weaver and Tao 2001; Greensmith et al. 2004",
         claim="least variance of all constant baselines; with its own rollout in it, biased by O(1/R)"),
     Estimator(
-        name="optimal_sequence", siblings=True, title="Optimal scalar baseline, norms at the logits",
+        name="optimal_sequence", per_answer=True, siblings=True, title="Optimal scalar baseline, norms at the logits",
         needs=("collision",), cost="nothing: Σπ² is kept while sampling",
         equation="A_it = r_i − Σ_j r_j W_j / Σ_j W_j,  W_j = Σ_t (1 − 2π_jt + Σπ²_jt)",
         cites="Weaver and Tao 2001, with the norms of arXiv:2602.07078",
@@ -139,19 +147,21 @@ ROWS = (
         equation="as monte_carlo, a cut after every m-th token with π < ρ; credit on tokens with π < ρ alone",
         cites="arXiv:2505.23564", claim="unbiased values at the cuts; the mask drops what the policy is sure of"),
     Estimator(
-        name="prefix_tree", siblings=True, title="Tree of shared prefixes", cost="nothing: (R, R, T) comparisons",
+        name="prefix_tree", one_prompt=True, siblings=True, title="Tree of shared prefixes",
+        cost="nothing: (R, R, T) comparisons",
         equation="A_it = V(y_≤t) − V(y_<t),  V(prefix) = mean reward of the group's rollouts that share it",
         cites="arXiv:2506.05183; arXiv:2506.11902; arXiv:2509.21154",
         claim="values of shared nodes",
         note="With its own rollout in the parent's value credit shrinks by (n−1)/n: E = (q−v)·(1 − (1−(1−d)^R)/(R·d)), "
              "d the chance of reaching the node."),
     Estimator(
-        name="prefix_share", title="Shared prefixes weigh 1/n", builds_on="advantage",
+        name="prefix_share", one_prompt=True, title="Shared prefixes weigh 1/n", builds_on="advantage",
         cost="nothing: (R, R, T) comparisons",
         equation="A_it = A_i / n_it,  n_it rollouts of the group share y_≤t",
         cites="arXiv:2509.21154"),
     Estimator(
-        name="gae", title="Generalised advantage estimation", needs=("critic",),
+        name="gae", variants=("gae,lam=0",), scheduled={"schedule": "linear"},
+        title="Generalised advantage estimation", needs=("critic",),
         cost="a critic: its forward and backward pass",
         options={"gamma": Option(1.0, "γ, discount a token", low=0.0, high=1.0),
                  "lam": Option(1.0, "λ; 1 trusts the reward, 0 the critic", low=0.0, high=1.0),
@@ -162,7 +172,8 @@ ROWS = (
         equation="A_it = Σ_l (γλ)^l δ_i,t+l,  δ_it = r_it + γ V_i,t+1 − V_it",
         cites="arXiv:1506.02438; arXiv:1707.06347", claim="unbiased at λ = 1, or with an exact critic"),
     Estimator(
-        name="entropy_mask", title="Top 20 % entropy", needs=("entropy",), builds_on="advantage", cost="nothing",
+        name="entropy_mask", across_groups=True, title="Top 20 % entropy", needs=("entropy",), builds_on="advantage",
+        cost="nothing",
         options={"share": Option(0.2, "of the batch's tokens that keep their credit", low=0.001, high=1.0)},
         equation="A_it = A_i · 1{H_it in the batch's top 20 %}",
         cites="arXiv:2506.01939", claim="none: most tokens are left out"),
@@ -174,7 +185,7 @@ ROWS = (
         note="The paper shapes rewards of ±1 and standardises the two signs apart; here the factor shapes the method's "
              "advantage."),
     Estimator(
-        name="salt", title="SALT: spectral split", needs=("gram",), builds_on="advantage",
+        name="salt", per_answer=True, title="SALT: spectral split", needs=("gram",), builds_on="advantage",
         cost="one forward and backward pass under the microscope",
         options={"rank": Option(1, "eigenvectors that count as shared", low=1)},
         equation="A' = P A + (1 + c)(A − P A),  P onto the top eigenvectors of the group's Gram, "
@@ -184,8 +195,6 @@ ROWS = (
 )
 
 ESTIMATORS: Mapping[str, Estimator] = MappingProxyType({row.name: row for row in ROWS})
-OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""A user's own estimator, module:function."""
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
@@ -194,10 +203,4 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse("monte_carlo,samples=8")
     ('monte_carlo', {'samples': 8})
     """
-    name, options = read_options("--credit", spec)
-    if name not in ESTIMATORS and not OWN.fullmatch(name):
-        raise unknown("credit", name, ESTIMATORS, see="creditscope credit; or give your own as module:function")
-    if name in ESTIMATORS:
-        for key, value in options.items():
-            ESTIMATORS[name].check(key, value)
-    return name, options
+    return read_spec("credit", spec, ESTIMATORS, "creditscope credit; or give your own as module:function", OWN)

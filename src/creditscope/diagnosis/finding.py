@@ -64,6 +64,11 @@ def finding(state: State, sentence: str, *evidence: Series | None, why: str = ""
                    follows=follows)
 
 
+def grade(value: float, watch: float, broken: float = math.inf) -> State:
+    """The state of a value that is worse the larger it is, by its thresholds."""
+    return "broken" if value >= broken else "watch" if value >= watch else "fine"
+
+
 def unknown(sentence: str, follows: str = "") -> Finding:
     return Finding(state="unknown", sentence=sentence, follows=follows)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class LogRow:
     """One logged line: names as the trainer writes them."""
 
     place: int
@@ -29,7 +29,7 @@ class Series:
 
     name: str
     """As the trainer writes it."""
-    rows: Sequence[Row]
+    rows: Sequence[LogRow]
     source: str
     """The file, and what its places are called."""
 
@@ -62,7 +62,7 @@ class Series:
     def told(self) -> str:
         """The evidence: file, places, steps, name, values.
 
-        >>> Series("kl", [Row(3, 1, {"kl": 0.5}), Row(4, 2, {"kl": 0.25})], "train.log, line").told()
+        >>> Series("kl", [LogRow(3, 1, {"kl": 0.5}), LogRow(4, 2, {"kl": 0.25})], "train.log, line").told()
         'train.log, line 3–4 (step 1–2): kl 0.5, 0.25'
         """
         first, last = self.rows[0], self.rows[-1]
@@ -80,7 +80,7 @@ def _span(first: int | None, last: int | None) -> str:
 
 
 @dataclass
-class Settings:
+class LogSettings:
     """What the run was told, by path. What was not given is the trainer's default, and is remembered as assumed."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -143,8 +143,8 @@ class Log:
 
     source: str
     trainer: Trainer
-    rows: Sequence[Row]
-    settings: Settings
+    rows: Sequence[LogRow]
+    settings: LogSettings
     notes: Sequence[str] = ()
     """What was left out in reading, for people."""
 

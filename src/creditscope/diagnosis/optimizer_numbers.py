@@ -12,14 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
-from creditscope.methods.axes import STOPS
-from creditscope.methods.dialects import DIALECTS
-from creditscope.methods.table import METHODS
+from creditscope.methods.axes import Method
+from creditscope.methods.find import row_of
 from creditscope.methods.words import Law, law
-from creditscope.microscope.spectrum import spectrum
 from creditscope.runs import schema
+from creditscope.runs.correlation import over_training, series
 from creditscope.runs.intervals import Interval, mean_interval
-from creditscope.runs.progress import over_training, series
 from creditscope.runs.record import Record
 
 OVERSHOOT = {"overshoot": schema.OPTIMIZER_OVERSHOOT} | {str(key).removeprefix("overshoot/"): key for key in (
@@ -94,7 +92,7 @@ def read(path: Path) -> Findings:
     each = schema.OVERSHOOT_UPDATE
     by_update = {k: means({name: each(name, k) for name in each.readings}) for k in sorted(numbered)}
     found = Findings(
-        run=str(path), method=_method(record), brake=_brake(record), stops=_stops(record),
+        run=str(path), method=_method(record), brake=_brake(record), stops=row.stops if (row := _row(record)) else None,
         steps=sum(schema.REWARD_MEAN in line for line in lines),
         overshoot=means(OVERSHOOT),
         furthest=max(values(schema.OVERSHOOT_MAX), default=None),
@@ -113,27 +111,24 @@ def _method(record: Record) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def _row(record: Record) -> Method | None:
+    """The run's row; None for a method that is not in the table."""
+    row = row_of(record.config)
+    if row is None and row_of({"method": record.config.get("method")}):
+        raise CreditscopeError(f"{record.path}: beta is {record.config.get('beta')!r:.60}, which method "
+                               f"{_method(record)} cannot have; is this a run of creditscope train?")
+    return row
+
+
 def _brake(record: Record) -> str | None:
     name = record.config.get("brake")
     return name if isinstance(name, str) and name != "none" else None
 
 
-def _stops(record: Record) -> str | None:
-    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
-    return None if row is None else STOPS[row.trust] or STOPS[row.bound]
-
-
 def _law(record: Record) -> Law | None:
     """The law of the run's method with the run's β; None for a method that is not in the table."""
-    row = {**METHODS, **DIALECTS}.get(_method(record) or "")
-    if row is None:
-        return None
-    beta = record.config.get("beta")
-    if beta is not None and row.kl != "none":
-        row = row.but(name=row.name, beta=beta)
-    if record.config.get("credit") not in (None, "outcome"):  # not the method's own advantage
-        row = row.but(name=row.name, baseline="external", scale="none", whiten="none", entropy_cost=0.0)
-    return law(row)
+    row = _row(record)
+    return None if row is None else law(row.under(record.config.get("credit")))
 
 
 def path_rank(record: Record) -> tuple[float, int] | None:
@@ -151,7 +146,9 @@ def path_rank(record: Record) -> tuple[float, int] | None:
     rows = np.array(found[-max(2, len(found[0]) // 4):], dtype=np.float64)
     if not np.isfinite(rows).all() or not rows.any():
         return None
-    return spectrum(rows @ rows.T, eps=float(np.finfo(np.float32).eps)).effective_rank, len(rows)
+    sizes = np.linalg.svd(rows, compute_uv=False)
+    sizes = sizes[sizes > sizes[0] * np.sqrt(len(rows) * np.finfo(np.float32).eps)]  # the rest is rounding
+    return float(sizes.sum() ** 2 / (sizes**2).sum()), len(rows)
 
 
 def read_sweep(record: Record, step: int) -> Sweep | None:

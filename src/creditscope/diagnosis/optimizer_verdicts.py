@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from creditscope.diagnosis.optimizer_numbers import Findings
+from creditscope.runs.correlation import ROUNDING
 from creditscope.runs.intervals import Interval
-from creditscope.runs.progress import ROUNDING
 
 # Where a verdict turns. Each is said beside the sentence that it decides.
 HELD = 0.01

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from creditscope.diagnosis.log import Log, Row, Settings
+from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.trainers import KNOWN, OURS, SIGNS, TRAINERS, who_wrote
 from creditscope.errors import CreditscopeError, command_line
 from creditscope.files.jsonlines import Repeated, parse_json
@@ -77,7 +77,7 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = ())
     trainer = who_wrote(settings) if trainer is OURS else trainer
     signs = trainer.signs(names)
     notes += _contradiction(settings, signs)
-    return Log(source, trainer, rows, Settings(settings, signs, trainer.defaults, _named(config)), notes)
+    return Log(source, trainer, rows, LogSettings(settings, signs, trainer.defaults, _named(config)), notes)
 
 
 # -- which file ------------------------------------------------------------------------------------------------------
@@ -131,10 +131,10 @@ def _number(file: Path) -> int:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(entries: Iterable[tuple[int, Mapping[str, Any]]], notes: list[str]) -> list[Row]:
+def _rows(entries: Iterable[tuple[int, Mapping[str, Any]]], notes: list[str]) -> list[LogRow]:
     """The entries that hold a metric we know, with those metrics alone; of too many the first and the last half."""
-    first: list[Row] = []
-    last: deque[Row] = deque(maxlen=MAX_ROWS // 2)
+    first: list[LogRow] = []
+    last: deque[LogRow] = deque(maxlen=MAX_ROWS // 2)
     left_out = 0
     for place, entry in entries:
         values = {name: number for key, value in entry.items()
@@ -144,7 +144,7 @@ def _rows(entries: Iterable[tuple[int, Mapping[str, Any]]], notes: list[str]) ->
             whole = step is not None and math.isfinite(step) and abs(step) < 1e15
             left_out += len(last) == last.maxlen
             (first if len(first) < MAX_ROWS - MAX_ROWS // 2 else last).append(
-                Row(place, int(step) if step is not None and whole else None, values))
+                LogRow(place, int(step) if step is not None and whole else None, values))
     if left_out:
         notes.append(f"{left_out:,} rows in the middle were left out: the first and the last {MAX_ROWS // 2:,} were "
                      f"read")

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from creditscope.diagnosis.log import Settings
+from creditscope.diagnosis.log import LogSettings as Settings
 from creditscope.errors import CreditscopeError
 from creditscope.methods import dialects
-from creditscope.methods.axes import Method
-from creditscope.methods.find import find
+from creditscope.methods.axes import OWN_CREDIT, Method
+from creditscope.methods.find import row_of
+from creditscope.runs import schema
 
 FACTS = {
     "method": "the row of the table that the settings make, or None",
@@ -56,22 +57,19 @@ class Trainer:
 
 # -- TRL -------------------------------------------------------------------------------------------------------------
 
-_TRL_ROWS = {"grpo": dialects.TRL_GRPO, "dapo": dialects.TRL_DAPO, "dr_grpo": dialects.TRL_DR_GRPO,
-             "bnpo": dialects.TRL_BNPO, "cispo": dialects.TRL_CISPO, "sapo": dialects.TRL_SAPO,
-             "luspo": dialects.TRL_LUSPO, "vespo": dialects.TRL_VESPO}
-_TRL_SCALES = {"group": "group_std", "True": "group_std", "batch": "batch_std", "none": "none", "False": "none"}
-
 
 def trl_method(s: Settings) -> Method | None:
     """loss_type, importance_sampling_level, scale_rewards and beta as one row."""
-    row = _TRL_ROWS.get(s.word("loss_type"))
-    scale = _TRL_SCALES.get(s.word("scale_rewards"))
-    if row is None or scale is None:
+    try:
+        row = dialects.trl_row(s.word("loss_type"), s.word("importance_sampling_level"), s.word("scale_rewards"))
+    except CreditscopeError:  # a loss that this version does not know
         return None
-    if s.word("importance_sampling_level") == "sequence" and row is dialects.TRL_GRPO:
-        row = dialects.TRL_GSPO
-    beta = s.optional("beta") if row.kl != "none" else None
-    return row.but(name=row.name, scale=scale, std_eps=0.0 if scale == "none" else row.std_eps, beta=beta or 0.0)
+    return row.replace(beta=s.optional("beta") or 0.0)
+
+
+def _by_constant(row: Method | None) -> bool:
+    """Whether a constant divides each answer's token sum."""
+    return row is not None and row.aggregate == "constant"
 
 
 def trl_updates(s: Settings) -> int | None:
@@ -87,7 +85,8 @@ def trl_updates(s: Settings) -> int | None:
 
 
 def _trl_ceiling(s: Settings) -> float | None:
-    if s.word("loss_type") != "cispo":
+    row = dialects.TRL_LOSSES.get(s.word("loss_type"))
+    if row is None or row.stops != "cap":
         return None
     high = s.optional("epsilon_high")
     return s.number("epsilon") if high is None else high
@@ -106,12 +105,12 @@ TRL = Trainer(
     name="TRL", version="1.16", signs=_trl_signs,
     marks=frozenset({"reward_std", "frac_reward_zero_std", "completions/clipped_ratio"}),
     metrics={
-        "loss": "loss", "grad/norm": "grad_norm", "lr": "learning_rate", "reward/mean": "reward",
-        "reward/std": "reward_std", "dead": "frac_reward_zero_std", "entropy": "entropy",
-        "length/mean": "completions/mean_length", "length/max": "completions/max_length",
+        "loss": "loss", schema.GRAD_NORM: "grad_norm", "lr": "learning_rate", schema.REWARD_MEAN: "reward",
+        schema.REWARD_STD: "reward_std", "dead": "frac_reward_zero_std", "entropy": "entropy",
+        schema.LENGTH_MEAN: "completions/mean_length", schema.LENGTH_MAX: "completions/max_length",
         "truncated": "completions/clipped_ratio", "clip": "clip_ratio/region_mean", "cispo": "cispo_clip_ratio",
-        "kl": "kl", "sampler/ratio": "sampling/importance_sampling_ratio/mean",
-        "sampler/gap": "sampling/sampling_logp_difference/mean",
+        "kl": "kl", schema.SAMPLER_RATIO: "sampling/importance_sampling_ratio/mean",
+        schema.SAMPLER_GAP: "sampling/sampling_logp_difference/mean",
     },
     defaults={
         "loss_type": "dapo", "importance_sampling_level": "token", "scale_rewards": "group", "beta": 0.0,
@@ -133,7 +132,8 @@ TRL = Trainer(
                                    and s.word("multi_objective_aggregation") != "normalize_then_sum"),
         "per_token": lambda s: True,
         "sampler": lambda s: s.switch("use_vllm"),
-        "horizon": lambda s: s.optional("max_completion_length") if s.word("loss_type") == "dr_grpo" else None,
+        "horizon": lambda s: s.optional("max_completion_length") if _by_constant(
+            dialects.TRL_LOSSES.get(s.word("loss_type"))) else None,
     },
     changes={
         "clip": "num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to reuse a batch; "
@@ -162,8 +162,9 @@ TRL = Trainer(
 
 _ACTOR = "actor_rollout_ref.actor"
 _VERL_LOSSES = {"gspo": dialects.VERL_GSPO, "sapo": dialects.VERL_SAPO, "cispo": dialects.VERL_CISPO,
-                "geo_mean": dialects.VERL_GMPO, "gpg": dialects.VERL_GPG, "dppo_tv": dialects.VERL_DPPO,
-                "dppo_kl": dialects.VERL_DPPO_KL, "dro": dialects.VERL_DRO}
+                "gpg": dialects.VERL_GPG, "dppo_tv": dialects.VERL_DPPO, "dppo_kl": dialects.VERL_DPPO_KL}
+_VERL_OWN_MEAN = {"geo_mean": dialects.VERL_GMPO, "dro": dialects.VERL_DRO}
+"""Losses that average in their own way; everything else goes through agg_loss."""
 _VERL_ADVANTAGES = {"grpo": dialects.VERL_GRPO, "grpo_vectorized": dialects.VERL_GRPO, "rloo": dialects.VERL_RLOO,
                     "rloo_vectorized": dialects.VERL_RLOO, "opo": dialects.VERL_OPO, "gae": dialects.VERL_PPO,
                     "reinforce_plus_plus": dialects.VERL_REINFORCE_PP,
@@ -175,16 +176,14 @@ _VERL_MEANS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean
 def verl_method(s: Settings) -> Method | None:
     """adv_estimator, loss_mode and loss_agg_mode as one row; without a KL term, as `actor/pg_loss` has none."""
     mode, estimator = s.word(f"{_ACTOR}.policy_loss.loss_mode"), s.word("algorithm.adv_estimator")
-    vanilla = mode == "vanilla"
-    row = _VERL_ADVANTAGES.get(estimator) if vanilla else _VERL_LOSSES.get(mode) if "grpo" in estimator else None
+    losses = _VERL_LOSSES | _VERL_OWN_MEAN if "grpo" in estimator else {}
+    row = _VERL_ADVANTAGES.get(estimator) if mode == "vanilla" else losses.get(mode)
     mean = _VERL_MEANS.get(s.word(f"{_ACTOR}.loss_agg_mode"))
     if row is None or mean is None:
         return None
     scaled = row.scale == "group_std" and s.switch("algorithm.norm_adv_by_std_in_grpo")
     scale = {"scale": "none", "std_eps": 0.0} if row.scale == "group_std" and not scaled else {}
-    # geo_mean and dro average in their own way; everything else goes through agg_loss.
-    own = mode in ("geo_mean", "dro")
-    return row.but(name=row.name, **scale, **({} if own else {"aggregate": mean}))
+    return row.replace(**scale, **({} if mode in _VERL_OWN_MEAN else {"aggregate": mean}))
 
 
 def verl_updates(s: Settings) -> int | None:
@@ -207,12 +206,13 @@ def _verl_horizon(s: Settings) -> float | None:
 VERL = Trainer(
     name="verl", version="0.9.1", marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
     metrics={
-        "loss": "actor/pg_loss", "grad/norm": "actor/grad_norm", "lr": "actor/lr", "reward/mean": "critic/score/mean",
-        "reward/max": "critic/score/max", "reward/min": "critic/score/min", "entropy": "actor/entropy",
-        "length/mean": "response_length/mean", "length/max": "response_length/max",
+        "loss": "actor/pg_loss", schema.GRAD_NORM: "actor/grad_norm", "lr": "actor/lr",
+        schema.REWARD_MEAN: "critic/score/mean",
+        schema.REWARD_MAX: "critic/score/max", schema.REWARD_MIN: "critic/score/min", "entropy": "actor/entropy",
+        schema.LENGTH_MEAN: "response_length/mean", schema.LENGTH_MAX: "response_length/max",
         "truncated": "response_length/clip_ratio", "clip": "actor/pg_clipfrac", "kl": "actor/kl_loss",
-        "sampler/ratio": "rollout_corr/rollout_is_mean", "sampler/gap": "training/rollout_probs_diff_mean",
-        "advantage/max": "critic/advantages/max", "advantage/min": "critic/advantages/min",
+        schema.SAMPLER_RATIO: "rollout_corr/rollout_is_mean", schema.SAMPLER_GAP: "training/rollout_probs_diff_mean",
+        schema.ADVANTAGE_MAX: "critic/advantages/max", schema.ADVANTAGE_MIN: "critic/advantages/min",
     },
     defaults={
         "algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True,
@@ -267,14 +267,8 @@ VERL = Trainer(
 
 
 def _own_method(s: Settings) -> Method | None:
-    try:
-        row = find(s.word("method"))
-    except CreditscopeError:  # a row of somebody's own
-        return None
-    if s.get("credit") not in (None, "outcome"):
-        row = row.but(name=row.name, baseline="external", scale="none", whiten="none")
-    beta = s.optional("beta")
-    return row if beta is None or row.kl == "none" else row.but(name=row.name, beta=beta)
+    row = row_of({"method": s.word("method"), "beta": s.optional("beta")})
+    return None if row is None else row.under(s.get("credit"))
 
 
 def _own_beta(s: Settings) -> float | None:
@@ -283,13 +277,17 @@ def _own_beta(s: Settings) -> float | None:
 
 
 OURS = Trainer(
-    name="creditscope", version="", marks=frozenset({"credit/dead_groups", "signal/dead_groups", "policy/sampler_gap"}),
+    name="creditscope", version="", marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS,
+                                                     schema.POLICY_SAMPLER_GAP}),
     metrics={
-        "loss": "objective/value", "grad/norm": "grad/norm", "lr": "optimizer/lr", "reward/mean": "reward/mean",
-        "reward/std": "reward/std", "dead": "credit/dead_groups", "entropy": "entropy/mean",
-        "length/mean": "length/mean", "length/max": "length/max", "truncated": "length/truncated",
-        "sampler/gap": "policy/sampler_gap", "past": "overshoot/past", "eval": "eval/accuracy", "eval/low": "eval/low",
-        "eval/high": "eval/high",
+        "loss": schema.OBJECTIVE_VALUE, schema.GRAD_NORM: schema.GRAD_NORM, "lr": schema.OPTIMIZER_LR,
+        schema.REWARD_MEAN: schema.REWARD_MEAN,
+        schema.REWARD_STD: schema.REWARD_STD, "dead": schema.CREDIT_DEAD_GROUPS, "entropy": schema.ENTROPY_MEAN,
+        schema.LENGTH_MEAN: schema.LENGTH_MEAN, schema.LENGTH_MAX: schema.LENGTH_MAX,
+        "truncated": schema.LENGTH_TRUNCATED,
+        schema.SAMPLER_GAP: schema.POLICY_SAMPLER_GAP, "past": schema.OVERSHOOT_PAST, "eval": schema.EVAL_ACCURACY,
+        schema.EVAL_LOW: schema.EVAL_LOW,
+        schema.EVAL_HIGH: schema.EVAL_HIGH,
     },
     defaults={"method": "grpo", "credit": None, "beta": None, "inner_steps": 1, "minibatches": 1, "group": 8,
               "max_tokens": None},
@@ -306,8 +304,7 @@ OURS = Trainer(
         "dead_counted": lambda s: True,
         "per_token": lambda s: True,
         "sampler": lambda s: False,
-        "horizon": lambda s: (s.optional("max_tokens")
-                              if (row := _own_method(s)) is not None and row.aggregate == "constant" else None),
+        "horizon": lambda s: s.optional("max_tokens") if _by_constant(_own_method(s)) else None,
     },
     changes={
         "clip": "--inner-steps 2 or --minibatches 2, to reuse a batch",
@@ -344,7 +341,7 @@ def _row_name(s: Settings) -> str:
     return s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")
 
 
-BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": "signal/dead_groups"})
+BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": schema.SIGNAL_DEAD_GROUPS})
 """A record that TRL's loop wrote: credit is looked at on reading steps alone, rewards at every step."""
 SCRIPT = replace(
     BY_TRL, defaults={**OURS.defaults, "trl": None},
@@ -358,8 +355,13 @@ def who_wrote(given: Mapping[str, Any]) -> Trainer:
     """OURS as the settings of a record tell it. Under token credit a group with one reward need not be dead."""
     if given.get("engine") != "trl":
         return OURS
-    found = SCRIPT if isinstance(given.get("trainer"), str) else BY_TRL
-    return found if given.get("credit") in (None, "outcome") else replace(found, metrics=OURS.metrics)
+    found = SCRIPT if is_script(given) else BY_TRL
+    return found if given.get("credit") in (None, OWN_CREDIT) else replace(found, metrics=OURS.metrics)
+
+
+def is_script(given: Mapping[str, Any]) -> bool:
+    """Whether a script of the user's own trained, and TRL's callback wrote the record."""
+    return given.get("engine") == "trl" and isinstance(given.get("trainer"), str)
 
 
 TRAINERS = (TRL, VERL, OURS)

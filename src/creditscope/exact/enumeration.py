@@ -31,7 +31,6 @@ from creditscope.tasks.tree import LARGEST, Tree
 from creditscope.tasks.turns import Ladder
 
 BATCH = 256  # groups in one batch: K of their rollouts stays small
-ALONE = ("entropy_mask",)  # looks across groups, and all groups of the world together are no batch that could be drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +256,7 @@ def measure(spec: str, method: Method, world: World, size: int, error: Tensor | 
     groups, chance = world.groups(size)
     first = torch.zeros_like(world.rollouts.logp)
     second, summed, total = torch.zeros_like(first), torch.zeros_like(world.policy), 0.0
-    batch = 1 if estimate.row.name in ALONE else BATCH
+    batch = 1 if estimate.row.across_groups else BATCH  # all groups of the world are no batch that could be drawn
     for at in range(0, len(groups), batch):
         some, weight = groups[at : at + batch], chance[at : at + batch]
         rows = some.reshape(-1)

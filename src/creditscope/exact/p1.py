@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from creditscope.claims.verdict import Verdict, decided, ends, enough, inside, missing
+from creditscope.claims.verdict import Band, Verdict, at_most, ends, exact, missing
 from creditscope.credit import ESTIMATORS, find_estimator
-from creditscope.exact.enumeration import Exact, ExactTools, World, best_constant, ladder_world, measure, tree_world
+from creditscope.exact.enumeration import ExactTools, World, best_constant, measure, tree_world
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS
 from creditscope.microscope.geometry import ranks, weighted
@@ -29,7 +29,6 @@ from creditscope.objective.advantages import advantage
 from creditscope.objective.surrogate import surrogate
 from creditscope.runs.intervals import mean_interval
 from creditscope.tasks.tree import Tree
-from creditscope.tasks.turns import Ladder
 
 TINY = 1e-12
 """What rounding may leave between two float64 sums that are equal on paper: a few thousand units in the last place of
@@ -41,9 +40,6 @@ BAND = 0.05
 factor that would matter: R in place of R − 1 misses by 14 % at R = 8, siblings that copy each other by all."""
 HALF_DIGIT = 0.005
 """Half a unit of the last digit that the paper's table prints: a value further off was not rounded, it is another."""
-REMOVED = 0.1
-"""A baseline removes a bias if less than a tenth of its RMS is left at every turn. That is lenient: to remove is to
-leave nothing, but what is learnt from R siblings is never exact."""
 
 SIZES = (2, 4, 8)
 """R of the paper's experiments."""
@@ -62,8 +58,6 @@ SHORT = {"spo_chain": "spo_chain,every=1"}
 """Options for answers of three tokens, which one segment of three uncertain tokens would hold whole."""
 STATE_BASELINE = "gae,lam=1,whiten=false"
 """r_i − V(y_<t), and V is exact here: with rewards on the way, what was earned before stands in both."""
-LADDER, START, UP = Ladder(top=4, turns=3), 2, 0.7
-"""Three turns from the middle rung, up with probability 0.7."""
 
 Law = tuple[tuple[float, ...], tuple[float, ...]]
 """Values of a reward and their probabilities."""
@@ -139,7 +133,7 @@ def uniform_credit(*, world: World | None = None, credit: str = "outcome", state
     world = answers() if world is None else world
     subject = _enumerated(world)
     if int(world.rollouts.lengths.max()) < 2:
-        return [missing("P1.1", subject, "rollouts of two tokens or more")]
+        return [missing(subject, "rollouts of two tokens or more")]
     if estimators is None:
         estimators = [name for name, row in ESTIMATORS.items() if not LABELS & set(row.needs)]
     groups, _ = world.groups(GROUP)
@@ -149,24 +143,20 @@ def uniform_credit(*, world: World | None = None, credit: str = "outcome", state
         return token_range(find_estimator(SHORT.get(spec, spec))(P1_GRPO, batch, tools), batch.mask)
 
     own, by_state = ranges(credit), ranges(state_baseline)
+    worst, by_value = float(own.max()), float(by_state.max())
     apart = [name for name in estimators if float(ranges(name).max()) > TINY]
-    rule = f"max − min over the tokens of a rollout ≤ {TINY:g} in every group"
+    rule = "max − min over the tokens of a rollout ≤ {:g} in every group"
     return [
-        Verdict(claim="P1.1", definition=f"{credit} credit, group-mean baseline: max − min over a rollout's tokens",
-                subject=subject, outcome=decided(float(own.max()) <= TINY), observed=float(own.max()), expected="0",
-                threshold=rule, n=len(batch), of="rollouts",
-                reason=f"credit inside a rollout differs by {float(own.max()):.2g} at most"),
-        Verdict(claim="P1.1", definition="output-only reward forces uniform credit: the same reward, baseline v(s_t)",
-                subject=subject, outcome=decided(float(by_state.max()) <= TINY), observed=float(by_state.max()),
-                expected="0", threshold=rule, n=len(batch), of="rollouts",
-                reason=f"with a baseline that knows the state, credit differs between the tokens of "
-                       f"{int((by_state > TINY).sum()):,} of {len(batch):,} rollouts, by up to "
-                       f"{float(by_state.max()):.2g}"),
-        Verdict(claim="P1.1", definition="output-only reward forces uniform credit: every estimator without labels",
-                subject=subject, outcome=decided(not apart), observed=float(len(apart)), expected="0 not uniform",
-                threshold=rule, n=len(estimators), of="estimators",
-                reason=f"{len(apart)} of {len(estimators)} estimators tell tokens apart from the same reward"
-                       f"{_named(apart)}"),
+        at_most(TINY, f"{credit} credit, group-mean baseline: max − min over a rollout's tokens", subject, worst,
+                f"credit inside a rollout differs by {worst:.2g} at most", threshold=rule, n=len(batch), of="rollouts"),
+        at_most(TINY, "output-only reward forces uniform credit: the same reward, baseline v(s_t)", subject, by_value,
+                "with a baseline that knows the state, credit differs between the tokens of "
+                f"{int((by_state > TINY).sum()):,} of {len(batch):,} rollouts, by up to {by_value:.2g}",
+                threshold=rule, n=len(batch), of="rollouts"),
+        exact("output-only reward forces uniform credit: every estimator without labels", subject, not apart,
+              len(apart), f"{len(apart)} of {len(estimators)} estimators tell tokens apart from the same reward"
+              f"{_named(apart)}", expected="0 not uniform", threshold=rule.format(TINY), n=len(estimators),
+              of="estimators"),
     ]
 
 
@@ -178,7 +168,7 @@ def moments(*, method: Method = P1_GRPO, laws: Sequence[Law] = LAWS, sizes: Sequ
     """P1.2: Σ_i A_i = 0, Var(A_i) = (R−1)/R σ², Cov(A_i, A_j) = −σ²/R."""
     subject = f"{method.name}, {len(laws)} laws of reward, R = {_list(sizes)}"
     if not laws or not sizes:
-        return [missing("P1.2", subject, "a law of rewards and a group size")]
+        return [missing(subject, "a law of rewards and a group size")]
     sums, own, cross, cases = 0.0, 0.0, 0.0, 0
     for law in laws:
         for size in sizes:
@@ -193,9 +183,9 @@ def moments(*, method: Method = P1_GRPO, laws: Sequence[Law] = LAWS, sizes: Sequ
             cross = max(cross, float((error - error.diagonal().diag()).max()))
             cases += 1
     return [
-        _equal("P1.2", "Σ_i A_i in every group", subject, sums, "0", cases),
-        _equal("P1.2", "Var(A_i) over all ordered groups", subject, own, "(R−1)/R σ²", cases),
-        _equal("P1.2", "Cov(A_i, A_j) over all ordered groups", subject, cross, "−σ²/R", cases),
+        equal("Σ_i A_i in every group", subject, sums, "0", cases),
+        equal("Var(A_i) over all ordered groups", subject, own, "(R−1)/R σ²", cases),
+        equal("Cov(A_i, A_j) over all ordered groups", subject, cross, "−σ²/R", cases),
         _sampled_variance(method, groups, max(sizes), samples),
     ]
 
@@ -205,15 +195,14 @@ def _sampled_variance(method: Method, groups: Groups, size: int, samples: int) -
     reward, chance = groups(SAMPLED, size)
     drawn = torch.multinomial(chance, samples, replacement=True, generator=torch.Generator().manual_seed(0))
     share = credited(method, reward[drawn]).square().mean(dim=1) / (variance(SAMPLED) * (size - 1) / size)
-    found = mean_interval(share.tolist())
-    outcome = inside(found, 1 - BAND, 1 + BAND)
-    more = enough(found, 1 - BAND, 1 + BAND)
+    found, band = mean_interval(share.tolist()), Band(1 - BAND, 1 + BAND)
+    outcome, more = band.judge(found), band.enough(found)
     needs = f"needs {'more' if more is None else f'about {more:,}'} groups: " if outcome == "undecided" else ""
-    return Verdict(claim="P1.2", definition="Var(A_i) of groups drawn at random, over (R−1)/R σ²",
-                   subject=f"{method.name}, binary reward with p = {SAMPLED[1][1]:g}, R = {size}", outcome=outcome,
-                   reason=f"{needs}the sampled variance is {found.mean:.3f} times the law's",
-                   observed=found.mean, interval=ends(found), expected="1",
-                   threshold=f"interval within 1 ± {BAND:g}", n=samples, of="groups")
+    return Verdict(definition="Var(A_i) of groups drawn at random, over (R−1)/R σ²", outcome=outcome,
+                   subject=f"{method.name}, binary reward with p = {SAMPLED[1][1]:g}, R = {size}",
+                   reason=f"{needs}the sampled variance is {found.mean:.3f} times the law's", observed=found.mean,
+                   interval=ends(found), expected="1", threshold=f"interval within 1 ± {BAND:g}", n=samples,
+                   of="groups")
 
 
 # -- P1.3 ------------------------------------------------------------------------------------------------------------
@@ -229,7 +218,7 @@ def chebyshev(*, method: Method = P1_GRPO, sizes: Sequence[int] = SIZES, chances
             a = credited(method, reward).abs()
             cases += [(float((chance * (a > eps).double().mean(dim=1)).sum()),
                        (size - 1) * variance(binary(p)) / (size * eps**2)) for eps in epsilons]
-    return [_bounded("P1.3", "share of rollouts with |A_i| > ε against (R−1)σ²/(Rε²)",
+    return [_bounded("share of rollouts with |A_i| > ε against (R−1)σ²/(Rε²)",
                      f"{method.name}, binary reward, R = {_list(sizes)}", cases)]
 
 
@@ -256,7 +245,7 @@ def dead_groups(*, method: Method = P1_GRPO, methods: Mapping[str, Method] = MET
 def _dead_share(method: Method, sizes: Sequence[int], chances: Sequence[float], groups: Groups) -> list[Verdict]:
     subject = f"{method.name}, binary reward, R = {_list(sizes)}"
     if not sizes or len(chances) < 2:
-        return [missing("P1.4", subject, "a group size and two success rates", "share of dead groups")]
+        return [missing(subject, "a group size and two success rates", "share of dead groups")]
     errors, gaps = [], []
     for size in sizes:
         dead = []
@@ -266,13 +255,12 @@ def _dead_share(method: Method, sizes: Sequence[int], chances: Sequence[float], 
             errors.append(abs(dead[-1] - dead_law(p, size)))
         gaps.append(statistics.fmean(dead) - dead_law(statistics.fmean(chances), size))
     return [
-        _equal("P1.4", "share of groups whose every advantage is 0", subject, max(errors), "p^R + (1−p)^R",
-               len(errors)),
-        Verdict(claim="P1.4", definition="share of dead groups over prompts of different p, less the law at their mean",
-                subject=subject, outcome=decided(min(gaps) >= -TINY), observed=min(gaps), expected="≥ 0 (Jensen)",
-                threshold=f"≥ −{TINY:g} for every R", n=len(sizes), of="group sizes",
-                reason=f"prompts of different difficulty have a share that is {min(gaps):.3f} to {max(gaps):.3f} above "
-                       f"the law at their mean p"),
+        equal("share of groups whose every advantage is 0", subject, max(errors), "p^R + (1−p)^R",
+              len(errors)),
+        exact("share of dead groups over prompts of different p, less the law at their mean", subject,
+              min(gaps) >= -TINY, min(gaps), f"prompts of different difficulty have a share that is {min(gaps):.3f} to "
+              f"{max(gaps):.3f} above the law at their mean p", expected="≥ 0 (Jensen)",
+              threshold=f"≥ −{TINY:g} for every R", n=len(sizes), of="group sizes"),
     ]
 
 
@@ -291,9 +279,9 @@ def _dead_gradients(method: Method, methods: Mapping[str, Method], world: World)
     reward = world.rollouts.reward[groups]
     dead = (reward == reward[:, :1]).all(dim=1)
     subject, definition = _enumerated(world), "gradient of a unanimous group"
-    asked = {name: row for name, row in methods.items() if row.baseline != "external"}
+    asked = {name: row for name, row in methods.items() if not row.external}
     if not bool(dead.any()) or not asked:
-        return [missing("P1.4", subject, "a unanimous group, and a method that makes its own credit", definition)]
+        return [missing(subject, "a unanimous group, and a method that makes its own credit", definition)]
 
     def largest(row: Method) -> float:
         return float(group_gradients(row, world, groups)[dead].abs().max())
@@ -302,114 +290,13 @@ def _dead_gradients(method: Method, methods: Mapping[str, Method], world: World)
     moved = [name for name, row in asked.items() if largest(row) > 0]
     centred = [name for name in moved if asked[name].centred]
     return [
-        Verdict(claim="P1.4", definition=definition, subject=f"{method.name}, {subject}",
-                outcome=decided(own == 0), observed=own, expected="0", threshold="exactly 0", n=int(dead.sum()),
-                of="unanimous groups", reason=f"the largest entry of a unanimous group's gradient is {own:.2g}"),
-        Verdict(claim="P1.4", definition=f"{definition}, every row of the table", subject=subject,
-                outcome=decided(not moved), observed=float(len(moved)), expected="0 rows with a gradient",
-                threshold="exactly 0", n=len(asked), of="methods",
-                reason=f"{len(moved)} of {len(asked)} rows give a unanimous group a gradient{_named(moved)}, of those "
-                       f"with a baseline of the group {len(centred)}{_named(centred)}"),
+        at_most(0.0, definition, f"{method.name}, {subject}", own, "the largest entry of a unanimous group's gradient "
+                f"is {own:.2g}", threshold="exactly 0", n=int(dead.sum()), of="unanimous groups"),
+        exact(f"{definition}, every row of the table", subject, not moved, len(moved),
+              f"{len(moved)} of {len(asked)} rows give a unanimous group a gradient{_named(moved)}, of those with a "
+              f"baseline of the group {len(centred)}{_named(centred)}", expected="0 rows with a gradient",
+              threshold="exactly 0", n=len(asked), of="methods"),
     ]
-
-
-# -- P1.8 ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class TurnBias:
-    """RMS over all walks of E[Â_h] − (G_h − v(s_h)) at one turn, siblings averaged over and not counted in."""
-
-    turn: int
-    bound: float
-    """h·r_max + 2·V_max."""
-    outcome: float
-    turn_return: float
-    state_return: float
-
-
-def bias_by_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: int = START, size: int = 8
-                 ) -> list[TurnBias]:
-    """The multi-turn bias, and what is left of it with a baseline of the turn and with one of the state, exactly."""
-    world = ladder_world(game, constant_policy(game) if policy is None else policy, start)
-    found = {name: rms(world, credit_bias(measure(name, RLOO, world, size)))
-             for name in ("outcome", "turn_return", "state_return")}
-    return [TurnBias(turn=h, bound=bound, **{name: float(by_turn[h]) for name, by_turn in found.items()})
-            for h, bound in enumerate(game.bound())]
-
-
-def constant_policy(game: Ladder) -> Tensor:
-    """(H, rungs, 2) up with probability 0.7, whatever the turn and the rung."""
-    return torch.tensor([1 - UP, UP], dtype=torch.float64).expand(game.turns, game.top + 1, 2).contiguous()
-
-
-def credit_bias(found: Exact, factor: float = 1.0) -> Tensor:
-    """(N, H) E[Â_h | walk]/c − (G_h − v(s_h)), c the factor of a group-mean baseline."""
-    world = found.world
-    true = world.rollouts.reward[:, None] - world.value[:, :-1]  # what was earned before turn h stands in both
-    return found.by_sequence / factor - true
-
-
-def rms(world: World, bias: Tensor) -> Tensor:
-    """(H,) √(Σ_y π(y) Bias_h(y)²)."""
-    return (world.chance[:, None] * bias.square()).sum(dim=0).sqrt()
-
-
-def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: int = START, size: int = 8,
-               credit: str = "outcome", state_baseline: str = STATE_BASELINE, method: Method = P1_GRPO
-               ) -> list[Verdict]:
-    """P1.8: Bias_h = Σ_{h'<h} r_h' + v(s_h) − v(s_0), at most h·r_max + 2·V_max, 0 at the first turn."""
-    subject = f"ladder of {game.top + 1} rungs, {game.turns} turns, R = {size}"
-    if game.turns < 2:
-        return [missing("P1.8", subject, "a game of two turns or more")]
-    policy = constant_policy(game) if policy is None else policy
-    world = ladder_world(game, policy, start)
-    own = measure(credit, method, world, size)
-    plain, by_value, by_turn, by_state = (
-        measure(spec, RLOO, world, size) for spec in ("outcome", state_baseline, "turn_return", "state_return"))
-    bias = credit_bias(own, (size - 1) / size if method.baseline == "group_mean" else 1.0)
-    law = torch.stack([game.bias(policy, start, moves) for moves in game.walks()])
-    share = float((bias.abs() / torch.tensor(game.bound(), dtype=bias.dtype)).max())
-    average = float((world.chance[:, None] * bias).sum(dim=0).abs().max())
-    noise = own.noise / by_state.noise
-    return [
-        _equal("P1.8", f"E[Â_h] of {credit} credit less G_h − v(s_h)", subject, float((bias - law).abs().max()),
-               "Σ_{h'<h} r_h' + v(s_h) − v(s_0)", bias.numel(), "walks × turns"),
-        Verdict(claim="P1.8", definition="largest |Bias_h| / (h·r_max + 2·V_max)", subject=subject,
-                outcome=decided(share <= 1 + TINY), observed=share, expected="≤ 1", threshold="≤ 1 on every walk",
-                n=bias.numel(), of="walks × turns", reason=f"the largest bias is {share:.2f} of its bound"),
-        _equal("P1.8", "Bias_h at the first turn, h = 0", subject, float(bias[:, 0].abs().max()), "0", len(bias),
-               "walks"),
-        Verdict(claim="P1.8", definition="the bias has a direction: its mean over all walks, largest over turns",
-                subject=subject, outcome=decided(average > TINY), observed=average, expected="> 0",
-                threshold=f"> {TINY:g}", n=len(bias), of="walks",
-                reason=f"at every turn what the bias adds to some walks it takes from others, up to {average:.1g}"
-                if average <= TINY else f"at some turn the bias of all walks averages to {average:.2g}"),
-        _removal("the baseline v(s_h) itself", by_value, plain, subject),
-        _removal("a baseline of the turn (turn_return)", by_turn, plain, subject),
-        _removal("a baseline of the state (state_return)", by_state, plain, subject),
-        Verdict(claim="P1.8", definition="the bias of credit biases the gradient: ‖E ĝ − c∇J‖ / ‖c∇J‖, best c",
-                subject=subject, outcome=decided(own.gradient_shape > TINY), observed=own.gradient_shape,
-                expected="> 0", threshold=f"> {TINY:g}", n=len(bias), of="walks",
-                reason=f"E ĝ is {own.gradient_factor:.4g} ∇J up to a share of {own.gradient_shape:.1g}"),
-        Verdict(claim="P1.8", definition="the bias of credit costs variance: E‖ĝ − E ĝ‖²/‖E ĝ‖², over state_return's",
-                subject=subject, outcome=decided(noise > 1 + TINY), observed=noise, expected="> 1", threshold="> 1",
-                n=len(bias), of="walks",
-                reason=f"{credit} credit has {noise:.2f} times the gradient noise of a baseline of the state"),
-    ]
-
-
-def _removal(name: str, found: Exact, plain: Exact, subject: str) -> Verdict:
-    """What is left, at the later turns, of the bias that outcome credit has there."""
-    mine, theirs = (rms(some.world, credit_bias(some))[1:] for some in (found, plain))
-    left = mine / theirs
-    worst = int(left.argmax())
-    by_turn, beside = (", ".join(f"{x:.2f}" for x in some.tolist()) for some in (mine, theirs))
-    return Verdict(claim="P1.8", definition=f"{name} removes the bias: RMS left, over outcome credit's, worst turn",
-                   subject=subject, outcome=decided(float(left.max()) < REMOVED), observed=float(left.max()),
-                   expected="0", threshold=f"< {REMOVED:g} at every turn", n=len(left), of="turns",
-                   reason=f"{float(left.max()):.2g} of the bias is left at turn {worst + 1}: after the first turn the "
-                          f"RMS is {by_turn}, and outcome's {beside}")
 
 
 # -- P1.9 ------------------------------------------------------------------------------------------------------------
@@ -435,23 +322,21 @@ def hoeffding(*, sizes: Sequence[int] = (*SIZES, 16), chances: Sequence[float] =
             off = (reward.mean(dim=1) - p).abs()
             # A miss of ε exactly is not beyond ε, whichever way it was rounded.
             cases += [(float(chance[off > eps + TINY].sum()), hoeffding_bound(size, eps)) for eps in epsilons]
-    return [_bounded("P1.9", "P(|v̂_R − v| > ε) against 2exp(−2Rε²)", f"binary reward, R = {_list(sizes)}", cases),
+    return [_bounded("P(|v̂_R − v| > ε) against 2exp(−2Rε²)", f"binary reward, R = {_list(sizes)}", cases),
             _printed(printed)]
 
 
 def _printed(printed: Mapping[tuple[int, float], float]) -> Verdict:
     definition, subject = "the printed table against 2exp(−2Rε²)", "App. A.2"
     if not printed:
-        return missing("P1.9", subject, "a printed value", definition)
+        return missing(subject, "a printed value", definition)
     off = {at: abs(value - hoeffding_bound(*at)) for at, value in printed.items()}
     worst = max(off, key=lambda at: off[at])
     wrong = sum(error > HALF_DIGIT for error in off.values())
-    return Verdict(claim="P1.9", definition=definition, subject=subject, outcome=decided(not wrong),
-                   observed=off[worst], expected="0, rounding aside", threshold=f"largest difference ≤ {HALF_DIGIT:g}",
-                   n=len(off), of="printed values",
-                   reason=f"{wrong} of {len(off)} printed values are not the formula's, the furthest by "
-                          f"{off[worst]:.3f}: at R = {worst[0]} and ε = {worst[1]:g} it prints {printed[worst]:g} for "
-                          f"{hoeffding_bound(*worst):.3f}")
+    return exact(definition, subject, not wrong, off[worst], f"{wrong} of {len(off)} printed values are not the "
+                 f"formula's, the furthest by {off[worst]:.3f}: at R = {worst[0]} and ε = {worst[1]:g} it prints "
+                 f"{printed[worst]:g} for {hoeffding_bound(*worst):.3f}", expected="0, rounding aside",
+                 threshold=f"largest difference ≤ {HALF_DIGIT:g}", n=len(off), of="printed values")
 
 
 # -- P1.10 -----------------------------------------------------------------------------------------------------------
@@ -464,7 +349,7 @@ def group_mean_factor(*, world: World | None = None, sizes: Sequence[int] = (2, 
     subject = f"{method.name} and {others.name}, {len(world.rollouts)} sequences, every group of {_list(sizes)}"
     norm = float(world.gradient.norm())
     if not sizes or norm <= TINY:
-        return [missing("P1.10", subject, "a group size, and a world whose gradient is not 0")]
+        return [missing(subject, "a group size, and a world whose gradient is not 0")]
     mean, rest, turned = [], [], []
     for size in sizes:
         own, left = (measure("outcome", row, world, size) for row in (method, others))
@@ -472,10 +357,10 @@ def group_mean_factor(*, world: World | None = None, sizes: Sequence[int] = (2, 
         rest.append(left.gradient_error)
         turned.append(1 - min(own.cosine, left.cosine))
     return [
-        _equal("P1.10", "E ĝ with the group's mean, over ‖∇J‖", subject, max(mean), "(R−1)/R ∇J", len(sizes),
-               "group sizes"),
-        _equal("P1.10", "E ĝ with leave-one-out, over ‖∇J‖", subject, max(rest), "∇J", len(sizes), "group sizes"),
-        _equal("P1.10", "cosine of E ĝ with ∇J, both baselines", subject, max(turned), "1", len(sizes), "group sizes"),
+        equal("E ĝ with the group's mean, over ‖∇J‖", subject, max(mean), "(R−1)/R ∇J", len(sizes),
+              "group sizes"),
+        equal("E ĝ with leave-one-out, over ‖∇J‖", subject, max(rest), "∇J", len(sizes), "group sizes"),
+        equal("cosine of E ĝ with ∇J, both baselines", subject, max(turned), "1", len(sizes), "group sizes"),
     ]
 
 
@@ -518,21 +403,20 @@ def optimal_baseline(*, worlds: Mapping[str, World] | None = None) -> list[Verdi
         mean = float((world.chance * reward).sum())
         covariance = float((world.chance * norm * (reward - mean)).sum())
         if float(reward.max() - reward.min()) <= TINY:
-            out.append(missing("P1.11", name, "rewards that differ"))
+            out.append(missing(name, "rewards that differ"))
             continue
         best = least_spread(world)
         lost = max(constant_spread(world, mean) / constant_spread(world, best) - 1, 0.0)
         errors += [abs(best - mean - covariance / float((world.chance * norm).sum())),
                    abs(best - float(best_constant(world)))]
-        out.append(Verdict(
-            claim="P1.11", definition="the mean reward is the constant baseline of least variance", subject=name,
-            outcome=decided(abs(best - mean) <= TINY), observed=best - mean, expected="b* − mean = 0",
-            threshold=f"|b* − mean| ≤ {TINY:g}", n=len(reward), of="sequences",
-            reason=f"with Cov(‖ψ‖², r) = {covariance:.2g} the mean {mean:.3g} has {lost:.1%} more variance than "
-                   f"b* = {best:.3g}"))
+        out.append(exact(
+            "the mean reward is the constant baseline of least variance", name, abs(best - mean) <= TINY, best - mean,
+            f"with Cov(‖ψ‖², r) = {covariance:.2g} the mean {mean:.3g} has {lost:.1%} more variance than b* = "
+            f"{best:.3g}", expected="b* − mean = 0", threshold=f"|b* − mean| ≤ {TINY:g}", n=len(reward),
+            of="sequences"))
     if errors:
-        out.append(_equal("P1.11", "b of least variance, so the mean is it iff Cov(‖ψ‖², r) = 0", "; ".join(worlds),
-                          max(errors), "mean + Cov(‖ψ‖², r)/E‖ψ‖² = E[r‖ψ‖²]/E[‖ψ‖²]", len(errors)))
+        out.append(equal("b of least variance, so the mean is it iff Cov(‖ψ‖², r) = 0", "; ".join(worlds),
+                         max(errors), "mean + Cov(‖ψ‖², r)/E‖ψ‖² = E[r‖ψ‖²]/E[‖ψ‖²]", len(errors)))
     return out
 
 
@@ -562,43 +446,38 @@ def leave_one_out_rank(*, method: Method = P1_GRPO, others: Method = RLOO, sizes
             names |= one.keys()
             seen += 1
     if not apart:
-        return [missing("P1.12", subject, "a group whose rewards differ")]
+        return [missing(subject, "a group whose rewards differ")]
     return [
-        _equal("P1.12", "A_i with leave-one-out, in every group", subject, max(errors), "R/(R−1) (r_i − mean)",
-               len(errors), "group sizes"),
-        Verdict(claim="P1.12", definition=f"leave-one-out changes a rank: {', '.join(sorted(names))}",
-                subject=subject, outcome=decided(max(apart) > TINY), observed=max(apart),
-                expected="> 0, if it breaks rank 2", threshold=f"relative difference > {TINY:g} by any definition",
-                n=seen, of="groups",
-                reason=f"by {len(names)} definitions the ranks differ by a share of {max(apart):.1g} at most"),
+        equal("A_i with leave-one-out, in every group", subject, max(errors), "R/(R−1) (r_i − mean)",
+              len(errors), "group sizes"),
+        exact(f"leave-one-out changes a rank: {', '.join(sorted(names))}", subject, max(apart) > TINY, max(apart),
+              f"by {len(names)} definitions the ranks differ by a share of {max(apart):.1g} at most",
+              expected="> 0, if it breaks rank 2", threshold=f"relative difference > {TINY:g} by any definition",
+              n=seen, of="groups"),
     ]
 
 
 # -- verdicts of one shape -------------------------------------------------------------------------------------------
 
 
-def _equal(claim: str, definition: str, subject: str, worst: float, expected: str, n: int, of: str = "cases"
-           ) -> Verdict:
+def equal(definition: str, subject: str, worst: float, expected: str, n: int, of: str = "cases") -> Verdict:
     """An equation, checked case by case."""
-    return Verdict(claim=claim, definition=definition, subject=subject, outcome=decided(worst <= TINY), observed=worst,
-                   expected=expected, threshold=f"largest difference ≤ {TINY:g}", n=n, of=of,
-                   reason=f"the largest difference from {expected} is {worst:.1g}")
+    return at_most(TINY, definition, subject, worst, f"the largest difference from {expected} is {worst:.1g}",
+                   expected=expected, threshold="largest difference ≤ {:g}", n=n, of=of)
 
 
-def _bounded(claim: str, definition: str, subject: str, cases: Sequence[tuple[float, float]]) -> Verdict:
-    """(what is, its bound) case by case, and how loose the bound is."""
+def _bounded(definition: str, subject: str, cases: Sequence[tuple[float, float]]) -> Verdict:
+    """(value, its bound) case by case, and how loose the bound is."""
     if not cases:
-        return missing(claim, subject, "a group size, a success rate and an ε", definition)
+        return missing(subject, "a group size, a success rate and an ε", definition)
     worst = max(value / bound for value, bound in cases)
     idle = sum(bound >= 1 for _, bound in cases)
     ratios = [bound / value for value, bound in cases if bound < 1 and value > 0]
     loose = f"a bound below 1 is {statistics.median(ratios):.1f} times the truth (median)" if ratios else \
         "no bound below 1 has a truth above 0"
-    return Verdict(claim=claim, definition=definition, subject=subject, outcome=decided(worst <= 1 + TINY),
-                   observed=worst, expected="≤ 1", threshold="truth / bound ≤ 1 in every case", n=len(cases),
-                   of="cases",
-                   reason=f"the truth is at most {worst:.2f} of the bound; {loose}, and {idle} of {len(cases)} bounds "
-                          f"say nothing (≥ 1)")
+    return exact(definition, subject, worst <= 1 + TINY, worst, f"the truth is at most {worst:.2f} of the bound; "
+                 f"{loose}, and {idle} of {len(cases)} bounds say nothing (≥ 1)", expected="≤ 1",
+                 threshold="truth / bound ≤ 1 in every case", n=len(cases))
 
 
 def _named(names: Sequence[str]) -> str:

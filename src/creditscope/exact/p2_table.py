@@ -136,26 +136,67 @@ def _gcpo(x: Symbols) -> Tensor:
 Objective = Callable[[Symbols], Tensor]
 
 
+# -- J at ratio 1 (Prop. 4) ------------------------------------------------------------------------------------------
+
+LAWS: Mapping[str, str] = MappingProxyType({
+    "answers": "even over answers (1/L_i): J = −β·R",
+    "tokens": "even over tokens: J = c·Σ A_i L_i − β·R",
+    "general": "others: J = Σ (A_i − Ā)(ω_i − ω̄) − β·R"})
+"""What is left of J at ratio 1, by the weights of a row."""
+
+
 @dataclass(frozen=True)
-class Row:
-    """A row of the table as an objective."""
+class PrintedRow:
+    """A row of the table as an objective, and what Prop. 4 leaves of it at ratio 1."""
 
     printed: Objective
     repaired: Objective | None = None
     """As the method's own paper or code has it, where the table departs from that."""
     repair: str = ""
     """What was repaired."""
+    circular: bool = False
+    """True where our own row was written from this table, for want of the method's text: agreement proves nothing."""
+    penalty: Objective | None = None
+    """β·R with the method's own aggregate."""
+    divisor: Objective | None = None
+    """1/c, where the weights are even over tokens."""
+    weight: Objective | None = None
+    """α_it·h_it of general weights; h is 1, or log π in the ratio's place."""
+
+    @property
+    def law(self) -> str:
+        return "tokens" if self.divisor else "general" if self.weight else "answers"
+
+    def value(self, batch: Rollouts) -> float:
+        """J at ratio 1: Σ_t 1/L_i is 1 and Σ_i A_i is 0, so that weights even over answers leave the penalty alone."""
+        x = Symbols(batch, batch.logp)
+        value = 0.0
+        if self.divisor:
+            value = float((x.credit * x.length).sum() / self.divisor(x))
+        elif self.weight:
+            omega, credit = (self.weight(x) * x.mask).sum(dim=1), x.credit.squeeze(1)
+            value = float(((credit - credit.mean()) * (omega - omega.mean())).sum())
+        return value - (float(x.sum(self.penalty(x))) if self.penalty else 0.0)
 
 
-TABLE: Mapping[str, Row] = MappingProxyType({
-    "grpo": Row(_grpo),
-    "grpo_v32": Row(_grpo_v32),
-    "gspo": Row(_gspo, lambda x: _gspo(x, 1 / x.length), "the exponent 1/|y| of the sequence ratio"),
-    "gtpo": Row(_gtpo),
-    "dapo": Row(_dapo),
-    "cppo": Row(_cppo, lambda x: _cppo(x, x.sigma), "γ against (r − mean)/std, not against r − mean"),
-    "dr_grpo": Row(_dr_grpo, lambda x: _dr_grpo(x) / x.mask.shape[1], "the constant 1/L_max"),
-    "gpg": Row(_gpg),
-    "cispo": Row(_cispo, lambda x: _cispo(x, 1.28), "the cap 1 + ε_high on sg[ρ]"),
-    "gcpo": Row(_gcpo),
+def _kl(x: Symbols) -> Tensor:
+    return BETA * (1 / (x.count * x.length)) * x.k3
+
+
+TABLE: Mapping[str, PrintedRow] = MappingProxyType({
+    "grpo": PrintedRow(_grpo, penalty=_kl),
+    "grpo_v32": PrintedRow(_grpo_v32, penalty=_kl),
+    "gspo": PrintedRow(_gspo, lambda x: _gspo(x, 1 / x.length), "the exponent 1/|y| of the sequence ratio"),
+    "gtpo": PrintedRow(_gtpo, weight=lambda x: x.calm * x.conflict / (x.count * x.length),
+                       penalty=lambda x: 0.1 * (1 / (x.count * x.length)) * x.entropy * x.calm * x.conflict),
+    "dapo": PrintedRow(_dapo, divisor=lambda x: x.sigma * x.tokens),
+    "cppo": PrintedRow(_cppo, lambda x: _cppo(x, x.sigma), "γ against (r − mean)/std, not against r − mean",
+                       weight=lambda x: x.a * x.large(x.sigma), penalty=lambda x: _kl(x) * x.large(x.sigma)),
+    "dr_grpo": PrintedRow(_dr_grpo, lambda x: _dr_grpo(x) / x.mask.shape[1], "the constant 1/L_max",
+                          divisor=lambda x: torch.tensor(x.count * x.mask.shape[1]),
+                          penalty=lambda x: BETA * x.k3 / (x.count * x.mask.shape[1])),
+    "gpg": PrintedRow(_gpg, weight=lambda x: x.log_pi / x.tokens),
+    "cispo": PrintedRow(_cispo, lambda x: _cispo(x, 1.28), "the cap 1 + ε_high on sg[ρ]",
+                        weight=lambda x: x.log_pi / (x.sigma * x.tokens)),
+    "gcpo": PrintedRow(_gcpo, circular=True),
 })

@@ -1,4 +1,4 @@
-"""Arrays of a record, which may come from anybody: each of its kind, and of shapes that fit together. No torch."""
+"""Checks of a record's arrays, which are untrusted: dtype, and shapes that fit together. No torch."""
 
 from __future__ import annotations
 

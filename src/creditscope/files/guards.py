@@ -1,7 +1,4 @@
-"""Files that may come from anybody: links that lead elsewhere, archives that grow without end, and words to keep.
-
-Imports no torch.
-"""
+"""Guards against hostile files: symlinks, zip bombs, sizes, secrets. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of strangers, line by line or as a whole, never longer or deeper than allowed: a file is not to be trusted."""
+"""Untrusted JSON, by lines or as one document, with limits on length and depth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def placed_lines(path: str | Path, max_line: int = MAX_LINE, before: int = 0,
                 end += len(line)
                 if len(line) > max_line:
                     raise CreditscopeError(f"{path}, line {number}: the line is longer than {max_line:,} bytes; "
-                                           f"write one object a line, ended by a newline")
+                                           f"write one object per line, ended by a newline")
                 try:
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
@@ -52,7 +52,7 @@ def placed_lines(path: str | Path, max_line: int = MAX_LINE, before: int = 0,
     except ValueError as error:  # a name that no file can have, such as one with a NUL
         raise CreditscopeError(f"cannot read {str(path)!r}: {error}") from None
     if number == 0:
-        raise CreditscopeError(f"{path} is empty; expected one JSON object a line")
+        raise CreditscopeError(f"{path} is empty; expected one JSON object per line")
 
 
 def whole_lines(path: Path, max_line: int = MAX_LINE) -> Iterator[bytes]:

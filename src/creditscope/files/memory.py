@@ -1,4 +1,4 @@
-"""Memory that is not there, said in words: what was being done, how much there is, and the settings that need less."""
+"""Out of memory, in one sentence: what was being done, how much there is, and the settings that need less."""
 
 from __future__ import annotations
 

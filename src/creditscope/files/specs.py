@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from creditscope.errors import CreditscopeError, unknown
 
@@ -55,6 +55,35 @@ def check_option(owner: str, options: Mapping[str, Option], name: str, value: ob
     if name not in options:
         raise unknown(f"option of {owner}:", name, options)
     options[name].check(owner, name, value)
+
+
+class HasOptions(Protocol):
+    """A row of a table of names: credit, brakes, rules that adapt."""
+
+    @property
+    def options(self) -> Mapping[str, Option]: ...
+
+
+def read_spec(kind: str, spec: str, table: Mapping[str, HasOptions], see: str = "",
+              own: re.Pattern[str] | None = None) -> tuple[str, dict[str, Any]]:
+    """Name and options of `--kind name,key=value,…`, checked against the table; a name that fits `own` is the user's.
+
+    >>> class Row:
+    ...     options = {"samples": Option(4, "rollouts", low=1)}
+    >>> read_spec("credit", "monte_carlo,samples=8", {"monte_carlo": Row()})
+    ('monte_carlo', {'samples': 8})
+    >>> read_spec("credit", "monte_carlo,samples=0", {"monte_carlo": Row()})
+    Traceback (most recent call last):
+    creditscope.errors.CreditscopeError: option samples of credit 'monte_carlo' must be a whole number of at least 1, \
+got 0
+    """
+    name, options = read_options(f"--{kind}", spec)
+    if name in table:
+        for key, value in options.items():
+            check_option(f"{kind} {name!r}", table[name].options, key, value)
+    elif own is None or not own.fullmatch(name):
+        raise unknown(kind, name, table, see=see)
+    return name, options
 
 
 def read_options(flag: str, spec: str) -> tuple[str, dict[str, Any]]:

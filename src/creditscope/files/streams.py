@@ -14,7 +14,7 @@ from creditscope.errors import CreditscopeError
 
 
 class ReaderLeft(BaseException):
-    """Who read the standard output reads no longer, as in `creditscope methods | head -1`. Nobody is to be told."""
+    """The reader of the standard output has closed it, as in `creditscope methods | head -1`: no message is due."""
 
 
 class Guarded(io.TextIOWrapper):

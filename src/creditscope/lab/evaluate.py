@@ -9,6 +9,7 @@ import torch
 
 from creditscope.lab.rollout import roll_out
 from creditscope.policy.loading import Policy
+from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.tasks import Task
 
@@ -43,5 +44,5 @@ def evaluate(policy: Policy, task: Task, config: Config, max_tokens: int) -> dic
         right += int((batch.rollouts.reward > 0.5).sum())
         reward += float(batch.rollouts.reward.sum())
     low, high = wilson(right, len(problems))
-    return {"eval/accuracy": right / len(problems), "eval/low": low, "eval/high": high,
-            "eval/reward": reward / len(problems), "eval/problems": len(problems)}
+    return {schema.EVAL_ACCURACY: right / len(problems), schema.EVAL_LOW: low, schema.EVAL_HIGH: high,
+            schema.EVAL_REWARD: reward / len(problems), schema.EVAL_PROBLEMS: len(problems)}

@@ -22,12 +22,10 @@ Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rollouts with what the trainer needs besides."""
+class Drawn:
+    """Judged answers, and what the trainer needs besides."""
 
     rollouts: Rollouts
-    prompts: list[list[int]]
-    """Token ids of each row's prompt."""
     problems: list[Problem]
     """What each row answers."""
     finished: Tensor
@@ -45,7 +43,7 @@ class Batch:
 
 @enough_memory("sampling answers", "lower --prompts, --group or --max-tokens")
 def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int, *, max_tokens: int,
-             temperature: float, top_p: float, generator: torch.Generator) -> Batch:
+             temperature: float, top_p: float, generator: torch.Generator) -> Drawn:
     """R answers to each problem, judged."""
     encoded = [policy.encode(problem.prompt) for problem in problems]
     room = getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -71,13 +69,13 @@ def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int
         group=torch.arange(len(problems), device=device).repeat_interleave(group),
         step=step.to(device), step_reward=step_reward.to(device),
         step_state=None if step_state is None else step_state.to(device),
-        prompt=[problem.prompt for problem in rows], text=texts, pieces=pieces)
+        prompt=[problem.prompt for problem in rows], prompt_ids=[prompt for prompt in encoded for _ in range(group)],
+        text=texts, pieces=pieces)
     errors = [v.error for v in verdicts if v.error]
-    prompts = [prompt for prompt in encoded for _ in range(group)]
-    return Batch(rollouts, prompts, rows, samples.finished, errors, len(rows))
+    return Drawn(rollouts, rows, samples.finished, errors, len(rows))
 
 
-def replace_dead(batch: Batch, fresh: Batch) -> Batch:
+def replace_dead(batch: Drawn, fresh: Drawn) -> Drawn:
     """The batch with its unanimous groups replaced, one for one, by groups of `fresh` that are not."""
     groups = batch.rollouts.group
     dead = Groups(groups[batch.dead]).ids.tolist()
@@ -92,9 +90,8 @@ def replace_dead(batch: Batch, fresh: Batch) -> Batch:
     renamed = torch.tensor([back[g] for g in fresh.rollouts.group[taken].tolist()], device=groups.device)
     problems = [*_where(batch.problems, keep), *_where(fresh.problems, taken)]
     joined = Rollouts.cat([batch.rollouts.rows(keep), replace(fresh.rollouts.rows(taken), group=renamed)])
-    prompts = [*_where(batch.prompts, keep), *_where(fresh.prompts, taken)]
     finished = torch.cat([batch.finished[keep], fresh.finished[taken]])
-    return Batch(joined, prompts, problems, finished, batch.errors + fresh.errors, spent)
+    return Drawn(joined, problems, finished, batch.errors + fresh.errors, spent)
 
 
 def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]],

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.lab.rollout import Batch
-from creditscope.microscope.scope import Microscope
+from creditscope.lab.rollout import Drawn
+from creditscope.lab.step import PolicyPasses
 from creditscope.policy.critic import Critic
-from creditscope.policy.loading import Policy, token_logp
+from creditscope.policy.loading import Policy
 from creditscope.policy.sampling import continue_from
 from creditscope.runs.config import Config
 from creditscope.tasks import Problem, Task
@@ -19,10 +19,11 @@ from creditscope.tasks import Problem, Task
 class LabTools(Tools):
     """The tools for one batch."""
 
-    def __init__(self, policy: Policy, task: Task, config: Config, batch: Batch, chunks: list[Tensor], max_tokens: int,
-                 seed: int, progress: float, critic: Critic | None) -> None:
+    def __init__(self, policy: Policy, task: Task, config: Config, batch: Drawn, max_tokens: int, seed: int,
+                 progress: float, critic: Critic | None, accumulate: int | None = None) -> None:
         self._policy, self._task, self._config, self._batch = policy, task, config, batch
-        self._chunks, self._max_tokens, self._seed, self._critic = chunks, max_tokens, seed, critic
+        self._max_tokens, self._seed, self._critic = max_tokens, seed, critic
+        self._accumulate = config.accumulate if accumulate is None else accumulate
         self.progress = progress
         self.continuations = 0
         """Rollouts spent on values so far."""
@@ -51,7 +52,7 @@ class LabTools(Tools):
             return out.to(cuts.device)
         rows, at = (torch.tensor(column) for column in zip(*places, strict=True))
         generator = torch.Generator(self._policy.device).manual_seed(self._seed)
-        found = continue_from(self._policy.model, self._batch.prompts, rollouts.tokens, rows, at, samples,
+        found = continue_from(self._policy.model, rollouts.prompt_ids, rollouts.tokens, rows, at, samples,
                               max_tokens=self._max_tokens, end=self._policy.end, temperature=config.temperature,
                               top_p=config.top_p, generator=generator)
         self.continuations += len(found.tokens)
@@ -70,27 +71,12 @@ class LabTools(Tools):
     def critic(self) -> Tensor:
         if self._critic is None:
             return super().critic()
-        return self._critic.values(self._batch.prompts, self._batch.rollouts, parts=self._config.accumulate)
+        return self._critic.values(self._batch.rollouts, parts=self._accumulate)
 
     def gram(self) -> Tensor:
         """One pass whose cotangent is 1 on every chosen token: its rows are the scores ψ_i."""
-        rollouts, policy = self._batch.rollouts, self._policy
-        whole = torch.full((len(rollouts), len(rollouts)), torch.nan, dtype=torch.float64)
-        parameters = policy.trainable().values()
-        kept = [p.grad for p in parameters]
-        scope = Microscope(policy.model)
-        for rows in self._chunks:
-            for p in parameters:
-                p.grad = None
-            with scope:
-                live = token_logp(policy, [self._batch.prompts[i] for i in rows.tolist()], rollouts.tokens[rows],
-                                  rollouts.mask[rows], self._config.temperature)
-                torch.autograd.backward(live, rollouts.mask[rows].to(live.dtype))
-            at = rows.cpu()
-            whole[at[:, None], at] = scope.gram
-        for p, grad in zip(parameters, kept, strict=True):
-            p.grad = grad
-        return whole.to(policy.device)
+        return PolicyPasses(self._policy, self._batch.rollouts, accumulate=self._accumulate,
+                            temperature=self._config.temperature).score_gram()
 
 
 def task_gives(task: Task, problem: Problem) -> frozenset[str]:
@@ -109,7 +95,7 @@ def task_gives(task: Task, problem: Problem) -> frozenset[str]:
     return frozenset(found)
 
 
-def check_first(needs: tuple[str, ...], batch: Batch, config: Config) -> None:
+def check_first(needs: tuple[str, ...], batch: Drawn, config: Config) -> None:
     """Refuse a run whose first answers lack what its credit needs; later batches may, by chance."""
     rollouts = batch.rollouts
     judge = f"; --reward {config.reward} must return (reward, [[start, end, reward], ...])" if config.reward else ""

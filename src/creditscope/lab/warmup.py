@@ -13,7 +13,6 @@ import math
 import operator
 import os
 import random
-import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +28,9 @@ from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
+from creditscope.files.writing import new_folder
 from creditscope.lab.evaluate import evaluate
-from creditscope.lab.train import make_optimizer
+from creditscope.lab.setup import make_optimizer
 from creditscope.policy.loading import Policy, load_policy, token_logp
 from creditscope.policy.scoring import encode_exactly
 from creditscope.policy.vetting import tokenizing
@@ -240,13 +240,8 @@ def check_out(out: Path) -> None:
 @contextmanager
 def whole(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes its name when the block ends well; else nothing is left."""
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir()
-        yield part
-        part.replace(folder)
+        with new_folder(folder) as part:
+            yield part
     except (OSError, SafetensorError) as error:
         raise CreditscopeError(f"cannot write {folder}: {error}; nothing is left. Make room and start again") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

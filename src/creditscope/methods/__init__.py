@@ -1,6 +1,7 @@
 """Every method as one row of data: the axes and their values, the table, what TRL and verl compute, and words for it.
 
     axes      Method: a row, and the values that each axis can take
+    bounds    bounds and trust regions, one row each
     table     the rows, each a cited diff of another
     dialects  the same names as TRL and verl compute them
     find      a row by name
@@ -9,77 +10,9 @@
 No torch.
 """
 
+from creditscope.methods import table
 from creditscope.methods.axes import AXES, Method
-from creditscope.methods.table import (
-    BNPO,
-    CISPO,
-    CPPO,
-    CPPO_TOPK,
-    DAPO,
-    DPPO,
-    DPPO_KL,
-    DR_GRPO,
-    DRO,
-    GCPO,
-    GMPO,
-    GPG,
-    GRPO,
-    GRPO_EVEN,
-    GRPO_V32,
-    GSPO,
-    GSPO_EVEN,
-    GSPO_TOKEN,
-    GTPO,
-    KIMI,
-    LUSPO,
-    MAXRL,
-    METHODS,
-    OPO,
-    P1_GRPO,
-    P2_TABLE_1,
-    PPO,
-    REINFORCE,
-    REINFORCE_PP,
-    REINFORCE_PP_BASELINE,
-    RLOO,
-    SAPO,
-    VESPO,
-)
+from creditscope.methods.table import *  # noqa: F403
 
-__all__ = [
-    "AXES",
-    "BNPO",
-    "CISPO",
-    "CPPO",
-    "CPPO_TOPK",
-    "DAPO",
-    "DPPO",
-    "DPPO_KL",
-    "DRO",
-    "DR_GRPO",
-    "GCPO",
-    "GMPO",
-    "GPG",
-    "GRPO",
-    "GRPO_EVEN",
-    "GRPO_V32",
-    "GSPO",
-    "GSPO_EVEN",
-    "GSPO_TOKEN",
-    "GTPO",
-    "KIMI",
-    "LUSPO",
-    "MAXRL",
-    "METHODS",
-    "OPO",
-    "P1_GRPO",
-    "P2_TABLE_1",
-    "PPO",
-    "REINFORCE",
-    "REINFORCE_PP",
-    "REINFORCE_PP_BASELINE",
-    "RLOO",
-    "SAPO",
-    "VESPO",
-    "Method",
-]
+__all__ = ["AXES", "Method"]
+__all__ += table.__all__

@@ -2,19 +2,40 @@
 
     J = Σ_it α_it · bound(s_it, A_it) − β · R          A: advantage   α: weight   s: ratio   R: penalty
 
-A row holds names and numbers only. The functions behind the names live in `advantages`, `weights`, `ratios` and
-`penalties`, each in a dictionary keyed by the name, so a method is added by writing a row and nothing else.
+A row holds names and numbers only. The functions behind the names stand in `methods/bounds.py` and in `objective/`,
+each in a dictionary keyed by the name, so a method is added by writing a row and nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.methods.bounds import BOUNDS, TRUSTS, Bound, Rule, TrustRegion
+
+OWN_CREDIT, CRITIC_CREDIT = "outcome", "gae"
+"""Estimators of the credit table: the method's own advantage, and a critic's."""
+
+
+class Texts(Mapping[str, str]):
+    """name -> text of the rows of a table."""
+
+    def __init__(self, rows: Mapping[str, Bound] | Mapping[str, TrustRegion]) -> None:
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> str:
+        return self._rows[name].text
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
 
 # Every axis whose value is a name: name -> what it means, in the words of `creditscope methods`.
 AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
@@ -75,20 +96,8 @@ AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "sequence_product": "s_i = Π_t ρ_it",
         "sequence_token": "sg[s_i]·π_it/sg[π_it], s_i = exp(mean_t log ρ_it)",
     },
-    "bound": {
-        "none": "s·A",
-        "clip": "min(s·A, clip(s)·A)",
-        "clip_inside": "each log ρ_it is clipped before the mean over the sequence",
-        "stop_gradient": "sg[clip(s)]·A·log π",
-        "gate": "A·4/τ·sigmoid(τ(s−1))",
-        "gamma": "sg[φ(s)]·A·log π, φ(s) = s^k·exp(λ(1−s))",
-    },
-    "trust": {
-        "none": "every token",
-        "off_policy_sequence": "drops a sequence with A < 0 whose mean log(π_old/π) is above a threshold",
-        "binary_tv": "drops a token whose probability moved too far in the direction of A",
-        "binary_kl": "drops a token whose binary KL grew too large in the direction of A",
-    },
+    "bound": Texts(BOUNDS),
+    "trust": Texts(TRUSTS),
     "kl": {"none": "none", "k1": "log(π/π_ref)", "k2": "½ log²(π/π_ref)", "k3": "π_ref/π − log(π_ref/π) − 1"},
     "kl_in": {
         "loss": "a term of the loss",
@@ -99,24 +108,6 @@ AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "kl_level": {"token": "each token", "sequence": "the whole sequence's log-ratio"},
     "kl_weight": {"none": "1", "ratio": "the live ratio s_it"},
 })
-
-
-# Bound or trust region -> what is left of a token's own gradient past its edge.
-STOPS: Mapping[str, str | None] = MappingProxyType({
-    "none": None,
-    "clip": "zero",
-    "clip_inside": "zero",
-    "stop_gradient": "cap",
-    "gate": "half",
-    "gamma": "half",
-    "off_policy_sequence": "zero",
-    "binary_tv": "zero",
-    "binary_kl": "zero",
-})
-
-NUMBERS = frozenset({"std_eps", "whiten_eps", "entropy_cost", "keep_threshold", "max_tokens", "clip_low", "clip_high",
-                     "dual_clip", "gate_pos", "gate_neg", "gamma_pos", "gamma_neg", "trust_low", "trust_high", "beta",
-                     "paper_beta"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +140,8 @@ class Method:
     aggregate: str = "sequence_mean"
     max_tokens: int | None = None
     """L_max of the constant aggregate; None takes the width of the batch."""
+    local: bool = False
+    """True where a trainer takes the aggregate's sums over its micro-batch, not over the step."""
 
     # ratio and bound s
     ratio: str = "token"
@@ -196,27 +189,45 @@ class Method:
         for f in fields(self):
             value = getattr(self, f.name)
             numbers = value if isinstance(value, tuple) else (value,)
-            if f.name in NUMBERS and value is not None and not all(
-                    isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+            numeric = "float" in str(f.type) or "int" in str(f.type)
+            if numeric and value is not None and not all(isinstance(n, int | float) and math.isfinite(n)
+                                                         for n in numbers):
                 raise CreditscopeError(f"method {self.name!r}: {f.name} must be a finite number, got {value!r}")
-        for broken, why in _RULES:
-            if broken(self):
-                raise CreditscopeError(f"method {self.name!r}: {why.format(m=self)}")
+        for why in _faults(self):
+            raise CreditscopeError(f"method {self.name!r}: {why}")
 
     def but(self, **changes: Any) -> Method:
         """A new row that differs from this one by `changes` and names this one as its parent.
 
         Citations are not inherited: a row cites what it changes, its parent what it kept.
         """
+        if "name" not in changes:
+            raise CreditscopeError(f"{self.name!r}.but(...) needs name=, to tell the new row from its parent; the same "
+                                   f"row with other values is .replace(...)")
+        fresh: dict[str, Any] = {"title": changes["name"], "arxiv": "", "cites": {}, "note": "", "parent": self.name,
+                                 "paper_beta": self.paper_beta if changes.get("kl", self.kl) == self.kl else None}
+        return self._changed("but", fresh | changes)
+
+    def replace(self, **changes: Any) -> Method:
+        """The same row, by the same name, with other values: a run's own β, a trainer's limit.
+
+        >>> Method(name="x", title="X", kl="k3").replace(beta=0.1).beta
+        0.1
+        """
+        return self._changed("replace", changes)
+
+    def _changed(self, verb: str, changes: dict[str, Any]) -> Method:
         known = {f.name for f in fields(self)}
         for axis in changes:
             if axis not in known:
-                raise unknown(f"axis in {self.name!r}.but(...):", axis, known)
-        if "name" not in changes:
-            raise CreditscopeError(f"{self.name!r}.but(...) needs name=, to tell the new row from its parent")
-        fresh: dict[str, Any] = {"title": changes["name"], "arxiv": "", "cites": {}, "note": "", "parent": self.name,
-                                 "paper_beta": self.paper_beta if changes.get("kl", self.kl) == self.kl else None}
-        return replace(self, **(fresh | changes))
+                raise unknown(f"axis in {self.name!r}.{verb}(...):", axis, known)
+        return replace(self, **changes)
+
+    def under(self, credit: str | None) -> Method:
+        """The row when the estimator `credit` stands in the place of its own advantage; None is its own."""
+        if credit in (None, OWN_CREDIT):
+            return self
+        return self.replace(baseline="external", scale="none", whiten="none", entropy_cost=0.0)
 
     def diff(self, other: Method) -> dict[str, tuple[Any, Any]]:
         """axis -> (other's value, this row's value), for the axes along which the two differ."""
@@ -239,60 +250,69 @@ class Method:
         """True when the baseline needs siblings, so that a group of one carries no signal."""
         return self.baseline in ("group_mean", "leave_one_out", "length_weighted_mean")
 
+    @property
+    def external(self) -> bool:
+        """True when credit comes from outside: the row has no advantage of its own."""
+        return self.baseline == "external"
 
-def _clips(m: Method) -> bool:
-    return m.bound in ("clip", "clip_inside", "stop_gradient")
+    @property
+    def default_credit(self) -> str:
+        """The estimator of a run that names none, as --credit spells it."""
+        return CRITIC_CREDIT if self.external else OWN_CREDIT
+
+    @property
+    def carrier(self) -> str:
+        """What carries the gradient of a token's term: a value of `Bound.carrier`."""
+        return "log_prob" if self.ratio == "none" else BOUNDS[self.bound].carrier
+
+    @property
+    def stops(self) -> str | None:
+        """What crossing an edge does to the token's own term: "zero", "half" or "cap"; None where there is no edge.
+
+        A trust region drops the term, so it decides where a row has both. The term is the token's own: under a sequence
+        ratio its log-prob still moves the terms of tokens in the same sequence whose A has the other sign.
+        """
+        return TRUSTS[self.trust].stops or BOUNDS[self.bound].stops
 
 
-# (what is impossible, the sentence that says so and how to repair it). `m` is the row.
-_RULES: tuple[tuple[Callable[[Method], bool], str], ...] = (
+def _faults(m: Method) -> Iterator[str]:
+    """Why the row is impossible, and how to repair it."""
+    for broken, why in _RULES:
+        if broken(m):
+            yield why.format(m=m)
+    yield from _limit_faults(m, "bound", BOUNDS)
+    yield from _limit_faults(m, "trust", TRUSTS)
+
+
+def _limit_faults(m: Method, axis: str, table: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the method's bound or trust region, or with numbers that belong to another one."""
+    name = getattr(m, axis)
+    row = table[name]
+    missing = [number for number in row.needs if getattr(m, number) is None]
+    if missing:
+        yield f"{axis}={name!r} needs {' and '.join(missing)}; give {'both' if missing[1:] else 'it'}, or {axis}='none'"
+    others = {number: other for other, found in reversed(table.items()) for number in found.takes
+              if number not in row.takes}
+    stray = [number for number in others if getattr(m, number) is not None]
+    if stray:
+        given = " and ".join(f"{number}={getattr(m, number)}" for number in stray)
+        verb, them = ("do nothing", "them") if stray[1:] else ("does nothing", "it")
+        yield f"{given} {verb} with {axis}={name!r}; set {axis}={others[stray[0]]!r} or drop {them}"
+    for broken, why in row.rules:
+        if broken(m):
+            yield why.format(m=m)
+
+
+_RULES: tuple[Rule, ...] = (
     (lambda m: not isinstance(m.name, str) or not m.name.replace("_", "").isalnum() or m.name != m.name.lower(),
      "a name is lower-case letters, digits and underscores"),
     (lambda m: m.ratio == "none" and m.bound != "none",
      "bound={m.bound!r} needs a ratio to bound, but ratio='none'; set ratio='token' or bound='none'"),
-    (lambda m: m.ratio == "none" and m.trust in ("binary_tv", "binary_kl"),
-     "trust={m.trust!r} weighs by a ratio, but ratio='none'; set ratio='token' and bound='stop_gradient'"),
-    (lambda m: m.bound == "clip_inside" and m.ratio != "sequence_mean",
-     "bound='clip_inside' clips before the mean over a sequence, but ratio={m.ratio!r}; set ratio='sequence_mean'"),
-    (lambda m: m.bound == "gamma" and m.ratio != "sequence_product",
-     "bound='gamma' is a weight on the sequence's product ratio, but ratio={m.ratio!r}; set ratio='sequence_product'"),
-    (lambda m: m.bound == "clip" and m.clip_low is None and m.clip_high is None,
-     "bound='clip' needs clip_low or clip_high; set one, or bound='none'"),
-    (lambda m: m.bound == "clip_inside" and (m.clip_low is None or m.clip_high is None),
-     "bound='clip_inside' needs clip_low and clip_high, in log-ratio; set both"),
-    (lambda m: not _clips(m) and (m.clip_low is not None or m.clip_high is not None),
-     "clip_low={m.clip_low} and clip_high={m.clip_high} do nothing with bound={m.bound!r}; "
-     "set bound='clip' or drop them"),
-    (lambda m: m.clip_low is not None and m.clip_low < 0,
-     "clip_low={m.clip_low} puts the floor above 1; give ε_low ≥ 0"),
-    (lambda m: m.bound == "clip" and m.clip_low is not None and m.clip_low >= 1,
-     "clip_low={m.clip_low} puts the floor at or below 0, which never binds; give ε_low < 1 or None"),
-    (lambda m: m.clip_high is not None and m.clip_high < 0 and m.bound != "stop_gradient",
-     "clip_high={m.clip_high} puts the ceiling below 1; give ε_high ≥ 0"),
-    (lambda m: m.clip_high is not None and m.clip_high <= -1,
-     "clip_high={m.clip_high} puts the ceiling at or below 0; the ceiling is 1 + clip_high"),
-    (lambda m: m.dual_clip is not None and (m.bound != "clip" or m.dual_clip <= 1 + (m.clip_high or 0.0)),
-     "dual_clip={m.dual_clip} must exceed 1 + clip_high and goes with bound='clip', not {m.bound!r}"),
-    (lambda m: m.bound == "gate" and not (m.gate_pos and m.gate_neg and m.gate_pos > 0 and m.gate_neg > 0),
-     "bound='gate' needs gate_pos > 0 and gate_neg > 0, got {m.gate_pos} and {m.gate_neg}"),
-    (lambda m: m.bound != "gate" and (m.gate_pos is not None or m.gate_neg is not None),
-     "gate_pos and gate_neg do nothing with bound={m.bound!r}; set bound='gate' or drop them"),
-    (lambda m: [m.gamma_pos is not None, m.gamma_neg is not None] != [m.bound == "gamma"] * 2,
-     "gamma_pos=(k, λ) and gamma_neg=(k, λ) go with bound='gamma', and both are needed there"),
     (lambda m: (m.keep in ("large_advantage", "top_advantage", "low_entropy")) != (m.keep_threshold is not None),
      "keep={m.keep!r} and keep_threshold={m.keep_threshold} do not go together; 'large_advantage', 'top_advantage' "
      "and 'low_entropy' need a threshold, the others have none"),
     (lambda m: m.keep == "top_advantage" and not 0 < (m.keep_threshold or 0) <= 1,
      "keep='top_advantage' keeps a share of each group: give 0 < keep_threshold ≤ 1, not {m.keep_threshold}"),
-    (lambda m: (m.trust == "none") != (m.trust_high is None),
-     "trust={m.trust!r} and trust_high={m.trust_high} do not go together; give both or neither"),
-    (lambda m: min(m.trust_low or 0.0, m.trust_high or 0.0) < 0,
-     "trust_low={m.trust_low} and trust_high={m.trust_high} would drop tokens before the policy has moved; "
-     "give both ≥ 0"),
-    (lambda m: m.trust_low is not None and m.trust not in ("binary_tv", "binary_kl"),
-     "trust_low={m.trust_low} belongs to trust='binary_tv' or 'binary_kl', not {m.trust!r}"),
-    (lambda m: m.trust in ("binary_tv", "binary_kl") and m.trust_low is None,
-     "trust={m.trust!r} needs trust_low beside trust_high"),
     (lambda m: m.kl == "none" and m.beta != 0.0,
      "beta={m.beta} weighs a KL term, but kl='none'; set kl='k3', or 'k1' or 'k2'"),
     (lambda m: m.beta < 0, "beta={m.beta} would reward distance from the reference; give β ≥ 0"),

@@ -11,6 +11,11 @@ from types import MappingProxyType
 
 from creditscope.methods.axes import Method
 
+__all__ = [
+    "BNPO", "CISPO", "CPPO", "CPPO_TOPK", "DAPO", "DPPO", "DPPO_KL", "DRO", "DR_GRPO", "GCPO", "GMPO", "GPG", "GRPO",
+    "GRPO_EVEN", "GRPO_V32", "GSPO", "GSPO_EVEN", "GSPO_TOKEN", "GTPO", "KIMI", "LUSPO", "MAXRL", "METHODS", "OPO",
+    "P1_GRPO", "P2_TABLE_1", "PPO", "REINFORCE", "REINFORCE_PP", "REINFORCE_PP_BASELINE", "RLOO", "SAPO", "VESPO"]
+
 REINFORCE = Method(
     name="reinforce", title="REINFORCE", baseline="none", aggregate="sequence_sum", ratio="none",
     cites={"baseline": "Williams 1992: the reward itself", "aggregate": "Σ_t ∇log π, mean over rollouts"})
@@ -164,7 +169,6 @@ DRO = P1_GRPO.but(
     note="Stated from verl 0.9.1's code, not from the paper.")
 
 
-
 def even(method: Method) -> Method:
     """The row with one weight for all tokens of a group, and every prompt counting the same.
 
@@ -173,7 +177,7 @@ def even(method: Method) -> Method:
     >>> even(DAPO).name, even(DAPO).aggregate
     ('dapo_even', 'group_token_mean')
     """
-    gathers = method.ratio == "sequence_product" and method.bound not in ("stop_gradient", "gamma")
+    gathers = method.ratio == "sequence_product" and method.carrier != "log_prob"
     return method.but(name=f"{method.name}_even", aggregate="sequence_mean" if gathers else "group_token_mean",
                       max_tokens=None)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from creditscope.methods.axes import AXES, Method
+from creditscope.methods.bounds import BOUNDS, TRUSTS
 
 
 def advantage_equation(m: Method) -> str:
@@ -14,7 +15,7 @@ def advantage_equation(m: Method) -> str:
     >>> advantage_equation(GRPO)
     'A_i = (r_i − mean r) / std r'
     """
-    if m.baseline == "external":
+    if m.external:
         return "A_it: given from outside"
     reward = {"loss": "r_i", "reward": "R_i", "token_reward": "R_it"}[m.kl_in]
     r = reward[0]
@@ -49,10 +50,8 @@ def alpha_text(m: Method) -> str:
     keep = {"all": "", "live_groups": " · 1{group not unanimous}", "large_advantage": f" · 1{{|A_i| > {threshold}}}",
             "top_advantage": f" · 1{{|A_i| in top {threshold} of group}}",
             "low_entropy": f" · 1{{⟨H⟩_i ≤ {threshold}}}"}[m.keep]
-    trust = {"none": "", "off_policy_sequence": f" · 1{{A ≥ 0 or mean_t log(π_old/π) ≤ {m.trust_high}}}",
-             "binary_tv": f" · 1{{π − π_old within {m.trust_high} along A}}",
-             "binary_kl": f" · 1{{KL(π_old‖π) ≤ {m.trust_high} along A}}"}[m.trust]
-    return factor + ("" if m.token_weight == "none" else " · λ_it") + keep + trust
+    trust = TRUSTS[m.trust].formula(m)
+    return factor + ("" if m.token_weight == "none" else " · λ_it") + keep + (f" · {trust}" if trust else "")
 
 
 def ratio_text(m: Method) -> str:
@@ -63,19 +62,9 @@ def ratio_text(m: Method) -> str:
 
 def term_text(m: Method) -> str:
     """The policy term of one token: the bound applied to ratio and advantage."""
-    a = "A_it" if m.kl_in == "token_reward" or m.baseline == "external" else "A_i"
     s = {"none": "log π_it", "token": "ρ_it", "sequence_mean": "s_i", "sequence_product": "s_i",
          "sequence_token": "s_it"}[m.ratio]
-    clip = f"clip({s}, {_edge(m.clip_low, -1)}, {_edge(m.clip_high, +1)})"
-    term = {
-        "none": f"{s}·{a}",
-        "clip": f"min({s}·{a}, {clip}·{a})",
-        "clip_inside": f"exp(mean_t clip±(log ρ_it, −{m.clip_low}, {m.clip_high}))·{a}",
-        "stop_gradient": f"sg[{clip}]·{a}·log π_it",
-        "gate": f"{a}·4/τ·σ(τ({s} − 1)), τ₊ = {m.gate_pos}, τ₋ = {m.gate_neg}",
-        "gamma": f"sg[s_i^k·exp(λ(1 − s_i))]·{a}·log π_it, (k, λ)₊ = {m.gamma_pos}, (k, λ)₋ = {m.gamma_neg}",
-    }[m.bound]
-    return f"max({term}, {m.dual_clip:g}·{a} if {a} < 0)" if m.dual_clip else term
+    return BOUNDS[m.bound].formula(m, s, _credit_symbol(m))
 
 
 def penalty_text(m: Method) -> str:
@@ -92,7 +81,7 @@ def equation(m: Method) -> str:
     """The whole objective in two lines."""
     beta = f"{m.beta:g}" if m.beta else "β"
     kl = "" if m.kl == "none" or m.kl_in != "loss" else f" − {beta}·{penalty_text(m)}"
-    definition = "" if m.ratio in ("none", "token") or m.bound == "clip_inside" else f"   {ratio_text(m)}"
+    definition = "" if m.ratio in ("none", "token") or m.carrier == "tokens" else f"   {ratio_text(m)}"
     return f"J = Σ_it {alpha_text(m)} · [{term_text(m)}]{kl}{definition}\n{advantage_equation(m)}"
 
 
@@ -148,14 +137,15 @@ def law(m: Method) -> Law:
 
 
 def _kind(m: Method) -> str:
-    if m.ratio == "none" or m.bound in ("stop_gradient", "gamma"):
+    if m.carrier == "log_prob":
         return "log_prob"
-    if m.baseline == "external":
+    if m.external:
         return "outside"
     if m.baseline == "none" and m.whiten == "none":
         return "reward"
     filtered = m.keep not in ("all", "live_groups")
-    if filtered or m.entropy_cost or m.token_weight != "none" or m.gate_pos != m.gate_neg:
+    good, bad = BOUNDS[m.bound].height(m)
+    if filtered or m.entropy_cost or m.token_weight != "none" or good != bad:
         return "weights"
     # A baseline balances A in each group, whitening over the batch; a factor of the group's own undoes the latter.
     by_group = m.keep == "live_groups" or m.aggregate == "group_token_mean"
@@ -169,23 +159,29 @@ def _kind(m: Method) -> str:
 
 def _value_text(m: Method, kind: str) -> str:
     """Σ_it α_it·h_it·A_it at ratio 1, where no trust region drops anything."""
-    alpha = alpha_text(replace(m, trust="none", trust_low=None, trust_high=None))
+    alpha = alpha_text(m.replace(trust="none", trust_low=None, trust_high=None))
     if kind == "length" and m.whiten == "none" and m.aggregate != "sequence_mean":
         return "Σ_i A_i·L_i" + alpha.split(" ")[0].removeprefix("1")
-    a = "A_it" if m.kl_in == "token_reward" or m.baseline == "external" else "A_i"
-    ceiling = 1 + min(0.0, m.clip_high or 0.0)
-    log_prob = "·log π_it" if ceiling == 1 else f"·{ceiling:g}·log π_it"
-    height = log_prob if kind == "log_prob" else "·2/τ±" if m.bound == "gate" else ""
-    return f"Σ_it {alpha} · {a}{height}"
+    factors = [_credit_symbol(m), _height_text(m), "log π_it" if m.carrier == "log_prob" else ""]
+    return f"Σ_it {alpha} · " + "·".join(filter(None, factors))
+
+
+def _height_text(m: Method) -> str:
+    """φ(1), where it is not 1."""
+    bound = BOUNDS[m.bound]
+    good, bad = bound.height(m)
+    if good == bad == 1:
+        return ""
+    return bound.height_text or (f"{good:g}" if good == bad else f"({good:g} where A > 0, {bad:g} else)")
+
+
+def _credit_symbol(m: Method) -> str:
+    return "A_it" if m.kl_in == "token_reward" or m.external else "A_i"
 
 
 def axis_meaning(axis: str, value: object) -> str:
     """What a value of an axis means, where the axis is one of names."""
     return AXES[axis].get(str(value), "") if axis in AXES else ""
-
-
-def _edge(eps: float | None, sign: int) -> str:
-    return ("0" if sign < 0 else "∞") if eps is None else f"{1 + sign * eps:g}"
 
 
 def _group(text: str) -> str:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.geometry import by_group
 from creditscope.microscope.proof import LEAST, WIDER
-from creditscope.microscope.scope import Check, Microscope
+from creditscope.microscope.scope import Microscope, SelfCheck
 from creditscope.microscope.shards import block, local, many_ranks, parts
 from creditscope.microscope.sketch import Sketch, Sketcher
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reading:
+class RanksReading:
     """What all ranks see of one step. Rows are those of the reduced gradient: they sum to what the optimiser gets."""
 
     blocks: dict[int, Tensor]
@@ -55,12 +55,12 @@ class Reading:
     """(N,) the rank that each row came from, counted among those that share the data."""
     scale: float
     """s, by which the engine multiplies the sum over ranks."""
-    check: Check
+    check: SelfCheck
     """Σ_ij of the sketched Gram against ‖sketch of ∇‖²; `error` is that of the sketch itself, entry by entry."""
 
 
 def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Tensor], *,
-           engine: Any = None, scale: float | None = None, ranks: ProcessGroup | None = None) -> Reading:
+           engine: Any = None, scale: float | None = None, ranks: ProcessGroup | None = None) -> RanksReading:
     """One reading of all ranks' rollouts; every rank calls it, after backward and before clipping or a step.
 
     `group` (N,) names the group of each of the scope's rollouts, by the same numbers on all ranks. With gradient
@@ -87,11 +87,11 @@ def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Te
     blocks = {g: s**2 * torch.from_numpy(k) for one, here in zip(scopes, groups, strict=True) if one.exact
               for g, k in by_group(one.gram, here.cpu()) if g not in split}
     check = _prove(everyone, rank, s, reduced_sketch(scopes[0], engine, everyone.names), scopes[0].tolerance)
-    return Reading(blocks, split, everyone, ids, rank, s, check)
+    return RanksReading(blocks, split, everyone, ids, rank, s, check)
 
 
 def prove_rows(scope: Microscope | Sequence[Microscope], weights: Tensor | Sequence[Tensor], *, engine: Any = None,
-               scale: float | None = None, ranks: ProcessGroup | None = None) -> Check:
+               scale: float | None = None, ranks: ProcessGroup | None = None) -> SelfCheck:
     """Each row is its rollout's: s Σ_ranks Σ_i h_i S_i = the sketch of ∇ Σ_i h_i J_i, whose passes had no microscope.
 
     Every rank calls it after plain passes over the same micro-batches, rollout i's loss times h_i, and before clipping
@@ -208,14 +208,14 @@ def _gradient(engine: Any) -> Callable[[Tensor], Tensor | None]:
     return importlib.import_module("deepspeed.utils").safe_get_full_grad  # type: ignore[no-any-return]
 
 
-def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> Check:
+def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> SelfCheck:
     """s Σ_ranks Σ_i S_i = the sketch of ∇; the error as a share of the ranks' gradients and the reduced one."""
     rows = everyone.rows.double().cpu()
     by_rank = torch.zeros(int(rank.max()) + 1, rows.shape[1], dtype=torch.float64).index_add_(0, rank, rows)
     summed = by_rank.sum(dim=0)
     size = float(by_rank.square().sum() + arrived.square().sum()) ** 0.5
     error = float((summed - arrived).norm()) / size if size > 0 else 0.0
-    check = Check(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
+    check = SelfCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
     if not error <= check.tolerance:
         fit = scale * float(summed @ arrived / summed.square().sum().clamp(min=1e-300))
         raise CreditscopeError(

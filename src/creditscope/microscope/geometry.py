@@ -1,4 +1,4 @@
-"""What the Gram K_ij = ⟨g_i, g_j⟩ of per-rollout rows says beyond its spectrum, and the nulls to read it beside.
+"""Readings of the Gram K_ij = ⟨g_i, g_j⟩ of per-rollout rows besides its spectrum, and the nulls to compare with.
 
 A row is g_i = c_i ψ_i, with c_i the w of rollout i's tokens and ψ_i = Σ_t ∇ log π(y_it) its score, so
 K = diag(c) S diag(c) where S_ij = ⟨ψ_i, ψ_j⟩. That holds when all tokens of a rollout have one w
@@ -28,6 +28,7 @@ from creditscope.microscope.spectrum import (
     square,
     unitless,
 )
+from creditscope.runs import schema
 
 Array = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -231,9 +232,7 @@ class Baseline:
     group: int
     mean: float
     optimal: float
-    """b* = E[r‖ψ‖²] / E[‖ψ‖²]."""
-    covariance: float
-    """Cov(‖ψ‖², r) over the group's R rows, Σ/R. b* − mean = Cov / E‖ψ‖², so the mean is optimal iff it is 0."""
+    """b* = E[r‖ψ‖²] / E[‖ψ‖²] = mean + Cov(‖ψ‖², r) / E‖ψ‖²."""
     variance_mean: float
     """V(mean)."""
     variance_optimal: float
@@ -248,12 +247,6 @@ class Baseline:
         """V(mean) − V(b*) = (mean − b*)² Σ‖ψ‖² ≥ 0. In a sample it is never negative: read it beside `by_chance`."""
         return max(self.variance_mean - self.variance_optimal, 0.0)
 
-    @property
-    def lost(self) -> float | None:
-        """(V(mean) − V(b*)) / V(b*), the variance lost by using the mean; None where V(b*) is 0."""
-        none_left = self.variance_optimal <= EPS * self.variance_mean
-        return None if none_left else self.excess / self.variance_optimal
-
 
 def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> list[Baseline]:
     """b* and the mean for each group with a score and two rewards or more, from ‖ψ_i‖² (N,) and r_i (N,); P1.11.
@@ -261,8 +254,8 @@ def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> l
     The estimator (r − b)ψ has the same mean for every b, since E[ψ] = 0, and the trace of its covariance is V(b) less a
     constant. V(b) = V(b*) + (b − b*)² Σ‖ψ‖².
 
-    >>> [(b.mean, b.optimal, b.lost) for b in optimal_baseline([3.0, 1.0], [1.0, 0.0])]
-    [(0.5, 0.75, 0.3333333333333333)]
+    >>> [(b.mean, b.optimal, b.excess) for b in optimal_baseline([3.0, 1.0], [1.0, 0.0])]
+    [(0.5, 0.75, 0.25)]
     """
     x = _vector(scores_gram_diag, "scores_gram_diag")
     if (x < 0).any():
@@ -276,8 +269,7 @@ def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> l
             continue
         mean, best = float(value.mean()), float((value * norm).sum() / norm.sum())
         chance = len(rows) * norm.var() * value.var() / ((len(rows) - 1) * norm.mean())
-        found.append(Baseline(name, mean, best, covariance=float((norm * (value - mean)).mean()),
-                              variance_mean=_second_moment(norm, value, mean),
+        found.append(Baseline(name, mean, best, variance_mean=_second_moment(norm, value, mean),
                               variance_optimal=_second_moment(norm, value, best), by_chance=float(chance)))
     return found
 
@@ -291,7 +283,7 @@ def _second_moment(norm: Array, reward: Array, baseline: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Null:
-    """A reading, and the same reading when chance deals w."""
+    """A reading, and the same reading with the w shuffled."""
 
     observed: float
     values: Array
@@ -301,19 +293,6 @@ class Null:
     def mean(self) -> float:
         return float(self.values.mean())
 
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The middle `level` of the draws."""
-        if not 0 < level < 1:
-            raise CreditscopeError(f"an interval needs a level 0 < level < 1, got {level}; for example 0.95")
-        low, high = np.quantile(self.values, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
-
-    @property
-    def at_least(self) -> float:
-        """P(draw ≥ observed), the observation counted as one draw so that it is never 0."""
-        slack = 1e-9 * max(abs(self.observed), 1.0)
-        return float((1 + (self.values >= self.observed - slack).sum()) / (1 + len(self.values)))
-
 
 def permutation_null(scores_gram: Any, w: Any, group: Any = None, draws: int = 200, seed: int = 0,
                      eps: float = EPS) -> dict[str, Null]:
@@ -322,8 +301,8 @@ def permutation_null(scores_gram: Any, w: Any, group: Any = None, draws: int = 2
     A spectrum sees |c| alone, for signs are an orthogonal matrix: diag(±1) K diag(±1). So under binary reward the ranks
     move only as the larger |A| of the rarer answer meets other scores: at k = R/2 all |A| are equal and the null of the
     ranks is one point, R = 2 included; elsewhere it has at most C(R, k) values. Cancellation and conflict do see the
-    signs: their null asks whether right answers point another way than wrong ones. A draw in which a reading does not
-    exist is left out of it.
+    signs: their null tests whether right answers have other directions than wrong ones. A draw in which a reading does
+    not exist is left out of it.
     """
     s = _square(scores_gram)
     c = _vector(w, "w", len(s))
@@ -407,16 +386,16 @@ def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps:
             found["orthogonal_null"] = nulls[-1]
         blocks.append(found)
     if nulls:
-        out["gram/orthogonal_null"] = float(sum(nulls))
+        out[schema.GRAM_ORTHOGONAL_NULL] = float(sum(nulls))
     if group is not None:
-        out["gram/live_groups"] = float(len(blocks))
+        out[schema.GRAM_LIVE_GROUPS] = float(len(blocks))
         across = noise_scale(pooled(k, group))
         if across is not None:
-            out["gram/noise_scale_groups"] = across
+            out[schema.GRAM_NOISE_SCALE_GROUPS] = across
         for name in sorted({name for found in blocks for name in found}):
             out[f"gram/group/{name}"] = float(np.mean([found[name] for found in blocks if name in found]))
     elif blocks and "centred_effective_rank" in blocks[0]:
-        out["gram/centred_effective_rank"] = blocks[0]["centred_effective_rank"]
+        out[schema.GRAM_CENTRED_EFFECTIVE_RANK] = blocks[0]["centred_effective_rank"]
     return out
 
 
@@ -461,7 +440,7 @@ def _square(gram: Any) -> Array:
 def _vector(values: Any, name: str, rows: int | None = None) -> Array:
     x = reals(values, name)
     if x.ndim != 1 or len(x) == 0 or (rows is not None and len(x) != rows):
-        wanted = "(N,)" if rows is None else f"(N,) = ({rows},), one value a row of the Gram"
+        wanted = "(N,)" if rows is None else f"(N,) = ({rows},), one value per row of the Gram"
         raise CreditscopeError(f"{name} must be {wanted}, got shape {x.shape}")
     if not np.isfinite(x).all():
         i = int(np.argmin(np.isfinite(x)))
@@ -474,7 +453,7 @@ def _groups(group: Any, rows: int) -> NDArray[np.int64]:
         return np.zeros(rows, dtype=np.int64)
     ids = as_array(group, "group")
     if ids.shape != (rows,) or not np.issubdtype(ids.dtype, np.integer):
-        raise CreditscopeError(f"group must be (N,) = ({rows},) integers, one id a row of the Gram, got shape "
+        raise CreditscopeError(f"group must be (N,) = ({rows},) integers, one id per row of the Gram, got shape "
                                f"{ids.shape} of {ids.dtype}")
     return ids.astype(np.int64)
 

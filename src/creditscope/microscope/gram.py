@@ -31,22 +31,8 @@ class Scratch:
         return self._room[:count]
 
 
-def weight_gram(delta: Tensor, a: Tensor, scratch: Scratch | None = None) -> tuple[Tensor, Tensor]:
-    """(N,T,o), (N,T,d) → dW = Σ_i dW_i (o,d) and K_ij = ⟨dW_i, dW_j⟩, with dW_i = Σ_t δ_it a_itᵀ.
-
-    >>> delta, a = torch.ones(2, 1, 1), torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]])
-    >>> weight_gram(delta, a)[1].tolist()
-    [[5.0, 3.0], [3.0, 9.0]]
-    """
-    if delta.is_cuda:
-        from creditscope.microscope import kernels
-
-        return kernels.weight_gram(delta, a)
-    return materialise(delta, a, scratch or Scratch())
-
-
 def materialise(delta: Tensor, a: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
-    """weight_gram on a CPU: per-rollout gradients of a block of outputs at a time, then their products."""
+    """`recorder.weight_gram` on a CPU: per-rollout gradients of a block of outputs at a time, then their products."""
     dtype = a.dtype
     if dtype in (torch.bfloat16, torch.float16):
         delta, a = delta.float(), a.float()
@@ -118,7 +104,7 @@ def _total(grams: list[Tensor]) -> Tensor:
     return grams[0].double() if len(grams) == 1 else torch.stack([gram.double() for gram in grams]).sum(dim=0)
 
 
-class Lookup:
+class EmbeddingRows:
     """Per-rollout gradients of an embedding: row v of rollout i is Σ_{t: id_it = v} δ_it, over the ids that occur."""
 
     def __init__(self, ids: Tensor, delta: Tensor) -> None:

@@ -7,8 +7,7 @@ Large ones get their k leading values by a randomised SVD, and bounds that stay 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,34 +54,14 @@ class LayerSpectrum:
         return len(self.values) == min(self.shape)
 
     @property
-    def held(self) -> float:
-        """Σs² / Σσ², the share of the energy that the k values hold."""
-        return min(float((self.values**2).sum()) / self.energy, 1.0)
-
-    @property
     def effective_rank(self) -> Bounds:
         """(Σσ)² / Σσ²."""
         return self._between(lambda s: s.effective_rank)
 
     @property
-    def participation_ratio(self) -> Bounds:
-        """(Σσ²)² / Σσ⁴."""
-        return self._between(lambda s: s.participation_ratio)
-
-    @property
     def stable_rank(self) -> Bounds:
         """Σσ² / σ₁²; `high` is the reading at s₁, which is the first value to converge."""
         return self._between(lambda s: s.stable_rank)
-
-    @property
-    def top1(self) -> Bounds:
-        """σ₁² / Σσ²; `low` is the reading at s₁."""
-        stable = self.stable_rank
-        return Bounds(1 / stable.high, 1 / stable.low)
-
-    def energy_rank(self, q: float) -> Bounds:
-        """The fewest directions that hold the share q of the energy."""
-        return self._between(lambda s: float(s.energy_rank(q)))
 
     def _between(self, reading: Callable[[Spectrum], float]) -> Bounds:
         return Bounds(reading(self._concentrated), reading(self._spread))
@@ -127,33 +106,11 @@ def layer_spectrum(grad: Tensor, k: int = 32, seed: int = 0, exact_to: int = 256
     return LayerSpectrum(shape, values.cpu().numpy().astype(np.float64), energy)
 
 
-def model_spectra(model: nn.Module, names: str | Iterable[str] = ".", k: int = 32, seed: int = 0,
-                  exact_to: int = 256) -> dict[str, LayerSpectrum]:
-    """`layer_spectrum` of each matrix with a gradient, after `backward` and before `zero_grad`.
-
-    `names` is a pattern to search for (`"q_proj|v_proj"`: what arXiv:2606.29238 tracked) or the exact names. With a
-    pattern, vectors and parameters whose gradient is missing or 0 are absent.
-    """
-    parameters = dict(model.named_parameters())
-    if isinstance(names, str):
-        grads = {name: p.grad for name, p in parameters.items() if re.search(names, name)}
-        found = {name: g for name, g in grads.items() if g is not None and g.dim() == 2 and bool(g.any())}
-        if not found:
-            why = (f"no parameter matches; the first of {len(parameters)} is {next(iter(parameters), None)!r}"
-                   if not grads else "of those that match none is a matrix with a gradient other than 0; "
-                                     "call it after backward() and before zero_grad()")
-            raise CreditscopeError(f"model_spectra has nothing to read for {names!r}: {why}")
-    else:
-        found = {}
-        for name in names:
-            if name not in parameters:
-                raise CreditscopeError(f"the model has no parameter {name!r}; see model.named_parameters()")
-            grad = parameters[name].grad
-            if grad is None:
-                raise CreditscopeError(f"parameter {name!r} has no gradient; call model_spectra after backward() and "
-                                       f"before zero_grad(), and see that it is trainable")
-            found[name] = grad
-    return {name: layer_spectrum(grad, k, seed, exact_to) for name, grad in found.items()}
+def model_spectra(model: nn.Module, k: int = 32, seed: int = 0) -> dict[str, LayerSpectrum]:
+    """`layer_spectrum` of each matrix whose gradient is not 0, after `backward` and before `zero_grad`."""
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    return {name: layer_spectrum(g, k, seed) for name, g in grads.items()
+            if g is not None and g.dim() == 2 and bool(g.any())}
 
 
 def _leading(a: Tensor, k: int, seed: int) -> Tensor:

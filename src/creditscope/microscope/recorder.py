@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.gram import Lookup, Scratch, dense_gram, weight_gram
-from creditscope.microscope.rows import Rows
-from creditscope.microscope.sketch import Block, Sketcher
-from creditscope.microscope.sources import Key, Source, coarsest
+from creditscope.microscope.gram import EmbeddingRows, Scratch, dense_gram, materialise
+from creditscope.microscope.rows import RowOwners
+from creditscope.microscope.sketch import ParameterBlock, Sketcher
+from creditscope.microscope.sources import Key, ParameterSource, coarsest
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,10 +51,10 @@ class Recorder:
         self.parameters = dict(parameters)
         """Name → the tensor that stands for it in the graph: the parameter, or what an engine puts in its place."""
         self.shapes = {name: whole_shape(p) for name, p in parameters.items()}
-        self._rows: Rows | None = None
+        self._rows: RowOwners | None = None
         self.grams: dict[str, Tensor] = {}
         self.sketch: Tensor | None = None
-        self.blocks: dict[str, Block] = {}
+        self.blocks: dict[str, ParameterBlock] = {}
         """Parameters of which this rank holds a part (tensor parallel), and which part."""
         self.mesh: DeviceMesh | None = None
         """The ranks that hold the parts."""
@@ -96,12 +96,12 @@ class Recorder:
         if 0 in lead:
             raise CreditscopeError(f"the model was given an empty batch, of shape {lead}; skip it")
         if self._rows is None:
-            self._rows = Rows.of(lead, *self._owners, device)
+            self._rows = RowOwners.of(lead, *self._owners, device)
         elif (self._rows.batch, self._rows.width) != (lead[0], lead[1] if len(lead) > 1 else None):
             raise CreditscopeError(f"the microscope saw a batch of shape {(self._rows.batch, self._rows.width)} and "
                                    f"then one of shape {lead}; open one context for each batch")
 
-    def rows(self, x: Tensor, features: int = 1) -> Rows:
+    def rows(self, x: Tensor, features: int = 1) -> RowOwners:
         """The batch's owners; where the model's own input was not seen, the first operation's stands in for it."""
         if self._rows is None:
             self.meet(tuple(x.shape[: min(2, x.dim() - features)]), x.device)
@@ -109,7 +109,7 @@ class Recorder:
         return self._rows
 
     @property
-    def known(self) -> Rows | None:
+    def known(self) -> RowOwners | None:
         """The batch's owners, once they are known."""
         return self._rows
 
@@ -129,7 +129,8 @@ class Recorder:
 
     # -- the life of a pass -------------------------------------------------------------------------------------------
 
-    def forward(self, kind: str, source: Source | None, follows: bool = True, ids: Tensor | None = None) -> None:
+    def forward(self, kind: str, source: ParameterSource | None, follows: bool = True,
+                ids: Tensor | None = None) -> None:
         """An operation uses a parameter. Checkpoints do so again inside the backward, which changes nothing."""
         if in_backward() or source is None:
             return
@@ -205,7 +206,7 @@ class Recorder:
 
     # -- reports: each returns the gradient that goes on to the tensor of its source ----------------------------------
 
-    def matrix(self, source: Source, delta: Tensor, a: Tensor) -> Tensor:
+    def matrix(self, source: ParameterSource, delta: Tensor, a: Tensor) -> Tensor:
         """D_i = Σ_t δ_it a_itᵀ, given (N, T, o) and (N, T, d)."""
         key = source.key
         if key is None or not source.matrix or self._overlaps(key):
@@ -228,7 +229,7 @@ class Recorder:
                 self._waiting[key].head_ids = seen
         return dw.t() if source.turned else dw
 
-    def lookup(self, source: Source, ids: Tensor, delta: Tensor) -> None:
+    def lookup(self, source: ParameterSource, ids: Tensor, delta: Tensor) -> None:
         """Row ids_it of rollout i gets δ_it, given (N, T) and (N, T, d)."""
         key = source.key
         if key is None or not source.matrix or source.turned or key.part is not None or self._overlaps(key):
@@ -245,9 +246,9 @@ class Recorder:
         if self._count(key) > 1:
             self._waiting[key].lookups.append((ids, delta))
         else:
-            self._add(key.name, Lookup(ids, delta).gram())
+            self._add(key.name, EmbeddingRows(ids, delta).gram())
 
-    def dense(self, source: Source, g: Tensor) -> Tensor:
+    def dense(self, source: ParameterSource, g: Tensor) -> Tensor:
         """Explicit rows (N, *tensor.shape)."""
         total = g.sum(dim=0)
         if source.ids is not None and source.key is not None:
@@ -277,7 +278,7 @@ class Recorder:
         if self.sketcher is not None:
             block = self.blocks.get(key.name)
             if key.part is not None:
-                block, rows = Block(self.shapes[key.name], (key.part, *[0] * (g.dim() - 1))), g[:, None]
+                block, rows = ParameterBlock(self.shapes[key.name], (key.part, *[0] * (g.dim() - 1))), g[:, None]
             else:
                 rows = g
             self._sketch(key.name, self.sketcher.dense(key.name, rows, block))
@@ -288,16 +289,16 @@ class Recorder:
             else:
                 self._add(key.name, dense_gram(g))
 
-    def own(self, source: Source) -> Source:
+    def own(self, source: ParameterSource) -> ParameterSource:
         """The parameter of which a source holds looked-up rows."""
         name = source.names[0]
-        return Source.parameter(name, self.parameters[name])
+        return ParameterSource.parameter(name, self.parameters[name])
 
     def stray(self, name: str, total: Tensor | None) -> None:
         if total is not None:
             self.strays.append((name, total))
 
-    def miss(self, source: Source, why: str) -> None:
+    def miss(self, source: ParameterSource, why: str) -> None:
         """An operation uses this tensor in a way that gives no rows."""
         for name in source.names:
             self.missed.setdefault(name, why)
@@ -313,11 +314,11 @@ class Recorder:
         parts = self._parts[key.name]
         return None in parts and len(parts) > 1
 
-    def _block(self, key: Key) -> Block | None:
+    def _block(self, key: Key) -> ParameterBlock | None:
         if key.part is None:
             return self.blocks.get(key.name)
         _, height, width = self.shapes[key.name]
-        return Block((self.shapes[key.name][0] * height, width), (key.part * height, 0))
+        return ParameterBlock((self.shapes[key.name][0] * height, width), (key.part * height, 0))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -329,6 +330,18 @@ class Recorder:
             if gram is not None:
                 self._add(key.name, gram)
         self._waiting.clear()
+
+    def require_apart(self) -> None:
+        """An error where padding has a gradient, or an operation that was run again mixes rows."""
+        for where, total in self.strays:
+            if float(total) > 0:
+                raise CreditscopeError(f"positions that belong to nobody (−1) have a gradient in {where}; mask them "
+                                       f"out of the loss, or give them to a rollout")
+        for where, gap in self.mixing:
+            if not float(gap) <= 1:
+                raise CreditscopeError(
+                    f"{where} gives one rollout another result alone than in its batch (by {float(gap):.2g} times what "
+                    f"rounding explains): it mixes rows, so they have no gradients of their own")
 
     def _add(self, name: str, gram: Tensor) -> None:
         self.grams[name] = self.grams[name] + gram if name in self.grams else gram
@@ -349,9 +362,23 @@ def whole_shape(p: Tensor) -> tuple[int, ...]:
     return tuple(getattr(p, "ds_shape", p.shape))
 
 
+def weight_gram(delta: Tensor, a: Tensor, scratch: Scratch | None = None) -> tuple[Tensor, Tensor]:
+    """(N,T,o), (N,T,d) → dW = Σ_i dW_i (o,d) and K_ij = ⟨dW_i, dW_j⟩, with dW_i = Σ_t δ_it a_itᵀ.
+
+    >>> delta, a = torch.ones(2, 1, 1), torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]])
+    >>> weight_gram(delta, a)[1].tolist()
+    [[5.0, 3.0], [3.0, 9.0]]
+    """
+    if delta.is_cuda:
+        from creditscope.microscope import routes  # it loads Triton, which takes a while
+
+        return routes.weight_gram(delta, a)
+    return materialise(delta, a, scratch or Scratch())
+
+
 def joint_gram(waiting: Waiting, shape: tuple[int, ...]) -> Tensor | None:
     """The Gram of g_i = Σ_calls g_i^(c), less what was counted when a tied head reported; None where that was all."""
-    lookup = Lookup(torch.cat([ids for ids, _ in waiting.lookups], dim=1),
+    lookup = EmbeddingRows(torch.cat([ids for ids, _ in waiting.lookups], dim=1),
                     torch.cat([delta for _, delta in waiting.lookups], dim=1)) if waiting.lookups else None
     delta = torch.cat([delta for delta, _ in waiting.factors], dim=1) if waiting.factors else None
     a = torch.cat([a for _, a in waiting.factors], dim=1) if waiting.factors else None

@@ -17,11 +17,11 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 
 NOBODY = -1
-"""The owner of a position that belongs to no rollout: padding between packed sequences."""
+"""Marks padding: positions between packed sequences that belong to no rollout."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowOwners:
     """The owners of a batch of `batch` rows and, where it has a time axis, `width` positions."""
 
     batch: int
@@ -35,23 +35,23 @@ class Rows:
     real: Tensor | None = None
     """(N, W) False where `index` is padding; None where nothing is padded."""
     lost: Tensor | None = None
-    """Base positions that belong to nobody; None where there are none."""
+    """Base positions that are padding (−1); None where there are none."""
     pieces: tuple[Tensor, ...] = ()
     """Each rollout's base positions, without padding."""
     picked: bool = False
     """Whether the units are vectors picked from a batch: then they are what `owner` names, whatever their axes."""
 
     @staticmethod
-    def of(lead: tuple[int, ...], rows: Tensor | None, segments: Tensor | None, device: torch.device) -> Rows:
+    def of(lead: tuple[int, ...], rows: Tensor | None, segments: Tensor | None, device: torch.device) -> RowOwners:
         """The owners in a batch whose input has leading axes (B,) or (B, T).
 
-        >>> Rows.of((4, 9), torch.tensor([0, 0, 1, 1]), None, torch.device("cpu")).count
+        >>> RowOwners.of((4, 9), torch.tensor([0, 0, 1, 1]), None, torch.device("cpu")).count
         2
         """
         batch, width = lead[0], lead[1] if len(lead) > 1 else None
         owner = segments if segments is not None else rows
         if owner is None:
-            return Rows(batch, width, batch)
+            return RowOwners(batch, width, batch)
         want = (batch,) if segments is None else (batch, width)
         what = "rows" if segments is None else "segments"
         if tuple(owner.shape) != want:
@@ -68,7 +68,7 @@ class Rows:
                                    + (f", without {absent[0]}" if absent else ""))
         return _sorted(batch, width, count, owner, device)
 
-    def gathered(self, owner: Tensor, device: torch.device) -> Rows:
+    def gathered(self, owner: Tensor, device: torch.device) -> RowOwners:
         """Owners of vectors that were picked from this batch: `owner` holds one rollout per vector, of any shape."""
         return _sorted(owner.numel(), None, self.count, owner, device, picked=True)
 
@@ -118,7 +118,7 @@ class Rows:
         return picked.flatten(1, 2)
 
     def stray(self, x: Tensor) -> Tensor | None:
-        """Σ x² over the vectors that belong to nobody; it has to be 0."""
+        """Σ x² over the vectors of padding; it has to be 0."""
         if self.lost is None or self.base == 0:
             return None
         return x.reshape(self.base, -1)[self.lost].float().square().sum()
@@ -166,7 +166,7 @@ class Rows:
 
 
 def _sorted(batch: int, width: int | None, count: int, owner: Tensor, device: torch.device,
-            picked: bool = False) -> Rows:
+            picked: bool = False) -> RowOwners:
     """Units side by side by their owners; an owner may have none where they were picked."""
     flat = owner.flatten().cpu()
     present = torch.bincount(flat[flat >= 0], minlength=count)
@@ -174,6 +174,6 @@ def _sorted(batch: int, width: int | None, count: int, owner: Tensor, device: to
     index = torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True)
     real = torch.arange(index.shape[1]) < present[:, None]
     lost = (flat < 0).nonzero().squeeze(1)
-    return Rows(batch, width, count, owner.to(device), index.to(device),
+    return RowOwners(batch, width, count, owner.to(device), index.to(device),
                 None if bool(real.all()) else real.to(device), lost.to(device) if len(lost) else None,
                 tuple(piece.to(device) for piece in pieces), picked)

@@ -28,7 +28,7 @@ from creditscope.microscope.gram import SQUARABLE, squared_norms
 from creditscope.microscope.recorder import Recorder, in_backward
 from creditscope.microscope.shards import add_norms, add_parts, local, many_ranks
 from creditscope.microscope.sketch import Sketch, Sketcher
-from creditscope.microscope.sources import Source
+from creditscope.microscope.sources import ParameterSource
 from creditscope.microscope.watch import Watch
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-3, tor
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfCheck:
     """The self-check of one parameter: two routes to ‖∇‖²."""
 
     from_gram: float
@@ -57,9 +57,9 @@ class Microscope:
     """A context around one forward and one backward pass that reads every rollout's gradient.
 
     Rows of the batch are rollouts. `rows` (B,) merges rows into rollouts; `segments` (B, T) names the rollout of each
-    position of packed rows, −1 for nobody. `sketch=k` adds a k×k sketch of every row, for pairs in other batches;
+    position of packed rows, −1 for padding. `sketch=k` adds a k×k sketch of every row, for pairs in other batches;
     `exact=False` keeps the sketch alone. Parameters whose names match a pattern in `allow` may stay uncovered; autograd
-    functions and operators of others whose names match one in `trust` are taken to leave rows where they are.
+    functions and operators of other packages whose names match one in `trust` are taken to leave rows in place.
     """
 
     def __init__(self, model: nn.Module, *, rows: Tensor | None = None, segments: Tensor | None = None,
@@ -104,16 +104,14 @@ class Microscope:
         return self._read().coverage
 
     @property
-    def checks(self) -> dict[str, Check]:
+    def checks(self) -> dict[str, SelfCheck]:
         """The self-check of each parameter: Σ_ij K_ij against ‖∇‖²."""
         return self._read().checks
 
     @property
     def eps(self) -> float:
         """The relative precision of the Gram's entries, for `spectrum(gram, eps)`: values below its floor are noise."""
-        short = next(iter(self.parameters.values())).is_cuda and _tf32()
-        return max(ROUNDING[torch.bfloat16 if short and precision == torch.float32 else precision]
-                   for precision in self._read().precisions)
+        return max(ROUNDING[self._rounded(precision)] for precision in self._read().precisions)
 
     @property
     def tolerance(self) -> float:
@@ -252,8 +250,7 @@ class Microscope:
             raise _two_forwards()
         recorder.settle()
         add_parts(recorder)
-        _refuse_strays(recorder)
-        _refuse_mixing(recorder)
+        recorder.require_apart()
         return self._judge(recorder, norms)
 
     def _arrived(self, recorder: Recorder) -> dict[str, float]:
@@ -262,7 +259,7 @@ class Microscope:
                if p.requires_grad and p.grad is not None and self.parameters.get(name) is not p
                and name not in self._weighed}  # made in the forward
         for name in new:
-            recorder.miss(Source.parameter(name, new[name]), "it was made in the forward pass")
+            recorder.miss(ParameterSource.parameter(name, new[name]), "it was made in the forward pass")
         whole = {name: p.grad for name, p in (self.parameters | new).items()
                  if (name in new or name not in self._older) and p.grad is not None}
         gone = next((name for name in recorder.precision if name not in self._older and name not in whole), None)
@@ -326,7 +323,7 @@ class Microscope:
                     f"changed its gradient{_out_of_range(check, recorder.precision[name])}")
         return _Result(layers, checks, coverage, sketch, precisions, recorder.mesh)
 
-    def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, Check]:
+    def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, SelfCheck]:
         """Without Grams: Σ_i S_i against the sketch of the gradient, over all parameters at once."""
         if sketch is None or self.sketcher is None or self._older & recorder.precision.keys():
             return {}  # what .grad held before is in it, and cannot be taken out again
@@ -337,7 +334,7 @@ class Microscope:
         summed = rows.sum(dim=0)
         scale = float(rows.square().sum() + arrived.square().sum())
         error = float((summed - arrived).square().sum()) / scale if scale != 0 else 0.0
-        check = Check(float(summed.square().sum()), float(arrived.square().sum()), error, self._tolerate(worst))
+        check = SelfCheck(float(summed.square().sum()), float(arrived.square().sum()), error, self._tolerate(worst))
         if not error <= check.tolerance:
             raise CreditscopeError(f"self-check failed: the rows' sketches do not add up to the sketch of the gradient "
                                    f"(off by {error:.2g}, tolerance {check.tolerance:.0g}). A parameter is used in a "
@@ -345,28 +342,29 @@ class Microscope:
         return {"all parameters, sketched": check}
 
     def _tolerate(self, precision: torch.dtype) -> float:
-        if self._tolerance is not None:
-            return self._tolerance
-        short = precision == torch.float32 and next(iter(self.parameters.values())).is_cuda and _tf32()
-        return TOLERANCE[torch.bfloat16 if short else precision]
+        return TOLERANCE[self._rounded(precision)] if self._tolerance is None else self._tolerance
 
-    def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> Check:
-        tolerance = self._tolerate(precision)
+    def _rounded(self, precision: torch.dtype) -> torch.dtype:
+        """The precision of products: bfloat16 stands for TF32, to which a GPU may round float32 products."""
+        short = precision == torch.float32 and next(iter(self.parameters.values())).is_cuda and _tf32()
+        return torch.bfloat16 if short else precision
+
+    def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> SelfCheck:
         scale = trace + norm
-        return Check(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, tolerance)
+        return SelfCheck(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, self._tolerate(precision))
 
 
 @dataclass(frozen=True)
 class _Result:
     layers: dict[str, Tensor]
-    checks: dict[str, Check]
+    checks: dict[str, SelfCheck]
     coverage: float
     sketch: Sketch | None
     precisions: frozenset[torch.dtype]
     mesh: DeviceMesh | None
 
 
-def _out_of_range(check: Check, precision: torch.dtype) -> str:
+def _out_of_range(check: SelfCheck, precision: torch.dtype) -> str:
     """Whether numbers of this precision may be too short for such a gradient, and what to do then."""
     low, high = SQUARABLE if precision != torch.float16 else (1e-9, 1e9)
     if precision == torch.float64 or low <= check.from_grad <= high:
@@ -482,21 +480,3 @@ def _meet(recorder: Recorder, watch: Watch,
                          and len(x) == recorder.batch])
 
     return hook
-
-
-# -- after the pass ----------------------------------------------------------------------------------------------------
-
-
-def _refuse_strays(recorder: Recorder) -> None:
-    for where, total in recorder.strays:
-        if float(total) > 0:
-            raise CreditscopeError(f"positions that belong to nobody (−1) have a gradient in {where}; mask them out of "
-                                   f"the loss, or give them to a rollout")
-
-
-def _refuse_mixing(recorder: Recorder) -> None:
-    for where, gap in recorder.mixing:
-        if not float(gap) <= 1:
-            raise CreditscopeError(
-                f"{where} gives one rollout another result alone than in its batch (by {float(gap):.2g} times what "
-                f"rounding explains): it mixes rows, so they have no gradients of their own")

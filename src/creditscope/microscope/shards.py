@@ -21,8 +21,8 @@ from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.recorder import Recorder
-from creditscope.microscope.sketch import Block
-from creditscope.microscope.sources import Source
+from creditscope.microscope.sketch import ParameterBlock
+from creditscope.microscope.sources import ParameterSource
 
 
 def many_ranks() -> bool:
@@ -41,14 +41,14 @@ def local(x: Tensor) -> Tensor:
     return x.to_local() if is_shard(x) else x  # type: ignore[attr-defined]
 
 
-def block(x: Tensor) -> Block | None:
+def block(x: Tensor) -> ParameterBlock | None:
     """Which part of a parameter or its gradient this rank holds; None for all of it."""
     if not is_shard(x):
         return None
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, start = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)  # type: ignore[attr-defined]
-    return Block(tuple(x.shape), tuple(start))
+    return ParameterBlock(tuple(x.shape), tuple(start))
 
 
 def parts(x: Tensor) -> int:
@@ -68,7 +68,7 @@ def parts(x: Tensor) -> int:
 
 
 def on_shards(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
-              source: Callable[[Any], Source | None], run: Callable[..., Any]) -> Any:
+              source: Callable[[Any], ParameterSource | None], run: Callable[..., Any]) -> Any:
     """F.linear and torch.embedding on this rank's part of everything; `run` measures that part as its own call."""
     given = [*args, *kwargs.values()]
     weight: Any = given[1] if func is F.linear else given[0]

@@ -1,25 +1,25 @@
-"""A few hundred numbers a rollout that keep inner products: for pairs that never meet, and for the path over steps.
+"""Kronecker sketches: k² numbers per rollout whose inner products estimate those of the gradients.
+
+    S_i = Σ_parameters P_out dW_i P_inᵀ / k        E⟨S_i, S_j⟩ = ⟨g_i, g_j⟩
 
 The exact Gram needs two rollouts in one backward pass. Rollouts of different micro-batches, ranks or steps are compared
-through their sketches, S_i = Σ_parameters P_out dW_i P_inᵀ, which are k × k, linear in the gradient and unbiased:
-E⟨S_i, S_j⟩ = ⟨g_i, g_j⟩. The error is that of a random estimate: it is measured from the sketch and stands beside it.
+through their sketches, which are k × k and linear in the gradient. The error is estimated from the sketch itself
+(`Sketch.relative_error`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.spectrum import Spectrum, at_least, spectrum
+from creditscope.microscope.spectrum import at_least
 
 VECTOR_CHUNK = 4096  # entries of a 1-D parameter at a time: (N, 4096, k) is the largest thing it makes
 
@@ -29,7 +29,7 @@ def signs(seed: int, name: str, side: str, size: int, k: int) -> Tensor:
 
     The signs are the bits of SHAKE-256 of (seed, side, name). A published function, not a library's generator, decides
     them, so every process, rank, device and version of torch has the same ones. Signs and not Gaussians: they are exact
-    in bfloat16, cost one bit each, and p² = 1 is not random, which can only lower the variance (`product_variance`).
+    in bfloat16, cost one bit each, and p² = 1 is not random, which can only lower the variance.
 
     >>> signs(0, "head.weight", "out", 3, 4).tolist()
     [[-1, -1, 1, -1], [-1, -1, -1, 1], [1, 1, 1, -1]]
@@ -41,7 +41,7 @@ def signs(seed: int, name: str, side: str, size: int, k: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Block:
+class ParameterBlock:
     """The part of a parameter of this `shape` that begins at `start`: what one rank of several holds."""
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Sketcher:
         self._projections: dict[tuple[str, str, torch.device, torch.dtype], Tensor] = {}
 
     @torch.no_grad()
-    def matrix(self, name: str, delta: Tensor, a: Tensor, block: Block | None = None) -> Tensor:
+    def matrix(self, name: str, delta: Tensor, a: Tensor, block: ParameterBlock | None = None) -> Tensor:
         """S_i = Σ_t (P_out δ_it)(P_in a_it)ᵀ / k, for dW_i = Σ_t δ_it a_itᵀ; (N, T, d_out), (N, T, d_in) -> (N, k²).
 
         Both sides are projected first: N·T·k·(d_out + d_in + k) products, and nothing wider than k is made. `delta`
@@ -84,7 +84,7 @@ class Sketcher:
                            a @ self._projection(name, "in", a, a.shape[-1], into))
 
     @torch.no_grad()
-    def rows(self, name: str, index: Tensor, delta: Tensor, count: int, block: Block | None = None) -> Tensor:
+    def rows(self, name: str, index: Tensor, delta: Tensor, count: int, block: ParameterBlock | None = None) -> Tensor:
         """S_i = Σ_t (column index_it of P_out)(P_in δ_it)ᵀ / k, for an embedding: dW_i = Σ_t e_{index_it} δ_itᵀ.
 
         A head tied to the embedding has the same name, hence the same projections: the two sketches add up to the
@@ -101,7 +101,7 @@ class Sketcher:
                            delta @ self._projection(name, "in", delta, delta.shape[-1], into))
 
     @torch.no_grad()
-    def vector(self, name: str, g: Tensor, block: Block | None = None) -> Tensor:
+    def vector(self, name: str, g: Tensor, block: ParameterBlock | None = None) -> Tensor:
         """S_i = P_out diag(g_i) P_inᵀ / k, for a 1-D parameter: (N, d) -> (N, k²).
 
         A scale is the diagonal matrix it multiplies by. Entry (r, s) is then Σ_c p_rc q_sc g_c with signs that are
@@ -118,7 +118,7 @@ class Sketcher:
         return total
 
     @torch.no_grad()
-    def dense(self, name: str, g: Tensor, block: Block | None = None) -> Tensor:
+    def dense(self, name: str, g: Tensor, block: ParameterBlock | None = None) -> Tensor:
         """S_i = P_out dW_i P_inᵀ / k of explicit gradients (N, *shape); leading dimensions of the shape are rows.
 
         So a stack of experts (E, d_out, d_in) is one (E·d_out, d_in) matrix. The longer side is projected first.
@@ -145,7 +145,7 @@ class Sketcher:
 
     @torch.no_grad()
     def gradient(self, named: Iterable[tuple[str, Tensor]]) -> Tensor:
-        """The sketch, (k²,), of one whole gradient or update {name: tensor}: one row of a `Path`."""
+        """The sketch, (k²,), of one whole gradient or update {name: tensor}."""
         total: Tensor | None = None
         for name, g in named:
             row = self.dense(name, g[None])[0]
@@ -189,38 +189,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def product_variance(a: Tensor, b: Tensor, k: int) -> float:
-    """Var⟨P_out A P_inᵀ, P_out B P_inᵀ⟩/k² of one matrix parameter, exactly, for gradients A and B (d_out, d_in).
-
-    K̂ is the mean of k² numbers X_rs = (p_rᵀ A q_s)(p_rᵀ B q_s), rows p_r and q_s independent. Split X into its mean
-    ⟨A, B⟩, a part f(p_r) = p_rᵀ A Bᵀ p_r − ⟨A, B⟩, a part h(q_s) = q_sᵀ Aᵀ B q_s − ⟨A, B⟩ and a rest w(p_r, q_s). The
-    parts are uncorrelated; f is averaged over k rows, h over k columns, w over k² cells:
-
-        Var K̂ = (σ_f² + σ_h²)/k + σ_w²/k²                                      M = A Bᵀ,  L = Aᵀ B
-        σ_f²  = ‖M‖² + tr M² − 2 Σ_a M_aa²                                      σ_h² the same with L
-        σ_w²  = E X² − ⟨A, B⟩² − σ_f² − σ_h²
-        E X²  = ‖A‖²‖B‖² + 2⟨A, B⟩² + 2‖M‖² + 2‖L‖² + 2 tr M²                   the last line is what signs save
-                − 2Σ_a‖A_a·‖²‖B_a·‖² − 2Σ_b‖A_·b‖²‖B_·b‖² − 4Σ_a M_aa² − 4Σ_b L_bb² + 4Σ_ab A_ab² B_ab²
-
-    Each line takes E over p first, by E(p·u)²(p·v)² = |u|²|v|² + 2(u·v)² − 2Σ u_c² v_c², then over q.
-    A bound without spectra: Var K̂ ≤ 4(k + 1)/k² ‖A‖²‖B‖², approached when the whole gradient is one matrix of rank one.
-    Over parameters ℓ the variances add, and cross terms add Σ_{ℓ≠m} (‖A_ℓ‖²‖B_m‖² + ⟨A_ℓ, B_ℓ⟩⟨A_m, B_m⟩)/k². So the
-    1/k part shrinks with the number of parameters that share the energy, and about
-    (‖A‖²‖B‖² + ⟨A, B⟩²)/k² is left, the variance of a dense projection to k² numbers.
-    """
-    a, b = a.double(), b.double()
-    m, el = a @ b.T, a.T @ b
-    mean, trace = float((a * b).sum()), float((m * m.T).sum())
-    f = float(m.square().sum()) + trace - 2 * float(m.diagonal().square().sum())
-    h = float(el.square().sum()) + trace - 2 * float(el.diagonal().square().sum())
-    a2, b2 = a.square(), b.square()
-    second = float(a2.sum() * b2.sum()) + 2 * mean**2 + 2 * float(m.square().sum() + el.square().sum()) + 2 * trace
-    second -= 2 * float((a2.sum(1) * b2.sum(1)).sum()) + 2 * float((a2.sum(0) * b2.sum(0)).sum())
-    second -= 4 * float(m.diagonal().square().sum()) + 4 * float(el.diagonal().square().sum())
-    second += 4 * float((a2 * b2).sum())
-    return (f + h) / k + (second - mean**2 - f - h) / k**2
-
-
 @dataclass(frozen=True)
 class Sketch:
     """Sketches of N rollouts, summed over the parameters `names`, and the Gram they estimate."""
@@ -247,9 +215,10 @@ class Sketch:
     def variance(self) -> Tensor:
         """An unbiased estimate of Var K̂_ij, (N, N), from the sketch alone: a two-way analysis of variance.
 
-        K̂_ij is the mean of the k × k table X_rs = k² S_irs S_jrs, whose rows and columns are independent draws (see the
-        function `product_variance`). With mean squares MS between rows, between columns and of the rest,
-        E MS_row = k σ_f² + σ_w², E MS_col = k σ_h² + σ_w², E MS_rest = σ_w², so
+        K̂_ij is the mean of the k × k table X_rs = k² S_irs S_jrs, whose rows and columns are independent draws. X is
+        its mean, a part of the row (variance σ_f²), a part of the column (σ_h²) and a rest (σ_w²), all uncorrelated.
+        With mean squares MS between rows, between columns and of the rest, E MS_row = k σ_f² + σ_w²,
+        E MS_col = k σ_h² + σ_w², E MS_rest = σ_w², so
 
             Var K̂ = E (MS_row + MS_col − MS_rest)/k²
 
@@ -273,25 +242,6 @@ class Sketch:
         if square == 0:
             return float("nan")
         return (v / (square - v)) ** 0.5 if v < square else float("inf")
-
-    def jackknife(self, read: Callable[[Tensor], float]) -> tuple[float, float]:
-        """A number read from the Gram, such as a rank, and its standard error through the sketch.
-
-            se² = (k−1)/k · [Σ_r (f_(r) − f̄)² + Σ_s (f_(s) − f̄)²]
-
-        f_(r) is the number without row r of every k × k sketch. The cells' part is counted in rows and in columns, so
-        the error is too large rather than too small, by at most √2. What the sketch adds to the mean is not in it.
-
-        >>> s = Sketch(torch.eye(3, 16), k=4, seed=0, names=("w",))
-        >>> s.jackknife(lambda gram: float(gram.trace()))[0]
-        3.0
-        """
-        k, s, gram = self.k, self._double().view(-1, self.k, self.k), self.gram
-        total = 0.0
-        for table in (s, s.mT):
-            without = np.array([read((gram - g) * (k / (k - 1))) for g in _slices(table)])
-            total += (k - 1) / k * float(((without - without.mean()) ** 2).sum())
-        return read(gram), total**0.5
 
     @staticmethod
     def cat(sketches: Sequence[Sketch]) -> Sketch:
@@ -351,167 +301,3 @@ def _difference(first: Sketch, other: Sketch, i: int) -> str:
     here, there = sorted(set(first.names) - set(other.names)), sorted(set(other.names) - set(first.names))
     return (f"only the first has {', '.join(here[:4]) or 'nothing'}, "
             f"only number {i} has {', '.join(there[:4]) or 'nothing'}")
-
-
-@dataclass(frozen=True)
-class Assembly:
-    """A sketched Gram over all rollouts beside the exact blocks of those that met in one backward pass."""
-
-    gram: Tensor
-    """(N, N) float64. Sketched everywhere, unless `repair` says otherwise."""
-    blocks: tuple[Tensor, ...]
-    """The exact Grams of the micro-batches, as given."""
-    measured_error: float
-    """‖K̂ − K‖_F / ‖K‖_F over the exact blocks: the sketch's error, measured and not estimated."""
-    expected_error: float
-    """`Sketch.relative_error`, over all entries."""
-    repair: str = ""
-    """What was done to join exact and sketched entries in one matrix; empty when they were not joined."""
-    moved: float = 0.0
-    """How far the repair moved the joined matrix, relative to its Frobenius norm."""
-
-
-def assemble(exact_blocks: Sequence[Tensor], sketch: Sketch, repair: bool = False) -> Assembly:
-    """The sketched Gram, the exact diagonal blocks beside it, and the difference between the two where both exist.
-
-    Blocks are the Grams of consecutive rollouts, in the order of `Sketch.cat`. Exact blocks on the diagonal of a
-    sketched matrix can leave it indefinite, so they are not put there, unless `repair` asks for the nearest positive
-    semi-definite matrix, Σ max(λ, 0) v vᵀ; its diagonal blocks are then no longer exact.
-    """
-    blocks = tuple(b.detach().cpu().double() for b in exact_blocks)
-    gram = sketch.gram
-    if any(b.dim() != 2 or b.shape[0] != b.shape[1] for b in blocks) or sum(map(len, blocks)) != len(gram):
-        raise CreditscopeError(f"exact blocks are square and cover all {len(gram)} rollouts of the sketch in order, "
-                               f"got shapes {[tuple(b.shape) for b in blocks]}")
-    exact, covered, start = torch.zeros_like(gram), torch.zeros_like(gram, dtype=torch.bool), 0
-    for block in blocks:
-        at = slice(start, start + len(block))
-        exact[at, at], covered[at, at], start = block, True, start + len(block)
-    norm, gap = float(exact[covered].norm()), float((gram - exact)[covered].norm())
-    measured = gap / norm if norm > 0 else float("nan")
-    if not repair:
-        return Assembly(gram, blocks, measured, sketch.relative_error)
-    joined = torch.where(covered, exact, gram)
-    values, vectors = torch.linalg.eigh(joined)
-    nearest = (vectors * values.clamp(min=0)) @ vectors.T
-    moved = float((nearest - joined).norm() / joined.norm()) if norm > 0 else 0.0
-    said = (f"exact blocks on the diagonal, sketched entries elsewhere; the {int((values < 0).sum())} negative of "
-            f"{len(values)} eigenvalues set to 0, which moved the matrix by {moved:.2%}")
-    return Assembly(nearest, blocks, measured, sketch.relative_error, said, moved)
-
-
-@dataclass
-class Path:
-    """The path of a run through parameter space, one sketch a step: the matrix (steps × parameters), never formed.
-
-    Its ranks are the "intrinsic dimension" of a training run. It is not the rollout matrix of one step, nor one
-    layer's gradient: say which. Keep one path of gradients and one of updates θ_{s+1} − θ_s.
-
-    >>> path = Path(k=4, seed=0, what="update")
-    >>> for step in range(3):
-    ...     path.append(step, torch.eye(16)[0])
-    >>> path.drift.tolist(), path.spectrum().effective_rank
-    ([1.0, 1.0, 1.0], 1.0)
-    """
-
-    k: int
-    seed: int
-    what: str = "gradient"
-    steps: list[int] = field(default_factory=list)
-    rows: list[NDArray[np.float32]] = field(default_factory=list)
-
-    def append(self, step: int, row: Tensor) -> None:
-        """Add the sketch (k²,) of one step, from `Sketcher.gradient`, kept in float32."""
-        if tuple(row.shape) != (self.k**2,):
-            raise CreditscopeError(f"a path with k = {self.k} takes rows ({self.k**2},), got {tuple(row.shape)}; use "
-                                   f"Sketcher(k={self.k}, seed={self.seed}).gradient")
-        if self.steps and step <= self.steps[-1]:
-            raise CreditscopeError(f"steps of a path increase: step {step} came after step {self.steps[-1]}. After a "
-                                   f"resume, load the path that was saved with the checkpoint")
-        self.steps.append(int(step))
-        self.rows.append(row.detach().cpu().to(torch.float32).numpy().copy())
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    @property
-    def matrix(self) -> NDArray[np.float64]:
-        """The sketched path, (steps, k²)."""
-        return np.array(self.rows, dtype=np.float64).reshape(len(self), self.k**2)
-
-    @property
-    def gram(self) -> NDArray[np.float64]:
-        """K̂_st ≈ ⟨x_s, x_t⟩ of the steps' gradients or updates, (steps, steps)."""
-        return self.matrix @ self.matrix.T
-
-    @property
-    def relative_error(self) -> float:
-        """The estimated relative error of `gram`: see `Sketch.relative_error`."""
-        return Sketch(torch.from_numpy(self.matrix), self.k, self.seed, ()).relative_error
-
-    @property
-    def limit(self) -> int:
-        """k²/4: the most steps whose ranks can be read.
-
-        A sketch has k² coordinates, so no rank can pass k². Long before, S orthogonal steps show a participation ratio
-        of S/(1 + S/k²): 0.8 S at S = k²/4, 0.5 S at S = k².
-        """
-        return self.k**2 // 4
-
-    @property
-    def saturated(self) -> bool:
-        """Whether the sketch, rather than the run, would limit the ranks of this path."""
-        return len(self) > self.limit
-
-    def spectrum(self) -> Spectrum:
-        """Singular values of the path and every rank read off them; refused when the path is `saturated`."""
-        if self.saturated:
-            need = 2 ** int(np.ceil(np.log2(2 * np.sqrt(len(self)))))
-            raise CreditscopeError(f"the ranks of {len(self)} steps cannot be read from a sketch of k² = {self.k**2} "
-                                   f"numbers: at most k²/4 = {self.limit} steps. Sketch with k={need}, or read "
-                                   f"path.last({self.limit})")
-        return spectrum(self.gram, eps=float(np.finfo(np.float32).eps))
-
-    @property
-    def cosines(self) -> NDArray[np.float64]:
-        """cos(x_s, x_{s+1}) of consecutive steps, (steps − 1,); nan beside a step that did not move."""
-        x = self.matrix
-        dots, norms = (x[:-1] * x[1:]).sum(1), np.linalg.norm(x, axis=1)
-        return _ratio(dots, norms[:-1] * norms[1:])
-
-    @property
-    def drift(self) -> NDArray[np.float64]:
-        """‖Σ_{r≤s} x_r‖² / (Σ_{r≤s} ‖x_r‖)² after each step: 1 on a straight line, 1/s for s orthogonal equal steps."""
-        x = self.matrix
-        far, long = (np.cumsum(x, axis=0) ** 2).sum(1), np.cumsum(np.linalg.norm(x, axis=1)) ** 2
-        return _ratio(far, long)
-
-    def last(self, count: int) -> Path:
-        """The most recent `count` steps as a path of their own."""
-        if count < 1:
-            raise CreditscopeError(f"last needs at least 1 step, got {count}")
-        return Path(self.k, self.seed, self.what, self.steps[-count:], self.rows[-count:])
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """The path as plain arrays, for np.savez; `Path.load` continues from them."""
-        return {"step": np.array(self.steps, dtype=np.int64), "rows": self.matrix.astype(np.float32),
-                "k": np.array(self.k), "seed": np.array(self.seed), "what": np.array(self.what)}
-
-    @staticmethod
-    def load(state: Mapping[str, Any]) -> Path:
-        """The path that `state` came from, ready for `append`."""
-        missing = {"step", "rows", "k", "seed", "what"} - set(state)
-        if missing:
-            raise CreditscopeError(f"a path's state has step, rows, k, seed and what; missing: "
-                                   f"{', '.join(sorted(missing))}")
-        path = Path(int(state["k"]), int(state["seed"]), str(state["what"]))
-        for step, row in zip(state["step"], np.asarray(state["rows"], dtype=np.float32), strict=True):
-            path.append(int(step), torch.from_numpy(row))
-        return path
-
-
-def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
-    """above/below, nan where below is 0: such a number does not exist, and is not 0."""
-    result: NDArray[np.float64] = np.full(len(above), np.nan)
-    np.divide(above, below, out=result, where=below > 0)
-    return result

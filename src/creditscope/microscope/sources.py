@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class ParameterSource:
     """One tensor, and what it is in terms of parameters."""
 
     tensor: Tensor
@@ -49,8 +49,8 @@ class Source:
     """The graph node of `tensor` when it was made: a later change in place would give it another."""
 
     @staticmethod
-    def parameter(name: str, p: Tensor) -> Source:
-        return Source(p, (name,), Key(name), tuple(p.shape), precision=p.dtype)
+    def parameter(name: str, p: Tensor) -> ParameterSource:
+        return ParameterSource(p, (name,), Key(name), tuple(p.shape), precision=p.dtype)
 
     @property
     def matrix(self) -> bool:
@@ -129,11 +129,12 @@ IMAGES: dict[Any, str] = {
 """Torch's functions of one parameter whose transpose is known: what it does to rows."""
 
 
-def made(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor, of: Sequence[Source]) -> Source:
+def made(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor,
+         of: Sequence[ParameterSource]) -> ParameterSource:
     """What `out` = func(...) is, made of these sources and constants."""
     names = tuple(dict.fromkeys(name for source in of for name in source.names))
     precision = coarsest(out.dtype, *(source.precision for source in of))
-    general = Source(out, names, None, (), precision=precision, node=out.grad_fn)
+    general = ParameterSource(out, names, None, (), precision=precision, node=out.grad_fn)
     source = of[0]
     if len(of) > 1 or source.key is None or (args and args[0] is not source.tensor and IMAGES.get(func) != SHIFT):
         return general

@@ -19,32 +19,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.layouts import (
-    FACTORIES,
-    USUAL,
-    Layout,
-    after,
-    put_in,
-    settled,
-    stays,
-    tensors_of,
-    usual_owner,
-)
-from creditscope.microscope.operations import (
-    ONE_CALL,
-    RULES,
-    Call,
-    again,
-    looked_up,
-    name_of,
-    note_nodes,
-    opened,
-    product,
-)
+from creditscope.microscope.calls import Call, name_of, note_nodes, opened
+from creditscope.microscope.layouts import FACTORIES, after, stays, tensors_of
+from creditscope.microscope.operations import ONE_CALL, RULES, looked_up, product
+from creditscope.microscope.owners import USUAL, Layout, put_in, settled, usual_owner
 from creditscope.microscope.recorder import RULED, Recorder, in_backward
-from creditscope.microscope.rows import Rows
+from creditscope.microscope.rerun import again
+from creditscope.microscope.rows import RowOwners
 from creditscope.microscope.shards import is_shard, on_shards
-from creditscope.microscope.sources import Key, Source, made
+from creditscope.microscope.sources import Key, ParameterSource, made
 
 BACKWARDS = {Tensor.backward, torch.autograd.grad, torch.autograd.backward}
 ENGINES = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.")
@@ -64,7 +47,7 @@ class Mark:
     owner: Tensor | None
     """The rollout of each unit, over as few leading axes as tell it, on the CPU; None where it cannot be told."""
     graded: bool
-    """Whether it had a gradient then: one that has it only later came out of a function of somebody's own."""
+    """Whether it had a gradient then: one that has it only later came out of an unwatched function."""
 
 
 class Watch(TorchFunctionMode):
@@ -76,16 +59,16 @@ class Watch(TorchFunctionMode):
         self._recorder = recorder
         self._stand_in = stand_in
         """Among many ranks: the name of the parameter in whose place an engine has put this tensor, if it has."""
-        self._known: dict[int, Source | Mark] = {
-            id(p): Source.parameter(name, p) for name, p in recorder.parameters.items() if not p.is_complex()}
+        self._known: dict[int, ParameterSource | Mark] = {
+            id(p): ParameterSource.parameter(name, p) for name, p in recorder.parameters.items() if not p.is_complex()}
         fixed = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad),
                  *(x for module in model.modules() for x in vars(module).values() if isinstance(x, Tensor))]
         self._constants: dict[int, Tensor] = {id(t): t for t in fixed}
         self._inputs: list[Tensor] = []
         self._token, self._still = object(), object()
-        """Set as an attribute of tensors that descend from rows in the usual layout, with and without a gradient: their
-        life is not prolonged. One without that has a gradient later came out of a function of somebody's own."""
-        self._picked: dict[int, tuple[Tensor, Rows]] = {}
+        """Set as an attribute of tensors that descend from rows in the usual layout, with and without a gradient: no
+        reference is kept. One marked as without that has a gradient later came out of an unwatched function."""
+        self._picked: dict[int, tuple[Tensor, RowOwners]] = {}
         self._places: dict[tuple[int, torch.Size], Mark] = {}
         """By address and shape: a reentrant checkpoint gives the same numbers in another tensor."""
         self._trust = tuple(trust)
@@ -117,7 +100,7 @@ class Watch(TorchFunctionMode):
         self.nodes = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if type(func) is _Getter:  # shape, dtype, device: asked for more often than anything is computed
+        if type(func) is _Getter:  # shape, dtype, device: the most frequent calls
             found = func(*args)
             if not isinstance(found, Tensor):
                 return found
@@ -196,13 +179,13 @@ class Watch(TorchFunctionMode):
         return self._met(func, args, kwargs, leaves, sources)
 
     def _unseen(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Inside vmap, grad and their like tensors are not what they seem."""
+        """Inside vmap, grad and other transforms a tensor's shape is not that of the batch."""
         for x in tensors_of(args, kwargs):
-            if isinstance(source := self._known.get(id(x)), Source):
+            if isinstance(source := self._known.get(id(x)), ParameterSource):
                 self._recorder.miss(source, "it is used inside a transform of torch.func, where rows cannot be told")
         return func(*args, **kwargs)
 
-    def _count(self, func: Any, args: Any, kwargs: Any, sources: list[Source]) -> None:
+    def _count(self, func: Any, args: Any, kwargs: Any, sources: list[ParameterSource]) -> None:
         """A pass without a graph may be a checkpoint's: its uses return in the backward, and are counted here."""
         rule = RULES.get(func)
         found = looked_up(func, args, kwargs)
@@ -213,7 +196,7 @@ class Watch(TorchFunctionMode):
             elif source.tensor.requires_grad:
                 self._recorder.forward("matrix" if rule is product and source.tensor.dim() == 2 else "dense", source)
 
-    def _derived(self, func: Any, args: Any, kwargs: Any, sources: list[Source]) -> Any:
+    def _derived(self, func: Any, args: Any, kwargs: Any, sources: list[ParameterSource]) -> Any:
         """A call of parameters and constants alone: its results are made of parameters."""
         out = func(*args, **kwargs)
         for y in pytree.tree_leaves(out):
@@ -231,7 +214,7 @@ class Watch(TorchFunctionMode):
                 self._constants[id(y)] = y
         return out
 
-    def _met(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor], sources: list[Source]) -> Any:
+    def _met(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor], sources: list[ParameterSource]) -> Any:
         """A call that brings parameters and activations together."""
         if any(is_shard(source.tensor) for source in sources):
             layouts = [layout for x in leaves if (layout := self._layout(x)) is not False]
@@ -282,16 +265,16 @@ class Watch(TorchFunctionMode):
         for whole, part in parts:
             found = self._source(whole)
             if found is not None:
-                self._known[id(part)] = Source.parameter(found.names[0], part)
+                self._known[id(part)] = ParameterSource.parameter(found.names[0], part)
         for x in args:
             if isinstance(x, Tensor) and self._source(x) is None:
                 self._lay(x, USUAL)
         return self._met(func, args, {}, [x for x in args if isinstance(x, Tensor)],
                          [s for x in args if (s := self._source(x)) is not None])
 
-    def _source(self, x: Any) -> Source | None:
+    def _source(self, x: Any) -> ParameterSource | None:
         found = self._known.get(id(x))
-        if not isinstance(found, Source):
+        if not isinstance(found, ParameterSource):
             return None
         if found.node is not None and found.node is not found.tensor.grad_fn:  # written into since it was made
             found = replace(found, key=None, shape=(), ids=None, turned=False, node=found.tensor.grad_fn)
@@ -300,14 +283,14 @@ class Watch(TorchFunctionMode):
         return found
 
     def _meets_stand_in(self, args: Any) -> bool:
-        """Whether a parameter came that is none of the model's own: an engine's, in the place of one."""
+        """Whether an argument is a parameter that an engine has put in the place of one of the model's."""
         assert self._stand_in is not None
         met = False
         for x in args:
             if isinstance(x, nn.Parameter) and x.requires_grad:
                 name = self._stand_in(x)
                 if name is not None:
-                    self._known[id(x)] = Source(x, (name,), Key(name), tuple(x.shape), precision=x.dtype)
+                    self._known[id(x)] = ParameterSource(x, (name,), Key(name), tuple(x.shape), precision=x.dtype)
                     self._recorder.parameters[name] = x
                     met = True
         return met
@@ -327,7 +310,7 @@ class Watch(TorchFunctionMode):
         found = self._known.get(id(x))
         if isinstance(found, Mark):
             return found.owner if found.graded or not x.requires_grad or self._strange(x) is not None else None
-        if isinstance(found, Source):
+        if isinstance(found, ParameterSource):
             return False
         if self._descends(x):
             tag = getattr(x, "_creditscope", None)
@@ -359,7 +342,7 @@ class Watch(TorchFunctionMode):
         own: Any = torch.autograd.function.BackwardCFunction
         if not isinstance(x.grad_fn, own) and getattr(x, "_creditscope", None) is CONSTANT:
             return None  # a constant that was written into, in a way that was not seen
-        if not isinstance(x.grad_fn, own):  # torch's own function, called where nobody saw it: by an engine, maybe
+        if not isinstance(x.grad_fn, own):  # torch's own function, in an unwatched call: by an engine, maybe
             before = [node for node, _ in x.grad_fn.next_functions if node is not None]
             engine = before and all(isinstance(node, own) and _module_of(node).startswith(ENGINES) for node in before)
             return same.owner if same is not None else USUAL if engine else None
@@ -379,7 +362,7 @@ class Watch(TorchFunctionMode):
         self._unseen_code.add(name)
         return None
 
-    def _rows_of(self, x: Tensor) -> Rows:
+    def _rows_of(self, x: Tensor) -> RowOwners:
         layout = self._layout(x)
         if layout is None:
             code = sorted(self._unseen_code)
@@ -454,7 +437,7 @@ class Watch(TorchFunctionMode):
                 self._constants.pop(id(base), None)
                 self._lay(base, USUAL if part else None)
 
-    def _after(self, func: Any, args: Any, kwargs: Any, results: list[Tensor], rows: Rows,
+    def _after(self, func: Any, args: Any, kwargs: Any, results: list[Tensor], rows: RowOwners,
                kept: dict[int, Layout | bool]) -> list[Layout]:
         name = _opaque(func)
         if name and all(layout is USUAL or layout is False for layout in kept.values()):
@@ -501,7 +484,7 @@ def _same(one: Layout | bool, other: Layout | bool) -> bool:
 
 
 def _opaque(func: Any) -> str:
-    """The name of a function that is somebody's own, registered with torch.library; "" for torch's."""
+    """The name of an operator registered with torch.library; "" for torch's own."""
     name = str(getattr(func, "_qualified_op_name", ""))
     if not name and isinstance(func, torch._ops.OpOverload):
         name = str(func._schema.name)

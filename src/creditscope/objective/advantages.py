@@ -236,7 +236,7 @@ def _checked(reward: Tensor, group: Tensor, length: Tensor | None) -> tuple[Tens
 
 
 def _need_own_credit(method: Method) -> None:
-    if method.baseline == "external":
+    if method.external:
         raise CreditscopeError(f"method {method.name!r} takes its credit from outside; "
                                f"pass credit=(B, T) to surrogate, for example from GAE with a critic")
 

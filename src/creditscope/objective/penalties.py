@@ -8,19 +8,22 @@ from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.methods.axes import Method
-from creditscope.objective.ratios import exp_bounded, ratio
+from creditscope.methods.bounds import exp_bounded
+from creditscope.objective.ratios import ratio
 
 
 def penalty(method: Method, logp: Tensor, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
     """(B, T) the KL estimate of each token, before aggregation and β."""
-    apart = _apart(method, logp, log_ratio, rollouts)
-    if method.kl_level == "sequence":
-        # The sequence's value is spread evenly over its tokens, so that their sum is the value.
-        length = rollouts.lengths[:, None].clamp(min=1)
-        estimate = ESTIMATORS[method.kl](apart.sum(dim=1, keepdim=True)) / length
-    else:
-        estimate = ESTIMATORS[method.kl](apart)
+    estimate = kl_estimate(method, _apart(method, logp, log_ratio, rollouts), rollouts)
     return estimate * ratio(method, log_ratio, rollouts.mask) if method.kl_weight == "ratio" else estimate
+
+
+def kl_estimate(method: Method, apart: Tensor, rollouts: Rollouts) -> Tensor:
+    """k(log-ratio) of each token; of a sequence, k(Σ_t log-ratio) spread evenly, so that its tokens sum to it."""
+    estimate = KL_ESTIMATORS[method.kl]
+    if method.kl_level == "token":
+        return estimate(apart)
+    return estimate(apart.sum(dim=1, keepdim=True)) / rollouts.lengths[:, None].clamp(min=1)
 
 
 def _apart(method: Method, logp: Tensor, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
@@ -46,4 +49,4 @@ def k3(apart: Tensor) -> Tensor:
     return exp_bounded(-apart) + apart - 1
 
 
-ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

@@ -33,18 +33,23 @@ def surrogate(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tensor |
     old = rollouts.logp.to(logp.dtype).masked_fill(~rollouts.mask, 0.0)
     own = token_advantage(method, rollouts) if credit is None else check_credit(credit, rollouts)
     own = own.detach().to(logp.dtype)
-    log_ratio = logp - old
-
     keep = kept(method, rollouts, own)
-    term = bounded(method, logp, log_ratio, rollouts.mask, own)
-    trust = trusted(method, logp, old, rollouts.mask, own)
-    if trust is not None:
-        term = term * trust
-    value = (alpha(method, rollouts, keep, logp.dtype) * term).sum()
-    if method.has_loss_kl:
-        shares = aggregate(method, rollouts, keep, logp.dtype)
-        value = value - method.beta * (shares * penalty(method, logp, log_ratio, rollouts)).sum()
-    return value
+    return weighted(method, logp, old, rollouts, own, alpha(method, rollouts, keep, logp.dtype),
+                    aggregate(method, rollouts, keep, logp.dtype) if method.has_loss_kl else None)
+
+
+def weighted(method: Method, logp: Tensor, old: Tensor, rollouts: Rollouts, credit: Tensor, weight: Tensor,
+             share: Tensor | None) -> Tensor:
+    """J = Σ_it α_it · bound(s_it, A_it) − β Σ_it a_it · R_it with given weights (B, T) α and a; log-probs 0 on padding.
+
+    `share` is asked for where a KL term stands in the loss.
+    """
+    term = bounded(method, logp, logp - old, rollouts.mask, credit)
+    trust = trusted(method, logp, old, rollouts.mask, credit)
+    value = (weight * (term if trust is None else term * trust)).sum()
+    if share is None or not method.has_loss_kl:
+        return value
+    return value - method.beta * (share * penalty(method, logp, logp - old, rollouts)).sum()
 
 
 def effective_credit(objective: Callable[[Tensor], Tensor], logp: Tensor) -> Tensor:

@@ -178,3 +178,10 @@ AGGREGATES: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
     "constant": _constant,
     "token_sum": _token_sum,
 }
+
+
+def with_limit(method: Method, max_tokens: int) -> Method:
+    """The row with the trainer's own limit as L_max, where its aggregate divides by one."""
+    if method.aggregate != "constant" or method.max_tokens is not None:
+        return method
+    return method.replace(max_tokens=max_tokens)

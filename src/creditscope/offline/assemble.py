@@ -30,7 +30,6 @@ class Assembled:
     """False where answers are text alone: then the mask is one blank column, and no length is known."""
     has_logp: bool = True
     """False where log π_old is 0 because nobody knows it."""
-    prompts: Sequence[Sequence[int]] = ()
     live: Tensor | None = None
     """(B, T) log π of the model."""
     gap: float | None = None
@@ -75,14 +74,14 @@ def assemble_for(policy: Policy, samples: Sequence[Sample], temperature: float) 
     if recompute:  # where the model cuts one text otherwise, the batch as a whole
         rows = [row | {"logp": [0.0] * len(row["tokens"])} for row in rows]
     dtype = torch.promote_types(policy.model.dtype, torch.float32)
-    rollouts = _collate(rows, samples, dtype).to(policy.device)
+    rollouts = replace(_collate(rows, samples, dtype), prompt_ids=prompts).to(policy.device)
     found = score_tokens(policy, prompts, rollouts.tokens, rollouts.mask, temperature)
     live = found.logp.to(dtype)
     gap = float((live - rollouts.logp).abs()[rollouts.mask].max()) if not recompute else None
     rollouts = replace(rollouts, logp=live if recompute else rollouts.logp,
                        entropy=found.entropy if rollouts.entropy is None else rollouts.entropy,
                        collision=found.collision if rollouts.collision is None else rollouts.collision)
-    return Assembled(rollouts, prompts=prompts, live=live, gap=gap, respelled=respelled)
+    return Assembled(rollouts, live=live, gap=gap, respelled=respelled)
 
 
 def _rows(samples: Sequence[Sample]) -> list[Row]:

@@ -17,14 +17,14 @@ from decimal import Decimal
 from typing import Any
 
 from creditscope.batch.jsonl import Bad, Row, check_fields, check_list, check_scalar, show
+from creditscope.batch.rollouts import STEP_FIELDS, TOKEN_FIELDS
 from creditscope.errors import CreditscopeError, unknown
 
 Messages = list[dict[str, Any]]
 TEXTS = ("response", "completion", "text")
 GROUPS = ("group", "prompt_id", "uid")
 BATCHES = ("batch", "step")
-PER_TOKEN = ("tokens", "logp", "mask", "ref_logp", "entropy", "collision", "step", "step_reward", "step_state",
-             "pieces")
+PER_TOKEN = (*TOKEN_FIELDS, *STEP_FIELDS, "pieces")
 
 
 @dataclass(frozen=True)

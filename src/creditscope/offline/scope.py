@@ -1,4 +1,4 @@
-"""From a file of rollouts to a record: every batch is a step that was never taken.
+"""From a file of rollouts to a record: each batch is recorded as a step; no update is made.
 
     samples ─▶ batch ─▶ Rollouts ─▶ A ─▶ w = ∂J/∂log π ─▶ credit/…            without a model, at ratio 1
                             └─ log π of the model ─▶ w at its ratios ─▶ K, gram/…, policy/sampler_gap
@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from creditscope.batch import metrics
@@ -28,20 +26,22 @@ from creditscope.credit import Chosen, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
-from creditscope.lab.lens import Lens
-from creditscope.lab.train import kept_arrays, undone, with_limit
+from creditscope.lab.step import Minibatch, PolicyPasses
 from creditscope.methods.axes import Method
 from creditscope.methods.find import find
-from creditscope.microscope.scope import Microscope
+from creditscope.microscope.observer import Observer
+from creditscope.objective.kept import kept_arrays
 from creditscope.objective.surrogate import effective_credit, surrogate
+from creditscope.objective.weights import with_limit
 from creditscope.offline.assemble import Assembled, assemble, assemble_for
 from creditscope.offline.batches import Batch, Reader
 from creditscope.offline.files import Place, Source, Trail
 from creditscope.offline.settings import Settings
-from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
 from creditscope.policy.scoring import LOGITS
-from creditscope.runs.config import Config
+from creditscope.runs import schema
 from creditscope.runs.record import Record
+from creditscope.runs.stopped import stopped
 
 KEPT_ROWS = 64
 """Rollouts of a batch that are kept to be read by people: its first groups."""
@@ -79,7 +79,7 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
     record = None
     if out is not None:
         record = Record.resume(out, config, _FREE) if resume else Record.create(out, config, versions or {})
-    with nullcontext() if record is None else record, nullcontext() if record is None else undone(record, not resume):
+    with nullcontext() if record is None else record, nullcontext() if record is None else stopped(record, not resume):
         before, start, last = (0, Place(), None) if record is None else _continue(record, source, trail)
         for number, batch in enumerate(reader.batches(start, last), start=before):
             if number > before and stop():
@@ -91,7 +91,7 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
                 raise _placed(error, batch, source) from None
             if record is not None:
                 trail.advance(batch.place)
-                line |= _position(batch, trail.digest) | {"time/step": time.perf_counter() - clock}
+                line |= _position(batch, trail.digest) | {schema.TIME_STEP: time.perf_counter() - clock}
                 if reading:
                     record.save_reading(number, reading)
                 if group and settings.keep_every and number % settings.keep_every == 0:
@@ -129,14 +129,14 @@ def _config(source: Source, settings: Settings) -> dict[str, Any]:
 def _position(batch: Batch, digest: str) -> dict[str, Any]:
     """Where the file was after a batch, so that a later reading can go on from there and prove that it is the same."""
     place = batch.place
-    found: dict[str, Any] = {"file/part": place.file, "file/row": place.row, "file/byte": place.end,
-                             "file/hash": digest}
-    return found | ({} if batch.step is None else {"file/step": batch.step, "file/batch": batch.digest})
+    found: dict[str, Any] = {schema.FILE_PART: place.file, schema.FILE_ROW: place.row, schema.FILE_BYTE: place.end,
+                             schema.FILE_HASH: digest}
+    return found | ({} if batch.step is None else {schema.FILE_STEP: batch.step, schema.FILE_BATCH: batch.digest})
 
 
 def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place, str | None]:
     """(batches done, the place after them, the digest of the last) of a record whose file is still the same."""
-    steps = [line for line in record.steps() if "run/stopped" not in line]  # why it stopped is no batch
+    steps = [line for line in record.steps() if schema.RUN_STOPPED not in line]  # why it stopped is no batch
     record.rewind(len(steps))  # arrays of a batch whose line was not written
     if not steps:
         return 0, Place(), None
@@ -145,17 +145,17 @@ def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place,
         raise CreditscopeError(f"{record.path} does not say how far its file was read; start again with another --out")
     place = Place(*at)
     trail.advance(place)
-    if trail.digest != steps[-1].get("file/hash"):
+    if trail.digest != steps[-1].get(schema.FILE_HASH):
         raise CreditscopeError(f"cannot resume {record.path}: {source.path.name} has changed before its row "
                                f"{place.row}; start again with another --out")
-    return len(steps), place, steps[-1].get("file/batch")
+    return len(steps), place, steps[-1].get(schema.FILE_BATCH)
 
 
 def _finish(out: Path, config: dict[str, Any]) -> None:
     """Say in run.json how many batches there were, and R and P where they never changed."""
     steps = Record.open(out).steps()
     late: dict[str, Any] = {"steps": len(steps)}
-    for name, metric in {"group": "rollouts/per_group", "prompts": "signal/groups"}.items():
+    for name, metric in {"group": schema.ROLLOUTS_PER_GROUP, "prompts": schema.SIGNAL_GROUPS}.items():
         values = {step.get(metric) for step in steps}
         if len(values) == 1 and None not in values:
             late[name] = values.pop()
@@ -166,7 +166,7 @@ def _finish(out: Path, config: dict[str, Any]) -> None:
 
 
 class Bench:
-    """What stays the same from batch to batch: method, estimator, and the model with its lens."""
+    """What stays the same from batch to batch: method, estimator, and the model with its observer."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -175,11 +175,11 @@ class Bench:
             self._method = with_limit(self._method, settings.max_tokens)
         self._credit = find_estimator(settings.credit or "outcome")
         self._policy: Policy | None = None
-        self._lens: Look | None = None
+        self._observer: Observer | None = None
         if settings.model is not None:
             self._policy = load_policy(settings.model, device=settings.device, dtype=settings.dtype, chat=settings.chat)
             if settings.scope != "off":
-                self._lens = Look(self._policy, Config(model=settings.model, scope=settings.scope))
+                self._observer = Observer(self._policy.model, full=settings.scope == "full")
 
     @enough_memory("passing a batch through the model", "lower --rows, or give --scope light or off")
     def read(self, batch: Batch, number: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -191,20 +191,21 @@ class Bench:
         got = assemble_for(policy, batch.samples, settings.temperature)
         rollouts, live = got.rollouts, got.live
         assert live is not None
-        chunks = passes(rollouts, policy.model.get_output_embeddings().weight.shape[0])
-        tools = FileTools(policy, got, chunks, settings.temperature)
-        credit = self._credit(self._method, rollouts, tools)
-        w = effective_credit(lambda logp: surrogate(self._method, logp, rollouts, credit), live)
+        chunks = chunks_of(rollouts, policy.model.get_output_embeddings().weight.shape[0])
+        passes = PolicyPasses(policy, rollouts, chunks=chunks, temperature=settings.temperature)
+        credit = self._credit(self._method, rollouts, FileTools(passes))
+        minibatch = Minibatch(policy, self._method, rollouts, credit, chunks=chunks, temperature=settings.temperature)
+        w = minibatch.w(live)
         line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
-        line["objective/value"] = float(surrogate(self._method, live, rollouts, credit))
-        line |= {"policy/logp": "file", "policy/sampler_gap": got.gap} if got.gap is not None else {
-            "policy/logp": "model"}
-        line |= {"policy/respelled": got.respelled} if got.respelled else {}
+        line[schema.OBJECTIVE_VALUE] = minibatch.value(live)
+        line |= {schema.POLICY_LOGP: "file", schema.POLICY_SAMPLER_GAP: got.gap} if got.gap is not None else {
+            schema.POLICY_LOGP: "model"}
+        line |= {schema.POLICY_RESPELLED: got.respelled} if got.respelled else {}
         reading: dict[str, Any] = {}
-        if self._lens is not None and number % settings.every == 0:
-            line |= self._lens.read(got, w, chunks, settings.temperature, full=settings.scope == "full")
-            reading = self._lens.arrays(rollouts, w)
-            self._lens.reset()
+        if self._observer is not None and number % settings.every == 0:
+            line |= read(self._observer, minibatch, w)
+            reading = self._observer.arrays(rollouts, w)
+            self._observer.reset()
         return line, reading, to_keep(self._method, rollouts, credit, w, live)
 
     def _without_model(self, got: Assembled, batch: Batch) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -235,14 +236,15 @@ def weigh_without_logp(method: Method, credit: Chosen, rollouts: Rollouts) -> tu
 def _signal(got: Assembled, batch: Batch) -> dict[str, Any]:
     """What the samples hold before any method looks at them."""
     rollouts, rows = got.rollouts, len(got.rollouts)
-    line = {"rollouts/sampled": rows, "rollouts/used": rows, "rollouts/spent": rows} | metrics.signal(rollouts)
+    line = {schema.ROLLOUTS_SAMPLED: rows, schema.ROLLOUTS_USED: rows,
+            schema.ROLLOUTS_SPENT: rows} | metrics.signal(rollouts)
     sizes = set(Groups(rollouts.group).counts.tolist())
     if len(sizes) == 1:
-        line["rollouts/per_group"] = sizes.pop()
+        line[schema.ROLLOUTS_PER_GROUP] = sizes.pop()
     if got.has_tokens:
         return line
     line = {name: value for name, value in line.items() if not name.startswith("length/")}
-    return line | {"length/characters": sum(len(sample.text or "") for sample in batch.samples) / rows}
+    return line | {schema.LENGTH_CHARACTERS: sum(len(sample.text or "") for sample in batch.samples) / rows}
 
 
 def to_keep(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def to_keep(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live:
 # -- geometry --------------------------------------------------------------------------------------------------------
 
 
-def passes(rollouts: Rollouts, vocabulary: int) -> list[Tensor]:
+def chunks_of(rollouts: Rollouts, vocabulary: int) -> list[Tensor]:
     """Rows of each pass through the model: so many whole groups as LOGITS allows, and one group at least."""
     groups = Groups(rollouts.group)
     width = int(rollouts.extents.max()) + 1
@@ -276,71 +278,34 @@ def passes(rollouts: Rollouts, vocabulary: int) -> list[Tensor]:
             held = 0
         parts[-1].append(number)
         held += count
-    index = groups.index
-    return [torch.isin(index, torch.tensor(part, device=index.device)).nonzero().squeeze(1) for part in parts]
-
-
-def pull(policy: Policy, got: Assembled, rows: Tensor, cotangent: Tensor, temperature: float) -> None:
-    """One forward and backward: Σ_it c_it ∇log π_it is added to the gradients."""
-    rollouts = got.rollouts
-    live = token_logp(policy, [got.prompts[i] for i in rows.tolist()], rollouts.tokens[rows], rollouts.mask[rows],
-                      temperature)
-    torch.autograd.backward(live, cotangent[rows].to(live.dtype))
+    index = groups.index.cpu()
+    return [torch.isin(index, torch.tensor(part)).nonzero().squeeze(1) for part in parts]
 
 
 class FileTools(Tools):
-    """What a model and a file can give an estimator: a Gram. Nobody can go on with the answers, or judge them."""
+    """What a model and a file can give an estimator: a Gram. Nobody can continue the answers, or judge them."""
 
-    def __init__(self, policy: Policy, got: Assembled, chunks: Sequence[Tensor], temperature: float) -> None:
-        self._policy, self._got, self._chunks, self._temperature = policy, got, chunks, temperature
+    def __init__(self, passes: PolicyPasses) -> None:
+        self._passes = passes
 
     def gram(self) -> Tensor:
-        """One pass whose cotangent is 1 on every chosen token: its rows are the scores ψ_i."""
-        rollouts = self._got.rollouts
-        whole = torch.full((len(rollouts), len(rollouts)), torch.nan, dtype=torch.float64)
-        scope = Microscope(self._policy.model)
-        for rows in self._chunks:
-            self._policy.model.zero_grad(set_to_none=True)
-            with scope:
-                pull(self._policy, self._got, rows, rollouts.mask, self._temperature)
-            at = rows.cpu()
-            whole[at[:, None], at] = scope.gram
-        self._policy.model.zero_grad(set_to_none=True)
-        return whole.to(self._policy.device)
+        return self._passes.score_gram()
 
 
-class Look(Lens):
-    """The lab's lens on a step that is not taken."""
-
-    def read(self, got: Assembled, w: Tensor, chunks: Sequence[Tensor], temperature: float,
-             full: bool) -> dict[str, Any]:
-        """`gram/…` of the batch under w, and `grad/norm`; `full` adds the unweighted scores and what hangs on them."""
-        start = time.perf_counter()
-        policy, rollouts = self._policy, got.rollouts
-        go = partial(pull, policy, got, temperature=temperature)
-        for rows in chunks if full else ():
-            self.read_scores(rows, partial(go, rows, rollouts.mask))
-            prompts = [got.prompts[i] for i in rows.tolist()]
-            self.read_tokens(rows, partial(head_norms, policy, prompts, rollouts.tokens[rows], rollouts.mask[rows],
-                                           temperature), rollouts.mask[rows])
-        policy.model.zero_grad(set_to_none=True)
-        for rows in chunks:
-            self.watch(rows, partial(go, rows, -w))
-        if full:
-            self.before_update()
-        grads = [p.grad.double().norm() for p in policy.trainable().values() if p.grad is not None]
-        line = self.metrics(rollouts, w, time.perf_counter() - start)
-        line["grad/norm"] = float(torch.stack(grads).norm())
-        policy.model.zero_grad(set_to_none=True)
-        return line
-
-    def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
-        """As the lab's. Grams by parameter are one array of groups, so they need groups of one size."""
-        if len(set(Groups(rollouts.group).counts.tolist())) == 1:
-            return super().arrays(rollouts, w)
-        self._rows = [replace(block, layers={}) for block in self._rows]
-        found = super().arrays(rollouts, w)
-        return {name: value for name, value in found.items() if not name.startswith("layer")}
+def read(observer: Observer, minibatch: Minibatch, w: Tensor) -> dict[str, Any]:
+    """`gram/…` of the batch under w, and `grad/norm`; a full observer adds the unweighted scores. No update is made."""
+    start = time.perf_counter()
+    policy = minibatch.policy
+    if observer.full:
+        observer.read_scores(minibatch)
+    policy.model.zero_grad(set_to_none=True)
+    minibatch.backward(lambda _, chunk: -w[chunk], observer.around)
+    grads = [p.grad.double().norm() for p in policy.trainable().values() if p.grad is not None]
+    norm = float(torch.stack(grads).norm())
+    observer.gradient(norm)
+    line = observer.metrics(minibatch.rollouts, w, time.perf_counter() - start)
+    policy.model.zero_grad(set_to_none=True)
+    return line | {schema.GRAD_NORM: norm}
 
 
 # -- over batches ----------------------------------------------------------------------------------------------------
@@ -349,10 +314,11 @@ class Look(Lens):
 class Summary:
     """The readings of all batches as one: counts add up, extremes stay, the rest are means weighted by rollouts."""
 
-    COUNTS = ("rollouts/used", "signal/groups", "signal/live_groups", "length/empty", "gram/live_groups",
-              "scores/live_groups", "policy/respelled")
-    EXTREMES = ("length/max", "policy/sampler_gap")
-    LEFT_OUT = ("rollouts/sampled", "rollouts/spent", "rollouts/per_group")
+    COUNTS = (schema.ROLLOUTS_USED, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.LENGTH_EMPTY,
+              schema.GRAM_LIVE_GROUPS,
+              schema.SCORES_LIVE_GROUPS, schema.POLICY_RESPELLED)
+    EXTREMES = (schema.LENGTH_MAX, schema.POLICY_SAMPLER_GAP)
+    LEFT_OUT = (schema.ROLLOUTS_SAMPLED, schema.ROLLOUTS_SPENT, schema.ROLLOUTS_PER_GROUP)
 
     def __init__(self) -> None:
         self.batches = 0
@@ -363,7 +329,7 @@ class Summary:
     def add(self, line: Mapping[str, Any]) -> None:
         """One batch more."""
         self.batches += 1
-        rows = line["rollouts/used"]
+        rows = line[schema.ROLLOUTS_USED]
         for name, value in line.items():
             if name in self.LEFT_OUT or name.startswith(("file/", "time/")):
                 continue
@@ -380,8 +346,8 @@ class Summary:
         """name -> reading."""
         found = {name: value if name in self.COUNTS + self.EXTREMES else value / self._weight[name]
                  for name, value in self._found.items()}
-        size: dict[str, Any] = {"batches": self.batches, "rollouts": found.pop("rollouts/used")}
-        if "length/mean" in found:
-            size["tokens"] = round(self._found["length/mean"])
-        found["signal/dead_groups"] = 1 - found["signal/live_groups"] / found["signal/groups"]
+        size: dict[str, Any] = {"batches": self.batches, "rollouts": found.pop(schema.ROLLOUTS_USED)}
+        if schema.LENGTH_MEAN in found:
+            size["tokens"] = round(self._found[schema.LENGTH_MEAN])
+        found[schema.SIGNAL_DEAD_GROUPS] = 1 - found[schema.SIGNAL_LIVE_GROUPS] / found[schema.SIGNAL_GROUPS]
         return size | self._words | found

@@ -1,1 +1,22 @@
-"""What the optimiser does to the credit: replay, reward scale, overshoot, update geometry, and brakes that cure it."""
+"""What the optimiser does to the credit: replay, reward scale, overshoot, update geometry, and brakes.
+
+The public names are loaded on first use: importing the package loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {"Probe": "probe", "Recall": "brakes", "Shorten": "brakes"}
+__all__ = ["Probe", "Recall", "Shorten"]
+
+if TYPE_CHECKING:
+    from creditscope.optimizer.brakes import Recall, Shorten
+    from creditscope.optimizer.probe import Probe
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'creditscope.optimizer' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"creditscope.optimizer.{_HOME[name]}"), name)

@@ -1,4 +1,4 @@
-"""Brakes: rules that know of the optimiser's momentum and hold a token at the bound that its own gradient respects.
+"""Brakes: rules that take the optimiser's momentum into account and keep a token at its bound.
 
 The clip sets a token's gradient to 0; it does not undo what earlier gradients left in the first moment. A brake wraps
 any torch optimiser and stands between the objective and its step:
@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from creditscope.batch.observer import StepObserver
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage
 from creditscope.objective.bounds import beyond, bounded_tokens
 from creditscope.objective.surrogate import effective_credit, surrogate
-from creditscope.optimizer.scale import REST
+from creditscope.optimizer.scale import REST, Clipping
 from creditscope.optimizer.state import first_moment
 from creditscope.optimizer.table import parse_brake
+from creditscope.runs import schema
 
 if TYPE_CHECKING:
     from creditscope.optimizer.probe import Probe
@@ -38,7 +40,7 @@ Forward = Callable[[], Tensor]
 """log π (B, T) of the chosen tokens under the present weights."""
 
 
-class Brake:
+class Brake(StepObserver):
     """No rule: the optimiser as it is. The others say where they differ."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -82,13 +84,7 @@ class Brake:
 
     # -- what a rule may change --------------------------------------------------------------------------------------
 
-    def goes_on(self, logp: Tensor, rows: Tensor | None = None) -> bool:
-        """Whether another inner step may be taken at these log-probs."""
-        return True
-
-    def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The w that is pulled back in place of w = ∂J/∂log π. `rows` are those of a minibatch; by default all."""
-        return w
+    # `goes_on` and `reweigh` of `StepObserver`, and the step itself.
 
     def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
         """The optimiser's step. `clipped` is the factor by which a norm clip has shortened the gradient.
@@ -122,7 +118,7 @@ class Brake:
 
 def clip_factor(norm: float, limit: float) -> float:
     """min(1, limit / (‖g‖ + 1e-6)), as torch's clip_grad_norm_ has it."""
-    return min(1.0, limit / (norm + 1e-6))
+    return Clipping(limit).coefficient(norm)
 
 
 # -- recall ----------------------------------------------------------------------------------------------------------
@@ -147,7 +143,7 @@ class Blend:
 
 
 def blend(optimizer: torch.optim.Optimizer) -> Blend:
-    """The mix of a live optimiser.
+    """How a live optimiser mixes gradient and momentum.
 
         Adam:  m' = β₁m + (1 − β₁)g                SGD:  b' = μb + (1 − τ)g, the very first b' = g
         Nesterov adds the gradient once more:      SGD:  g + μb'          Muon:  (1 − μ)g + μb'
@@ -217,8 +213,8 @@ class Recall(Brake):
         self.optimizer.step()
 
     def metrics(self) -> dict[str, float]:
-        """The share of all credit that was pulled back over the batch's steps which momentum had owed."""
-        return {"brake/recalled": self._recalled / self._total} if self._total else {}
+        """Σ |w − w'| / Σ |w'| over the batch's steps: the share of w that cancels momentum."""
+        return {schema.BRAKE_RECALLED: self._recalled / self._total} if self._total else {}
 
 
 # -- the others ------------------------------------------------------------------------------------------------------
@@ -272,7 +268,7 @@ class Shorten(Brake):
         return 0.0
 
     def metrics(self) -> dict[str, float]:
-        return {"brake/length": sum(self._lengths) / len(self._lengths)} if self._lengths else {}
+        return {schema.BRAKE_LENGTH: sum(self._lengths) / len(self._lengths)} if self._lengths else {}
 
 
 class Restart(Brake):
@@ -291,7 +287,7 @@ class Restart(Brake):
 
 
 class KlStop(Brake):
-    """Early stopping, the usual remedy: no further inner step once KL(old ‖ new) a token is above a limit.
+    """Early stopping, the usual remedy: no further inner step once KL(old ‖ new) per token is above a limit.
 
         KL ≈ mean_it (ρ_it − 1 − log ρ_it)
     """

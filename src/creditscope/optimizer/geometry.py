@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.sketch import Path, Sketcher
+from creditscope.microscope.sketch import Sketcher
+from creditscope.runs import schema
 
-NAMES = ("update/cosine", "update/ratio", "update/zero", "update/zero_bf16")
+NAMES = (schema.UPDATE_COSINE, schema.UPDATE_RATIO, schema.UPDATE_ZERO, schema.UPDATE_ZERO_BF16)
 
 
 class UpdateGeometry:
@@ -22,9 +23,7 @@ class UpdateGeometry:
         update/zero        share of coordinates with Δ = 0 exactly, in the precision they are stored in
         update/zero_bf16   share with bf16(θ+Δ) = bf16(θ): the update would be lost if weights were kept in bfloat16
 
-    `stride` n reads every n-th coordinate of each parameter and copies only those; norms and shares are then estimates.
-    With a `path` every update is also sketched and appended to it, whole, which needs a whole copy: `path.spectrum()`
-    has the ranks of the path of updates.
+    With a `sketcher` the update is also sketched, for the path of updates: `sketch`, (k²,).
 
     >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     >>> theta.grad = torch.tensor([1.0, 0.0])
@@ -33,24 +32,18 @@ class UpdateGeometry:
     {'update/cosine': 1.0, 'update/ratio': 0.1, 'update/zero': 0.5, 'update/zero_bf16': 0.5}
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], stride: int = 1,
-                 path: Path | None = None) -> None:
-        if stride < 1:
-            raise CreditscopeError(f"stride reads every n-th coordinate, n ≥ 1, got {stride}")
-        self.stride = stride
-        self.path = path
+    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], sketcher: Sketcher | None = None) -> None:
+        self.sketch: Tensor | None = None
         self.layers: dict[str, dict[str, float]] = {}
         """Parameter name -> the same numbers for it alone, of the last step."""
         self._parameters = dict(named_parameters)
         self._before: dict[str, Tensor] = {}
-        self._sketcher = None if path is None else Sketcher(path.k, path.seed)
+        self._sketcher = sketcher
 
     @torch.no_grad()
     def before(self) -> None:
         """Copy what the step is about to change: every parameter that has a gradient."""
-        kept = 1 if self.path is not None else self.stride
-        self._before = {name: thin(p, kept).clone() for name, p in self._parameters.items()
-                        if p.grad is not None and p.numel()}
+        self._before = {name: p.clone() for name, p in self._parameters.items() if p.grad is not None and p.numel()}
 
     @torch.no_grad()
     def after(self) -> dict[str, float]:
@@ -60,9 +53,9 @@ class UpdateGeometry:
         """
         if not self._before:
             raise CreditscopeError("no parameter was copied: call before() between backward() and step()")
-        if self.path is not None and self._sketcher is not None:
-            moved = ((name, self._parameters[name] - was) for name, was in self._before.items())
-            self.path.append(self.path.steps[-1] + 1 if self.path.steps else 0, self._sketcher.gradient(moved))
+        if self._sketcher is not None:
+            self.sketch = self._sketcher.gradient((name, self._parameters[name] - was)
+                                                  for name, was in self._before.items())
         sums = gather(self._sums(name, was) for name, was in self._before.items())
         counts = torch.tensor([self._parameters[name].numel() for name in self._before], dtype=torch.float64)
         self.layers = {name: _read(*each) for name, *each in zip(self._before, sums, counts, strict=True)}
@@ -74,13 +67,10 @@ class UpdateGeometry:
         p = self._parameters[name]
         if p.grad is None:
             raise CreditscopeError(f"{name} has lost its gradient: call after() before zero_grad()")
-        theta, g = thin(p, self.stride), thin(p.grad, self.stride)
-        was = was if self.path is None else thin(was, self.stride)
-        delta = theta - was
-        sums = [square(delta), square(was), square(g), -(delta * g).sum(dtype=torch.float64), (delta == 0).sum(),
-                (theta.bfloat16() == was.bfloat16()).sum()]
-        # A sample stands for the whole parameter: a short one, of which a larger share is read, must not weigh more.
-        return torch.stack([x.double() for x in sums]) * (p.numel() / was.numel())
+        delta = p - was
+        sums = [square(delta), square(was), square(p.grad), -(delta * p.grad).sum(dtype=torch.float64),
+                (delta == 0).sum(), (p.bfloat16() == was.bfloat16()).sum()]
+        return torch.stack([x.double() for x in sums])
 
 
 def _read(sums: Tensor, count: Tensor) -> dict[str, float]:
@@ -94,11 +84,6 @@ def square(x: Tensor) -> Tensor:
     """‖x‖², without a float64 copy of x and without the error of a long float32 sum."""
     norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
     return norm.square()
-
-
-def thin(x: Tensor, stride: int) -> Tensor:
-    """Every stride-th coordinate of x, flat; x itself for stride 1."""
-    return x if stride == 1 else x.reshape(-1)[::stride]
 
 
 def gather(rows: Iterable[Tensor]) -> Tensor:

@@ -15,13 +15,15 @@ from torch import Tensor
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
-from creditscope.objective.bounds import edges_of, overhang, stops
+from creditscope.objective.bounds import edges_of, overhang
+from creditscope.objective.surrogate import check_credit
 from creditscope.objective.weights import alpha, kept
-from creditscope.optimizer.state import Parts
+from creditscope.optimizer.families import Parts
+from creditscope.runs import schema
 
 
 @dataclass(frozen=True)
-class Reading:
+class OvershootReading:
     """The batch as it stood after k updates. A number that does not exist is None."""
 
     updates: int
@@ -58,20 +60,16 @@ class Overshoot:
 
     def __init__(self, method: Method, rollouts: Rollouts, credit: Tensor) -> None:
         """`credit` is (B,), (B, 1) or (B, T). Tokens that the method does not learn from (α = 0) have no edge."""
-        rows = len(rollouts)
-        if tuple(credit.shape) not in ((rows,), (rows, 1), tuple(rollouts.mask.shape)):
-            raise CreditscopeError(f"credit must be (B,) = ({rows},) or (B, T) = {tuple(rollouts.mask.shape)}, "
-                                   f"got {tuple(credit.shape)}")
-        self.stops = stops(method)
+        self.stops = method.stops
         """What crossing does to a token's own gradient: "zero", "half" or "cap"; None where the method has no edge.
         Where it is not "zero", read "stopped" as "first seen past the edge"."""
         self._mask, self._old = rollouts.mask, rollouts.logp.double()
-        credit = credit.detach().double().reshape(rows, -1)
+        credit = check_credit(credit, rollouts).detach().double()
         learns = alpha(method, rollouts, kept(method, rollouts, credit), torch.float64) != 0
         self._credit = credit.expand_as(self._mask).masked_fill(~learns, 0.0)
         self._edges = edges_of(method, self._old, self._mask, self._credit)
 
-        self._sights = torch.zeros(rows, dtype=torch.int64, device=self._mask.device)
+        self._sights = torch.zeros(len(rollouts), dtype=torch.int64, device=self._mask.device)
         # Of every token: its overhang in the direction of A when last seen; sights past the edge without a break; and
         # of this stay past the edge, the distance when first seen and the move that carried it there (0: not seen).
         self._forward = torch.zeros_like(self._old)
@@ -127,7 +125,7 @@ class Overshoot:
         """Σ_it distance_it, differentiable in `logp`: its gradient in θ is the slope that `first_order` needs."""
         return torch.maximum(*self._overhang(logp, self._index(logp, rows))).clamp(min=0).sum()
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[OvershootReading]:
         """One reading for each sight number k = 0, 1, ...: rows count their own passes."""
         if not self._rows:
             return []
@@ -157,7 +155,8 @@ class Overshoot:
             return {}
         # Rows may have been seen unequally often, where minibatches stopped early; a pass over all of them settles it.
         last = _reading(self._rows[-1].cpu()) if len(self._rows[-1]) == len(self._mask) else readings[-1]
-        found: dict[str, float | None] = {"optimizer/overshoot": last.overshoot, "overshoot/carry": self.carry()}
+        found: dict[str, float | None] = {schema.OPTIMIZER_OVERSHOOT: last.overshoot,
+                                          schema.OVERSHOOT_CARRY: self.carry()}
         found |= {f"overshoot/{name}": getattr(last, name) for name in ("past", "distance", "max", "after", "kl")}
         for each in readings:
             found |= {f"overshoot/{each.updates}/{name}": getattr(each, name)
@@ -182,11 +181,11 @@ class Overshoot:
         return index
 
 
-def _reading(rows: Tensor) -> Reading:
+def _reading(rows: Tensor) -> OvershootReading:
     """The reading of rows (n, 8): sight number, bounded, past, Σ distance, Σ after, max distance, Σ k3, chosen."""
     updates, _, _, _, _, furthest, _, _ = rows.amax(0).tolist()
     _, tokens, past, distance, after, _, k3, chosen = rows.sum(0).tolist()
-    return Reading(
+    return OvershootReading(
         updates=int(updates), tokens=int(tokens), past=_per(past, tokens), distance=_per(distance, past),
         overshoot=_per(distance, tokens), max=furthest if past else None, after=_per(after, distance),
         kl=_per(k3, chosen))

@@ -1,14 +1,13 @@
-"""All probes of the optimiser in one, for any torch loop: four lines, and the step itself stays as it is.
+"""All probes of the optimiser in one, for any torch loop: four lines around the step, which is not changed.
 
     probe = Probe(optimizer, model.named_parameters())
     probe.begin(method, rollouts)              # a new batch
     probe.see(logp)                            # each inner step, between the forward pass and backward()
     metrics = probe.finish(forward)            # after the last one
 
-It hangs on the optimiser's own step hooks. `light` reads what the step has at hand, a sample of the coordinates and the
-log-probs of the passes that are made anyway; on schedule one forward pass closes the account of the last update.
-`full`, on the same schedule, reads every coordinate, sweeps the reward's scale, and takes the gradient of the overshoot
-to say how much of it momentum moved.
+It registers step hooks on the optimiser. `light` reads a sample of the coordinates and the log-probs of passes that are
+made anyway; on schedule it makes one forward pass, to see the last update. `full`, on the same schedule, reads every
+coordinate, sweeps the reward's scale, and takes the gradient of the overshoot to measure momentum's part in it.
 """
 
 from __future__ import annotations
@@ -21,23 +20,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from creditscope.batch.observer import Passes, StepObserver
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.axes import Method
-from creditscope.microscope.sketch import Path
+from creditscope.microscope.sketch import Sketcher
 from creditscope.objective.advantages import token_advantage
+from creditscope.optimizer.families import bare, decoupled, family_of, step_number
 from creditscope.optimizer.geometry import UpdateGeometry, gather, square
 from creditscope.optimizer.overshoot import Overshoot, first_order
-from creditscope.optimizer.replay import carry
+from creditscope.optimizer.sampled_optimizer import SampledOptimizer
 from creditscope.optimizer.scale import PHIS, Clipping, RewardParts, sensitivity, sweep
-from creditscope.optimizer.shadow import Shadow
-from creditscope.optimizer.state import CLOSED, bare, decoupled, moving, split, step_number
+from creditscope.optimizer.state import moving, split
+from creditscope.runs import schema
 
 LEVELS = ("light", "full")
 SAMPLE = 65_536  # coordinates that a light reading looks at, about
 
 
-class Probe:
+class Probe(StepObserver):
     """What the optimiser does to the credit, batch by batch: overshoot, reward scale, update geometry."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]],
@@ -58,7 +59,7 @@ class Probe:
             raise CreditscopeError("the probe needs names with its parameters: give model.named_parameters()")
         self._named = {name: p for name, p in named if p.requires_grad}
         stride = sum(p.numel() for p in self._named.values()) // SAMPLE
-        self._shadow = Shadow(optimizer, stride) if stride > 1 and type(bare(optimizer)) in CLOSED else None
+        self._sample = SampledOptimizer(optimizer, stride) if stride > 1 and family_of(optimizer) is not None else None
         self._batch: tuple[Method, Rollouts, Tensor] | None = None
         bare(optimizer).register_step_pre_hook(self._before_step)
         bare(optimizer).register_step_post_hook(self._after_step)
@@ -66,6 +67,7 @@ class Probe:
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         """A new batch, with the credit that the objective uses; by default the method's own advantage."""
         self._batch = method, rollouts, token_advantage(method, rollouts) if credit is None else credit
+        self.early = self.parts is not None and method.has_loss_kl  # a pass of its own tells the KL term apart
         self._track: Overshoot | None = None
         self._first: list[tuple[Tensor, Tensor | None]] = []
         self.due = self.batches % self.every == 0
@@ -99,11 +101,31 @@ class Probe:
                     if g is not None:
                         self._slope[p] = self._slope.get(p, 0) + g
 
+    def gradient(self, norm: float) -> None:
+        """The norm of an update's gradient before it is clipped, for `clipping`."""
+        if self.clipping is not None:
+            self.clipping.norms.append(norm)
+
+    def weighed(self, minibatch: Passes, logp: Tensor, pulled: Tensor) -> None:
+        """The gradient without the KL term, for `parts`."""
+        if not self.early:
+            return
+        method = self._live()[0]
+        kl = minibatch.w(logp) - minibatch.w(logp, method=method.replace(beta=0.0))
+        minibatch.backward(lambda _, chunk: -(pulled - kl)[chunk])
+        self._rewards = {p: torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self._named.values()}
+
+    def clipped(self, factor: float) -> None:
+        """What of the gradient scales with reward, for `parts`."""
+        if self.parts is not None:
+            self.parts.update({p: g * factor for p, g in self._rewards.items()} if self.early else
+                              {p: p.grad for p in self._named.values() if p.grad is not None})
+
     def finish(self, forward: Callable[[], Tensor] | None = None) -> dict[str, float]:
         """The batch's metrics. `forward` gives log π (B, T) after the last update; it is called on schedule only.
 
-        What describes the batch after its last update is there only when `forward` was asked: `optimizer/overshoot` and
-        its kin. The readings after k updates, `overshoot/k/…`, come from the passes that were seen.
+        Readings after the last update, as `optimizer/overshoot`, exist only where `forward` was called. The readings
+        after k updates, `overshoot/k/…`, come from the passes that were seen.
         """
         self._live()
         closed = self.due and forward is not None and self._updates > 0
@@ -114,7 +136,7 @@ class Probe:
         found = self._track.metrics() if self._track is not None else {}
         if not closed:
             found = {name: value for name, value in found.items() if name.split("/")[1].isdigit()}
-        predicted = {"overshoot/carry_predicted": self._predicted()} if "overshoot/carry" in found else {}
+        predicted = {schema.OVERSHOOT_CARRY_PREDICTED: self._predicted()} if schema.OVERSHOOT_CARRY in found else {}
         self._batch = None
         return found | {k: v for k, v in (self._metrics | predicted).items() if v is not None} | self._moved
 
@@ -136,51 +158,51 @@ class Probe:
             self._slope = {}
         if self._updates == 0:
             self._first_step = self._step()
-            sampled = self._shadow is not None and not self._whole
+            sampled = self._sample is not None and not self._whole
             seen, named = optimizer, list(self._named.items())
             if sampled:
-                assert self._shadow is not None
-                seen, named = self._shadow.take(), self._shadow.named
+                assert self._sample is not None
+                seen, named = self._sample.take(), self._sample.named
             self._read_scale(seen, sampled)
             self._metrics |= self._momentum_share(seen)
-            self._path = Path(16, 0, "update") if self._whole else None
-            self._geometry = UpdateGeometry(named, path=self._path)
+            self._geometry = UpdateGeometry(named, Sketcher(16, seed=0) if self._whole else None)
             self._geometry.before()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._batch is None:
             return
         if self._geometry is not None:
-            self._metrics |= self._geometry.after() if self._shadow is None or self._whole else self._of_sample()
+            self._metrics |= self._geometry.after() if self._sample is None or self._whole else self._of_sample()
             if self._whole:
-                assert self._path is not None
-                layers = self._geometry.layers
+                layers, sketch = self._geometry.layers, self._geometry.sketch
+                assert sketch is not None
                 names = self._arrays.get("layer_names", np.array(list(layers)))
-                self._arrays |= {"layer_names": names, "path_update": self._path.matrix[0], "layer_ratio": np.array(
-                    [layers[str(name)].get("update/ratio", np.nan) for name in names])}
+                ratio = [layers[str(name)].get(schema.UPDATE_RATIO, np.nan) for name in names]
+                self._arrays |= {"layer_names": names, "path_update": sketch.cpu().double().numpy(),
+                                 "layer_ratio": np.array(ratio)}
             self._geometry = None
         self._updates += 1
 
     def _of_sample(self) -> dict[str, float]:
         """The geometry of the sample's update. ‖θ‖ is taken whole: few weights, as a norm's, may hold most of it."""
-        assert self._shadow is not None
+        assert self._sample is not None
         assert self._geometry is not None
         sample, whole = ([p.detach() for p in some] for some in
-                         ((p for _, p in self._shadow.named), self._named.values()))
+                         ((p for _, p in self._sample.named), self._named.values()))
         thin, all_of = (float(torch.nn.utils.get_total_norm(x)) / sum(p.numel() for p in x) ** 0.5
                         for x in (sample, whole))
-        self._shadow.follow()
+        self._sample.follow()
         found = self._geometry.after()
-        if "update/ratio" in found and all_of > 0:
-            found["update/ratio"] *= thin / all_of
+        if schema.UPDATE_RATIO in found and all_of > 0:
+            found[schema.UPDATE_RATIO] *= thin / all_of
         return found
 
     def _read_scale(self, optimizer: torch.optim.Optimizer, sampled: bool) -> None:
         """`optimizer/scale_change`, since the start and from this step on, and on schedule the sweep."""
-        closed = type(bare(optimizer)) in CLOSED
+        closed = family_of(optimizer) is not None
         # Parts are followed parameter by parameter: a sample has none.
         if self._scales and closed and not (sampled and self.parts is not None):
-            for key, since in (("optimizer/scale_change", "start"), ("optimizer/scale_change_now", "now")):
+            for key, since in ((schema.OPTIMIZER_SCALE_CHANGE, "start"), (schema.OPTIMIZER_SCALE_CHANGE_NOW, "now")):
                 change = sensitivity(optimizer, parts=self.parts, clipping=self.clipping, since=since)
                 self._metrics |= {key: change} if np.isfinite(change) else {}
         if self._scales and self._whole:
@@ -193,11 +215,11 @@ class Probe:
 
     def _momentum_share(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
         """⟨Δ_momentum, Δ⟩ / ‖Δ‖²: the share of the batch's first update that older gradients make."""
-        if type(bare(optimizer)) not in CLOSED and not self._whole:
+        if family_of(optimizer) is None and not self._whole:
             return {}  # it would take two more steps of the optimiser
         dot, whole = gather(torch.stack([(part.momentum * part.total).sum(dtype=torch.float64), square(part.total)])
                             for part in split(optimizer).values()).sum(0).tolist()
-        return {"update/momentum": dot / whole} if whole > 0 else {}
+        return {schema.UPDATE_MOMENTUM: dot / whole} if whole > 0 else {}
 
     def _step(self) -> int:
         """The number of the step that is about to be taken, of a parameter that has been moved before; 1 at first."""
@@ -210,16 +232,13 @@ class Probe:
         Adam: C_{T,0}, T = s + c, for tokens that the batch's c-th update carried across, s being the number of its
         first; the mean over c = 1, 2, … SGD: μ. Both take every update as seen, which minibatches are not.
         """
-        optimizer = bare(self._optimizer)
-        group = optimizer.param_groups[0]
-        if self._track is None or self._track.stops != "zero" or len(self._track.readings()) - 1 != self._updates:
+        family = family_of(self._optimizer)
+        if family is None or self._track is None or self._track.stops != "zero" \
+                or len(self._track.readings()) - 1 != self._updates:
             return None
-        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) and group["betas"][1] > 0:
-            crossings = range(1, max(2, self._updates))
-            return sum(carry(self._first_step + c, 0, group["betas"]) for c in crossings) / len(crossings)
-        if isinstance(optimizer, torch.optim.SGD) and not group["nesterov"] and not group["dampening"]:
-            return float(group["momentum"])
-        return None
+        group, crossings = self._optimizer.param_groups[0], range(1, max(2, self._updates))
+        shares = [share for c in crossings if (share := family.carry(group, self._first_step + c)) is not None]
+        return sum(shares) / len(shares) if shares else None
 
     def _coupled(self) -> bool:
         """Whether weight decay is part of the gradient."""

@@ -1,7 +1,7 @@
-"""What an optimiser does with a history of gradients, in closed form: no loop over steps, no state.
+"""The updates of Adam and AdamW from a history of gradients in closed form: no loop over steps, no state.
 
-Torch's canonical Adam, AdamW and SGD, and how long each goes on after the gradient has become 0 (arXiv:2601.05002,
-Prop. 3 and 7). The parameter moves by the update Δ: θ_T = θ_{T−1} + Δ_T.
+And the update that is left after the gradient has become 0 (arXiv:2601.05002, Prop. 3 and 7). The parameter moves by
+the update Δ: θ_T = θ_{T−1} + Δ_T.
 """
 
 from __future__ import annotations
@@ -12,24 +12,18 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 
 
-def adam(grads: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-         amsgrad: bool = False) -> Tensor:
+def adam(grads: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Tensor:
     """Δ_T = −lr · m̂_T / (√v̂_T + ε), the update of step T from all gradients so far, (T, ...) -> (...).
 
         m̂_T = (1−β₁)/(1−β₁^T) Σ_t β₁^{T−t} g_t        v̂_T = (1−β₂)/(1−β₂^T) Σ_t β₂^{T−t} g_t²
-
-    With `amsgrad` the sum in v̂_T is the largest of those after 1, ..., T steps.
 
     >>> adam(torch.tensor([2.0, 2.0, 2.0]), lr=0.1)  # a constant gradient: one full step, whatever its size
     tensor(-0.1000)
     """
     steps = _steps(grads)
-    squares = grads.square()
-    v = _average(squares, betas[1])
-    if amsgrad:
-        v = torch.stack([_average(squares[:t], betas[1]) for t in range(1, steps + 1)]).amax(0)
     m_hat = _average(grads, betas[0]) / (1 - betas[0] ** steps)
-    return -lr * m_hat / ((v / (1 - betas[1] ** steps)).sqrt() + eps)
+    v_hat = _average(grads.square(), betas[1]) / (1 - betas[1] ** steps)
+    return -lr * m_hat / (v_hat.sqrt() + eps)
 
 
 def adamw(start: Tensor, grads: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
@@ -38,21 +32,6 @@ def adamw(start: Tensor, grads: Tensor, lr: float, betas: tuple[float, float] = 
     steps, keep = _steps(grads), 1 - lr * weight_decay
     updates = torch.stack([adam(grads[:t], lr, betas, eps) for t in range(1, steps + 1)])
     return keep**steps * start + _powers(keep, updates).mul(updates).sum(0)
-
-
-def sgd(grads: Tensor, lr: float, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False) -> Tensor:
-    """Δ_T = −lr · b_T, or −lr · (g_T + μ b_T) with `nesterov`, from all gradients so far, (T, ...) -> (...).
-
-        b_T = μ^{T−1} g_1 + (1−τ) Σ_{t≥2} μ^{T−t} g_t
-
-    The first gradient is not dampened, and without momentum none is: so torch has it.
-    """
-    steps = _steps(grads)
-    if momentum == 0:
-        return -lr * grads[-1]
-    weighted = _powers(momentum, grads) * grads
-    b = weighted[0] + (1 - dampening) * weighted[1:].sum(0) if steps > 1 else weighted[0]
-    return -lr * (grads[-1] + momentum * b if nesterov else b)
 
 
 def carry(step: int, lag: int, betas: tuple[float, float] = (0.9, 0.999)) -> float:
@@ -82,20 +61,6 @@ def carry_limit(lag: int, betas: tuple[float, float] = (0.9, 0.999)) -> float:
     if betas[1] == 0:
         raise CreditscopeError("with β₂ = 0 the step after a zero gradient is 0/0; give β₂ above 0")
     return float((betas[0] / betas[1] ** 0.5) ** (lag + 1))
-
-
-def carry_sgd(step: int, lag: int, momentum: float) -> float:
-    """μ^{k+1}(1−μ^{T−1})/(1−μ^{T+k}): the same share for SGD with momentum.
-
-    T−1 constant gradients g fill the buffer to g(1−μ^{T−1})/(1−μ), each zero gradient multiplies it by μ, and g itself
-    would have filled it to g(1−μ^{T+k})/(1−μ). It is Adam's first factor with μ for β₁. No dampening, no Nesterov.
-
-    >>> carry_sgd(step=2, lag=0, momentum=0.5)  # the buffer is 0.5 g where it would have been 1.5 g
-    0.3333333333333333
-    """
-    if not 0 <= momentum < 1:
-        raise CreditscopeError(f"the carry needs a momentum 0 ≤ μ < 1, got {momentum}")
-    return float(momentum ** (lag + 1) * _lasting(step, lag, momentum))
 
 
 def _lasting(step: int, lag: int, beta: float) -> float:

@@ -1,12 +1,10 @@
-"""Does the optimiser see the reward's scale? The update that the same step would have made with rewards times φ.
+"""The update that the same step would have made with all rewards times φ.
 
-Adam divides by √v̂, so with all rewards times φ the update changes only through ε (arXiv:2601.05002, Prop. 2):
-
-    Δ(φ) = −lr · m̂ / (√v̂ + ε/φ) − lr·λθ
+    Δ(φ) = −lr · m̂ / (√v̂ + ε/φ) − lr·λθ        Adam (arXiv:2601.05002, Prop. 2): φ enters through ε alone
 
 Whatever does not scale with the reward breaks this: a KL term, coupled weight decay, gradient-norm clipping, and an
-optimiser that does not normalise, as SGD. The probe reads the live state between backward() and step(). It answers for
-the same sequence of gradients; a run that was really trained with other rewards also drifts to other parameters.
+optimiser that does not normalise, such as SGD. The live state is read between backward() and step(). The answer is for
+the same sequence of gradients; a run that is trained with other rewards also moves to other parameters.
 """
 
 from __future__ import annotations
@@ -21,24 +19,21 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.optimizer.geometry import gather, square, thin
-from creditscope.optimizer.state import (
-    CLOSED,
+from creditscope.optimizer.families import (
     Group,
     State,
     adam_moments,
-    adam_parts,
     bare,
     decoupled,
     decoupled_decay,
     descent,
-    first_moment,
+    family_of,
     learning_rate,
-    moving,
     sgd_parts,
     step_number,
-    updates,
 )
+from creditscope.optimizer.geometry import gather, square
+from creditscope.optimizer.state import first_moment, moving, updates
 
 PHIS = tuple(10.0**e for e in range(-6, 4))
 SINCE = ("start", "now")
@@ -53,7 +48,7 @@ Update = Callable[[float], Tensor]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ScaleSweep:
     """Change and cosine of the update over φ. nan: the state does not determine the answer, or no update was made."""
 
     phis: tuple[float, ...]
@@ -70,15 +65,15 @@ class Sweep:
 class Clipping:
     """Global norm clipping, as clip_grad_norm_ does it: g · min(1, c/(‖g‖ + 1e-6)). Append the norm before each clip.
 
-    In a world whose rewards are all times φ, step t's clipped gradient is s_t times the recorded one,
+    With all rewards times φ, step t's clipped gradient is s_t times the recorded one,
 
         s_t = φ · min(1, c/(φ n_t + 1e-6)) / min(1, c/(n_t + 1e-6))
 
     For this step alone (since="now") that is all there is to know. Since the start, the state determines the update
-    where all s_t are equal, because a constant factor scales m and v as φ does: never clipped in either world (s = φ);
-    clipped at every step in both (s = 1 and no change, for every φ ≥ 1 if the recorded world always clipped); or all
-    norms equal. Plain SGD has no memory, so for it every φ is determined. Elsewhere m and v would weigh the past steps
-    differently, which no state can tell: nan.
+    where all s_t are equal, because a constant factor scales m and v as φ does: never clipped with either reward
+    (s = φ); clipped at every step with both (s = 1 and no change, for every φ ≥ 1 if the recorded run always clipped);
+    or all norms equal. Plain SGD has no memory, so for it every φ is determined. Elsewhere m and v would weigh the past
+    steps differently, which no state can tell: nan.
 
     A rest in the gradient (a KL term) is clipped with it, and then the norms that count are those of φr + k: φ is
     answered where every step would have been clipped as much as it was, in most runs not at all. `RewardParts` keeps
@@ -117,7 +112,7 @@ class RewardParts:
 
         m(φ) = φ·m + (1−φ)·avg(k)        v(φ) = φ²·v + 2φ(1−φ)·avg(rk) + (1−φ²)·avg(k²)
 
-    where avg is the optimiser's own average. The three live in its state (`REST`), so its checkpoints carry them. The
+    where avg is the optimiser's own average. The three are in its state (`REST`), so its checkpoints have them. The
     rest is kept, and not the reward's part, because it is mostly the small one: for φ < 1 no large numbers are then
     subtracted, and where there is no rest all three are exactly 0.
 
@@ -126,7 +121,8 @@ class RewardParts:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = bare(optimizer)
-        if type(self.optimizer) not in CLOSED:
+        self._family = family_of(self.optimizer)
+        if self._family is None:
             raise CreditscopeError(f"the parts of a gradient can be followed through Adam, AdamW and SGD, not "
                                    f"{type(self.optimizer).__name__}; for it there is sweep(..., since='now')")
         self.rewards: Mapping[Tensor, Tensor] = {}
@@ -166,7 +162,7 @@ class RewardParts:
         if first_moment(self.optimizer, p) is not None:
             raise CreditscopeError("the optimiser took steps before the parts of its gradients were followed; make "
                                    "RewardParts before the first step, or load a checkpoint that was made with it")
-        names = REST[:1] if isinstance(self.optimizer, torch.optim.SGD) else REST
+        names = REST if self._family is not None and self._family.normalises else REST[:1]
         return self._waiting.setdefault(p, {name: torch.zeros_like(p) for name in names})
 
     def _store(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -196,7 +192,7 @@ def _fold(group: Group, averages: Mapping[str, Tensor], r: Tensor, k: Tensor, fi
 
 
 def sweep(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]], phis: Sequence[float] = PHIS,
-          since: str = "start", parts: RewardParts | None = None, clipping: Clipping | None = None) -> Sweep:
+          since: str = "start", parts: RewardParts | None = None, clipping: Clipping | None = None) -> ScaleSweep:
     """How the update of the coming step would change with rewards times φ, since the start or from this step on.
 
     Call it between backward() and step(), after clipping. Without `parts` the whole gradient is taken to scale with
@@ -210,42 +206,35 @@ def sweep(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]],
             raise CreditscopeError(f"the optimiser moves a parameter of shape {tuple(p.shape)} that has no name here; "
                                    f"give model.named_parameters()")
     every = gather(sums.values())
-    return Sweep(tuple(phis), since, *_read(every.sum(0)),
+    return ScaleSweep(tuple(phis), since, *_read(every.sum(0)),
                  layers={names[p]: _read(mine) for p, mine in zip(sums, every, strict=True)})
 
 
-def sensitivity(optimizer: torch.optim.Optimizer, stride: int = 1, parts: RewardParts | None = None,
-                clipping: Clipping | None = None, since: str = "start") -> float:
-    """The change at φ = 0.1: since the start, 0 if the update does not see the reward's scale, 0.9 if it follows it.
-
-    Reads every stride-th coordinate of gradient, both moments and parameter, each once: an estimate if stride > 1.
-    """
-    sums = _sums(optimizer, (0.1,), since, parts, clipping, stride)
-    # A sample stands for its whole parameter.
-    change, _ = _read(gather(mine * (p.numel() / thin(p, stride).numel()) for p, mine in sums.items()).sum(0))
+def sensitivity(optimizer: torch.optim.Optimizer, parts: RewardParts | None = None, clipping: Clipping | None = None,
+                since: str = "start") -> float:
+    """The change at φ = 0.1: since the start, 0 if the update does not see the reward's scale, 0.9 if it follows it."""
+    change, _ = _read(gather(_sums(optimizer, (0.1,), since, parts, clipping).values()).sum(0))
     return float(change[0])
 
 
 @torch.no_grad()
 def _sums(optimizer: torch.optim.Optimizer, phis: Sequence[float], since: str, parts: RewardParts | None,
-          clipping: Clipping | None, stride: int = 1) -> dict[Tensor, Tensor]:
+          clipping: Clipping | None) -> dict[Tensor, Tensor]:
     """{parameter: (F, 4), the `_four` of each φ}, each on the parameter's device."""
-    optimizer = bare(optimizer)
-    sgd = type(optimizer) is torch.optim.SGD
-    if sgd and since == "start" and not any(group["momentum"] for group in optimizer.param_groups):
+    optimizer, family = bare(optimizer), family_of(optimizer)
+    if family is not None and since == "start" and not any(map(family.remembers, optimizer.param_groups)):
         since = "now"  # without memory there is no past to ask about
     _check(optimizer, phis, since, parts, clipping)
-    if since == "start":
-        factors, rule = _factors(phis, parts, clipping), _sgd_since_start if sgd else _adam_since_start
-        return {p: _compare(rule(group, p, optimizer.state.get(p, {}), parts, stride), factors)
+    if family is not None and since == "start":
+        factors, rule = _factors(phis, parts, clipping), _adam_since_start if family.normalises else _sgd_since_start
+        return {p: _compare(rule(group, p, optimizer.state.get(p, {}), parts), factors)
                 for group, p in moving(optimizer)}
     gradient = _gradient_now(optimizer, parts, clipping)
-    if type(optimizer) in CLOSED:
-        closed = sgd_parts if sgd else adam_parts
+    if family is not None:
+        closed = family.parts
 
         def now(group: Group, p: Tensor, phi: float) -> Tensor:
-            state = _thinned(optimizer.state.get(p, {}), stride)
-            return closed(group, state, thin(p, stride), thin(gradient(p, phi), stride)).total
+            return closed(group, optimizer.state.get(p, {}), p, gradient(p, phi)).total
 
         return {p: _compare(partial(now, group, p), phis) for group, p in moving(optimizer)}
     one = updates(optimizer, {p: gradient(p, 1.0) for _, p in moving(optimizer)})
@@ -256,21 +245,20 @@ def _sums(optimizer: torch.optim.Optimizer, phis: Sequence[float], since: str, p
     return {p: torch.stack(mine) for p, mine in rows.items()}
 
 
-def _adam_since_start(group: Group, p: Tensor, state: State, parts: RewardParts | None, stride: int) -> Update:
+def _adam_since_start(group: Group, p: Tensor, state: State, parts: RewardParts | None) -> Update:
     """φ -> −lr·(m̂ + (1/φ−1)·k̂) / (√(v̂ + 2(1/φ−1)·rk + (1/φ²−1)·kk) + ε/φ) − lr·λθ, with k̂, rk, kk = 0 without parts.
 
     It is the formula of `RewardParts` with φ divided out, so that φ²v does not underflow.
     """
     assert p.grad is not None
-    theta, state, lr = thin(p, stride), _thinned(state, stride), learning_rate(group)
-    eps: float = group["eps"]
-    before, fresh, v_hat = adam_moments(group, state, theta, thin(p.grad, stride))
-    m_hat, decay = before.add_(fresh), decoupled_decay(group, theta)
+    lr, eps = learning_rate(group), float(group["eps"])
+    before, fresh, v_hat = adam_moments(group, state, p, p.grad)
+    m_hat, decay = before.add_(fresh), decoupled_decay(group, p)
     if parts is None:
         root = v_hat.sqrt_()
         return lambda phi: decay - lr * m_hat / (root + eps / phi)
     t, betas = step_number(state), (group["betas"][0], group["betas"][1], group["betas"][1])
-    kept = _thinned(parts.averages(p), stride)
+    kept = parts.averages(p)
     k, kk, rk = (kept[name] / (1 - float(beta) ** t) for name, beta in zip(REST, betas, strict=True))
 
     def update(phi: float) -> Tensor:
@@ -287,15 +275,15 @@ def _adam_since_start(group: Group, p: Tensor, state: State, parts: RewardParts 
     return update
 
 
-def _sgd_since_start(group: Group, p: Tensor, state: State, parts: RewardParts | None, stride: int) -> Update:
+def _sgd_since_start(group: Group, p: Tensor, state: State, parts: RewardParts | None) -> Update:
     """φ -> φ·Δ + (1−φ)·Δ_k, Δ_k being the update that the rest alone would have made: 0 without parts."""
     assert p.grad is not None
-    total = sgd_parts(group, _thinned(state, stride), thin(p, stride), thin(p.grad, stride)).total
+    total = sgd_parts(group, state, p, p.grad).total
     if parts is None:
         return lambda phi: phi * total
-    k = thin(parts.averages(p)["rest_avg"], stride)
+    k = parts.averages(p)["rest_avg"]
     if group["nesterov"]:
-        k = thin(descent(group, p, _beside(p, parts.rewards)), stride) + group["momentum"] * k
+        k = descent(group, p, _beside(p, parts.rewards)) + group["momentum"] * k
     alone = -learning_rate(group) * k
     return lambda phi: phi * total + (1 - phi) * alone
 
@@ -356,10 +344,6 @@ def _read(sums: Tensor) -> tuple[Tensor, Tensor]:
     return (apart / one).sqrt(), dot / (x * one).sqrt()
 
 
-def _thinned(state: State, stride: int) -> dict[str, Any]:
-    return {k: thin(v, stride) if isinstance(v, Tensor) and v.dim() else v for k, v in state.items()}
-
-
 def _check(optimizer: torch.optim.Optimizer, phis: Sequence[float], since: str, parts: RewardParts | None,
            clipping: Clipping | None) -> None:
     if not any(True for _ in moving(optimizer)):
@@ -374,7 +358,7 @@ def _check(optimizer: torch.optim.Optimizer, phis: Sequence[float], since: str, 
         raise CreditscopeError("parts has not seen this step's gradient: call parts.update(...) before the sweep")
     if since == "now":
         return
-    if type(optimizer) not in CLOSED:
+    if family_of(optimizer) is None:
         raise CreditscopeError(f"since='start' is answered for Adam, AdamW and SGD, not {type(optimizer).__name__}; "
                                f"ask since='now'")
     first = optimizer.state.get(next(p for _, p in moving(optimizer)), {})

@@ -1,4 +1,4 @@
-"""The brakes by name, with equation, price and options: what is known before one is used. No torch."""
+"""The optimisers and brakes by name, with equation, price and options: what is known before use. No torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,30 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.specs import Option, check_option, read_options
+from creditscope.errors import CreditscopeError
+from creditscope.files.specs import Option, read_spec
 from creditscope.methods.axes import Method
+from creditscope.methods.bounds import BOUNDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRow:
+    """An optimiser of --optimizer: which class of torch.optim it is, and what its settings mean."""
+
+    kind: str
+    memory: str
+    """The setting that decays its first moment."""
+    adaptive: bool
+    """True where the update is divided by the gradient's own size."""
+    decoupled: bool
+    """True where weight decay is not part of the gradient."""
+
+
+OPTIMIZERS: Mapping[str, OptimizerRow] = MappingProxyType({
+    "adamw": OptimizerRow(kind="AdamW", memory="beta1", adaptive=True, decoupled=True),
+    "adam": OptimizerRow(kind="Adam", memory="beta1", adaptive=True, decoupled=False),
+    "sgd": OptimizerRow(kind="SGD", memory="momentum", adaptive=False, decoupled=False),
+})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +42,19 @@ class BrakeRow:
     equation: str
     cost: str
     """What it takes beyond the inner step."""
-    idle: frozenset[str] = frozenset()
-    """Bounds under which it would do nothing, where there is no trust region either."""
+    idle: frozenset[str | None] = frozenset()
+    """Values of `Method.stops` under which it would do nothing."""
     several: bool = False
     """True where it acts from the second update on a batch."""
     momentum: bool = False
     """True where it acts on momentum alone."""
     options: Mapping[str, Option] = field(default_factory=dict)
     note: str = ""
+
+    @property
+    def idle_bounds(self) -> list[str]:
+        """Bounds under which it would do nothing, where there is no trust region either."""
+        return sorted(name for name, bound in BOUNDS.items() if bound.stops in self.idle)
 
     def require(self, method: Method, updates: int, momentum: float) -> None:
         """Refuse settings under which the brake would do nothing."""
@@ -38,25 +64,24 @@ class BrakeRow:
         if self.momentum and momentum == 0:
             raise CreditscopeError(f"--brake {self.name} acts on momentum, and the optimiser has none; give --momentum "
                                    f"to sgd or --beta1 to adam, or leave --brake out")
-        if method.trust == "none" and method.bound in self.idle:
-            why = "has no bound" if method.bound == "none" else f"has bound={method.bound!r}, which stops no token"
+        if method.stops in self.idle:
+            why = "has no bound" if method.stops is None else f"has bound={method.bound!r}, which stops no token"
             raise CreditscopeError(f"--brake {self.name}: method {method.name!r} {why}; choose one that clips, such "
                                    f"as grpo, or leave --brake out")
 
 
-UNBOUNDED = frozenset({"none"})
 BRAKES: Mapping[str, BrakeRow] = MappingProxyType({row.name: row for row in (
     BrakeRow(name="none", title="The optimiser as it is", equation="w'_it = w_it", cost="nothing"),
     BrakeRow(
         name="recall", title="A stopped token takes back what momentum still owes it",
         equation="w'_it = w_it − β/γ·(1 − d_it)·c_it past the bound,  c ← βc + γw',  d = w/w(1)",
         cost="nothing: one multiply-add a token", several=True, momentum=True,
-        idle=frozenset({"none", "stop_gradient"}),
+        idle=frozenset({None, "cap"}),
         note="c_it is the token's own share of the first moment, kept with the optimiser's own β and γ."),
     BrakeRow(
         name="shorten", title="A step length that keeps tokens inside their bound",
         equation="θ ← θ + a·Δ,  a the largest of 1, 0.95 … 0 with at most that share of tokens past the bound",
-        cost="one forward pass and a copy of the weights", idle=UNBOUNDED,
+        cost="one forward pass and a copy of the weights", idle=frozenset({None}),
         options={"share": Option(0.01, "of bounded tokens that may stand past; 0 holds the worst one", low=0.0,
                                  high=1.0)},
         note="Each step looks at the rows it was made from: with --minibatches the others may go further."),
@@ -78,9 +103,4 @@ def parse_brake(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse_brake("shorten,share=0.02")
     ('shorten', {'share': 0.02})
     """
-    name, options = read_options("--brake", spec)
-    if name not in BRAKES:
-        raise unknown("brake", name, BRAKES, see="creditscope optimizer --brakes")
-    for key, value in options.items():
-        check_option(f"brake {name!r}", BRAKES[name].options, key, value)
-    return name, options
+    return read_spec("brake", spec, BRAKES, see="creditscope optimizer --brakes")

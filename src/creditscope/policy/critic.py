@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,16 +64,16 @@ class Critic:
             f"body.{name}": p for name, p in body.items()}
 
     @torch.no_grad()
-    def values(self, prompts: Sequence[Sequence[int]], rollouts: Rollouts, parts: int = 1) -> Tensor:
+    def values(self, rollouts: Rollouts, parts: int = 1) -> Tensor:
         """(B, T) V before each chosen token, 0 where the mask is False; in `parts` micro-batches."""
-        found = [self._value(self._states(prompts, rollouts, rows)) for rows in _deal(rollouts, parts)]
+        found = [self._value(self._states(rollouts.rows(rows))) for rows in _deal(rollouts, parts)]
         flat = torch.cat(found)
         out = flat.new_zeros(rollouts.mask.shape)
         out[rollouts.mask] = flat
         return out
 
     @enough_memory("fitting the critic", "raise --accumulate, or lower --prompts, --group or --max-tokens")
-    def fit(self, prompts: Sequence[Sequence[int]], rollouts: Rollouts, parts: int = 1) -> dict[str, float]:
+    def fit(self, rollouts: Rollouts, parts: int = 1) -> dict[str, float]:
         """`epochs` steps on the whole batch; returns how well V foretold its returns before the first of them.
 
             critic/loss                  mean (V − G)² over the chosen tokens
@@ -85,7 +84,7 @@ class Critic:
         """
         chunks = _deal(rollouts, parts)
         # The policy does not move in here, so the states under a head are computed once for all epochs.
-        kept = [self._states(prompts, rollouts, rows) for rows in chunks] if self.kind == "head" else []
+        kept = [self._states(rollouts.rows(rows)) for rows in chunks] if self.kind == "head" else []
         returns = reward_to_go(rollouts, self.gamma)
         targets = [returns[rows][rollouts.mask[rows]].to(self._bias.dtype) for rows in chunks]
         target = torch.cat(targets)
@@ -94,7 +93,7 @@ class Critic:
         for epoch in range(self.epochs):
             self.optimizer.zero_grad(set_to_none=True)
             for i, rows in enumerate(chunks):
-                value = self._value(kept[i] if kept else self._states(prompts, rollouts, rows))
+                value = self._value(kept[i] if kept else self._states(rollouts.rows(rows)))
                 if epoch == 0:
                     old.append(value.detach())
                 error = (value - targets[i]).square()
@@ -127,10 +126,10 @@ class Critic:
         value: Tensor = self._head(states.to(self._bias.dtype)).squeeze(1)
         return value
 
-    def _states(self, prompts: Sequence[Sequence[int]], rollouts: Rollouts, rows: Tensor) -> Tensor:
-        """(N, d) h_t for the N chosen tokens of these rows, row by row; under a head without a graph behind them."""
-        tokens, mask = rollouts.tokens[rows], rollouts.mask[rows]
-        inputs = model_inputs([prompts[i] for i in rows.tolist()], tokens, mask, self._body.device)
+    def _states(self, rollouts: Rollouts) -> Tensor:
+        """(N, d) h_t for the N chosen tokens, row by row; under a head without a graph behind them."""
+        tokens, mask = rollouts.tokens, rollouts.mask
+        inputs = model_inputs(rollouts.prompt_ids, tokens, mask, self._body.device)
         seen: list[Tensor] = []
 
         def cut(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -190,4 +189,4 @@ def _copy(policy: Policy) -> Policy:
 
 
 def _deal(rollouts: Rollouts, parts: int) -> list[Tensor]:
-    return list(torch.arange(len(rollouts), device=rollouts.mask.device).chunk(parts))
+    return list(torch.arange(len(rollouts)).chunk(parts))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.files.memory import enough_memory, is_short
 from creditscope.policy.vetting import check_folder, check_gguf, tokenizing
@@ -244,8 +245,12 @@ def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor,
     return masked
 
 
-def head_norms(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
-               temperature: float) -> Tensor:
+def rollout_logp(policy: Policy, rollouts: Rollouts, temperature: float, grad: bool = True) -> Tensor:
+    """(B, T) log π of a batch's chosen tokens after its prompts, as `token_logp`."""
+    return token_logp(policy, rollouts.prompt_ids, rollouts.tokens, rollouts.mask, temperature, grad)
+
+
+def head_norms(policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
     """(B, T) ‖∇_W log π(y_t)‖ for the output head W alone, 0 where the mask is False.
 
     With z = W h the gradient is δ_t h_tᵀ, δ = ∂ log π(y_t)/∂z_t, of norm ‖δ_t‖‖h_t‖. δ comes from autograd down to z,
@@ -260,14 +265,14 @@ def head_norms(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor,
 
     handle = policy.model.get_output_embeddings().register_forward_hook(cut)
     try:
-        logp = token_logp(policy, prompts, tokens, mask, temperature)
+        logp = rollout_logp(policy, rollouts, temperature)
     finally:
         handle.remove()
     (hidden, z), = seen
     (delta,) = torch.autograd.grad(logp.sum(), z)
     wide = torch.promote_types(delta.dtype, torch.float32)
     norms: Tensor = delta.to(wide).norm(dim=2) * hidden.to(wide).norm(dim=2)
-    return norms[:, -tokens.shape[1] - 1:-1].masked_fill(~mask, 0.0)
+    return norms[:, -rollouts.tokens.shape[1] - 1:-1].masked_fill(~rollouts.mask, 0.0)
 
 
 def _scaled_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,

@@ -20,15 +20,16 @@ import numpy as np
 
 from creditscope.diagnosis.optimizer_verdicts import BLIND
 from creditscope.diagnosis.rules import ENTROPY_LEFT, ENTROPY_LOW
-from creditscope.methods.axes import Method
-from creditscope.methods.find import find
+from creditscope.methods.find import row_of
 from creditscope.methods.words import law
 from creditscope.report.remedies import words
 from creditscope.report.run import Run
-from creditscope.report.wording import mean_of, near, percent, short, too_few, with_interval
+from creditscope.report.wording import mean_of, near, percent, short, too_few
 from creditscope.runs import schema
 from creditscope.runs.columns import Steps, is_number
 from creditscope.runs.intervals import Interval, overlap, quantile
+from creditscope.runs.numbers import mean_over
+from creditscope.runs.numbers import percent as with_interval
 
 SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
 """state -> the shape that tells it without colour."""
@@ -117,7 +118,7 @@ def progress(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, 
         if overlap(first, last) is False:
             return ("broken", f"{said}: it fell") if last.mean < first.mean else ("good", f"{said}: it rose")
         return state, f"{said}: no clear change" + (f"; {rewards}" if rewards else "")
-    reward = _mean(_last(trained, schema.REWARD_MEAN), schema.REWARD_MEAN)
+    reward = mean_over(_last(trained, schema.REWARD_MEAN), schema.REWARD_MEAN)
     return (state, rewards or f"mean reward {short(reward)}") if reward is not None else None
 
 
@@ -158,7 +159,7 @@ RIGHT = "nearly every answer is right: little is left to learn here"
 
 def is_solved(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the mean reward is at its end, taken to be 1."""
-    reward = _mean(steps, schema.REWARD_MEAN)
+    reward = mean_over(steps, schema.REWARD_MEAN)
     return reward is not None and SOLVED <= reward <= 1
 
 
@@ -170,7 +171,7 @@ def live_groups(step: Mapping[str, Any]) -> float:
 
 def _cut(steps: Sequence[Mapping[str, Any]], rose: bool) -> Clause | None:
     """Answers cut at the limit. Where the reward rose all the same, they are no reason that nothing can be learnt."""
-    cut = _mean(steps, schema.LENGTH_TRUNCATED)
+    cut = mean_over(steps, schema.LENGTH_TRUNCATED)
     if not cut:
         return None
     return ("broken" if cut >= CUT_BROKEN and not rose else "watch" if cut >= CUT_WATCH else "good",
@@ -200,8 +201,7 @@ def loss_sentence(config: Mapping[str, Any]) -> str:
     row = row_of(config)
     if row is None:
         return ""
-    kind = law(row).kind
-    return LOSS["outside" if config.get("credit") not in (None, "outcome") and kind != "log_prob" else kind]
+    return LOSS[law(row.under(config.get("credit"))).kind]
 
 
 LOSS = {
@@ -213,19 +213,7 @@ LOSS = {
     "outside": "The loss at ratio 1 shows how the credit is centred, no measure of progress.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: it follows progress.",
 }
-"""Kind of `describe.law` -> what it means here, short."""
-
-
-def row_of(config: Mapping[str, Any]) -> Method | None:
-    """The run's row with its own β; None where this version has no such row."""
-    name, beta = config.get("method"), config.get("beta")
-    if not isinstance(name, str):
-        return None
-    try:
-        row = find(name)
-        return row if beta is None else row.but(name=row.name, beta=beta, title=row.title, parent=row.parent)
-    except (ValueError, TypeError, OverflowError):
-        return None
+"""Kind of `words.law` -> what it means here, short."""
 
 
 # -- credit -----------------------------------------------------------------------------------------------------------
@@ -246,14 +234,14 @@ def credit(run: Run) -> Answer:
         said, solved = f"In {silent} of {len(told)} steps no token had any effective credit", is_solved(told)
         return Answer("Credit", "watch" if solved else "broken", f"{said}: {RIGHT}." if solved else f"{said}.",
                       rule + mean_of(told), "tokens")
-    top, zero, within = (_mean(steps, name) for name in (TOP, schema.W_ZERO, schema.CREDIT_WITHIN))
+    top, zero, within = (mean_over(steps, name) for name in (TOP, schema.W_ZERO, schema.CREDIT_WITHIN))
     assert top is not None
     said = f"The top tenth of tokens carries {percent(top)} of the effective credit"
     if zero is not None:
         said += f" (even: {percent(even_share(steps))})" + (f"; {percent(zero)} of tokens have none" if zero else "")
     if within is not None:
         said += "; it varies only between answers" if within < SAME else f"; {percent(within)} varies inside answers"
-    positive = _mean(steps, schema.W_POSITIVE_MASS)
+    positive = mean_over(steps, schema.W_POSITIVE_MASS)
     sided = positive is not None and max(positive, 1 - positive) >= ONE_SIDED
     if positive is not None and sided:
         said += f"; {percent(max(positive, 1 - positive))} pushes {'up' if positive > 0.5 else 'down'}"
@@ -309,7 +297,7 @@ def directions(run: Run) -> Answer:
            "Not read: no group was live when the microscope looked")
     if why:
         return Answer("Directions", "unknown", f"{why}.", rule + mean_of(readings, "readings"), "directions")
-    found, null, own = _mean(steps, RANK), _mean(steps, name), _mean(steps, OWN_NORMS)
+    found, null, own = mean_over(steps, RANK), mean_over(steps, name), mean_over(steps, OWN_NORMS)
     assert found is not None
     assert null is not None
     state = "unknown" if null < WAYS else "watch" if found < ONE_WAY else "good"
@@ -328,7 +316,7 @@ def optimiser(run: Run) -> Answer:
     rule = (f"Outside the clip range: watch from {percent(PAST_WATCH)}, broken from {percent(PAST_BROKEN)} or when a "
             f"gradient is not finite. Scale below {percent(BLIND)} change hardly matters, which is no fault. ")
     steps, where = past_steps(run.trained)
-    past, (scale, scales) = _mean(steps, where), _scale(run)
+    past, (scale, scales) = mean_over(steps, where), _scale(run)
     row = row_of(run.config)
     wild = [step for step in run.trained[-LAST:] if NOT_FINITE & set(absent(step))]
     if is_stale(run.trained, steps):
@@ -383,7 +371,7 @@ def _scale(run: Run) -> tuple[str, list[Mapping[str, Any]]]:
     and the steps that say so."""
     found = {metric: _last(run.trained, metric) for metric in (SCALE, f"{SCALE}_now")}
     for metric, steps in found.items():
-        change = _mean(steps, metric)
+        change = mean_over(steps, metric)
         if change is not None and len(steps) >= FEWEST and not is_stale(run.trained, steps):
             said = f"reward scale {'hardly matters' if change < BLIND else 'matters'}: a tenth of the credit changes " \
                    f"the update by {percent(change)}" + ("" if metric == SCALE else " from that step on")
@@ -440,11 +428,6 @@ def is_stale(trained: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, 
     at = [int(step["step"]) for step in steps]
     gap = max((later - earlier for earlier, later in pairwise(at)), default=1)
     return bool(at) and int(trained[-1]["step"]) - at[-1] >= max(LAST, 2 * gap)
-
-
-def _mean(steps: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    values = [float(step[metric]) for step in steps if is_number(step.get(metric))]
-    return math.fsum(values) / len(values) if values else None
 
 
 def absent(step: Mapping[str, Any]) -> list[str]:

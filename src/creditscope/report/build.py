@@ -7,11 +7,23 @@ from pathlib import Path
 
 from creditscope.claims.evidence import places
 from creditscope.errors import CreditscopeError
-from creditscope.report import claims, compare, directions, glossary, header, layers, methods, optimizer, steps, tokens
-from creditscope.report.compare import Several
+from creditscope.report import (
+    claims,
+    compare,
+    directions,
+    glossary,
+    header,
+    layers,
+    methods,
+    optimizer,
+    settings,
+    steps,
+    tokens,
+)
 from creditscope.report.page import page
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section, missing
+from creditscope.report.settings import Several
 
 SECTIONS: tuple[Callable[[Run], Section], ...] = (
     steps.section, tokens.section, directions.section, layers.section, optimizer.section, claims.section,
@@ -23,7 +35,7 @@ def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, 
     """One run's folder, or all that is to be compared: several, or a file of evidence, which is no whole run. `told`
     hears how many of several are read."""
     found = places(paths)
-    return read_run(found[0]) if len(found) == 1 and not found[0].is_file() else compare.read(paths, told)
+    return read_run(found[0]) if len(found) == 1 and not found[0].is_file() else settings.read(paths, told)
 
 
 def build(paths: Sequence[Path], live: bool = False) -> str:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from creditscope.diagnosis.trainers import is_script
 from creditscope.methods.axes import Method
+from creditscope.methods.find import row_of
 from creditscope.methods.words import axis_meaning
-from creditscope.report.answers import SHAPES, Answer, answers, row_of
+from creditscope.report.answers import SHAPES, Answer, answers
 from creditscope.report.markup import Html, join, table, tag
 from creditscope.report.methods import changes
-from creditscope.report.remedies import is_script
 from creditscope.report.run import Run
 from creditscope.runs import schema
 from creditscope.runs.compare import is_finished

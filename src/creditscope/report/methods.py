@@ -7,6 +7,7 @@ from typing import Any
 
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.find import row_of
 from creditscope.methods.table import GRPO, METHODS
 from creditscope.methods.words import (
     advantage_equation,
@@ -17,7 +18,6 @@ from creditscope.methods.words import (
     penalty_text,
     term_text,
 )
-from creditscope.report.answers import row_of
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section, missing

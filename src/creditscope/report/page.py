@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from creditscope import __version__
+from creditscope.files.writing import new_file
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.section import Section
 
@@ -117,13 +118,8 @@ def keep(place: Path, text: str) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.parent.chmod(0o700)  # what is kept there becomes a script of the page
         for file, data in ((place, text.encode()), (beside(place), hashlib.sha256(text.encode()).hexdigest().encode())):
-            part = file.with_name(f".{file.name}.{os.getpid()}")
-            try:
-                with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-                    out.write(data)
-                part.replace(file)
-            finally:
-                part.unlink(missing_ok=True)
+            with new_file(file, mode=0o600) as out:
+                out.write(data)
 
 
 def beside(place: Path) -> Path:

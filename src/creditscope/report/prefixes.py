@@ -1,6 +1,6 @@
 """The tree that a group's answers form: the tokens they share are one node, and one sum W decides what it learns.
 
-The same nodes and sums as `creditscope.objective.prefix_bias`, for the rows of one group, without torch.
+The same nodes and sums as `creditscope.exact.prefix_bias`, for the rows of one group, without torch.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from creditscope.diagnosis.trainers import is_script
+
 
 class Remedy(NamedTuple):
     """One thing to do, in the words of the two ways to make a record."""
@@ -37,11 +39,6 @@ WORDS = {
     "probes": Remedy("a smaller --probe-every reads more often", "a smaller every= of ScopeCallback reads more often"),
 }
 """Part of a record -> the same inside a sentence."""
-
-
-def is_script(config: Mapping[str, Any]) -> bool:
-    """Whether a script of the user's own trained, and TRL's callback wrote the record."""
-    return config.get("engine") == "trl" and isinstance(config.get("trainer"), str)
 
 
 def command(config: Mapping[str, Any], part: str) -> str:

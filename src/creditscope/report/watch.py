@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from creditscope.claims.evidence import Look, places, remembered
+from creditscope.claims.evidence import ReadingNumbers, places, remembered
 from creditscope.errors import CreditscopeError
 from creditscope.runs.record import SHELVES
 
@@ -41,7 +41,7 @@ class Watched:
         self._paths, self._make = paths, make
         self._lock = threading.Lock()
         self._seen: str | None = None
-        self._looks: dict[tuple[Any, ...], Look] = {}
+        self._looks: dict[tuple[Any, ...], ReadingNumbers] = {}
         self.version, self.notice, self._page = "", "", b""
 
     def page(self) -> bytes:

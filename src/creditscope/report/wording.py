@@ -5,14 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from creditscope.runs.intervals import Interval
-
-
-def with_interval(value: Interval) -> str:
-    """A share with its interval, in percent."""
-    ends = [f"{100 * end:.1f}" for end in (value.low, value.high) if end is not None]
-    return f"{100 * value.mean:.1f} %" + (f" [{', '.join(ends)}]" if len(ends) == 2 else "")
-
 
 def mean_of(steps: Sequence[Mapping[str, Any]], what: str = "steps") -> str:
     """What a number is a mean of."""

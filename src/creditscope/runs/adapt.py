@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from creditscope.credit.table import ESTIMATORS
-from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.specs import Option, check_option, read_options
+from creditscope.errors import CreditscopeError
+from creditscope.files.specs import Option, read_spec
+from creditscope.runs import schema
 
-RANK = "gram/group/effective_rank"
+RANK = schema.GRAM_GROUP_EFFECTIVE_RANK
 Lines = Sequence[Mapping[str, Any]]
 
 
@@ -73,18 +74,19 @@ def _stay(start: Setting, lines: Lines, budget: int) -> Setting:
 def _raise_group(start: Setting, lines: Lines, budget: int, *, window: int, fall: float, most: int) -> Setting:
     if not lines:
         return start
-    group = int(lines[-1]["adapt/group"])
-    here = _ranks(line for line in lines if line["adapt/group"] == group)  # rank depends on R: the reference is new
+    group = int(lines[-1][schema.ADAPT_GROUP])
+    # Rank depends on R, so the reference is new.
+    here = _ranks(line for line in lines if line[schema.ADAPT_GROUP] == group)
     return replace(start, group=raised(group, most) if falls(here, window, fall) else group)
 
 
 def _denser_credit(start: Setting, lines: Lines, budget: int, *, window: int, fall: float, to: str) -> Setting:
-    switched = bool(lines) and lines[-1]["adapt/switched"] == 1
+    switched = bool(lines) and lines[-1][schema.ADAPT_SWITCHED] == 1
     return replace(start, credit=to) if switched or falls(_ranks(lines), window, fall) else start
 
 
 def _late_group(start: Setting, lines: Lines, budget: int, *, at: float, most: int) -> Setting:
-    spent = sum(line["rollouts/spent"] for line in lines)
+    spent = sum(line[schema.ROLLOUTS_SPENT] for line in lines)
     return replace(start, group=raised(start.group, most)) if spent >= at * budget else start
 
 
@@ -121,11 +123,7 @@ def parse_adapt(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse_adapt("raise_group,most=16")
     ('raise_group', {'window': 5, 'fall': 0.8, 'most': 16})
     """
-    name, options = read_options("--adapt", spec)
-    if name not in ADAPTS:
-        raise unknown("--adapt", name, ADAPTS)
-    for key, value in options.items():
-        check_option(f"--adapt {name}", ADAPTS[name].options, key, value)
+    name, options = read_spec("adapt", spec, ADAPTS)
     return name, {key: option.default for key, option in ADAPTS[name].options.items()} | options
 
 

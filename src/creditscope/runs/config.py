@@ -11,7 +11,7 @@ from creditscope.credit.table import ESTIMATORS, parse
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.axes import Method
 from creditscope.methods.find import find
-from creditscope.optimizer.table import BRAKES, parse_brake
+from creditscope.optimizer.table import BRAKES, OPTIMIZERS, parse_brake
 from creditscope.runs.adapt import ADAPTS, Setting, check_adapt, parse_adapt
 
 MOST_DRAWS = 99
@@ -175,7 +175,7 @@ class Config:
             raise CreditscopeError(f"--temperature must be above 0 to train on samples, got {self.temperature}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise CreditscopeError(f"--clip-norm must be above 0 or None, got {self.clip_norm}")
-        for name, choices in {"optimizer": ("adamw", "adam", "sgd"), "schedule": ("constant", "linear", "cosine"),
+        for name, choices in {"optimizer": tuple(OPTIMIZERS), "schedule": ("constant", "linear", "cosine"),
                               "chat": ("auto", "on", "off"), "scope": ("off", "light", "full"),
                               "probe": ("off", "light", "full"), "critic": ("head", "model")}.items():
             if getattr(self, name) not in choices:
@@ -190,10 +190,11 @@ class Config:
         if self.row.centred and self.group < 2:
             raise CreditscopeError(f"--group {self.group}: method {self.method!r} compares a rollout with its group, "
                                    f"so a group of one has advantage 0; give --group 2 or more, or --method reinforce")
-        if self.momentum and self.optimizer != "sgd":
+        memory = OPTIMIZERS[self.optimizer].memory
+        if self.momentum and memory != "momentum":
             raise CreditscopeError(f"--momentum {self.momentum} is SGD's; --optimizer {self.optimizer} has --beta1")
         BRAKES[parse_brake(self.brake)[0]].require(self.row, self.inner_steps * self.minibatches,
-                                                   self.momentum if self.optimizer == "sgd" else self.beta1)
+                                                   getattr(self, memory))
         self._check_credit()
         self._check_also()
         check_adapt(self.adapt, Setting(self.group, self.estimator), self.rollouts, self.scope,
@@ -212,7 +213,7 @@ class Config:
         if name not in ESTIMATORS:  # a user's own, of which nothing is known before it is imported
             return
         row = ESTIMATORS[name]
-        if self.row.baseline == "external" and row.builds_on == "advantage":
+        if self.row.external and row.builds_on == "advantage":
             raise CreditscopeError(f"--credit {name} reshapes the method's own advantage, but method {self.method!r} "
                                    f"has none; choose gae, or another that is made from rewards: creditscope credit")
         if "gram" in row.needs and self.accumulate > self.prompts:
@@ -261,19 +262,17 @@ class Config:
         if row.kl == "none":
             raise CreditscopeError(f"--beta {self.beta}: method {self.method!r} has no KL term; choose one that has, "
                                    f"such as grpo, or leave --beta out")
-        return row.but(name=row.name, beta=self.beta, title=row.title, parent=row.parent)
+        return row.replace(beta=self.beta)
 
     @property
     def estimator(self) -> str:
         """The credit estimator, as --credit spells it."""
-        if self.credit is not None:
-            return self.credit
-        return "gae" if self.row.baseline == "external" else "outcome"
+        return self.row.default_credit if self.credit is None else self.credit
 
     @property
     def unscaled(self) -> bool:
         """True when a part of the gradient does not scale with reward: a KL term, or weight decay inside it."""
-        return self.row.has_loss_kl or (self.weight_decay > 0 and self.optimizer != "adamw")
+        return self.row.has_loss_kl or (self.weight_decay > 0 and not OPTIMIZERS[self.optimizer].decoupled)
 
     @property
     def needs_reference(self) -> bool:
@@ -284,8 +283,10 @@ class Config:
     def free(self) -> frozenset[str]:
         """Settings that may change when the run is resumed, because no step's result depends on them."""
         # A schedule knows where the run ends, and a user's own estimator may: it can read tools.progress.
-        own = parse(self.estimator)[0] not in ESTIMATORS
-        scheduled = self.schedule != "constant" or "schedule=linear" in self.estimator or own
+        name, options = parse(self.estimator)
+        follows = name not in ESTIMATORS or any(options.get(key) == value
+                                                for key, value in ESTIMATORS[name].scheduled.items())
+        scheduled = self.schedule != "constant" or follows
         longer: set[str] = set() if scheduled else {"steps", "rollouts"}
         if ADAPTS[parse_adapt(self.adapt)[0]].spends:  # by the budget it was given at the start
             longer -= {"rollouts"}

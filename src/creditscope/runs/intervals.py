@@ -26,8 +26,12 @@ class Interval:
     n: int
 
     @property
+    def ends(self) -> tuple[float, float] | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
     def excludes_zero(self) -> bool:
-        return self.low is not None and self.high is not None and self.low * self.high > 0
+        return self.ends is not None and math.prod(self.ends) > 0
 
 
 def quantile(degrees: int) -> float:
@@ -65,6 +69,6 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval |
 
 def overlap(a: Interval, b: Interval) -> bool | None:
     """Whether two intervals have a point in common; None where one of them does not exist."""
-    if a.low is None or a.high is None or b.low is None or b.high is None:
+    if a.ends is None or b.ends is None:
         return None
-    return a.low <= b.high and b.low <= a.high
+    return a.ends[0] <= b.ends[1] and b.ends[0] <= a.ends[1]

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -33,7 +32,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +41,12 @@ from safetensors import SafetensorError
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import inside, masked, members
 from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
+from creditscope.files.writing import flush_to_disk, lock_folder, new_file, new_folder, remove_folder
 from creditscope.runs.columns import Steps
 from creditscope.runs.formats import FORMAT, READ, upgraded
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 SHELVES = ("groups", "scope", "optimizer")
 SUMS = "SHA256SUMS"
@@ -59,7 +62,7 @@ _SUM = re.compile(rb': "[0-9a-f]{8}"}$')
 class Record:
     """A run on disk. `create` and `resume` give a writer, `open` a reader; a reader never changes a byte."""
 
-    def __init__(self, path: Path, run: dict[str, Any], lock: IO[str] | None) -> None:
+    def __init__(self, path: Path, run: dict[str, Any], lock: BaseFileLock | None) -> None:
         self.path = path
         self.run = run
         self._lock = lock
@@ -77,7 +80,7 @@ class Record:
         strangers = sorted(entry.name for entry in path.iterdir() if not _scrap(entry))
         if strangers and not (path / "run.json").exists():
             raise CreditscopeError(f"{path} is not empty (it holds {strangers[0]!r}); choose another --out")
-        lock = _locked(path)
+        lock = lock_folder(path)
         try:
             # Asked under the lock: another process may have started and ended a run here just now.
             if (path / "run.json").exists() and cls.open(path).steps():  # one that took no step is not worth keeping
@@ -89,10 +92,10 @@ class Record:
                 (path / "groups").mkdir(exist_ok=True)
                 (path / "checkpoints").mkdir(exist_ok=True)
                 (path / "steps.jsonl").touch()
-                _write_atomically(path / "run.json", _run_json(record.run))  # at last: it says that there is a run
-                _sync(path.parent)
+                _write(path / "run.json", _run_json(record.run))  # at last: it says that there is a run
+                flush_to_disk(path.parent)
         except BaseException:
-            lock.close()
+            lock.release()
             raise
         return record
 
@@ -102,7 +105,7 @@ class Record:
         path = Path(path)
         config = masked(dict(config))
         cls.open(path)  # what is no run is said before anything is written there
-        lock = _locked(path)
+        lock = lock_folder(path)
         try:
             record = cls.open(path)
             old = record.config
@@ -122,10 +125,10 @@ class Record:
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 for scrap in (scrap for place in places for scrap in place.glob(".*.part")):
                     shutil.rmtree(scrap) if scrap.is_dir() and not scrap.is_symlink() else scrap.unlink()
-                _write_atomically(path / "run.json", _run_json(record.run))
-                _write_atomically(path / "steps.jsonl", whole)
+                _write(path / "run.json", _run_json(record.run))
+                _write(path / "steps.jsonl", whole)
         except BaseException:
-            lock.close()
+            lock.release()
             raise
         record._lock = lock
         return record
@@ -155,7 +158,7 @@ class Record:
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def __enter__(self) -> Record:
@@ -194,16 +197,16 @@ class Record:
         self._must_write()
         kept = [line for line, found in self._lines() if found["step"] < steps]
         with _disk(self.path):
-            _write_atomically(self.path / "steps.jsonl", b"".join(kept))
+            _write(self.path / "steps.jsonl", b"".join(kept))
             for shelf in SHELVES:
                 for step in self._kept(shelf):
                     if step >= steps:
                         self._file(shelf, step).unlink()
             for step in self.checkpoints():
                 if step > steps:
-                    _remove(self.checkpoint_path(step))
+                    remove_folder(self.checkpoint_path(step))
             for old in self.checkpoints()[:-KEEP]:  # a kill may have come before these went
-                _remove(self.checkpoint_path(old))
+                remove_folder(self.checkpoint_path(old))
 
     def save_group(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep selected rollouts of a step."""
@@ -231,7 +234,7 @@ class Record:
                 known = self._apart()
                 if (wider := math.lcm(apart, known.get(shelf, 1))) != known.get(shelf):
                     self.run["apart"] = known | {shelf: wider}
-                    _write_atomically(self.path / "run.json", _run_json(self.run))
+                    _write(self.path / "run.json", _run_json(self.run))
                 for kept in self._kept(shelf):
                     if kept % apart:
                         self._file(shelf, kept).unlink()
@@ -247,8 +250,8 @@ class Record:
         with _disk(self.path):
             if not (self.path / shelf).exists():
                 (self.path / shelf).mkdir()
-                _sync(self.path)
-            _write_atomically(self._file(shelf, step), packed.getvalue())
+                flush_to_disk(self.path)
+            _write(self._file(shelf, step), packed.getvalue())
 
     @contextlib.contextmanager
     def checkpoint(self, step: int, keep: int = KEEP) -> Iterator[Path]:
@@ -257,26 +260,15 @@ class Record:
             yield part
         with _disk(self.path):
             for old in self.checkpoints()[:-keep]:
-                _remove(self.checkpoint_path(old))
+                remove_folder(self.checkpoint_path(old))
 
     @contextlib.contextmanager
     def folder(self, name: str) -> Iterator[Path]:
         """A folder to fill; it takes its name when the block ends well, in place of an older one."""
         self._must_write()
-        final = self.path / name
-        part = final.with_name(f".{final.name}.part")
-        with _disk(self.path):
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            try:
-                yield part
-                _seal(part)
-                if final.exists():
-                    _remove(final)
-                part.replace(final)
-                _sync(final.parent)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+        with _disk(self.path), new_folder(self.path / name, sync=True) as part:
+            yield part
+            _seal(part)
 
     def _must_write(self) -> None:
         if self._lock is None:
@@ -440,7 +432,7 @@ def _seal(folder: Path) -> None:
     lines = [f"{_sum(folder / name)}  {name}\n" for name in _files(folder)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
     for entry in [*folder.rglob("*"), folder]:
-        _sync(entry)
+        flush_to_disk(entry)
 
 
 def _files(folder: Path) -> list[str]:
@@ -478,24 +470,7 @@ def _scrap(entry: Path) -> bool:
         return entry.is_dir() and not any(entry.iterdir())
     if entry.name == "steps.jsonl":
         return entry.is_file() and not entry.stat().st_size
-    return entry.name in ("run.lock", ".run.json.part")
-
-
-def _remove(folder: Path) -> None:
-    """A folder goes whole, as it came: under its name there is never half of it."""
-    part = folder.with_name(f".{folder.name}.old.part")
-    shutil.rmtree(part, ignore_errors=True)
-    folder.replace(part)
-    shutil.rmtree(part)
-
-
-def _sync(path: Path) -> None:
-    """See that a file's bytes are on the disk, or a folder's names."""
-    found = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(found)
-    finally:
-        os.close(found)
+    return entry.name == "run.lock" or (entry.name.startswith(".run.json.") and entry.name.endswith(".part"))
 
 
 def spacing(step: int, every: int, most: int) -> int:
@@ -509,37 +484,13 @@ def spacing(step: int, every: int, most: int) -> int:
     return every
 
 
-def _locked(path: Path) -> IO[str]:
-    """The writer's lock, or an error where another process holds it. It falls with the process, however that ends."""
-    try:
-        # Through a link that lies there another file would be emptied.
-        lock = os.fdopen(os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "w")
-    except OSError as error:
-        raise CreditscopeError(f"cannot write into {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise CreditscopeError(f"another process is writing into {path}; wait, or write into another folder") from None
-    return lock
+def _write(path: Path, data: bytes) -> None:
+    with new_file(path, sync=True) as out:
+        out.write(data)
 
 
 def _run_json(run: dict[str, Any]) -> bytes:
     return json.dumps(run | {"crc32": _crc(json.dumps(run).encode())}, indent=2, allow_nan=False).encode() + b"\n"
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.unlink(missing_ok=True)  # a link that lies there would be written through
-        with part.open("xb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(path)
-        _sync(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ Verdict = Literal["pass", "fail", "not run"]
 
 
 @dataclass(frozen=True)
-class Found:
+class Measured:
     """What a check measured."""
 
     worst: float
@@ -28,13 +28,13 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class SelfCheck:
     """Two routes to the same numbers: how far apart they may be, and why so far."""
 
     name: str
     what: str
     """One sentence: what is compared with what, and the unit of the error."""
-    run: Callable[[torch.device], Found]
+    run: Callable[[torch.device], Measured]
     tolerance: float
     why: str
     """Why this tolerance and no other."""
@@ -43,7 +43,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class CheckResult:
     """What one check said."""
 
     name: str
@@ -60,16 +60,16 @@ class Line:
         return asdict(self)
 
 
-def run_checks(checks: Iterable[Check], device: torch.device) -> Iterator[Line]:
+def run_checks(checks: Iterable[SelfCheck], device: torch.device) -> Iterator[CheckResult]:
     """The lines, one by one. A check that fails, or breaks, does not stop the others."""
     for check in checks:
         start = time.perf_counter()
         worst, verdict, detail = _judge(check, device)
-        yield Line(name=check.name, what=check.what, verdict=verdict, worst=worst, tolerance=check.tolerance,
+        yield CheckResult(name=check.name, what=check.what, verdict=verdict, worst=worst, tolerance=check.tolerance,
                    why=check.why, detail=printable(detail), seconds=time.perf_counter() - start)
 
 
-def _judge(check: Check, device: torch.device) -> tuple[float | None, Verdict, str]:
+def _judge(check: SelfCheck, device: torch.device) -> tuple[float | None, Verdict, str]:
     if lacking(check.needs, device):
         return None, "not run", f"needs {check.needs}"
     try:
@@ -88,11 +88,11 @@ def lacking(needs: str, device: torch.device) -> bool:
     return device.type != "cuda" if needs == "cuda" else bool(needs) and importlib.util.find_spec(needs) is None
 
 
-def worst_of(errors: dict[str, float], cases: str) -> Found:
+def worst_of(errors: dict[str, float], cases: str) -> Measured:
     """The largest of several named errors; one that is no number is the largest.
 
     >>> worst_of({"a": 1e-16, "b": 2e-16}, "layers")
-    Found(worst=2e-16, detail='b is the worst of 2 layers')
+    Measured(worst=2e-16, detail='b is the worst of 2 layers')
     """
     where = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
-    return Found(errors[where], f"{where} is the worst of {len(errors)} {cases}")
+    return Measured(errors[where], f"{where} is the worst of {len(errors)} {cases}")

@@ -5,32 +5,25 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from creditscope import __version__
-from creditscope.selftest.check import Line
+from creditscope.files.versions import software
+from creditscope.selftest.check import CheckResult
 
 PACKAGES = ("torch", "transformers", "numpy", "trl")
 
 
 def versions(device: torch.device) -> dict[str, str]:
     """What was tested: the package, its commit where it is known, what it runs on. No path and no name of a person."""
-    found = {"creditscope": __version__, "commit": commit() or "not known", "python": platform.python_version(),
-             **{name: version for name in PACKAGES if (version := _version(name))},
-             "platform": f"{platform.system()} {platform.machine()}", "device": device_name(device)}
+    known = software(PACKAGES)
+    found = {"creditscope": known["creditscope"], "commit": commit() or "not known", "python": known["python"],
+             **{name: version for name, version in known["packages"].items() if version},
+             "platform": known["platform"], "device": device_name(device)}
     return found | ({"cuda": torch.version.cuda} if device.type == "cuda" and torch.version.cuda else {})
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def device_name(device: torch.device) -> str:
@@ -59,7 +52,7 @@ def _git(root: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def digest(lines: Iterable[Line], known: Mapping[str, str]) -> str:
+def digest(lines: Iterable[CheckResult], known: Mapping[str, str]) -> str:
     """sha256 over the sorted lines "name: verdict, tolerance" and "version name: value". No time and no error is in it:
     two machines with the same software and the same verdicts have the same digest.
     """
@@ -68,14 +61,14 @@ def digest(lines: Iterable[Line], known: Mapping[str, str]) -> str:
     return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()
 
 
-def counts(lines: Sequence[Line]) -> str:
+def counts(lines: Sequence[CheckResult]) -> str:
     """For example: 15 of 17 checks passed, 2 not run."""
     passed, failed, left = (sum(line.verdict == verdict for line in lines) for verdict in ("pass", "fail", "not run"))
     tail = [f"{failed} failed"] * (failed > 0) + [f"{left} not run"] * (left > 0)
     return ", ".join([f"{passed} of {len(lines)} checks passed", *tail])
 
 
-def sentence(lines: Sequence[Line], known: Mapping[str, str], date: str) -> str:
+def sentence(lines: Sequence[CheckResult], known: Mapping[str, str], date: str) -> str:
     """The line for a paper; where a check failed, what to do instead."""
     if any(line.verdict == "fail" for line in lines):
         return f"Not to be cited: {counts(lines)}. Report it with this block."

@@ -22,10 +22,10 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
 from creditscope.objective.surrogate import effective_credit, surrogate
-from creditscope.selftest.check import Found, worst_of
+from creditscope.selftest.check import Measured, worst_of
 
 GOLDENS = "goldens.npz"
-Batch = dict[str, Tensor]
+TensorBatch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Golden:
     @property
     def method(self) -> Method:
         found = DIALECTS[self.row]
-        return found.but(name=found.name, **self.changes) if self.changes else found
+        return found.replace(**self.changes) if self.changes else found
 
 
 @cache
@@ -65,7 +65,7 @@ def library_version(library: str) -> str:
 
 
 @cache
-def batch_of(name: str) -> Batch:
+def batch_of(name: str) -> TensorBatch:
     prefix = f"batch/{name}/"
     return {key.removeprefix(prefix): torch.from_numpy(value) for key, value in _stored().items()
             if key.startswith(prefix)}
@@ -101,13 +101,13 @@ def apart(w: Tensor, theirs: Tensor) -> float:
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
-def stored(library: str, device: torch.device) -> Found:
+def stored(library: str, device: torch.device) -> Measured:
     """The largest error over the stored cases, in tolerances of their own: verl adds 1e-8 to some denominators."""
     errors = {f"{g.row} ({g.text}) on {g.batch}": apart(ours(g), g.w) / g.tolerance for g in goldens(library)}
     return worst_of(errors, f"cases of {library} {library_version(library)}")
 
 
-def live(device: torch.device) -> Found:
+def live(device: torch.device) -> Measured:
     """max|Δw| / max|w| of every TRL row as it stands, against the trainers of the TRL that is installed here."""
     from creditscope.selftest.trl_live import advantage_and_credit
 

@@ -17,7 +17,7 @@ from creditscope.methods.table import METHODS
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.replay import adamw, carry
 from creditscope.selftest import twin
-from creditscope.selftest.check import Found, worst_of
+from creditscope.selftest.check import Measured, worst_of
 
 MOVES = {"at ratio 1": 0.0, "near": 3e-4, "far": 0.8}
 """How far log π went since sampling: not at all, to the bounds of a sequence ratio, past most bounds."""
@@ -26,19 +26,19 @@ BETA = 0.1
 VERDICTS = "verdicts.json"
 
 
-def methods(device: torch.device) -> Found:
+def methods(device: torch.device) -> Measured:
     """max|Δw| / max|w| of every method, with KL where it has one, against the twin."""
     errors: dict[str, float] = {}
     for name, found in METHODS.items():
-        m = found.but(name=name, beta=BETA) if found.kl != "none" else found
+        m = found.replace(beta=BETA) if found.kl != "none" else found
         for place, rows, logp in _places(m):
-            own = _outside(rows) if m.baseline == "external" else twin.advantages(m, rows)
+            own = _outside(rows) if m.external else twin.advantages(m, rows)
             batch, live = _padded(rows, logp, device)
             errors[f"{name} {place}"] = _apart(m, batch, live, own, twin.credit(m, rows, logp, own))
     return worst_of(errors, f"cases ({len(METHODS)} methods)")
 
 
-def _places(m: Method) -> Iterator[tuple[str, list[twin.Answer], twin.Tokens]]:
+def _places(m: Method) -> Iterator[tuple[str, list[twin.TwinRollout], twin.Tokens]]:
     """Batches and the policies that are asked: at fixed distances from the sampler, and at the method's own bounds."""
     for seed, (place, move) in enumerate(MOVES.items()):
         yield place, *twin.answers(move, seed)
@@ -47,13 +47,13 @@ def _places(m: Method) -> Iterator[tuple[str, list[twin.Answer], twin.Tokens]]:
         yield place, rows, twin.at_the_bounds(m, rows, turn)
 
 
-def _outside(rows: list[twin.Answer]) -> twin.Tokens:
+def _outside(rows: list[twin.TwinRollout]) -> twin.Tokens:
     """A critic's credit, for methods that have none of their own."""
     return [[row.reward - 0.5 + 0.1 * t for t in range(len(row.tokens))] for row in rows]
 
 
 def _apart(m: Method, batch: Rollouts, logp: torch.Tensor, own: twin.Tokens, slow: twin.Tokens) -> float:
-    given = _pad(own).to(logp.device) if m.baseline == "external" else None
+    given = _pad(own).to(logp.device) if m.external else None
     fast = effective_credit(lambda lp: surrogate(m, lp, batch, given), logp)
     true = _pad(slow).to(logp.device)
     return float((fast - true).abs().max() / true.abs().max())
@@ -64,7 +64,7 @@ def _pad(rows: twin.Tokens) -> torch.Tensor:
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
 
 
-def _padded(rows: list[twin.Answer], logp: twin.Tokens, device: torch.device) -> tuple[Rollouts, torch.Tensor]:
+def _padded(rows: list[twin.TwinRollout], logp: twin.Tokens, device: torch.device) -> tuple[Rollouts, torch.Tensor]:
     """The same batch as tensors."""
     lengths = torch.tensor([len(row.tokens) for row in rows])
     width = int(lengths.max())
@@ -84,14 +84,14 @@ def key(verdict: Verdict) -> str:
     return f"{verdict.claim} | {verdict.definition} | {verdict.subject}"
 
 
-def verdicts(device: torch.device) -> Found:
+def verdicts(device: torch.device) -> Measured:
     """How many of the verdicts of `check --exact` are not those that came with the package. On the CPU."""
     published = json.loads(files("creditscope.selftest").joinpath(VERDICTS).read_text(encoding="utf-8"))
     found = {key(verdict): verdict.outcome for verdict in run_exact()}
     other = [name for name in published.keys() | found.keys() if published.get(name) != found.get(name)]
     detail = f"{min(other)}: {found.get(min(other))}, published {published.get(min(other))}" if other else \
         f"{len(found)} verdicts, closed forms and enumeration"
-    return Found(len(other), detail)
+    return Measured(len(other), detail)
 
 
 def write_verdicts(path: Path) -> None:
@@ -103,7 +103,7 @@ def write_verdicts(path: Path) -> None:
 # -- the optimiser -----------------------------------------------------------------------------------------------------
 
 
-def replayed(device: torch.device) -> Found:
+def replayed(device: torch.device) -> Measured:
     """max|Δθ| after eight steps: the closed form against torch.optim.AdamW on the device, each implementation."""
     draw = torch.Generator().manual_seed(0)
     sizes = torch.logspace(-4, 0, 12, dtype=torch.float64)
@@ -121,7 +121,7 @@ def replayed(device: torch.device) -> Found:
     return worst_of(errors, "implementations of AdamW")
 
 
-def carried(device: torch.device) -> Found:
+def carried(device: torch.device) -> Measured:
     """C_{T,k} in closed form against what AdamW still moves when a constant gradient has stopped, in full steps."""
     errors = {}
     for betas in ((0.9, 0.95), (0.9, 0.999), (0.8, 0.3)):

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditscope.microscope import kernels
+from creditscope.microscope import kernels, routes
 from creditscope.microscope.scope import Microscope
-from creditscope.selftest.check import Found, worst_of
+from creditscope.selftest.check import Measured, worst_of
 
 ROWS, LENGTH = 4, 12
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -102,14 +102,14 @@ def apart(ours: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> dict[str, f
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
-def packaged(device: torch.device) -> Found:
+def packaged(device: torch.device) -> Measured:
     """The packaged model in float64."""
     model = packaged_model(device)
     given = batch(model, length=24)
     return worst_of(apart(observe(model, *given).layers, by_loop(model, *given)), "parameters of the packaged model")
 
 
-def shapes(device: torch.device) -> Found:
+def shapes(device: torch.device) -> Measured:
     """Every architecture of `SHAPES` in float64."""
     errors: dict[str, float] = {}
     for name in SHAPES:
@@ -120,7 +120,7 @@ def shapes(device: torch.device) -> Found:
     return worst_of(errors, f"parameters of {len(SHAPES)} architectures")
 
 
-def checkpointed(device: torch.device) -> Found:
+def checkpointed(device: torch.device) -> Measured:
     """Gradient checkpointing, both kinds: each layer's forward runs twice and must count once."""
     errors: dict[str, float] = {}
     for reentrant in (False, True):
@@ -136,7 +136,7 @@ def checkpointed(device: torch.device) -> Found:
     return worst_of(errors, "parameters under checkpointing")
 
 
-def own_precision(device: torch.device) -> Found:
+def own_precision(device: torch.device) -> Measured:
     """The packaged model in its own float32 on the device's kernels, against the loop in float64."""
     model = packaged_model(device, torch.float32)
     given = batch(model, length=24)
@@ -144,16 +144,16 @@ def own_precision(device: torch.device) -> Found:
                     "parameters in float32")
 
 
-def bfloat16(device: torch.device) -> Found:
+def bfloat16(device: torch.device) -> Measured:
     """The packaged model in bfloat16, against one backward a rollout in bfloat16."""
     model = packaged_model(device, torch.bfloat16)
     given = batch(model, rows=8, length=64)
     found = apart(observe(model, *given).layers, by_loop(model, *given))
-    return Found(found["all parameters"], f"all {len(found) - 1} parameters together")
+    return Measured(found["all parameters"], f"all {len(found) - 1} parameters together")
 
 
-def gpu_routes(device: torch.device) -> Found:
-    """Every route of `kernels` that this GPU can take, against float64 products of the same bfloat16 factors."""
+def gpu_routes(device: torch.device) -> Measured:
+    """Every route of `routes` that this GPU can take, against float64 products of the same bfloat16 factors."""
     errors: dict[str, float] = {}
     for n, t, d_out, d_in in ((8, 64, 256, 512), (5, 100, 200, 264), (8, 300, 1024, 768)):
         draw = torch.Generator().manual_seed(n + t)
@@ -161,13 +161,13 @@ def gpu_routes(device: torch.device) -> Found:
         rows = torch.bmm(delta.double().transpose(1, 2), a.double()).flatten(1)
         true = rows @ rows.T
         for name in usable_routes():
-            gram = kernels.ROUTES[name](delta, a)[1]
+            gram = routes.ROUTES[name](delta, a)[1]
             errors[f"{name} {n}×{t}×{d_out}×{d_in}"] = float((gram - true).abs().max() / true.abs().max())
     return worst_of(errors, f"cases of the routes {', '.join(usable_routes())}")
 
 
 def usable_routes() -> tuple[str, ...]:
-    """The routes of `kernels` on this machine: Triton's, and on Hopper the fused one."""
+    """The `routes` on this machine: Triton's, and on Hopper the fused one."""
     if kernels.triton is None:
         return ("chunks",)
     hopper = torch.cuda.get_device_capability()[0] == 9 and kernels.gluon is not None

@@ -14,21 +14,21 @@ from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.scope import Microscope
-from creditscope.selftest.check import Found, worst_of
+from creditscope.selftest.check import Measured, worst_of
 from creditscope.selftest.gram import batch, objective, observe, random_model
 
 PARAMETERS = ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight",
               "lm_head.weight", "model.embed_tokens.weight")
 
 
-def agrees(device: torch.device) -> Found:
+def agrees(device: torch.device) -> Measured:
     """|Σ K − ‖∇‖²| / (Σ_i K_ii + ‖∇‖²) of every parameter."""
     model = random_model("llama", device)
     scope = observe(model, *batch(model))
     return worst_of({name: check.error for name, check in scope.checks.items()}, "parameters")
 
 
-def goes_red(device: torch.device) -> Found:
+def goes_red(device: torch.device) -> Measured:
     """How many planted errors the microscope let pass."""
     missed = []
     for name, plant in PLANTED.items():
@@ -37,7 +37,7 @@ def goes_red(device: torch.device) -> Found:
         except CreditscopeError:
             continue
         missed.append(name)
-    return Found(len(missed), f"let pass: {', '.join(missed)}" if missed else f"all {len(PLANTED)} were refused")
+    return Measured(len(missed), f"let pass: {', '.join(missed)}" if missed else f"all {len(PLANTED)} were refused")
 
 
 def _scaled(name: str, factor: float) -> Callable[[torch.device], object]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from creditscope.microscope.sketch import Sketcher
-from creditscope.selftest.check import Found
+from creditscope.selftest.check import Measured
 from creditscope.selftest.gram import batch, observe, random_model
 
 SEEDS, K = 48, 16
@@ -28,17 +28,17 @@ def _drawn(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
             torch.stack([sketch.variance for sketch in sketches]))
 
 
-def unbiased(device: torch.device) -> Found:
+def unbiased(device: torch.device) -> Measured:
     """The largest |mean K̂ − K| of an entry, in standard errors as the sketches state them."""
     true, drawn, variance = _drawn(device)
     error = (variance.mean(0).clamp(min=0) / SEEDS).sqrt()
     z = ((drawn.mean(0) - true).abs() / error).max()
-    return Found(float(z), f"over {SEEDS} seeds, k = {K}, {len(true) * (len(true) + 1) // 2} entries")
+    return Measured(float(z), f"over {SEEDS} seeds, k = {K}, {len(true) * (len(true) + 1) // 2} entries")
 
 
-def stated_error(device: torch.device) -> Found:
+def stated_error(device: torch.device) -> Measured:
     """|log₂| of the real E‖K̂ − K‖² over the stated one."""
     true, drawn, variance = _drawn(device)
     real, stated = (drawn - true).square().sum((1, 2)).mean(), variance.sum((1, 2)).mean()
     ratio = float(real / stated)
-    return Found(abs(math.log2(ratio)) if ratio > 0 else math.inf, f"real / stated = {ratio:.3f}")
+    return Measured(abs(math.log2(ratio)) if ratio > 0 else math.inf, f"real / stated = {ratio:.3f}")

@@ -19,14 +19,15 @@ from safetensors.torch import load_file
 from creditscope.lab.train import train
 from creditscope.microscope.scope import Microscope
 from creditscope.policy.loading import load_policy
+from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.runs.record import Record
-from creditscope.selftest.check import Found, worst_of
+from creditscope.selftest.check import Measured, worst_of
 from creditscope.selftest.gram import batch, objective, random_model
 
 SMALL = Config(prompts=2, group=4, steps=2, max_tokens=32, eval_problems=0, checkpoint_every=1,
                keep_every=1, lr=1e-4, device="cpu", probe="off")
-CLOCK = ("time/", "scope/share", "scope/ratio")
+CLOCK = ("time/", schema.SCOPE_SHARE, schema.SCOPE_RATIO)
 """Metrics that no seed can fix."""
 
 _folder = partial(tempfile.TemporaryDirectory, prefix="creditscope-selftest-", ignore_cleanup_errors=True)
@@ -64,11 +65,11 @@ def differing(one: Path, two: Path) -> list[str]:
                   if a[name] != b[name]]
 
 
-def _told(found: list[str], compared: str) -> Found:
-    return Found(len(found), f"first: {min(found)}" if found else compared)
+def _told(found: list[str], compared: str) -> Measured:
+    return Measured(len(found), f"first: {min(found)}" if found else compared)
 
 
-def same_gradient(device: torch.device) -> Found:
+def same_gradient(device: torch.device) -> Measured:
     """max|Δ∇| / max|∇| of every parameter: what the optimiser gets under the microscope, against a plain backward."""
     model = random_model("llama_tied", device)
     given = batch(model)
@@ -81,7 +82,7 @@ def same_gradient(device: torch.device) -> Found:
                      for name, p in model.named_parameters()}, "parameters")
 
 
-def same_bits(device: torch.device) -> Found:
+def same_bits(device: torch.device) -> Measured:
     """What differs between training under the microscope and the same with readings in passes of their own. On the CPU.
 
     The microscope in the trainer's own pass sums a gradient in another order (`same_gradient`); readings besides that
@@ -95,7 +96,7 @@ def same_bits(device: torch.device) -> Found:
         return _told(found, f"{len(_weights(plain))} weights and {len(_facts(plain))} steps")
 
 
-def trl_bits(device: torch.device) -> Found:
+def trl_bits(device: torch.device) -> Measured:
     """Weights of TRL's GRPOTrainer that differ after two steps with and without `ScopeCallback`. On the CPU."""
     from creditscope.plugins.trl import ScopeCallback
     from creditscope.selftest.trl_live import small_run
@@ -103,18 +104,18 @@ def trl_bits(device: torch.device) -> Found:
     plain, read = small_run(), small_run(lambda trainer: ScopeCallback(trainer, every=1))
     start = small_run(steps=0)
     if all(torch.equal(plain[name], value) for name, value in start.items()):
-        return Found(len(start), "nothing was learnt")
+        return Measured(len(start), "nothing was learnt")
     return _told([name for name, value in plain.items() if not torch.equal(value, read[name])], f"{len(plain)} weights")
 
 
-def resumed(device: torch.device) -> Found:
+def resumed(device: torch.device) -> Measured:
     """What differs between a run in one piece and one that was cut after the first step and resumed. On the CPU."""
     with _runs(SMALL, replace(SMALL, steps=1)) as (whole, cut):
         list(train(SMALL, cut, {}, resume=True))
         return _told(differing(whole, cut), f"{len(_weights(whole))} weights and {len(_facts(whole))} steps")
 
 
-def round_trip(device: torch.device) -> Found:
+def round_trip(device: torch.device) -> Measured:
     """What a record gives back otherwise than it was written: numbers, text, arrays; also after it was opened again."""
     draw = np.random.default_rng(0)
     lines: list[dict[str, float | int | str]] = [

@@ -2,8 +2,9 @@
 
     J(log π; log π*) = Σ_it α_it · bound(s_it, A_it) − β · R        log π*: what stands inside sg[·]
 
-It is written from the definitions of the axes (`method.AXES`) and shares no line with `objective`. w comes from central
-differences of J in log π with log π* held fixed.
+It is written from the definitions of the axes (`methods.AXES`) and shares no line with `objective`. w comes from
+central differences of J in log π with log π* held fixed. A bound or trust region without a slow form here is taken as
+its row states it, number by number; that is the only use of torch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from creditscope.methods import bounds
 from creditscope.methods.axes import Method
 
 STEP = 1e-5
@@ -20,7 +22,7 @@ Tokens = list[list[float]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class TwinRollout:
     """One rollout, without padding."""
 
     group: int
@@ -31,7 +33,7 @@ class Answer:
     entropy: list[float]
 
 
-def answers(move: float, seed: int) -> tuple[list[Answer], Tokens]:
+def answers(move: float, seed: int) -> tuple[list[TwinRollout], Tokens]:
     """Three groups of four (right and wrong, graded, unanimous) and the log-probs of a policy that moved."""
     draw = random.Random(seed)  # its sequence is promised by Python, on every platform
     rewards = [1.0, 0.0, 0.0, 1.0, 0.9, 0.2, 0.6, 0.1, 1.0, 1.0, 1.0, 1.0]
@@ -39,14 +41,14 @@ def answers(move: float, seed: int) -> tuple[list[Answer], Tokens]:
     rows, logp = [], []
     for i, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         old = [-0.3 - 1.5 * draw.random() for _ in range(length)]
-        rows.append(Answer(i // 4, reward, [draw.randrange(2) for _ in range(length)], old,
+        rows.append(TwinRollout(i // 4, reward, [draw.randrange(2) for _ in range(length)], old,
                            [x + 0.3 * (draw.random() - 0.5) for x in old],
                            [(0.2 + 0.25 * (i % 4)) * (0.5 + draw.random()) for _ in range(length)]))
         logp.append([min(x + 2 * move * (draw.random() - 0.5), -1e-3) for x in old])
     return rows, logp
 
 
-def at_the_bounds(m: Method, rows: Sequence[Answer], turn: int) -> Tokens:
+def at_the_bounds(m: Method, rows: Sequence[TwinRollout], turn: int) -> Tokens:
     """Log-probs a twentieth inside or outside the method's own bounds, so that their values are seen, not their side.
 
     Where the ratio is the sequence's, all tokens of an answer have moved alike; `turn` deals the four places out anew.
@@ -71,7 +73,7 @@ def at_the_bounds(m: Method, rows: Sequence[Answer], turn: int) -> Tokens:
     return out
 
 
-def credit(m: Method, rows: Sequence[Answer], logp: Tokens, own: Tokens) -> Tokens:
+def credit(m: Method, rows: Sequence[TwinRollout], logp: Tokens, own: Tokens) -> Tokens:
     """w_it = (J(log π_it + h) − J(log π_it − h)) / 2h."""
     out: Tokens = []
     for i, row in enumerate(logp):
@@ -86,7 +88,7 @@ def credit(m: Method, rows: Sequence[Answer], logp: Tokens, own: Tokens) -> Toke
     return out
 
 
-def objective(m: Method, rows: Sequence[Answer], logp: Tokens, held: Tokens, own: Tokens) -> float:
+def objective(m: Method, rows: Sequence[TwinRollout], logp: Tokens, held: Tokens, own: Tokens) -> float:
     """J with the credit `own`."""
     keep = KEEPS[m.keep](m, rows, own)
     share = _shares(m, rows, keep)
@@ -98,8 +100,9 @@ def objective(m: Method, rows: Sequence[Answer], logp: Tokens, held: Tokens, own
         s = _ratios(m, row, logp[i], held[i])
         for t in range(len(row.tokens)):
             a = own[i][t]
-            term = a * logp[i][t] if m.ratio == "none" else BOUNDS[m.bound](m, row, logp[i], held[i], own[i], s, t)
-            total += share[i] * weight[i][t] * term * TRUSTS[m.trust](m, row, held[i], a, t)
+            bound = BOUNDS.get(m.bound, _stated)
+            term = a * logp[i][t] if m.ratio == "none" else bound(m, row, logp[i], held[i], own[i], s, t)
+            total += share[i] * weight[i][t] * term * TRUSTS.get(m.trust, _stated_trust)(m, row, held[i], a, t)
             if m.has_loss_kl:
                 total -= m.beta * share[i] * _penalty(m, row, logp[i], s, t)
     return total
@@ -108,7 +111,7 @@ def objective(m: Method, rows: Sequence[Answer], logp: Tokens, held: Tokens, own
 # -- A -----------------------------------------------------------------------------------------------------------------
 
 
-def advantages(m: Method, rows: Sequence[Answer]) -> Tokens:
+def advantages(m: Method, rows: Sequence[TwinRollout]) -> Tokens:
     """A_it of a method with a baseline of its own."""
     drift = [[m.beta * (o - r) if m.has_reward_kl else 0.0 for o, r in zip(row.old, row.ref, strict=True)]
              for row in rows]
@@ -126,7 +129,7 @@ def advantages(m: Method, rows: Sequence[Answer]) -> Tokens:
     return [[a] * len(row.tokens) for a, row in zip(each, rows, strict=True)]
 
 
-def _advantage(m: Method, rows: Sequence[Answer], reward: list[float], i: int) -> float:
+def _advantage(m: Method, rows: Sequence[TwinRollout], reward: list[float], i: int) -> float:
     mates = [j for j, row in enumerate(rows) if row.group == rows[i].group]
     own = [reward[j] for j in mates]
     lengths = [len(rows[j].tokens) for j in mates]
@@ -153,7 +156,7 @@ def _density(rates: list[float], p: float) -> float:
 # -- α -----------------------------------------------------------------------------------------------------------------
 
 
-def _top(m: Method, rows: Sequence[Answer], own: Tokens) -> list[bool]:
+def _top(m: Method, rows: Sequence[TwinRollout], own: Tokens) -> list[bool]:
     """In each group the ⌊share·R⌋ largest |A|, at least one; the earlier wins a tie."""
     out = [False] * len(rows)
     for group in _groups(rows):
@@ -163,7 +166,7 @@ def _top(m: Method, rows: Sequence[Answer], own: Tokens) -> list[bool]:
     return out
 
 
-KEEPS: dict[str, Callable[[Method, Sequence[Answer], Tokens], list[bool]]] = {
+KEEPS: dict[str, Callable[[Method, Sequence[TwinRollout], Tokens], list[bool]]] = {
     "all": lambda m, rows, own: [True] * len(rows),
     "live_groups": lambda m, rows, own: [
         len({other.reward for other in rows if other.group == row.group}) > 1 for row in rows],
@@ -173,7 +176,7 @@ KEEPS: dict[str, Callable[[Method, Sequence[Answer], Tokens], list[bool]]] = {
 }
 
 
-def _shares(m: Method, rows: Sequence[Answer], keep: list[bool]) -> list[float]:
+def _shares(m: Method, rows: Sequence[TwinRollout], keep: list[bool]) -> list[float]:
     """What each token of a rollout is multiplied by, before its own weight."""
     counted = [k or m.denominator == "all" for k in keep]
     length = [len(row.tokens) for row in rows]
@@ -191,7 +194,7 @@ def _shares(m: Method, rows: Sequence[Answer], keep: list[bool]) -> list[float]:
     return [formula[m.aggregate](i) for i in range(len(rows))]
 
 
-def _conflict(rows: Sequence[Answer]) -> Tokens:
+def _conflict(rows: Sequence[TwinRollout]) -> Tokens:
     """2 or 0 on the tokens of the leading or trailing run that good and bad answers of the group share; 1 elsewhere."""
     mean = {row.group: _mean([other.reward for other in rows if other.group == row.group]) for row in rows}
     good = [row.reward - mean[row.group] for row in rows]
@@ -218,7 +221,7 @@ def _conflict(rows: Sequence[Answer]) -> Tokens:
 # -- s, its bound and the trust region --------------------------------------------------------------------------------
 
 
-def _ratios(m: Method, row: Answer, logp: list[float], held: list[float]) -> list[float]:
+def _ratios(m: Method, row: TwinRollout, logp: list[float], held: list[float]) -> list[float]:
     """s_it of every token."""
     x = [a - b for a, b in zip(logp, row.old, strict=True)]
     still = _mean([a - b for a, b in zip(held, row.old, strict=True)])
@@ -233,10 +236,10 @@ def _clamp(m: Method, s: float) -> float:
     return min(max(s, low), math.inf if m.clip_high is None else 1 + m.clip_high)
 
 
-Bound = Callable[[Method, Answer, list[float], list[float], list[float], list[float], int], float]
+SlowBound = Callable[[Method, TwinRollout, list[float], list[float], list[float], list[float], int], float]
 
 
-def _inside(m: Method, row: Answer, logp: list[float], held: list[float], own: list[float], s: list[float],
+def _inside(m: Method, row: TwinRollout, logp: list[float], held: list[float], own: list[float], s: list[float],
             t: int) -> float:
     """exp(mean of the log-ratios, each stopped where going on would pay) · A."""
     low, high = -(m.clip_low or 0.0), m.clip_high or 0.0
@@ -245,20 +248,38 @@ def _inside(m: Method, row: Answer, logp: list[float], held: list[float], own: l
     return math.exp(_mean(each)) * own[t]
 
 
-def _gate(m: Method, row: Answer, logp: list[float], held: list[float], own: list[float], s: list[float],
+def _gate(m: Method, row: TwinRollout, logp: list[float], held: list[float], own: list[float], s: list[float],
           t: int) -> float:
     tau = (m.gate_pos if own[t] > 0 else m.gate_neg) or math.nan
     return own[t] * 4 / tau / (1 + math.exp(-tau * (s[t] - 1)))
 
 
-def _gamma(m: Method, row: Answer, logp: list[float], held: list[float], own: list[float], s: list[float],
+def _gamma(m: Method, row: TwinRollout, logp: list[float], held: list[float], own: list[float], s: list[float],
            t: int) -> float:
     k, lam = (m.gamma_pos if own[t] >= 0 else m.gamma_neg) or (math.nan, math.nan)
     still = math.exp(sum(held) - sum(row.old))
     return float(still**k) * math.exp(lam * (1 - still)) * own[t] * logp[t]
 
 
-BOUNDS: dict[str, Bound] = {
+def _stated(m: Method, row: TwinRollout, logp: list[float], held: list[float], own: list[float], s: list[float],
+            t: int) -> float:
+    """The term by φ of the bound's own row, without its slope."""
+    import torch
+
+    bound = bounds.BOUNDS[m.bound]
+
+    def phi(x: float, a: float) -> float:
+        return bound.term(m, torch.tensor([[x]], dtype=torch.float64), torch.tensor([[a]], dtype=torch.float64)).item()
+
+    if bound.carrier == "tokens":
+        each = [phi(p - o, a) for p, o, a in zip(logp, row.old, own, strict=True)]
+        return math.exp(_mean(each)) * own[t]
+    if bound.carrier == "log_prob":
+        return phi(math.log(_ratios(m, row, held, held)[t]), own[t]) * own[t] * logp[t]
+    return phi(math.log(s[t]), own[t]) * own[t]
+
+
+BOUNDS: dict[str, SlowBound] = {
     "none": lambda m, row, logp, held, own, s, t: s[t] * own[t],
     "clip": lambda m, row, logp, held, own, s, t: min(s[t] * own[t], _clamp(m, s[t]) * own[t]),
     "clip_inside": _inside,
@@ -269,18 +290,28 @@ BOUNDS: dict[str, Bound] = {
 }
 
 
-def _tv(m: Method, row: Answer, held: list[float], a: float, t: int) -> bool:
+def _tv(m: Method, row: TwinRollout, held: list[float], a: float, t: int) -> bool:
     moved = math.exp(held[t]) - math.exp(row.old[t])
     return moved <= (m.trust_high or 0.0) if a > 0 else moved >= -(m.trust_low or 0.0)
 
 
-def _kl(m: Method, row: Answer, held: list[float], a: float, t: int) -> bool:
+def _kl(m: Method, row: TwinRollout, held: list[float], a: float, t: int) -> bool:
     p, q = math.exp(row.old[t]), math.exp(held[t])
     far = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
     return q <= p or far <= (m.trust_high or 0.0) if a > 0 else q >= p or far <= (m.trust_low or 0.0)
 
 
-TRUSTS: dict[str, Callable[[Method, Answer, list[float], float, int], bool]] = {
+def _stated_trust(m: Method, row: TwinRollout, held: list[float], a: float, t: int) -> bool:
+    """Whether the trust region's own row keeps the token."""
+    import torch
+
+    keeps = bounds.TRUSTS[m.trust].keeps
+    live, old = (torch.tensor([x], dtype=torch.float64) for x in (held, row.old))
+    kept = True if keeps is None else keeps(m, live, old, torch.ones_like(live).bool(), torch.full_like(live, a))
+    return bool(torch.as_tensor(kept).expand_as(live)[0, t])
+
+
+TRUSTS: dict[str, Callable[[Method, TwinRollout, list[float], float, int], bool]] = {
     "none": lambda m, row, held, a, t: True,
     "off_policy_sequence": lambda m, row, held, a, t: a >= 0 or _mean(
         [o - h for o, h in zip(row.old, held, strict=True)]) <= (m.trust_high or 0.0),
@@ -289,7 +320,7 @@ TRUSTS: dict[str, Callable[[Method, Answer, list[float], float, int], bool]] = {
 }
 
 
-def _penalty(m: Method, row: Answer, logp: list[float], s: list[float], t: int) -> float:
+def _penalty(m: Method, row: TwinRollout, logp: list[float], s: list[float], t: int) -> float:
     """The KL estimate of one token, or its part of the sequence's."""
     to = row.old if m.kl_to == "old" else row.ref
     x = logp[t] - to[t] if m.kl_level == "token" else sum(logp) - sum(to)
@@ -310,5 +341,5 @@ def _std(x: Sequence[float]) -> float:
     return math.sqrt(sum((y - _mean(x)) ** 2 for y in x) / (len(x) - 1))
 
 
-def _groups(rows: Sequence[Answer]) -> list[list[int]]:
+def _groups(rows: Sequence[TwinRollout]) -> list[list[int]]:
     return [[i for i, row in enumerate(rows) if row.group == g] for g in dict.fromkeys(row.group for row in rows)]

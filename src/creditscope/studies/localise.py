@@ -18,6 +18,10 @@ from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
+from creditscope.lab.rollout import step_tensors
+from creditscope.policy.loading import Policy
+from creditscope.policy.scoring import Tick, score_tokens
+from creditscope.tasks import Verdict
 
 DRAWS = 2000
 ROUNDING = 1e-6
@@ -37,7 +41,7 @@ class Average:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ScoreResult:
     """How well one kind of score points at the culprits of n rollouts."""
 
     name: str
@@ -55,10 +59,10 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyResult:
     """What a run found: tables by name, the numbers around them, what could not run and why, where the time went."""
 
-    tables: dict[str, list[Finding]]
+    tables: dict[str, list[ScoreResult]]
     facts: dict[str, float]
     skipped: dict[str, str]
     seconds: dict[str, float]
@@ -142,11 +146,24 @@ class Localiser:
                 kept.append(value)
             self._silent[name] += int(signed.min() == signed.max())
 
-    def findings(self) -> list[Finding]:
-        return [Finding(name, len(sizes), self._silent[name], bootstrap(sizes, self._seed),
+    def findings(self) -> list[ScoreResult]:
+        return [ScoreResult(name, len(sizes), self._silent[name], bootstrap(sizes, self._seed),
                         bootstrap(self._blame[name], self._seed), bootstrap(self._hit[name], self._seed),
                         sum(self._chance[name]) / len(sizes))
                 for name, sizes in self._size.items() if sizes]
+
+
+def scored(policy: Policy, prompts: Sequence[Sequence[int]], written: Sequence[Sequence[int]],
+           verdicts: Sequence[Verdict], temperature: float = 1.0, tick: Tick | None = None) -> dict[str, Any]:
+    """Fields of Rollouts for given completions: padded, scored under the policy, steps as the verdicts say."""
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in written], batch_first=True).to(policy.device)
+    lengths = torch.tensor([len(ids) for ids in written], device=policy.device)
+    mask = torch.arange(tokens.shape[1], device=policy.device) < lengths[:, None]
+    scores = score_tokens(policy, prompts, tokens, mask, temperature, tick=tick)
+    pieces = [policy.pieces(ids) for ids in written]
+    step, step_reward, _ = step_tensors(verdicts, pieces, tokens.shape[1])
+    return {"tokens": tokens, "mask": mask, "pieces": pieces, **vars(scores), "step": step.to(policy.device),
+            "step_reward": step_reward.to(policy.device)}
 
 
 def yardsticks(rollouts: Rollouts) -> Mapping[str, Tensor]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from creditscope.errors import CreditscopeError
-from creditscope.runs.compare import KINDS
 from creditscope.runs.config import Config
+from creditscope.runs.kinds import KINDS
 
 GROUPS = (2, 4, 8, 16, 32)
 """R as arXiv:2606.29238 has it, 2, 4 and 8, and beyond."""

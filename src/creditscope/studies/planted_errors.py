@@ -28,15 +28,15 @@ from torch import Tensor
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.errors import CreditscopeError
-from creditscope.lab.rollout import Batch, roll_out, step_tensors
+from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.lab.tools import LabTools, task_gives
 from creditscope.methods.find import find
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import Policy
 from creditscope.policy.sampling import continue_from
-from creditscope.policy.scoring import Tick, encode_exactly, score_tokens
+from creditscope.policy.scoring import Tick, encode_exactly
 from creditscope.runs.config import Config
-from creditscope.studies.localise import Localiser, Outcome, culprits, yardsticks
+from creditscope.studies.localise import Localiser, StudyResult, culprits, scored, yardsticks
 from creditscope.tasks import Problem
 from creditscope.tasks.arithmetic import LINE, Arithmetic
 
@@ -60,11 +60,9 @@ class Planted:
 
 
 def specs(samples: int) -> list[str]:
-    """Every estimator of the list, and GAE also with λ = 0, which trusts the critic from one token to the next."""
-    sampled = {"monte_carlo", "spo_chain"}
-    found = [f"{name},samples={samples}" if name in sampled else name for name in ESTIMATORS]
-    at = found.index("gae") + 1
-    return [*found[:at], "gae,lam=0", *found[at:]]
+    """Every estimator of the list, each with its variants: GAE also with λ = 0, which trusts the critic alone."""
+    return [spec for name, row in ESTIMATORS.items()
+            for spec in (f"{name},samples={samples}" if "samples" in row.options else name, *row.variants)]
 
 
 def plant(problem: Problem, rng: random.Random, largest: int = 99) -> Planted:
@@ -111,7 +109,7 @@ def follows(task: Arithmetic, problem: Problem, planted: Planted, tail: str) -> 
 
 
 def planted_batch(policy: Policy, task: Arithmetic, problems: Sequence[Problem], config: Config, seed: int) -> \
-        tuple[Batch, Tensor] | None:
+        tuple[Drawn, Tensor] | None:
     """For each problem R − 1 answers of the policy, and one with a planted line, which is its culprit.
 
     Returns the batch and (B,) the number of the planted line, −1 for siblings; None where no planted text was kept.
@@ -125,18 +123,17 @@ def planted_batch(policy: Policy, task: Arithmetic, problems: Sequence[Problem],
     problems = [problems[i] for i in kept]
     siblings = roll_out(policy, task, problems, config.group - 1, max_tokens=task.max_tokens,
                         temperature=config.temperature, top_p=config.top_p, generator=generator)
-    prompts = siblings.prompts[:: config.group - 1]
+    prompts = siblings.rollouts.prompt_ids[:: config.group - 1]
     written = _judged(policy, task, problems, prompts, list(kept.values()), config.temperature)
     whole = Rollouts.cat([siblings.rollouts, written])
     culprit = torch.full((len(whole),), -1)
-    culprit[len(siblings.prompts):] = torch.tensor([plan[i].line for i in kept])
+    culprit[len(siblings.rollouts):] = torch.tensor([plan[i].line for i in kept])
     finished = torch.cat([siblings.finished, torch.ones(len(kept), dtype=torch.bool, device=siblings.finished.device)])
-    return Batch(whole, siblings.prompts + prompts, siblings.problems + problems, finished, siblings.errors,
-                 len(whole)), culprit
+    return Drawn(whole, siblings.problems + problems, finished, siblings.errors, len(whole)), culprit
 
 
 def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: int, samples: int, seed: int,
-                     credit: Sequence[str] = (), critic: str = "head", tick: Tick | None = None) -> Outcome:
+                     credit: Sequence[str] = (), critic: str = "head", tick: Tick | None = None) -> StudyResult:
     """Both tables: planted errors, and for control the policy's own, the first wrong sibling of each group."""
     check_sizes(problems, group, samples)
     method, config = find("grpo"), Config(group=group, seed=seed, critic=critic)
@@ -165,9 +162,8 @@ def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: 
             batch, planted = made
             own = first_of_each_group(culprits(batch.rollouts).masked_fill(planted >= 0, -1), batch.rollouts.group)
             kept += int((planted >= 0).sum())
-            tools = FewTools((planted >= 0) | (own >= 0), policy, task, config, batch,
-                             [(batch.rollouts.group == g).nonzero()[:, 0] for g in batch.rollouts.group.unique()],
-                             task.max_tokens, seed * 1_000_003 + start, 0.0, values)
+            tools = FewTools((planted >= 0) | (own >= 0), policy, task, config, batch, task.max_tokens,
+                             seed * 1_000_003 + start, 0.0, values, len(batch.rollouts.group.unique()))
             scores = dict(yardsticks(batch.rollouts))
             for estimator in run:
                 scores[estimator.spec] = _timed(clock, estimator.spec, estimator, method, batch.rollouts, tools)
@@ -180,7 +176,7 @@ def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: 
         raise CreditscopeError(f"of {len(asked)} planted errors none led model {policy.name!r} to a wrong answer by "
                                f"true lines alone; ask for more with --problems, or take a model that solves the task")
     facts = {"problems": len(asked), "kept": kept, "group": group, "samples": samples} | quality
-    return Outcome({name: table.findings() for name, table in found.items()}, facts, skipped, clock)
+    return StudyResult({name: table.findings() for name, table in found.items()}, facts, skipped, clock)
 
 
 class FewTools(LabTools):
@@ -240,19 +236,12 @@ def _taken_on(policy: Policy, task: Arithmetic, problems: Sequence[Problem], pla
 def _judged(policy: Policy, task: Arithmetic, problems: Sequence[Problem], prompts: Sequence[Sequence[int]],
             written: Sequence[Sequence[int]], temperature: float) -> Rollouts:
     """Given completions as rollouts, a group each: judged by the task, scored under the policy."""
-    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in written], batch_first=True).to(policy.device)
-    lengths = torch.tensor([len(ids) for ids in written], device=policy.device)
-    mask = torch.arange(tokens.shape[1], device=policy.device) < lengths[:, None]
-    scores = score_tokens(policy, prompts, tokens, mask, temperature)
     texts = [policy.decode(ids) for ids in written]
     verdicts = [task.verify(problem, text) for problem, text in zip(problems, texts, strict=True)]
-    pieces = [policy.pieces(ids) for ids in written]
-    step, step_reward, _ = step_tensors(verdicts, pieces, tokens.shape[1])
-    return Rollouts(tokens=tokens, mask=mask, logp=scores.logp, entropy=scores.entropy, collision=scores.collision,
+    return Rollouts(**scored(policy, prompts, written, verdicts, temperature), text=texts,
                     reward=torch.tensor([v.reward for v in verdicts], device=policy.device),
-                    group=torch.arange(len(written), device=policy.device), step=step.to(policy.device),
-                    step_reward=step_reward.to(policy.device), prompt=[q.prompt for q in problems], text=texts,
-                    pieces=pieces)
+                    group=torch.arange(len(written), device=policy.device), prompt=[q.prompt for q in problems],
+                    prompt_ids=prompts)
 
 
 def _critic(policy: Policy, task: Arithmetic, config: Config, tick: Tick | None,
@@ -265,7 +254,7 @@ def _critic(policy: Policy, task: Arithmetic, config: Config, tick: Tick | None,
     for n in range(CRITIC_BATCHES):
         batch = roll_out(policy, task, list(islice(stream, 8)), config.group, max_tokens=task.max_tokens,
                          temperature=config.temperature, top_p=config.top_p, generator=generator)
-        quality = critic.fit(batch.prompts, batch.rollouts)
+        quality = critic.fit(batch.rollouts)
         if tick is not None:
             tick(8 * (n + 1), total)
     return critic, quality

@@ -25,19 +25,16 @@ from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
 from creditscope.files.jsonlines import encodable, parse_json, read_whole
-from creditscope.lab.rollout import step_tensors
 from creditscope.methods.find import find
 from creditscope.policy.loading import Policy
-from creditscope.policy.scoring import Tick, encode_exactly, score_tokens
-from creditscope.studies.localise import Localiser, Outcome, yardsticks
+from creditscope.policy.scoring import Tick, encode_exactly
+from creditscope.studies.localise import Localiser, StudyResult, scored, yardsticks
 from creditscope.tasks import Step, Verdict
 
 MOST_BYTES = 64 * 2**20
 """Largest file accepted: a hundred times ProcessBench's own."""
 BETWEEN = "\n\n"
 GIVEN = frozenset({"entropy", "collision"})
-ONE_PROMPT = {"prefix_tree", "prefix_share"}
-"""Estimators that compare the beginnings of answers to one prompt."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def read_processbench(path: Path) -> list[Solution]:
 
 
 def localise_processbench(policy: Policy, solutions: Sequence[Solution], *, seed: int, problems: int | None = None,
-                          credit: Sequence[str] = (), tick: Tick | None = None) -> Outcome:
+                          credit: Sequence[str] = (), tick: Tick | None = None) -> StudyResult:
     """How well credit from a forward pass points at the marked step; `problems` solutions drawn at random, or all."""
     if problems is not None and problems < 1:
         raise CreditscopeError(f"--problems must be at least 1, got {problems}")
@@ -100,7 +97,7 @@ def localise_processbench(policy: Policy, solutions: Sequence[Solution], *, seed
             if credit:  # it was asked for by name
                 raise
             skipped[estimator.spec] = str(error)
-        if estimator.row.name in ONE_PROMPT:
+        if estimator.row.one_prompt:
             skipped[estimator.spec] = (f"credit {estimator.row.name!r} compares the beginnings of answers to one "
                                        f"prompt, and most problems of the file have one answer")
     began = time.perf_counter()
@@ -122,24 +119,18 @@ def localise_processbench(policy: Policy, solutions: Sequence[Solution], *, seed
              "marked wrong, answer right": sum(s.label >= 0 and s.right for s in solutions),
              "problems": len(count), "problems with siblings": sum(n > 1 for n in count.values()),
              "mean reward": float(rollouts.reward.mean()), "tokens": int(rollouts.mask.sum())}
-    return Outcome({"processbench": found.findings()}, facts, skipped, seconds)
+    return StudyResult({"processbench": found.findings()}, facts, skipped, seconds)
 
 
 def as_rollouts(policy: Policy, solutions: Sequence[Solution], tick: Tick | None = None) -> Rollouts:
     """The solutions as one group, scored under the policy; r_i = 1 where the final answer is right."""
     prompts = [policy.encode(s.problem) for s in solutions]
     written = [encode_exactly(policy, s.text, f"solution {s.id!r}") for s in solutions]
-    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in written], batch_first=True).to(policy.device)
-    lengths = torch.tensor([len(ids) for ids in written], device=policy.device)
-    mask = torch.arange(tokens.shape[1], device=policy.device) < lengths[:, None]
-    scores = score_tokens(policy, prompts, tokens, mask, tick=tick)
-    pieces = [policy.pieces(ids) for ids in written]
-    step, _, _ = step_tensors([Verdict(0.0, s.spans) for s in solutions], pieces, tokens.shape[1])
-    return Rollouts(tokens=tokens, mask=mask, logp=scores.logp, entropy=scores.entropy, collision=scores.collision,
+    fields = scored(policy, prompts, written, [Verdict(0.0, s.spans) for s in solutions], tick=tick)
+    del fields["step_reward"]  # that would be the labels
+    return Rollouts(**fields, prompt=[s.problem for s in solutions], text=[s.text for s in solutions],
                     reward=torch.tensor([float(s.right) for s in solutions], device=policy.device),
-                    group=torch.zeros(len(written), dtype=torch.int64, device=policy.device),
-                    step=step.to(policy.device), prompt=[s.problem for s in solutions],
-                    text=[s.text for s in solutions], pieces=pieces)
+                    group=torch.zeros(len(written), dtype=torch.int64, device=policy.device))
 
 
 def askable(rollouts: Rollouts, label: Tensor) -> Tensor:

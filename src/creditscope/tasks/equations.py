@@ -1,10 +1,14 @@
-"""Equations inside a line of prose: found by walking from each `=`, judged in exact fractions. No eval, no regex.
+"""Equations inside a line of prose: found by walking from each `=`, judged in exact fractions. Parsed, never run.
 
     "She earned 0.2 x 50 = $<<0.2*50=10>>10."  ->  0.2*50 = 10
 """
 
 from __future__ import annotations
 
+import ast
+import operator
+import re
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
@@ -12,6 +16,10 @@ SIGNS = {"x": "*", "X": "*", "×": "*", "·": "*", "÷": "/", "−": "-", "–":
 LEFT = set("0123456789.,$% +-*/()") | set(SIGNS)
 REACH = 80  # characters looked at on each side of an equals sign
 DIGITS = 15  # a longer number is not a reasoning step
+CHARACTERS = set("0123456789.+-*/() ")
+LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")  # Python's grammar has no 007
+OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 def equations(line: str) -> list[tuple[str, str]]:
@@ -66,63 +74,25 @@ def evaluate(expression: str) -> Fraction | None:
     >>> evaluate("2*(3+4)-1/2"), evaluate("1/0"), evaluate("2**3")
     (Fraction(27, 2), None, None)
     """
-    try:
-        value, rest = _sum(_tokens(expression))
-    except (_NotOne, ZeroDivisionError, RecursionError):
+    text = LEADING_ZEROS.sub("", " ".join(expression[:4 * REACH].split()))
+    if not set(text) <= CHARACTERS:
         return None
-    return value if not rest else None
+    try:
+        return _value(ast.parse(text, mode="eval").body, text)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
 
 
-class _NotOne(Exception):
-    """The text is no expression."""
-
-
-def _tokens(text: str) -> list[str]:
-    tokens: list[str] = []
-    for char in text[:4 * REACH]:
-        if char.isspace():
-            tokens.append(" ")
-        elif (char.isdigit() or char == ".") and tokens and (tokens[-1][-1].isdigit() or tokens[-1][-1] == "."):
-            tokens[-1] += char
-        else:
-            tokens.append(char)
-    return [t for t in tokens if t != " "]
-
-
-def _sum(tokens: list[str]) -> tuple[Fraction, list[str]]:
-    value, tokens = _product(tokens)
-    while tokens and tokens[0] in "+-":
-        term, rest = _product(tokens[1:])
-        value = value + term if tokens[0] == "+" else value - term
-        tokens = rest
-    return value, tokens
-
-
-def _product(tokens: list[str]) -> tuple[Fraction, list[str]]:
-    value, tokens = _atom(tokens)
-    while tokens and tokens[0] in "*/":
-        factor, rest = _atom(tokens[1:])
-        value = value * factor if tokens[0] == "*" else value / factor
-        tokens = rest
-    return value, tokens
-
-
-def _atom(tokens: list[str]) -> tuple[Fraction, list[str]]:
-    if not tokens:
-        raise _NotOne
-    head, rest = tokens[0], tokens[1:]
-    if head == "-":
-        value, rest = _atom(rest)
-        return -value, rest
-    if head == "(":
-        value, rest = _sum(rest)
-        if not rest or rest[0] != ")":
-            raise _NotOne
-        return value, rest[1:]
-    number = _number(head)
+def _value(node: ast.expr, text: str) -> Fraction:
+    """The value of a parsed expression: nothing is run, and what is not in the list of operations is refused."""
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        return OPERATIONS[type(node.op)](_value(node.left, text), _value(node.right, text))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, text)
+    number = _number(text[node.col_offset:node.end_col_offset]) if isinstance(node, ast.Constant) else None
     if number is None:
-        raise _NotOne
-    return number, rest
+        raise ValueError("no expression of numbers")
+    return number
 
 
 def _plain(text: str) -> str:

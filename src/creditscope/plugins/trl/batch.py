@@ -18,19 +18,17 @@ from creditscope.batch.metrics import signal
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
-from creditscope.objective.penalties import penalty
-from creditscope.objective.ratios import bounded, trusted
+from creditscope.objective.surrogate import weighted
 from creditscope.objective.weights import aggregate, alpha, kept
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.passes import Inputs, take
 from creditscope.policy.loading import Policy
+from creditscope.runs import schema
 
 ROW, ALPHA, SHARE = "creditscope_row", "creditscope_alpha", "creditscope_share"
 """Our keys in TRL's batch: a row's number in the generation, and the weights that the mixin fixed for it."""
 LABELS = {name: f"creditscope_{name}" for name in ("step", "step_reward", "step_state")}
 """Field of Rollouts -> our key, where the mixin knows steps."""
-LOCAL = "trl_bnpo"
-"""The row that divides by the tokens of a micro-batch; every other token mean is over the step."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def number(trainer: Any, seen: Callable[[Generation], None]) -> None:
 
 def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
     """Put the numbers into a batch that was just generated, and say what TRL logged of it."""
-    names.require("a batch", found, names.TENSORS)
+    names.require("a batch", found, names.batch_keys(trainer))
     rows = len(found["completion_ids"])
     first = trainer.accelerator.process_index * rows
     found[ROW] = torch.arange(first, first + rows, device=found["completion_ids"].device)
@@ -83,13 +81,14 @@ def generation(trainer: Any, rows: int) -> Generation:
     about = signal(Rollouts(tokens=blank.long(), mask=blank, logp=torch.zeros(rows, 1), reward=reward,
                             group=found.group))
     about = {name: value for name, value in about.items() if not name.startswith("length/")}
-    logged = {"length/mean": "mean_length", "length/max": "max_length", "length/truncated": "clipped_ratio"}
+    logged = {schema.LENGTH_MEAN: "mean_length", schema.LENGTH_MAX: "max_length",
+              schema.LENGTH_TRUNCATED: "clipped_ratio"}
     about |= {ours: trainer._metrics["train"][f"completions/{theirs}"][-1] for ours, theirs in logged.items()
               if trainer._metrics["train"].get(f"completions/{theirs}")}
-    about |= {"rollouts/sampled": rows, "rollouts/used": rows, "rollouts/spent": rows}
+    about |= {schema.ROLLOUTS_SAMPLED: rows, schema.ROLLOUTS_USED: rows, schema.ROLLOUTS_SPENT: rows}
     unscored = int(each.isnan().all(dim=1).sum())
     if unscored:
-        about |= {"reward/errors": unscored, "reward/first_error": "no reward function gave a number"}
+        about |= {schema.REWARD_ERRORS: unscored, schema.REWARD_FIRST_ERROR: "no reward function gave a number"}
     return replace(found, metrics=about)
 
 
@@ -141,17 +140,11 @@ def objective(window: Window, live: Tensor) -> Tensor:
 
     With the weights of its own rows it is `surrogate`.
     """
-    method, rollouts = window.method, window.sampled_by(live)
+    rollouts = window.sampled_by(live)
     live = live.to(torch.promote_types(live.dtype, torch.float32)).masked_fill(~rollouts.mask, 0.0)
-    old, credit = rollouts.logp.to(live.dtype), window.credit.to(live.dtype)
-    log_ratio = live - old.masked_fill(~rollouts.mask, 0.0)
-    term = bounded(method, live, log_ratio, rollouts.mask, credit)
-    trust = trusted(method, live, old, rollouts.mask, credit)
-    value = (window.alpha.to(live.dtype) * (term if trust is None else term * trust)).sum()
-    if method.has_loss_kl:
-        value = value - method.beta * (window.share.to(live.dtype)
-                                       * penalty(method, live, log_ratio, rollouts)).sum()
-    return value
+    old = rollouts.logp.to(live.dtype).masked_fill(~rollouts.mask, 0.0)
+    return weighted(window.method, live, old, rollouts, *(x.to(live.dtype) for x in (
+        window.credit, window.alpha, window.share)))
 
 
 def micro_batches(trainer: Any) -> list[Inputs]:
@@ -218,7 +211,7 @@ def _weights(trainer: Any, method: Method, part: Inputs, made: Generation) -> tu
     credit = torch.zeros_like(rollouts.logp)
     keep = kept(method, rollouts, credit)
     steps = trainer.current_gradient_accumulation_steps
-    if method.aggregate == "token_mean" and method.name != LOCAL:
+    if method.aggregate == "token_mean" and not method.local:
         tokens = max(float(part["num_items_in_batch"]), 1.0) / trainer.accelerator.num_processes
         scale = int(rollouts.lengths.sum()) / (tokens * steps / trainer.args.steps_per_generation)
     else:

@@ -11,7 +11,6 @@ own rows. The numbers that people watch go into TRL's logs as
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,108 +27,35 @@ from transformers import TrainerCallback
 
 from creditscope.batch import metrics
 from creditscope.batch.groups import Groups
+from creditscope.batch.groups import micro_batches as by_groups
 from creditscope.errors import CreditscopeError
-from creditscope.lab.lens import Block, Lens
-from creditscope.lab.train import kept_arrays
-from creditscope.lab.train import micro_batches as by_groups
 from creditscope.methods.axes import Method
 from creditscope.microscope import distributed as ranks
-from creditscope.microscope.scope import Microscope
 from creditscope.microscope.shards import many_ranks
+from creditscope.objective.kept import kept_arrays
 from creditscope.objective.surrogate import effective_credit
 from creditscope.optimizer.overshoot import Overshoot
 from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
 from creditscope.plugins.trl.gather_ranks import Rows
+from creditscope.plugins.trl.observer import RankObserver
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take, untouched
 from creditscope.plugins.trl.settings import settings_of, versions
 from creditscope.plugins.trl.stated import stated
 from creditscope.policy.loading import Policy
-from creditscope.runs.config import Config
+from creditscope.runs import schema
 from creditscope.runs.record import Record
 
 AGREE = 0.99
 """Cosine of TRL's gradient and ours below which the row is not what the trainer descends on."""
 
-WATCHED = ("signal/live_groups", "signal/dead_groups", "w/zero", "w/top10_mass", "gram/group/effective_rank",
-           "gram/group/norm_null", "gram/group/w_null", "overshoot/past", "overshoot/distance", "overshoot/kl",
-           "grad/norm", "scope/agreement")
+WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, schema.W_TOP10_MASS,
+           schema.GRAM_GROUP_EFFECTIVE_RANK,
+           schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE,
+           schema.OVERSHOOT_KL,
+           schema.GRAD_NORM, schema.SCOPE_AGREEMENT)
 """What goes into TRL's logs; the record has all."""
-
-
-class Opened(Lens):
-    """A lens that may be opened in one call and closed in another, around a backward that somebody else runs.
-
-    Among many ranks every pass has a microscope of its own, with a sketch: the ranks compare all of them.
-    """
-
-    _wrong = ""
-    """What the last proof found: nothing, or what is wrong."""
-
-    def reset(self) -> None:
-        super().reset()
-        self._scopes: list[Microscope] = []
-
-    def watch(self, rows: Tensor, pull: Callable[[], None]) -> None:
-        if many_ranks():
-            self._scope = Microscope(self._policy.model, sketch=self._sketcher)
-            self._scopes.append(self._scope)
-        super().watch(rows, pull)
-
-    def due(self) -> str | None:
-        """Whether this reading needs a proof that each row is attributed to the right rollout, and which."""
-        return self._proofs.due(self._policy.model)
-
-    def prove(self, due: str, pull: Callable[[Tensor], None], rollouts: int) -> None:
-        """Where it fails, no reading is believed until another proof has passed."""
-        with self._judged():
-            self._proofs.run(due, self._scope, pull, rollouts)
-
-    def prove_ranks(self, weights: Tensor, scale: float) -> None:
-        """The same for the rows of all ranks, after plain passes of the weighted losses."""
-        with self._judged():
-            ranks.prove_rows(self._scopes, [weights[block.rows.cpu()] for block in self._rows], scale=scale)
-
-    @contextmanager
-    def _judged(self) -> Iterator[None]:
-        try:
-            yield
-            self._wrong = ""
-        except CreditscopeError as error:
-            self._wrong = str(error)
-
-    def require_proof(self) -> None:
-        if self._wrong:
-            raise CreditscopeError(self._wrong)
-
-    def across(self, group: Tensor, scale: float) -> ranks.Reading:
-        """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
-        return ranks.across(self._scopes, [group[block.rows] for block in self._rows], scale=scale)
-
-    @property
-    def eps(self) -> float:
-        """The relative precision of what this rank measured."""
-        return max(scope.eps for scope in self._scopes)
-
-    @property
-    def blocks(self) -> list[Block]:
-        """What met in each pass."""
-        return self._rows
-
-    @blocks.setter
-    def blocks(self, found: list[Block]) -> None:
-        self._rows = found
-
-    def open(self) -> None:
-        self._scope.__enter__()
-
-    def close(self, rows: Tensor) -> None:
-        self._scope.__exit__(None, None, None)
-        self._rows.append(self._block(rows))
-
-    def abort(self) -> None:
-        self._scope.__exit__(*sys.exc_info())
 
 
 @dataclass
@@ -169,7 +95,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         """The row of the table that says what the trainer's loss is."""
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-        self._lens: Opened | None = None
+        self._observer: RankObserver | None = None
         self._held = 0
         """Readings in which our gradient was held against TRL's."""
         self._record: Record | None = None
@@ -222,7 +148,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         scheduler = kwargs.get("lr_scheduler")
         if scheduler is not None:
-            self._line["optimizer/lr"] = float(scheduler.get_last_lr()[0])
+            self._line[schema.OPTIMIZER_LR] = float(scheduler.get_last_lr()[0])
         self.close()
         if self.due and self._reading is None:
             with self._reason("read"):
@@ -238,15 +164,15 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             return
         logs = self._trainer._metrics["train"]
         # A batch that is used again costs nothing and says nothing new.
-        line = dict(self.made.metrics) if self._fresh else {"rollouts/spent": 0}
+        line = dict(self.made.metrics) if self._fresh else {schema.ROLLOUTS_SPENT: 0}
         self._fresh = False
         known = line | self._line
         for name in WATCHED:
             if name in known:
                 logs[f"creditscope/{name}"].append(known[name])
         if logs.get("entropy"):
-            line["entropy/mean"] = logs["entropy"][-1]
-        line |= self._line | self.extra | {"time/step": time.perf_counter() - self._start}
+            line[schema.ENTROPY_MEAN] = logs["entropy"][-1]
+        line |= self._line | self.extra | {schema.TIME_STEP: time.perf_counter() - self._start}
         self.extra = {}
         if self._record is not None:
             with self._reason("recorded"):
@@ -282,7 +208,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def _look(self) -> None:
         """One pass of our own over this rank's rows, groups whole, under the microscope; then all ranks' together."""
         start = time.perf_counter()
-        model, lens = self._policy.model, self._fresh_lens()
+        model, observer = self._policy.model, self._fresh_observer()
         window, chunks, whole = self._chosen()
         live = torch.zeros(window.rollouts.mask.shape, dtype=torch.float64, device=window.rollouts.mask.device)
         w, spread = torch.zeros_like(live), torch.zeros_like(live)
@@ -303,34 +229,36 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
         def look(chunk: Tensor) -> None:
             if self._gram:
-                lens.watch(chunk, lambda: pull(chunk))
+                with observer.around(chunk):
+                    pull(chunk)
             else:
                 pull(chunk)
 
-        found: ranks.Reading | None = None
+        found: ranks.RanksReading | None = None
         with untouched(model) as theirs, torch.set_grad_enabled(self._gram):
             if chunks:
                 self._prove(window.rows(chunks[0]).inputs)
             together.run(model, [partial(look, chunk) for chunk in chunks], lambda: self._idle(window))
             if self._gram and many_ranks():
                 together.reduce(model)
-                found = lens.across(window.rollouts.group, together.scale(model))
+                found = observer.across(window.rollouts.group, together.scale(model))
             if self._gram and whole:
                 self._line |= self._agreement(theirs)
             if self._gram and many_ranks():
                 self._prove_ranks(model, window, chunks, pull)
-                together.agreed(lens.require_proof)
+                together.agreed(observer.require_proof)
         if window.old is None:  # the policy that sampled is the one that was read
             window = replace(window, rollouts=replace(window.rollouts, entropy=spread))
 
         def mine() -> Rows:
-            rows = Rows(window.sampled_by(live), window.credit, live, w, float(objective(window, live)), lens.blocks)
+            value = float(objective(window, live))
+            rows = Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks)
             return rows.in_step(together.scale(model), found.split if found else ()) if many_ranks() else rows
 
         self._note(window, together.agreed(mine), found)
         if whole and self._reading is not None:
-            self._line["objective/value"] = self._reading.rows.value
-        self._line["time/scope"] = time.perf_counter() - start
+            self._line[schema.OBJECTIVE_VALUE] = self._reading.rows.value
+        self._line[schema.TIME_SCOPE] = time.perf_counter() - start
 
     def _prove(self, inputs: Inputs) -> None:
         """Where one is due, `microscope.proof` on some rows of one process; many ranks have `_prove_ranks`."""
@@ -342,22 +270,22 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             logp = chosen(self._logits(inputs), inputs)
             torch.autograd.backward(logp, mask.to(logp) * weights.to(logp)[:, None])
 
-        lens = self._fresh_lens(keep=True)
-        due = lens.due()
+        observer = self._fresh_observer(keep=True)
+        due = observer.proofs.due(self._policy.model)
         try:
             if due is not None:
-                lens.prove(due, pull, len(mask))
+                observer.prove(due, pull, len(mask))
         except torch.OutOfMemoryError:  # a second set of gradients, where the trainer's own pass is read
             self._warn("proof", "there is no room for the proof that each row is attributed to the right rollout: "
                                 "readings are taken without it")
-        lens.require_proof()
+        observer.require_proof()
 
     def _prove_ranks(self, model: nn.Module, window: Window, chunks: list[Tensor],
                      pull: Callable[[Tensor, Tensor], None]) -> None:
         """The passes once more without the microscope, rollouts weighted at random: the sketches of all ranks' rows,
         weighted alike, must add up to the sketch of what comes."""
-        lens = self._fresh_lens(keep=True)
-        if lens.due() is None:
+        observer = self._fresh_observer(keep=True)
+        if observer.proofs.due(self._policy.model) is None:
             return
         weights = ranks.draw_weights(len(window.rollouts), self._trainer.state.global_step, dist.get_rank())
         for p in model.parameters():
@@ -365,7 +293,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         together.run(model, [partial(pull, chunk, weights[chunk.cpu()]) for chunk in chunks],
                      lambda: self._idle(window))
         together.reduce(model)
-        lens.prove_ranks(weights, together.scale(model))
+        observer.prove_ranks(weights, together.scale(model))
 
     def _chosen(self) -> tuple[Window, list[Tensor], bool]:
         """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""
@@ -407,30 +335,31 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         track.see(after)
         told = track.metrics()
         # What counts updates is left out: the batch may have been used before this step.
-        self._line |= {name: told[name] for name in ("optimizer/overshoot", "overshoot/past", "overshoot/distance",
-                                                     "overshoot/max", "overshoot/kl") if name in told}
+        self._line |= {name: told[name] for name in (schema.OPTIMIZER_OVERSHOOT, schema.OVERSHOOT_PAST,
+                                                     schema.OVERSHOOT_DISTANCE,
+                                                     schema.OVERSHOOT_MAX, schema.OVERSHOOT_KL) if name in told}
         if self._record is not None:
             self._record.save_group(step, kept_arrays(self.method, rows.rollouts, rows.credit, rows.w, rows.live,
                                                       after))
             if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
-                self._record.save_reading(step, self._fresh_lens(keep=True).arrays(rows.rollouts, rows.w))
-        self._line["time/scope"] = self._line.get("time/scope", 0.0) + time.perf_counter() - start
+                self._record.save_reading(step, self._fresh_observer(keep=True).arrays(rows.rollouts, rows.w))
+        self._line[schema.TIME_SCOPE] = self._line.get(schema.TIME_SCOPE, 0.0) + time.perf_counter() - start
 
-    def _note(self, window: Window, mine: Rows, found: ranks.Reading | None = None) -> None:
+    def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None) -> None:
         """All that is known before the step, on the first rank."""
         gathered = together.to_first(mine)
         rows = together.joined(gathered) if gathered else mine
         self._reading = Reading(window, rows)
         if not self._first:
             return
-        lens = self._fresh_lens(keep=True)
-        lens.blocks = rows.blocks
+        observer = self._fresh_observer(keep=True)
+        observer.blocks = rows.blocks
         self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.spread(rows.w, rows.rollouts.mask)
         if rows.blocks:
-            self._line |= lens.metrics(rows.rollouts, rows.w, 1.0)
+            self._line |= observer.metrics(rows.rollouts, rows.w, 1.0)
         if found is not None:
-            self._line |= together.sketched(found, lens.eps)
+            self._line |= together.sketched(found, observer.eps)
 
     @property
     def made(self) -> Generation:
@@ -452,27 +381,27 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if z.requires_grad:
             torch.autograd.backward(0 * z.sum())
 
-    def _fresh_lens(self, keep: bool = False) -> Opened:
-        """The lens, which is made at the first reading: only then are all adapters and wrappers in place."""
-        if self._lens is None:
-            self._lens = Opened(self._policy, Config())
+    def _fresh_observer(self, keep: bool = False) -> RankObserver:
+        """The observer, which is made at the first reading: only then are all adapters and wrappers in place."""
+        if self._observer is None:
+            self._observer = RankObserver(self._policy.model)
         if not keep:
-            self._lens.reset()
-        return self._lens
+            self._observer.reset()
+        return self._observer
 
     def _agreement(self, theirs: dict[nn.Parameter, Tensor | None]) -> dict[str, float]:
         """The cosine of TRL's gradient and ours, and our norm, which no clipping has touched."""
         dot, ours, other = together.products([(p.grad, g) for p, g in theirs.items()
                                               if p.grad is not None and g is not None])
         if not ours * other > 0:
-            return {"grad/norm": ours**0.5}
+            return {schema.GRAD_NORM: ours**0.5}
         cosine = dot / (ours * other) ** 0.5
         self._held += 1
         if cosine < AGREE:
             self._warn("agreement", f"the trainer's gradient and that of row {self.method.name!r} have cosine "
                                     f"{cosine:.3f}: a subclass, dropout, an entropy bonus or a router's loss adds what "
                                     f"the row does not say. Readings are of the row")
-        return {"grad/norm": ours**0.5, "scope/agreement": cosine}
+        return {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
 
     @contextmanager
     def _reason(self, what: str) -> Iterator[None]:
@@ -482,7 +411,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         except Exception as error:  # a diagnostic must not end somebody's training
             self._reading = None
             why = str(error) if isinstance(error, CreditscopeError) else f"{type(error).__name__}: {error}"
-            self._line["scope/absent"] = why
+            self._line[schema.SCOPE_ABSENT] = why
             self._warn(what, f"step {self._trainer.state.global_step} was not {what}: {why}")
 
     def _warn(self, cause: str, text: str) -> None:
@@ -493,10 +422,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     # -- inside the trainer's own backward: the mixin's way ----------------------------------------------------------
 
     def open(self) -> bool:
-        """Open the lens around a forward that is about to run, where the coming backward may be read."""
+        """Open the observer around a forward that is about to run, where the coming backward may be read."""
         self._open = self.due and self._gram and self._reading is None
         if self._open:
-            self._fresh_lens().open()
+            self._fresh_observer().open()
         return self._open
 
     def seen(self, inputs: Inputs, live: Tensor) -> None:
@@ -511,22 +440,22 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         start = time.perf_counter()
         inputs, live = self._pending
         with self._reason("read"):
-            lens = self._fresh_lens(keep=True)
-            lens.close(torch.arange(len(live), device=live.device))
+            observer = self._fresh_observer(keep=True)
+            observer.close(torch.arange(len(live), device=live.device))
             window = self._window([inputs])
             with untouched(self._policy.model):
                 self._prove(inputs)
             live = live.double()
             w = effective_credit(lambda lp: objective(window, lp), live)
-            value = self._line["objective/value"] = float(objective(window, live))
-            self._note(window, Rows(window.sampled_by(live), window.credit, live, w, value, lens.blocks))
-        self._line["time/scope"] = time.perf_counter() - start
+            value = self._line[schema.OBJECTIVE_VALUE] = float(objective(window, live))
+            self._note(window, Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks))
+        self._line[schema.TIME_SCOPE] = time.perf_counter() - start
 
     def abort(self) -> None:
         """An exception came between the forward and the close: the model is as it was."""
         if self._open:
             self._open = False
-            self._fresh_lens(keep=True).abort()
+            self._fresh_observer(keep=True).abort()
 
 
 def stranger(out: Path) -> str | None:

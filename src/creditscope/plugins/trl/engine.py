@@ -22,8 +22,8 @@ from trl import GRPOConfig
 from creditscope.credit import find_estimator
 from creditscope.errors import CreditscopeError
 from creditscope.lab.evaluate import evaluate
+from creditscope.lab.setup import check_problems, make_optimizer, problem_stream
 from creditscope.lab.tools import task_gives
-from creditscope.lab.train import check_problems, make_optimizer, problem_stream
 from creditscope.plugins.trl.callback import holds_run, stranger
 from creditscope.plugins.trl.mixin import ScopedGRPOTrainer
 from creditscope.plugins.trl.passes import untouched

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
-from creditscope.lab.lens import Block
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope import geometry
+from creditscope.microscope.observer import Block
 from creditscope.microscope.shards import is_shard, local, many_ranks, parts
+from creditscope.runs import schema
 
 Found = TypeVar("Found")
 
@@ -191,9 +192,9 @@ def products(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float, floa
     return dot, ours, theirs
 
 
-def sketched(found: ranks.Reading, eps: float) -> dict[str, float]:
+def sketched(found: ranks.RanksReading, eps: float) -> dict[str, float]:
     """`sketch/…`: all pairs of all ranks' rollouts, with the sketch's error; and how many groups have nothing else."""
     about = geometry.summary(found.sketch.gram.numpy(), group=found.group.numpy(), eps=eps)
     out = {f"sketch/{name}": about[f"gram/{name}"] for name in SKETCHED if f"gram/{name}" in about}
-    out |= {"sketch/relative_error": found.sketch.relative_error} if out else {}
-    return out | {"gram/cut_groups": float(len(found.split))}
+    out |= {schema.SKETCH_RELATIVE_ERROR: found.sketch.relative_error} if out else {}
+    return out | {schema.GRAM_CUT_GROUPS: float(len(found.split))}

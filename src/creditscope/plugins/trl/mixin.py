@@ -22,15 +22,13 @@ from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
 from creditscope.lab.rollout import step_tensors
-from creditscope.lab.train import with_limit
-from creditscope.methods.axes import Method
+from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import find
-from creditscope.objective.weights import aggregate, alpha, kept
+from creditscope.objective.weights import aggregate, alpha, kept, with_limit
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.batch import (
     ALPHA,
     LABELS,
-    LOCAL,
     ROW,
     SHARE,
     Generation,
@@ -43,6 +41,7 @@ from creditscope.plugins.trl.batch import (
 from creditscope.plugins.trl.callback import ScopeCallback
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, score
 from creditscope.policy.loading import Policy
+from creditscope.runs import schema
 from creditscope.tasks import Step, Verdict
 from creditscope.tasks.worker import check_steps
 
@@ -73,11 +72,11 @@ class CreditMixin:
         here: Any = self
         self.row: Method = row_for(method, here)
         """The row of the table whose loss is descended on."""
-        self.credit = credit or "outcome"
+        self.credit = credit or OWN_CREDIT
         self._estimator, self._steps = find_estimator(self.credit), steps
         gives = {"entropy", "collision"} | ({"steps", "states"} if steps else set())
         self._estimator.row.require(frozenset(gives), "TRL's trainer" if steps else "TRL's trainer (without steps=)")
-        if self.row.baseline == "external":
+        if self.row.external:
             raise CreditscopeError(f"method {method!r} takes its credit from a critic, and TRL's trainer has none; "
                                    f"choose another of: creditscope methods")
         self.scope = ScopeCallback(here, every=every, out=out, groups=None, gram=gram, tell=tell, config=config)
@@ -91,8 +90,8 @@ class CreditMixin:
         if not here.model.training:
             return found
         made = numbered(here, found)
-        if "reward/errors" in made.metrics:
-            raise CreditscopeError(f"{made.metrics['reward/errors']} answers have no reward: no function gave a "
+        if schema.REWARD_ERRORS in made.metrics:
+            raise CreditscopeError(f"{made.metrics[schema.REWARD_ERRORS]} answers have no reward: no function gave a "
                                    f"number, and the table has no rule for that. Return 0.0 in place of None")
         whole = self._whole(inputs, found, made)
         credit = self._estimator(self.row, whole, _Progress(here))
@@ -105,7 +104,7 @@ class CreditMixin:
             found |= {key: getattr(whole, name)[mine] for name, key in LABELS.items()
                       if getattr(whole, name) is not None}
             found[LABELS["step"]] = found[LABELS["step"]][:, :width]
-        if self.row.name != LOCAL:
+        if not self.row.local:
             for key, weigh in ((ALPHA, alpha), (SHARE, aggregate)):
                 found[key] = weigh(self.row, whole, keep, torch.float64)[mine, :width] * ranks
         return found
@@ -215,9 +214,7 @@ def row_for(method: str, trainer: Any) -> Method:
         raise CreditscopeError("the model's router has a loss of its own, which no row has; set router_aux_loss_coef=0")
     if args.use_vllm and args.vllm_importance_sampling_correction:
         raise CreditscopeError("vllm_importance_sampling_correction=True multiplies TRL's own loss; set it to False")
-    if not args.beta:
-        return row
-    return row.but(name=row.name, title=row.title, parent=row.parent, beta=args.beta)
+    return row.replace(beta=args.beta) if args.beta else row
 
 
 def everywhere(trainer: Any, x: Tensor, pad: int = 0) -> Tensor:

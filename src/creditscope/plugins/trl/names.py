@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 from trl import GRPOTrainer, RLOOTrainer
 
 from creditscope.errors import CreditscopeError
+from creditscope.files.versions import version
 
 TESTED = ("1.14.2", "1.16.0")
 """The versions on which `make contracts` ran."""
@@ -19,7 +19,7 @@ ATTRIBUTES = ("_buffered_inputs", "_step", "_metrics", "_logs", "_generate_and_s
 OVERRIDDEN = ("_generate_and_score_completions", "_compute_loss", "_clip_grad_norm")
 """Of a trainer: what the mixin extends."""
 TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
-"""Of a batch."""
+"""Of every batch; what else one must hold, `batch_keys` says."""
 
 # The training loop sets it at the start of the first step.
 LATE = ("current_gradient_accumulation_steps",)
@@ -30,8 +30,25 @@ def require(what: str, given: object, names: tuple[str, ...]) -> None:
     has = given.__contains__ if isinstance(given, dict) else lambda name: hasattr(given, name)
     missing = [name for name in names if not has(name)]
     if missing:
-        raise CreditscopeError(f"{what} of trl {version()} has no {missing[0]!r}, which creditscope relies on; tested "
-                               f"with trl {', '.join(TESTED)}: install one of these")
+        raise CreditscopeError(f"{what} of trl {version('trl') or '(unknown)'} has no {missing[0]!r}, which "
+                               f"creditscope relies on; tested with trl {', '.join(TESTED)}: install one of these")
+
+
+def batch_keys(trainer: Any) -> tuple[str, ...]:
+    """Of a batch that this trainer generated: under which settings TRL puts what into it.
+
+    Where a key may be absent, its absence means something (π_old is the live policy, no tool wrote), so one that TRL
+    renamed would be read as another loss.
+    """
+    if isinstance(trainer, RLOOTrainer):
+        return (*TENSORS, "old_logps")
+    args = trainer.args
+    corrected = bool(args.use_vllm and args.vllm_importance_sampling_correction)
+    # TRL's words: if generation and optimisation steps are aligned, importance sampling isn't necessary.
+    moves = args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations) != 0
+    asked = {"old_per_token_logps": moves or corrected, "importance_sampling_ratio": corrected,
+             "tool_mask": bool(getattr(trainer, "tools", None)), "ref_per_token_logps": bool(args.beta)}
+    return (*TENSORS, "num_items_in_batch", *(name for name, given in asked.items() if given))
 
 
 def check_trainer(trainer: Any) -> None:
@@ -60,10 +77,3 @@ def check_trainer(trainer: Any) -> None:
     if cut:
         raise CreditscopeError(f"{cut[0]}_size is above 1 in the trainer's parallelism_config, and the callback reads "
                                f"ranks that have rows of their own; set it to 1")
-
-
-def version() -> str:
-    try:
-        return importlib.metadata.version("trl")
-    except importlib.metadata.PackageNotFoundError:
-        return "(unknown)"

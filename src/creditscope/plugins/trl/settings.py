@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from creditscope import __version__
+from creditscope.files.versions import software
 from creditscope.methods.axes import Method
 
 ARGUMENTS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "scale_rewards",
@@ -41,10 +39,7 @@ def settings_of(trainer: Any, method: Method, every: int, gram: bool) -> dict[st
 def versions() -> dict[str, Any]:
     """What it ran on."""
     packages = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "numpy")
-    known = {name: next((d.version for d in importlib.metadata.distributions(name=name)), None) for name in packages}
-    return {"creditscope": __version__, "python": platform.python_version(), "packages": known,
-            "platform": f"{platform.system()} {platform.machine()}",
-            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}
+    return software(packages) | {"devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}
 
 
 def _plain(value: Any) -> Any:

@@ -34,7 +34,7 @@ def advantages_of(method: Method) -> AdvantageFn:
 
     def compute(token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None,
                 **_: Any) -> tuple[Tensor, Tensor]:
-        if method.baseline == "external":
+        if method.external:
             raise CreditscopeError(f"method {method.name!r} takes its credit from a critic: set "
                                    f"algorithm.adv_estimator=gae, and keep creditscope_{method.name} as the loss")
         return _given(method, "outcome", token_level_rewards, response_mask, index)
@@ -107,7 +107,7 @@ def lenient(method: Method, group: Tensor) -> Method:
     if method.centred and bool((Groups(group).size == 1).all()):
         raise CreditscopeError(f"method {method.name!r} compares a rollout with its group, and each of the "
                                f"{len(group)} groups has one rollout; set actor_rollout_ref.rollout.n to 2 or more")
-    return method.but(name=method.name, lone="zero") if method.lone == "refuse" else method
+    return method.replace(lone="zero") if method.lone == "refuse" else method
 
 
 def numbered(index: Sequence[Any]) -> Tensor:

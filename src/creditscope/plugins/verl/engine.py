@@ -26,13 +26,14 @@ from torch import Tensor
 
 from creditscope.batch import metrics
 from creditscope.errors import CreditscopeError
-from creditscope.lab.lens import row_w
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope import geometry
+from creditscope.microscope.observer import row_w
 from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.plugins.verl.names import assert_registered, installed, load, require_engine
+from creditscope.runs import schema
 
 # Without verl there is nothing to extend, but the readings below need none.
 Engine: Any = load("verl.workers.engine.fsdp.transformer_impl").FSDPEngineWithLMHead if installed() else object
@@ -46,7 +47,7 @@ SKETCHED = ("effective_rank", "top1", "conflict")
 
 
 @dataclass
-class Reading:
+class EngineReading:
     """One mini-batch on one rank, while it is read."""
 
     number: dict[str, int]
@@ -69,7 +70,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         self.blocks: dict[str, NDArray[np.float64]] = {}
         """Prompt id → exact Gram, in the units of the update: the whole groups of this rank at the last reading."""
         self._updates = 0
-        self._reading: Reading | None = None
+        self._reading: EngineReading | None = None
         self._stack = ExitStack()
         self._slope: Tensor | None = None
         self._proofs = Proofs()
@@ -86,7 +87,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         if not due:
             return super().forward_backward_batch(data, loss_function)
         self._refuse(data)
-        reading = self._reading = Reading(self._numbered(_uids(data)))
+        reading = self._reading = EngineReading(self._numbered(_uids(data)))
         try:
             out = super().forward_backward_batch(data, loss_function)
         finally:
@@ -121,7 +122,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
             found["log_probs"] = torch.nested.nested_tensor_from_jagged(flat, nested.offsets())
         return found
 
-    def _prove(self, reading: Reading, data: Any, loss_function: Callable[..., Any]) -> None:
+    def _prove(self, reading: EngineReading, data: Any, loss_function: Callable[..., Any]) -> None:
         """The same micro-batches without the microscope, rollout i's slopes times h_i; gradients are put back."""
         held = {p: p.grad for p in self.module.parameters()}
         rank = dist.get_rank(self.get_data_parallel_group())
@@ -140,7 +141,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
     # -- one micro-batch ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _watched(self, reading: Reading, micro_batch: Any) -> Iterator[None]:
+    def _watched(self, reading: EngineReading, micro_batch: Any) -> Iterator[None]:
         """Around the forward and the backward of one micro-batch."""
         self._slope = None
         with Microscope(self.module, segments=self._owners(micro_batch), sketch=reading.sketcher) as scope:
@@ -184,7 +185,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         dist.all_gather_object(found, mine, group=group)
         return found
 
-    def _readings(self, reading: Reading) -> dict[str, float]:
+    def _readings(self, reading: EngineReading) -> dict[str, float]:
         """Of the whole mini-batch, the same on every rank: verl takes a mean over ranks."""
         found = ranks.across(reading.scopes, reading.groups, ranks=self.get_data_parallel_group())
         w_i, eps = _row_w(reading), max(scope.eps for scope in reading.scopes)
@@ -198,8 +199,8 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         groups = [group for part in parts for group in part[0]]
         out: dict[str, float] = {name.replace("w/", "w/batch_", 1): value
                                  for name, value in metrics.spread(w, torch.ones_like(w, dtype=torch.bool)).items()}
-        out |= {"signal/groups": float(len(real)), "gram/whole_groups": float(len(groups)),
-                "gram/cut_groups": float(len(real) - len(groups)), "gram/check": found.check.error}
+        out |= {schema.SIGNAL_GROUPS: float(len(real)), schema.GRAM_WHOLE_GROUPS: float(len(groups)),
+                schema.GRAM_CUT_GROUPS: float(len(real) - len(groups)), schema.GRAM_CHECK: found.check.error}
         return out | group_means(groups) | sketched_means(found, real, eps)
 
     def _refuse(self, data: Any) -> None:
@@ -226,22 +227,22 @@ def group_means(groups: Sequence[Group]) -> dict[str, float]:
     """
     live = [geometry.summary(gram, w_i, np.zeros(len(gram), dtype=np.int64), eps=eps)
             for gram, w_i, eps in groups if np.diag(gram).any()]
-    out: dict[str, float] = {"gram/live_groups": float(len(live))} if groups else {}
+    out: dict[str, float] = {schema.GRAM_LIVE_GROUPS: float(len(live))} if groups else {}
     for name in dict.fromkeys(name for found in live for name in found if name.startswith("gram/group/")):
         out[name] = float(np.mean([found[name] for found in live if name in found]))
     return out
 
 
-def sketched_means(found: ranks.Reading, numbers: Iterable[int], eps: float) -> dict[str, float]:
+def sketched_means(found: ranks.RanksReading, numbers: Iterable[int], eps: float) -> dict[str, float]:
     """`sketch/group/…`: the same for all groups, cut ones too, from sketched Grams, with their error beside them."""
     gram, owner = found.sketch.gram.numpy(), found.group.numpy()
     blocks = [(gram[np.ix_(owner == number, owner == number)], None, eps) for number in sorted(numbers)]
     means = group_means(blocks)
     out = {f"sketch/group/{name}": means[f"gram/group/{name}"] for name in SKETCHED if f"gram/group/{name}" in means}
-    return out | ({"sketch/relative_error": found.sketch.relative_error} if out else {})
+    return out | ({schema.SKETCH_RELATIVE_ERROR: found.sketch.relative_error} if out else {})
 
 
-def _row_w(reading: Reading) -> dict[int, NDArray[np.float64] | None]:
+def _row_w(reading: EngineReading) -> dict[int, NDArray[np.float64] | None]:
     """Group number → w of its rows in a micro-batch; verl's padding, where nobody chose, is left out."""
     out: dict[int, NDArray[np.float64] | None] = {}
     for w, mask, numbers in zip(reading.w, reading.masks, reading.groups, strict=True):

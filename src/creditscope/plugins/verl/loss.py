@@ -21,6 +21,7 @@ from creditscope.methods.axes import Method
 from creditscope.objective.surrogate import surrogate
 from creditscope.plugins.verl.names import PREFIX, assert_registered
 from creditscope.plugins.verl.table import countable, refuse_method
+from creditscope.runs import schema
 
 PolicyLossFn = Callable[..., tuple[Tensor, dict[str, float]]]
 
@@ -109,7 +110,7 @@ def limited(row: Method, told: Mapping[str, Any]) -> Method:
         raise CreditscopeError(f"method {row.name!r} divides by L_max, and the width of a micro-batch changes from one "
                                f"to the next; set actor_rollout_ref.actor.loss_scale_factor to "
                                f"data.max_response_length")
-    return row.but(name=row.name, max_tokens=int(limit))
+    return row.replace(max_tokens=int(limit))
 
 
 def refuse_settings(method: Method, mode: str, config: Any) -> None:
@@ -134,7 +135,7 @@ def readings(w: Tensor, credit: Tensor, mask: Tensor) -> dict[str, float]:
     tokens, rows = int(mask.sum()), int(mask.any(dim=1).sum())
     given = (credit != 0) & mask
     silent = mask.any(dim=1) & ~given.any(dim=1)
-    counts: dict[str, Tensor] = {"w/zero": ((w == 0) & mask).sum(), "w/stopped": (given & (w == 0)).sum(),
-              "w/positive": ((w > 0) & mask).sum()}
+    counts: dict[str, Tensor] = {schema.W_ZERO: ((w == 0) & mask).sum(), schema.W_STOPPED: (given & (w == 0)).sum(),
+              schema.W_POSITIVE: ((w > 0) & mask).sum()}
     out = {name: float(count) / tokens if tokens else float("nan") for name, count in counts.items()}
-    return out | {"signal/silent_rows": float(silent.sum()) / rows if rows else float("nan")}
+    return out | {schema.SIGNAL_SILENT_ROWS: float(silent.sum()) / rows if rows else float("nan")}

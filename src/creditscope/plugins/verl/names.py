@@ -7,11 +7,11 @@ name, shows up as an unknown loss at the first update. `assert_registered` says 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.files.versions import version
 
 TESTED = ("0.9.1",)
 """The versions on which the tests ran."""
@@ -78,13 +78,6 @@ def assert_registered(*names: str) -> None:
             raise unknown("name in verl", name, set(known))
 
 
-def version() -> str:
-    try:
-        return importlib.metadata.version("verl")
-    except importlib.metadata.PackageNotFoundError:
-        return "(unknown)"
-
-
 def _gone(where: str, why: str) -> CreditscopeError:
-    return CreditscopeError(f"verl {version()}: {where} cannot be used as creditscope relies on it ({why}); tested "
-                            f"with verl {', '.join(TESTED)}: install one of these")
+    return CreditscopeError(f"verl {version('verl') or '(unknown)'}: {where} cannot be used as creditscope relies on "
+                            f"it ({why}); tested with verl {', '.join(TESTED)}: install one of these")

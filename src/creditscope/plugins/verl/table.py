@@ -23,7 +23,7 @@ BY_TOKENS = ("prefix_tree", "prefix_share")
 def countable(method: Method) -> Method:
     """The row whose weights a⁰ a loss can count by itself: all rows, no weights of tokens or groups."""
     aggregate = "token_mean" if method.aggregate == "group_token_mean" else method.aggregate
-    return method.but(name=method.name, keep="all", keep_threshold=None, denominator="all", token_weight="none",
+    return method.replace(keep="all", keep_threshold=None, denominator="all", token_weight="none",
                       aggregate=aggregate)
 
 

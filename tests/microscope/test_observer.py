@@ -13,13 +13,15 @@ from safetensors.torch import load_file
 
 import mini
 from creditscope import CreditscopeError, Record, Rollouts, spectrum
-from creditscope.lab import lens as lens_module
-from creditscope.lab.lens import Lens, row_w
-from creditscope.lab.rollout import Batch, roll_out
-from creditscope.lab.train import make_optimizer, take_step, train
+from creditscope.lab.rollout import Drawn, roll_out
+from creditscope.lab.setup import make_optimizer
+from creditscope.lab.step import Minibatch, take_step
+from creditscope.lab.train import train
+from creditscope.microscope import observer as observer_module
+from creditscope.microscope.observer import Observer, row_w
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.sketch import Sketcher
-from creditscope.microscope.sources import Source
+from creditscope.microscope.sources import ParameterSource
 from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
 from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
@@ -33,7 +35,7 @@ LOOK = Config(model=mini.model(), task=mini.TASK, prompts=3, group=4, steps=2, m
               checkpoint_every=1, keep_every=0, lr=1e-4, scope="full", dtype="float64")
 
 
-def sampled(config: Config) -> tuple[Policy, Batch]:
+def sampled(config: Config) -> tuple[Policy, Drawn]:
     """The policy's head is tied to its embedding, as the packaged model's is."""
     policy = load_policy(config.model, dtype=config.dtype)
     policy.model.lm_head.weight = policy.model.get_input_embeddings().weight
@@ -46,25 +48,26 @@ def sampled(config: Config) -> tuple[Policy, Batch]:
     return policy, replace(batch, rollouts=replace(batch.rollouts, reward=reward))
 
 
-def looked(config: Config) -> tuple[Policy, Lens, Rollouts, torch.Tensor, dict[str, torch.Tensor], Batch]:
-    """One step under the lens: also the weights as they were."""
+def looked(config: Config) -> tuple[Policy, Observer, Rollouts, torch.Tensor, dict[str, torch.Tensor], Drawn]:
+    """One step under the microscope: also the weights as they were."""
     policy, batch = sampled(config)
     before = {name: p.detach().clone() for name, p in policy.trainable().items()}
-    lens = Lens(policy, config)
+    observer = Observer(policy.model, config.scope == "full")
     credit = token_advantage(config.row, batch.rollouts).expand_as(batch.rollouts.mask)
-    [update] = take_step(policy, Brake(make_optimizer(policy, config)), config.row, config, batch.rollouts,
-                         batch.prompts, credit, torch.arange(len(batch.rollouts)), lens)
-    lens.after_updates()
-    return policy, lens, batch.rollouts, update.w, before, batch
+    update = take_step(Minibatch(policy, config.row, batch.rollouts, credit, accumulate=config.accumulate),
+                       Brake(make_optimizer(policy, config)), [observer], config.clip_norm)
+    assert update is not None
+    observer.after_updates()
+    return policy, observer, batch.rollouts, update.w, before, batch
 
 
-def slow_rows(policy: Policy, batch: Batch, w: torch.Tensor) -> torch.Tensor:
+def slow_rows(policy: Policy, batch: Drawn, w: torch.Tensor) -> torch.Tensor:
     """(N, P) the rows one by one, by plain autograd."""
     rows = []
     for i in range(len(batch.rollouts)):
         policy.model.zero_grad()
         r = batch.rollouts.rows(torch.tensor([i]))
-        logp = token_logp(policy, [batch.prompts[i]], r.tokens, r.mask, 1.0)
+        logp = token_logp(policy, [batch.rollouts.prompt_ids[i]], r.tokens, r.mask, 1.0)
         torch.autograd.backward(logp, w[i:i + 1, : logp.shape[1]].to(logp.dtype))
         rows.append(torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
                                for p in policy.trainable().values()]))
@@ -73,8 +76,8 @@ def slow_rows(policy: Policy, batch: Batch, w: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_the_recorded_grams_are_those_of_rows_taken_one_by_one() -> None:
-    policy, lens, rollouts, w, before, batch = looked(LOOK)
-    arrays = lens.arrays(rollouts, w)
+    policy, observer, rollouts, w, before, batch = looked(LOOK)
+    arrays = observer.arrays(rollouts, w)
     policy.model.load_state_dict(before, strict=False)
     for name, weight in (("gram", w), ("scores", rollouts.mask.double())):
         rows = slow_rows(policy, batch, weight)
@@ -89,8 +92,8 @@ def test_the_recorded_grams_are_those_of_rows_taken_one_by_one() -> None:
 
 @pytest.mark.slow
 def test_the_readings_are_those_of_the_recorded_grams() -> None:
-    _, lens, rollouts, w, _, _ = looked(LOOK)
-    arrays, line = lens.arrays(rollouts, w), lens.metrics(rollouts, w, lens.seconds + 1.0)
+    _, observer, rollouts, w, _, _ = looked(LOOK)
+    arrays, line = observer.arrays(rollouts, w), observer.metrics(rollouts, w, observer.seconds + 1.0)
     live = [arrays["group"] == g for g in (0, 2)]  # group 1 is unanimous
     ranks = [spectrum(arrays["gram"][np.ix_(rows, rows)], float(arrays["eps"])).effective_rank for rows in live]
     assert line["gram/group/effective_rank"] == pytest.approx(np.mean(ranks))
@@ -108,8 +111,8 @@ def test_the_readings_are_those_of_the_recorded_grams() -> None:
 
 
 def test_the_path_holds_the_sketches_of_the_gradient_and_of_the_update() -> None:
-    policy, lens, rollouts, w, before, batch = looked(LOOK)
-    arrays = lens.arrays(rollouts, w)
+    policy, observer, rollouts, w, before, batch = looked(LOOK)
+    arrays = observer.arrays(rollouts, w)
     moved = {name: p.detach() - before[name] for name, p in policy.trainable().items()}
     assert np.allclose(arrays["path_update"], Sketcher().gradient(moved.items()).double().numpy())
     policy.model.load_state_dict(before, strict=False)
@@ -124,16 +127,17 @@ def test_the_path_holds_the_sketches_of_the_gradient_and_of_the_update() -> None
 
 @pytest.mark.slow
 def test_the_norms_of_single_tokens_are_those_of_the_head_alone() -> None:
-    policy, lens, rollouts, w, before, batch = looked(LOOK)
+    policy, observer, rollouts, w, before, batch = looked(LOOK)
     policy.model.load_state_dict(before, strict=False)
-    norms, line = lens.arrays(rollouts, w)["token_norms_head"], lens.metrics(rollouts, w, lens.seconds + 1.0)
+    norms = observer.arrays(rollouts, w)["token_norms_head"]
+    line = observer.metrics(rollouts, w, observer.seconds + 1.0)
     head = torch.nn.Linear(1, 1, bias=False)  # an untied head: the policy's is tied to its embedding
     head.weight = torch.nn.Parameter(policy.model.get_output_embeddings().weight.detach().clone())
     policy.model.lm_head = head
     for i, t in ((0, 0), (3, 1), (9, 4)):
         assert rollouts.mask[i, t]
         r = rollouts.rows(torch.tensor([i]))
-        logp = token_logp(policy, [batch.prompts[i]], r.tokens, r.mask, 1.0)[0, t]
+        logp = token_logp(policy, [batch.rollouts.prompt_ids[i]], r.tokens, r.mask, 1.0)[0, t]
         (grad,) = torch.autograd.grad(logp, head.weight)
         assert norms[i, t] == pytest.approx(float(grad.norm()), rel=1e-9)
     x = np.sort(norms[rollouts.mask.numpy()] ** 2)[::-1]
@@ -144,7 +148,9 @@ def test_what_a_model_does_to_its_logits_after_the_head_is_in_the_norms_of_the_h
     model = build("gemma2", final_logit_softcapping=0.5).double()
     policy = Policy("capped", model, tokenizer=None)
     tokens, mask = torch.tensor([[5, 7, 9]]), torch.ones(1, 3, dtype=torch.bool)
-    norms = head_norms(policy, [[3, 4]], tokens, mask, 1.0)
+    rollouts = Rollouts(tokens=tokens, mask=mask, logp=torch.zeros(1, 3), reward=torch.zeros(1),
+                        group=torch.zeros(1, dtype=torch.int64), prompt_ids=[[3, 4]])
+    norms = head_norms(policy, rollouts, 1.0)
     head = torch.nn.Linear(1, 1, bias=False)
     head.weight = torch.nn.Parameter(model.get_output_embeddings().weight.detach().clone())
     model.lm_head = head
@@ -166,9 +172,9 @@ def test_the_path_of_a_step_with_several_updates_is_where_they_led_together(tmp_
 
 @pytest.mark.slow
 def test_micro_batches_keep_groups_whole_so_their_readings_do_not_change() -> None:
-    _, lens, rollouts, w, _, _ = looked(LOOK)
+    _, observer, rollouts, w, _, _ = looked(LOOK)
     _, parted, same, v, _, _ = looked(replace(LOOK, accumulate=2))
-    one, two = lens.metrics(rollouts, w, lens.seconds + 1.0), parted.metrics(same, v, parted.seconds + 1.0)
+    one, two = observer.metrics(rollouts, w, observer.seconds + 1.0), parted.metrics(same, v, parted.seconds + 1.0)
     shared = [name for name in one if "/group/" in name or name.startswith("baseline/")]
     assert len(shared) > 20
     for name in shared:
@@ -177,7 +183,7 @@ def test_micro_batches_keep_groups_whole_so_their_readings_do_not_change() -> No
     assert "gram/effective_rank" in one
     assert "gram/effective_rank" not in two
     assert np.isnan(parted.arrays(same, v)["gram"]).any()
-    assert not np.isnan(lens.arrays(rollouts, w)["gram"]).any()
+    assert not np.isnan(observer.arrays(rollouts, w)["gram"]).any()
 
 
 @pytest.mark.slow
@@ -211,11 +217,12 @@ def test_readings_come_on_schedule_and_a_rewound_run_forgets_them(tmp_path: Path
 def test_a_batch_without_any_signal_is_read_without_readings_of_rank() -> None:
     policy, batch = sampled(LOOK)
     r = replace(batch.rollouts, reward=torch.ones_like(batch.rollouts.reward))
-    lens = Lens(policy, LOOK)
+    observer = Observer(policy.model, LOOK.scope == "full")
     credit = token_advantage(LOOK.row, r).expand_as(r.mask)
-    [update] = take_step(policy, Brake(make_optimizer(policy, LOOK)), LOOK.row, LOOK, r, batch.prompts, credit,
-                         torch.arange(len(r)), lens)
-    line = lens.metrics(r, update.w, lens.seconds + 1.0)
+    update = take_step(Minibatch(policy, LOOK.row, r, credit), Brake(make_optimizer(policy, LOOK)), [observer],
+                       LOOK.clip_norm)
+    assert update is not None
+    line = observer.metrics(r, update.w, observer.seconds + 1.0)
     assert line["gram/live_groups"] == 0
     assert not any(name.startswith(("gram/group/", "baseline/", "null/", "matrix/")) for name in line)
     assert line["scores/group/effective_rank"] > 1  # the scores are there all the same
@@ -240,7 +247,7 @@ def test_swapped_rows_are_found_by_the_proof_of_the_first_reading(monkeypatch: p
     """Can-fail: the check of every pass is blind to rows that change places."""
     real = Recorder.matrix
 
-    def planted(self: Recorder, source: Source, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    def planted(self: Recorder, source: ParameterSource, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         order = torch.arange(len(delta)).flip(0) if source.names[0].endswith("up_proj.weight") else slice(None)
         return real(self, source, delta[order], a[order])
 
@@ -253,7 +260,7 @@ def test_answers_are_right_or_wrong_only_where_all_rewards_of_the_batch_are() ->
     """A graded reward in another pass counts: how a batch is cut must not change what is read."""
     rows = torch.tensor([0, 1])
     plain, graded = make([0, 1, 1, 0], [0, 0, 1, 1], [2] * 4), make([0, 1, 0.5, 0], [0, 0, 1, 1], [2] * 4)
-    right = lens_module._right(plain, rows)
+    right = observer_module._right(plain, rows)
     assert right is not None
     assert right.tolist() == [False, True]
-    assert lens_module._right(graded, rows) is None
+    assert observer_module._right(graded, rows) is None

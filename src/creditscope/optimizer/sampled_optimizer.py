@@ -1,8 +1,8 @@
-"""A shadow of a live optimiser over a sample of its coordinates: the same rule, the same state, a few tensors.
+"""A copy of a live optimiser over a sample of its coordinates: the same rule, the same state, few tensors.
 
-Reading every parameter takes dozens of small operations each, which on a GPU can outlast a small step. Adam and SGD
-treat each coordinate alone, so a sample of coordinates with their moments is an optimiser of its own, and whatever
-reads an optimiser can read the shadow.
+Reading every parameter takes dozens of small operations each, which on a GPU can take longer than a small step. Adam
+and SGD treat each coordinate alone, so a sample of coordinates with their moments is an optimiser of its own, and
+whatever reads an optimiser can read the sample.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
-from creditscope.optimizer.state import CLOSED, bare
+from creditscope.optimizer.families import bare, family_of
 
 
-class Shadow:
-    """Every stride-th coordinate of each parameter that has a gradient, flat, one parameter a group and age.
+class SampledOptimizer:
+    """Every stride-th coordinate of each parameter that has a gradient, flat, one parameter per group and age.
 
-    Every parameter is in it: what the reward's scale does may sit almost whole in one, as in an embedding whose rows
-    are seldom met. `take` copies parameters, gradients and state, before the step; `follow` copies the parameters once
-    more, after it.
+    Every parameter is in it: the effect of the reward's scale may sit almost wholly in one, as in an embedding whose
+    rows are seldom used. `take` copies parameters, gradients and state, before the step; `follow` copies the
+    parameters once more, after it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, stride: int) -> None:
         self._real = bare(optimizer)
-        if type(self._real) not in CLOSED:
+        if family_of(self._real) is None:
             raise CreditscopeError(f"a sample of the coordinates is an optimiser of its own for Adam, AdamW and SGD, "
                                    f"not for {type(self._real).__name__}")
         self._stride = stride
@@ -37,7 +37,7 @@ class Shadow:
 
     @torch.no_grad()
     def take(self) -> torch.optim.Optimizer:
-        """The shadow of the optimiser as it stands now."""
+        """The sample of the optimiser as it stands now."""
         self._members, groups, states = [], [], []
         for real in self._real.param_groups:
             ages: dict[tuple[bool, float], list[Tensor]] = {}
@@ -51,7 +51,7 @@ class Shadow:
                 states.append(self._state(members))
                 self._members.append(members)
         if not groups:
-            raise CreditscopeError("no parameter has a gradient; take a shadow between backward() and step()")
+            raise CreditscopeError("no parameter has a gradient; take a sample between backward() and step()")
         self.optimizer = type(self._real)(groups, lr=groups[0]["lr"])  # type: ignore[call-arg]
         for group, state in zip(self.optimizer.param_groups, states, strict=True):
             if state:
@@ -60,14 +60,14 @@ class Shadow:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Move the shadow's parameters to where the real ones stand now."""
+        """Copy the present values of the real parameters."""
         assert self.optimizer is not None
         for group, members in zip(self.optimizer.param_groups, self._members, strict=True):
             group["params"][0].copy_(self._flat(members))
 
     @property
     def named(self) -> list[tuple[str, Tensor]]:
-        """The shadow's parameters, by their number."""
+        """The sample's parameters, by their number."""
         assert self.optimizer is not None
         return [(f"sample {k}", group["params"][0]) for k, group in enumerate(self.optimizer.param_groups)]
 

@@ -1,25 +1,27 @@
-"""The microscope at work in the trainer: when it looks, what it looks at, and what that costs.
+"""The microscope over a run: what a reading takes, what it gives, and what it costs.
 
-`light` reads the step's own backward pass. `full` adds a second pass whose cotangent is 1 on every chosen token: its
-rows are the unweighted scores ψ_i, which zero credit cannot hide, and what hangs on them: the centred rank, the null of
-shuffled w, the optimal baseline. `--also` adds a pass for each other credit, whose cotangent is the w that this
-credit would have become. Groups are never cut, so each group's block is exact; blocks of different micro-batches are
-not compared.
+`light` reads the update's own backward pass. `full` adds a second pass whose cotangent is 1 on every chosen token: its
+rows are the unweighted scores ψ_i, which zero credit cannot hide. From these come the centred rank, the null of
+shuffled w, and the optimal baseline. Other credits add a pass each, whose cotangent is the w that this credit would
+have become. Groups are never cut, so each group's block is exact; blocks of different micro-batches are not compared.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from creditscope.batch.groups import Groups
+from creditscope.batch.observer import Passes, StepObserver
 from creditscope.batch.rollouts import Rollouts
 from creditscope.microscope import geometry
 from creditscope.microscope.matrices import model_spectra
@@ -27,8 +29,7 @@ from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.spectrum import spectrum
-from creditscope.policy.loading import Policy
-from creditscope.runs.config import Config
+from creditscope.runs import schema
 
 
 @dataclass(frozen=True)
@@ -36,109 +37,86 @@ class Block:
     """The Grams of the rollouts of one micro-batch."""
 
     rows: Tensor
-    """Their rows in the batch."""
+    """Their rows in the batch, on the CPU."""
     gram: NDArray[np.float64]
     layers: dict[str, NDArray[np.float64]]
     eps: float
 
 
-class Lens:
-    """Looks at a policy's steps through the microscope, on schedule."""
+class Observer(StepObserver):
+    """Reads a model's updates through the microscope; `reset` begins a new reading."""
 
-    def __init__(self, policy: Policy, config: Config) -> None:
-        self._policy, self._config = policy, config
-        self._scope = Microscope(policy.model)
-        self._sketcher = Sketcher()
-        self._proofs = Proofs()
+    def __init__(self, model: nn.Module, full: bool = False) -> None:
+        self.model, self.full = model, full
+        self.scope = Microscope(model)
+        self.sketcher = Sketcher()
+        self.proofs = Proofs()
         self._cost: dict[str, float] = {}
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last step."""
-        self._rows: list[Block] = []
-        self._scores: list[Block] = []
-        self._others: dict[str, list[Block]] = {}
+        """Forget the last reading."""
+        self.blocks: list[Block] = []
+        """The rows as they were weighted, one block for each pass that was read."""
         self.others: dict[str, Tensor] = {}
         """(B, T) credit of the batch by other names, to be read beside its own."""
+        self._scores: list[Block] = []
+        self._others: dict[str, list[Block]] = {}
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []
         self._before: dict[str, Tensor] = {}
         self._extra: dict[str, Any] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._seconds = 0.0  # what a reading costs beside the step's own passes
+        self._seconds = 0.0  # what a reading costs beside the update's own passes
         self._calibration = 0.0
         self.seconds = 0.0
-        """All that was spent inside the step on looking, the calibration included."""
+        """All that was spent on looking inside the update, the calibration included."""
 
     def assign(self, credits: Callable[[], dict[str, Tensor]]) -> None:
-        """--also: other credits for the coming step's batch. What they cost is part of the reading's price."""
+        """Other credits for the coming batch. What they cost is part of the reading's price."""
         start = self._now()
         self.others = credits()
         self._seconds += self._now() - start
 
-    # -- while a step is taken --------------------------------------------------------------------------------------
+    # -- while an update is made ------------------------------------------------------------------------------------
 
-    def watch(self, rows: Tensor, pull: Callable[[], None]) -> None:
-        """Run one forward and backward under the microscope."""
-        with self._scope:
-            pull()
-        self._rows.append(self._block(rows))
+    def before(self, minibatch: Passes) -> None:
+        self.calibrate(minibatch)
+        if self.full:
+            self.read_scores(minibatch)
+        self.read_others(minibatch)
 
-    def calibrate(self, pull: Callable[[Tensor], None], rollouts: int) -> None:
-        """Where one is due, the proof that each row is attributed to the right rollout. Once per run, what a pass costs
-        without and with the microscope, side by side, the best of three. `pull` runs a pass with the rollouts weighted.
-        """
-        began = self._now()
-        due = self._proofs.due(self._policy.model)
-        if due is not None:
-            self._proofs.run(due, self._scope, pull, rollouts)
-        if not self._cost:
-            every = torch.ones(rollouts, dtype=torch.float64)
-            spent: dict[str, list[float]] = {"plain": [], "scoped": []}
-            for kind in ("plain", "scoped") * 3:
-                start = self._now()
-                with self._scope if kind == "scoped" else nullcontext():
-                    pull(every)
-                spent[kind].append(self._now() - start)
-            self._cost = {kind: min(seconds) for kind, seconds in spent.items()}
-            self._calibration = self._now() - began
-            self.seconds += self._calibration
-        elif due is not None:
-            self._spend(began)
+    @contextmanager
+    def around(self, rows: Tensor) -> Iterator[None]:
+        """One forward and backward pass under the microscope."""
+        self.open()
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+        self.close(rows)
 
-    def read_scores(self, rows: Tensor, pull: Callable[[], None]) -> None:
-        """A pass whose cotangents are 1: the unweighted scores."""
-        start = self._now()
-        with self._scope:
-            pull()
-        self._scores.append(self._block(rows))
-        self._spend(start)
+    def open(self) -> None:
+        """The forward and backward pass that follows is read: for loops that somebody else runs."""
+        self.scope.__enter__()
 
-    def read_others(self, rows: Tensor, chunks: Sequence[Tensor], weigh: Callable[[Tensor], Tensor],
-                    pull: Callable[[Tensor, Tensor], None]) -> None:
-        """--also: for each other credit a pass whose cotangents are the w that it would have become."""
-        start = self._now()
-        for name, credit in self.others.items():
-            w = weigh(credit[rows])
-            for chunk in chunks:
-                with self._scope:
-                    pull(chunk, w[chunk])
-                self._others.setdefault(name, []).append(self._block(rows[chunk]))
-        self._spend(start)
+    def close(self, rows: Tensor) -> None:
+        """The pass over `rows` of the batch is over."""
+        self.scope.__exit__(None, None, None)
+        self.blocks.append(self._block(rows))
 
-    def read_tokens(self, rows: Tensor, norms: Callable[[], Tensor], mask: Tensor) -> None:
-        """full: the score norms of single tokens, for the output head alone: below it they have no cheap form."""
-        start = self._now()
-        self._tokens.append((rows, norms(), mask))
-        self._spend(start)
+    def abort(self) -> None:
+        """An exception ended the pass: the model is as it was."""
+        self.scope.__exit__(*sys.exc_info())
 
-    def before_update(self) -> None:
-        """full: at the first update of a step read the gradient as a whole, and remember the weights."""
-        if self._before:
+    def gradient(self, norm: float) -> None:
+        """full: at the first update of a batch read the gradient as a whole, and remember the weights."""
+        if self._before or not self.full:
             return
         start = self._now()
-        parameters = self._policy.trainable()
+        parameters = self._trainable()
         grads = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-        self._arrays["path_gradient"] = _numbers(self._sketcher.gradient(grads.items()))
+        self._arrays["path_gradient"] = _numbers(self.sketcher.gradient(grads.items()))
         self._extra |= self._layer_spectra()
         self._before = {name: p.detach().clone() for name, p in parameters.items()}
         self._spend(start)
@@ -148,10 +126,64 @@ class Lens:
         if not self._before:
             return
         start = self._now()
-        parameters = self._policy.trainable()
-        self._arrays["path_update"] = _numbers(self._sketcher.gradient(
-            (name, p.detach() - self._before[name]) for name, p in parameters.items()))
+        self._arrays["path_update"] = _numbers(self.sketcher.gradient(
+            (name, p.detach() - self._before[name]) for name, p in self._trainable().items()))
         self._before = {}
+        self._spend(start)
+
+    # -- passes of the reading's own --------------------------------------------------------------------------------
+
+    def calibrate(self, minibatch: Passes) -> None:
+        """Where one is due, the proof that each row is attributed to the right rollout. Once per run, what a pass costs
+        without and with the microscope, side by side, the best of three."""
+        first = minibatch.chunks[0]
+        mask = minibatch.rollouts.mask[first]
+
+        def pull(weights: Tensor) -> None:
+            minibatch.backward(lambda live, _: mask.to(live.dtype) * weights.to(live)[:, None], chunks=[first])
+
+        began = self._now()
+        due = self.proofs.due(self.model)
+        if due is not None:
+            self.proofs.run(due, self.scope, pull, len(first))
+        if not self._cost:
+            every = torch.ones(len(first), dtype=torch.float64)
+            spent: dict[str, list[float]] = {"plain": [], "scoped": []}
+            for kind in ("plain", "scoped") * 3:
+                start = self._now()
+                with self.scope if kind == "scoped" else nullcontext():
+                    pull(every)
+                spent[kind].append(self._now() - start)
+            self._cost = {kind: min(seconds) for kind, seconds in spent.items()}
+            self._calibration = self._now() - began
+            self.seconds += self._calibration
+        elif due is not None:
+            self._spend(began)
+
+    def read_scores(self, minibatch: Passes) -> None:
+        """Passes whose cotangents are 1: the unweighted scores, and the score norms of single tokens, for the output
+        head alone: below it they have no cheap form."""
+        start = self._now()
+        for chunk in minibatch.chunks:
+            mask, rows = minibatch.rollouts.mask[chunk], minibatch.rows[chunk]
+            with self.scope:
+                minibatch.backward(lambda live, _, ones=mask: ones.to(live.dtype), chunks=[chunk])  # type: ignore[misc]
+            self._scores.append(self._block(rows))
+            self._tokens.append((rows, minibatch.head_norms(chunk), mask))
+        self._spend(start)
+
+    def read_others(self, minibatch: Passes) -> None:
+        """For each other credit a pass whose cotangents are the w that it would have become."""
+        if not self.others:
+            return
+        start = self._now()
+        logp = minibatch.logp()
+        for name, credit in self.others.items():
+            w = minibatch.w(logp, credit[minibatch.rows])
+            for chunk in minibatch.chunks:
+                with self.scope:
+                    minibatch.backward(lambda _, part, w=w: w[part], chunks=[chunk])  # type: ignore[misc]
+                self._others.setdefault(name, []).append(self._block(minibatch.rows[chunk]))
         self._spend(start)
 
     # -- afterwards -------------------------------------------------------------------------------------------------
@@ -160,19 +192,19 @@ class Lens:
         """`gram/…` of the rows as they were weighted, `scores/…` unweighted, and the cost as a share of the step."""
         start = self._now()
         w_i = row_w(w, rollouts.mask)
-        out = _merged([self._summary(block, rollouts, w_i) for block in _parted(self._rows, rollouts)],
-                      "gram/live_groups")
+        out = _merged([self._summary(block, rollouts, w_i) for block in _parted(self.blocks, rollouts)],
+                      schema.GRAM_LIVE_GROUPS)
         if self._scores:
             out |= _merged([self._score_summary(block, rollouts) for block in _parted(self._scores, rollouts)],
-                           "scores/live_groups")
+                           schema.SCORES_LIVE_GROUPS)
             out |= self._nulls(rollouts, w_i) | self._baselines(rollouts) | self._token_concentration()
         out |= self._extra | self._other_ranks(rollouts)
         now = self._now() - start
         if self._cost:
-            out["scope/ratio"] = self._cost["scoped"] / self._cost["plain"]
-            extra = (self._cost["scoped"] - self._cost["plain"]) * len(self._rows)
+            out[schema.SCOPE_RATIO] = self._cost["scoped"] / self._cost["plain"]
+            extra = (self._cost["scoped"] - self._cost["plain"]) * len(self.blocks)
             # `seconds` holds what was spent on looking so far; the calibration happens once a run and is left out.
-            out["scope/share"] = (max(extra, 0.0) + self._seconds + now) / (seconds - self._calibration + now)
+            out[schema.SCOPE_SHARE] = (max(extra, 0.0) + self._seconds + now) / (seconds - self._calibration + now)
         return out
 
     def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
@@ -180,10 +212,10 @@ class Lens:
         count = len(rollouts)
         w_i = row_w(w, rollouts.mask)
         out = dict(self._arrays) | {"group": rollouts.group.cpu().numpy(), "reward": _numbers(rollouts.reward),
-                                    "eps": np.array(max(block.eps for block in self._rows))}
+                                    "eps": np.array(max(block.eps for block in self.blocks))}
         if w_i is not None:
             out["row_w"] = w_i
-        out["gram"] = _whole(self._rows, count)
+        out["gram"] = _whole(self.blocks, count)
         if self._scores:
             out["scores"] = _whole(self._scores, count)
         if self._others:
@@ -194,16 +226,21 @@ class Lens:
             for picked, x, _ in self._tokens:
                 norms[picked.cpu().numpy()] = _numbers(x)
             out["token_norms_head"] = norms
-        out["layer_names"] = np.array(list(self._rows[0].layers))
-        groups = [(block, rows) for block in self._rows for _, rows in
-                  _by_group(rollouts.group[block.rows].cpu().numpy())]
-        out["layer_groups"] = np.array([int(rollouts.group[block.rows[rows[0]]]) for block, rows in groups])
-        out["layers"] = np.array([[block.layers[name][np.ix_(rows, rows)] for block, rows in groups]
-                                  for name in self._rows[0].layers], dtype=np.float32)
+        if len(set(Groups(rollouts.group).counts.tolist())) == 1:  # one array for all groups needs groups of one size
+            out |= self._layers(rollouts)
         return out
 
+    def _layers(self, rollouts: Rollouts) -> dict[str, NDArray[Any]]:
+        """(parameters, groups, R, R) Grams by parameter."""
+        groups = [(block, rows) for block in self.blocks for _, rows in
+                  _by_group(rollouts.group[block.rows].cpu().numpy())]
+        return {"layer_names": np.array(list(self.blocks[0].layers)),
+                "layer_groups": np.array([int(rollouts.group[block.rows[rows[0]]]) for block, rows in groups]),
+                "layers": np.array([[block.layers[name][np.ix_(rows, rows)] for block, rows in groups]
+                                    for name in self.blocks[0].layers], dtype=np.float32)}
+
     def _block(self, rows: Tensor) -> Block:
-        scope = self._scope
+        scope = self.scope
         return Block(rows, scope.gram.numpy(), {name: k.numpy() for name, k in scope.layers.items()}, scope.eps)
 
     def _summary(self, block: Block, rollouts: Rollouts, w_i: NDArray[np.float64] | None) -> dict[str, float]:
@@ -235,16 +272,16 @@ class Lens:
                     centred.append(spectrum(around_mean, block.eps).effective_rank)
         out = {f"null/group/{name}": _mean(null[name].mean for null in nulls if name in null)
                for name in ("effective_rank", "cancellation", "conflict") if any(name in null for null in nulls)}
-        return out | ({"gram/group/centred_effective_rank": _mean(centred)} if centred else {})
+        return out | ({schema.GRAM_GROUP_CENTRED_EFFECTIVE_RANK: _mean(centred)} if centred else {})
 
     def _other_ranks(self, rollouts: Rollouts) -> dict[str, float]:
         """`also/NAME/effective_rank`, the mean over the groups in which that credit is not 0."""
         out = {}
         for name, blocks in self._others.items():
             found = _merged([self._summary(block, rollouts, None) for block in _parted(blocks, rollouts)],
-                            "gram/live_groups")
-            if "gram/group/effective_rank" in found:
-                out[f"also/{name}/effective_rank"] = found["gram/group/effective_rank"]
+                            schema.GRAM_LIVE_GROUPS)
+            if schema.GRAM_GROUP_EFFECTIVE_RANK in found:
+                out[f"also/{name}/effective_rank"] = found[schema.GRAM_GROUP_EFFECTIVE_RANK]
         return out
 
     def _token_concentration(self) -> dict[str, float]:
@@ -253,8 +290,8 @@ class Lens:
         found = geometry.concentration(_numbers(norms)) if len(norms) else None
         if found is None:
             return {}
-        return {"tokens/head_top1": found.top1, "tokens/head_top10": found.top10,
-                "tokens/head_effective_share": found.effective_number / len(norms)}
+        return {schema.TOKENS_HEAD_TOP1: found.top1, schema.TOKENS_HEAD_TOP10: found.top10,
+                schema.TOKENS_HEAD_EFFECTIVE_SHARE: found.effective_number / len(norms)}
 
     def _baselines(self, rollouts: Rollouts) -> dict[str, float]:
         """The mean reward as a baseline beside the optimal one, over the groups that have both right and wrong."""
@@ -263,24 +300,28 @@ class Lens:
         least = sum(b.variance_optimal for b in found)
         if least <= 0:
             return {}
-        return {"baseline/mean": _mean(b.mean for b in found), "baseline/optimal": _mean(b.optimal for b in found),
-                "baseline/variance_lost": sum(b.excess for b in found) / least,
-                "baseline/variance_lost_by_chance": sum(b.by_chance for b in found) / least}
+        return {schema.BASELINE_MEAN: _mean(b.mean for b in found),
+                schema.BASELINE_OPTIMAL: _mean(b.optimal for b in found),
+                schema.BASELINE_VARIANCE_LOST: sum(b.excess for b in found) / least,
+                schema.BASELINE_VARIANCE_LOST_BY_CHANCE: sum(b.by_chance for b in found) / least}
 
     def _layer_spectra(self) -> dict[str, float]:
         """Spectra of each layer's gradient matrix: their table goes to the arrays, their means to the metrics."""
-        grads = [p.grad for p in self._policy.trainable().values() if p.dim() == 2]
+        grads = [p.grad for p in self._trainable().values() if p.dim() == 2]
         if not any(g is not None and bool(g.any()) for g in grads):
             return {}
-        found = model_spectra(self._policy.model)
+        found = model_spectra(self.model)
         self._arrays |= {"matrix_names": np.array(list(found)),
                          "matrix_stable_rank": np.array([s.stable_rank for s in found.values()]),
                          "matrix_effective_rank": np.array([s.effective_rank for s in found.values()]),
                          "matrix_energy": np.array([s.energy for s in found.values()])}
-        return {"matrix/stable_rank_low": _mean(s.stable_rank.low for s in found.values()),
-                "matrix/stable_rank_high": _mean(s.stable_rank.high for s in found.values()),
-                "matrix/effective_rank_low": _mean(s.effective_rank.low for s in found.values()),
-                "matrix/effective_rank_high": _mean(s.effective_rank.high for s in found.values())}
+        return {schema.MATRIX_STABLE_RANK_LOW: _mean(s.stable_rank.low for s in found.values()),
+                schema.MATRIX_STABLE_RANK_HIGH: _mean(s.stable_rank.high for s in found.values()),
+                schema.MATRIX_EFFECTIVE_RANK_LOW: _mean(s.effective_rank.low for s in found.values()),
+                schema.MATRIX_EFFECTIVE_RANK_HIGH: _mean(s.effective_rank.high for s in found.values())}
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _spend(self, start: float) -> None:
         spent = self._now() - start
@@ -288,8 +329,9 @@ class Lens:
         self.seconds += spent
 
     def _now(self) -> float:
-        if self._policy.device.type == "cuda":
-            torch.cuda.synchronize(self._policy.device)
+        device = next(self.model.parameters()).device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter()
 
 

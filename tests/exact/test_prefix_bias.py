@@ -14,10 +14,10 @@ from torch import Tensor
 from creditscope import METHODS, Method, Rollouts, effective_credit, surrogate
 from creditscope.batch.groups import Groups
 from creditscope.credit.prefixes import shared
+from creditscope.exact.prefix_bias import Nodes, length_exponent, measured, nodes, prefix_bias, summary
 from creditscope.methods.dialects import DIALECTS
+from creditscope.methods.properties import properties
 from creditscope.methods.table import even
-from creditscope.objective.prefix_bias import Nodes, length_exponent, measured, nodes, prefix_bias, summary
-from creditscope.objective.properties import properties
 from each import each
 from makers import make
 from small_models import build
@@ -270,7 +270,7 @@ def test_a_language_model_learns_each_node_once_with_weight_W() -> None:
 def test_the_nodes_together_hold_all_credit(name: str) -> None:
     batch, tree, draw = bush(4)
     logp = moved(batch, tree, draw, 0.3)
-    row = METHODS[name].but(name=name, beta=0.0)
+    row = METHODS[name].replace(beta=0.0)
     credit = torch.ones(len(batch), 1, dtype=D) if row.baseline == "external" else None
     w = effective_credit(lambda lp: surrogate(row, lp, batch, credit), logp)
     found = prefix_bias(row, batch, logp, credit)

@@ -23,10 +23,12 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.prefixes import shared
 from creditscope.credit.units import wide
 from creditscope.methods.axes import Method
+from creditscope.methods.bounds import BOUNDS
 from creditscope.objective.advantages import token_advantage
-from creditscope.objective.ratios import ratio, trusted
+from creditscope.objective.ratios import LOG_RATIOS, ratio, trusted
 from creditscope.objective.surrogate import check_credit, effective_credit, surrogate
 from creditscope.objective.weights import alpha, kept
+from creditscope.runs import schema
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def measured(method: Method, rollouts: Rollouts, tree: Nodes, logp: Tensor | Non
 
     The leaf shifts the node's log π: rows may bring log-probs that differ by rounding, and they keep them.
     """
-    row = method.but(name=method.name, beta=0.0) if method.has_loss_kl else method
+    row = method.replace(beta=0.0) if method.has_loss_kl else method
     live = rollouts.logp if logp is None else logp
     return effective_credit(lambda shift: surrogate(row, live + tree.spread(shift), rollouts, credit),
                             live.new_zeros(len(tree)))
@@ -159,10 +161,10 @@ def summary(found: PrefixBias, rollouts: Rollouts) -> dict[str, Any]:
         prefix/length_positive, prefix/length_negative     the length exponent of ω where A > 0, and where A < 0
     """
     tree, mass = found.nodes, found.mass
-    out: dict[str, Any] = {"prefix/nodes": int(tree.shared.sum()), "prefix/root_nodes": int(tree.whole.sum()),
-                           "prefix/tokens": float(tree.rows[tree.shared].sum() / tree.rows.sum())}
+    out: dict[str, Any] = {schema.PREFIX_NODES: int(tree.shared.sum()), schema.PREFIX_ROOT_NODES: int(tree.whole.sum()),
+                           schema.PREFIX_TOKENS: float(tree.rows[tree.shared].sum() / tree.rows.sum())}
     if float(mass.sum()) > 0:
-        out["prefix/mass"] = float(mass[tree.shared].sum() / mass.sum())
+        out[schema.PREFIX_MASS] = float(mass[tree.shared].sum() / mass.sum())
     for name, where, value in (("root", tree.whole, found.total), ("bias", tree.shared, found.bias)):
         if float(mass[where].sum()) > 0:
             out[f"prefix/{name}"] = float(value[where].abs().sum() / mass[where].sum())
@@ -196,68 +198,13 @@ def effective(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, cre
     """∂/∂log π_it of Σ_it part_it · term_it/A_it: ω for part = α, w for part = α·A."""
     if method.ratio == "none":
         return part
-    return OMEGAS[method.bound](method, part, log_ratio, mask, credit)
-
-
-def _free(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
-    """The slope of s in log s is s."""
-    return _carried(method, part * ratio(method, log_ratio, mask), mask)
-
-
-def _clip(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
-    """s, and 0 where s > 1+ε_high with A > 0, s < 1−ε_low with A < 0, or s > c with A < 0 under dual clip."""
-    s, (low, high) = ratio(method, log_ratio, mask), _edges(method)
-    passes = torch.where(credit > 0, s <= high, (s >= low) & (s <= (method.dual_clip or torch.inf)))
-    return _carried(method, part * s * passes, mask)
-
-
-def _clip_inside(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
-    """exp(mean_t d_it) of the clipped d, carried by the tokens that were not clipped."""
-    assert method.clip_low is not None
-    assert method.clip_high is not None
-    good = credit >= 0
-    passes = torch.where(good, log_ratio <= method.clip_high, log_ratio >= -method.clip_low)
-    clipped = torch.where(good, log_ratio.clamp(max=method.clip_high), log_ratio.clamp(min=-method.clip_low))
-    return _carried(method, part * ratio(method, clipped, mask), mask) * passes
-
-
-def _stop_gradient(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
-    """sg[clip(s)]: log π carries the gradient, the ratio is a number."""
-    return part * ratio(method, log_ratio, mask).clamp(*_edges(method))
-
-
-def _gate(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
-    """The slope of 4/τ·σ(τ(s−1)) in log s is 4σ(1−σ)·s, τ by the sign of A."""
-    assert method.gate_pos is not None
-    assert method.gate_neg is not None
-    s = ratio(method, log_ratio, mask)
-    gate = torch.where(credit > 0, torch.sigmoid(method.gate_pos * (s - 1)), torch.sigmoid(method.gate_neg * (s - 1)))
-    return _carried(method, part * 4 * gate * (1 - gate) * s, mask)
-
-
-def _gamma(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
-    """sg[s^k·exp(λ(1−s))], (k, λ) by the sign of A."""
-    assert method.gamma_pos is not None
-    assert method.gamma_neg is not None
-    s = ratio(method, log_ratio, mask)
-    good, bad = (s**k * torch.exp(lam * (1 - s)) for k, lam in (method.gamma_pos, method.gamma_neg))
-    return part * torch.where(credit >= 0, good, bad)
-
-
-def _edges(method: Method) -> tuple[float, float]:
-    """1 − ε_low and 1 + ε_high; a side without ε is open."""
-    return (0.0 if method.clip_low is None else 1 - method.clip_low,
-            torch.inf if method.clip_high is None else 1 + method.clip_high)
-
-
-OMEGAS: dict[str, Callable[[Method, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "none": _free,
-    "clip": _clip,
-    "clip_inside": _clip_inside,
-    "stop_gradient": _stop_gradient,
-    "gate": _gate,
-    "gamma": _gamma,
-}
+    bound = BOUNDS[method.bound]
+    if bound.slope is None:  # log π carries the gradient
+        return part * bound.term(method, LOG_RATIOS[method.ratio](log_ratio, mask), credit)
+    if bound.carrier == "tokens":
+        mean = ratio(method, bound.term(method, log_ratio, credit), mask)
+        return _carried(method, part * mean, mask) * bound.slope(method, log_ratio, credit)
+    return _carried(method, part * bound.slope(method, LOG_RATIOS[method.ratio](log_ratio, mask), credit), mask)
 
 
 # -- whose log π moves log s: (pull on log s_it, mask) -> pull on log π_it -------------------------------------------
@@ -268,24 +215,14 @@ def _carried(method: Method, pull: Tensor, mask: Tensor) -> Tensor:
     return CARRIERS[method.ratio](pull, mask).masked_fill(~mask, 0.0)
 
 
-def _each(pull: Tensor, mask: Tensor) -> Tensor:
-    """A token's own ratio: ∂log s_it/∂log π_it = 1."""
-    return pull
-
-
-def _mean(pull: Tensor, mask: Tensor) -> Tensor:
-    """log s_i = 1/L_i Σ_t log ρ_it: every token carries 1/L_i of all pulls."""
-    return (pull.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)).expand_as(mask)
-
-
-def _product(pull: Tensor, mask: Tensor) -> Tensor:
+def _shared(pull: Tensor, mask: Tensor) -> Tensor:
     """log s_i = Σ_t log ρ_it: every token carries all pulls."""
     return pull.sum(dim=1, keepdim=True).expand_as(mask)
 
 
 CARRIERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": _each,
-    "sequence_mean": _mean,
-    "sequence_product": _product,
-    "sequence_token": _each,
+    "token": lambda pull, mask: pull,
+    "sequence_mean": lambda pull, mask: _shared(pull, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1),
+    "sequence_product": _shared,
+    "sequence_token": lambda pull, mask: pull,
 }

@@ -1,0 +1,92 @@
+"""Observers of an update: one protocol for the microscope, the probe of the optimiser and the brake.
+
+An update of a minibatch runs through these events, in this order:
+
+    begin        a new batch: method, rollouts, credit
+    before       passes of the observer's own, before the update's
+    goes_on      may veto the update
+    reweigh      may change the w that is pulled back
+    weighed      w is known before the update's pass: with several micro-batches, or where an observer is `early`
+    around       each forward and backward pass of a micro-batch
+    see          log π of a micro-batch with its graph, between the two
+    gradient     the whole gradient, before it is clipped
+    clipped      the gradient as the optimiser gets it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from creditscope.batch.rollouts import Rollouts
+from creditscope.methods.axes import Method
+
+Cotangent = Callable[[Tensor, Tensor], Tensor | None]
+"""(log π of a micro-batch, its rows in the minibatch) -> ∂/∂log π to pull back, None for nothing."""
+Around = Callable[[Tensor], AbstractContextManager[Any]]
+"""Rows of the batch -> the context of their pass."""
+
+
+class Passes(Protocol):
+    """What a minibatch offers an observer: passes through the model, micro-batch by micro-batch."""
+
+    rollouts: Rollouts
+    rows: Tensor
+    """The minibatch's rows in the batch, on the CPU."""
+    chunks: Sequence[Tensor]
+    """The rows of each micro-batch in the minibatch, on the CPU."""
+
+    def logp(self) -> Tensor:
+        """(B, T) log π of all rows, without a graph."""
+
+    def w(self, logp: Tensor, credit: Tensor | None = None, method: Method | None = None) -> Tensor:
+        """(B, T) ∂J/∂log π at `logp`, under the minibatch's own credit and method or others."""
+
+    def backward(self, cotangent: Cotangent, around: Around = ..., chunks: Sequence[Tensor] | None = None) -> None:
+        """Add Σ_it c_it ∇log π_it to the gradients, c = cotangent(log π, chunk)."""
+
+    def head_norms(self, chunk: Tensor) -> Tensor:
+        """(B, T) norms of the gradient of log π(y_t) by the output head alone."""
+
+
+class StepObserver:
+    """Follows the updates of a batch. Each event does nothing unless a subclass says otherwise."""
+
+    own_pass = False
+    """Whether `see` gets a forward pass of its own: the microscope bears one backward pass per forward."""
+
+    early = False
+    """Whether it asks for `weighed`, which costs one forward pass where there is one micro-batch."""
+
+    def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
+        """A new batch."""
+
+    def before(self, minibatch: Passes) -> None:
+        """An update is about to be made. Gradients left behind are cleared."""
+
+    def goes_on(self, logp: Tensor, rows: Tensor | None = None) -> bool:
+        """Whether another update may be made at these log-probs."""
+        return True
+
+    def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The w that is pulled back in place of w = ∂J/∂log π. `rows` are those of a minibatch; by default all."""
+        return w
+
+    def weighed(self, minibatch: Passes, logp: Tensor, pulled: Tensor) -> None:
+        """The w that will be pulled back, at `logp`. Gradients left behind are cleared."""
+
+    def around(self, rows: Tensor) -> AbstractContextManager[None]:
+        """The context of one forward and backward pass over `rows` of the batch."""
+        return nullcontext()
+
+    def see(self, logp: Tensor, rows: Tensor | None = None) -> None:
+        """log π of `rows` before the coming update, with its graph."""
+
+    def gradient(self, norm: float) -> None:
+        """The gradient of the update is complete, and not clipped yet; `norm` is its norm."""
+
+    def clipped(self, factor: float) -> None:
+        """The gradient was multiplied by `factor`, 1 where nothing clips; the optimiser's step follows."""

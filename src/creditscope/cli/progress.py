@@ -1,0 +1,71 @@
+"""How far some work is: a bar on a terminal, lines elsewhere, nothing for a program."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from creditscope.cli.output import Output
+
+
+class Progress:
+    """The one display of every verb: `show` moves the bar, `say` prints a line, `tick` does both by tenths."""
+
+    def __init__(self, console: Console, label: str, quiet: bool = False, transient: bool = False) -> None:
+        self._console, self._label, self._quiet, self._tenth = console, label, quiet, 0
+        self.live = console.is_terminal and not quiet
+        self._bar = Bars(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("left"),
+                         TimeRemainingColumn(), console=console)
+        self._task = self._bar.add_task(label, total=None)
+        self._screen = Live(self._bar, console=console, refresh_per_second=4, transient=transient)
+        self._first: float | None = None
+        self._start = 0.0
+
+    @classmethod
+    def beside(cls, label: str, output: Output) -> Progress:
+        """On the error stream, for verbs whose output is the result."""
+        terminal = sys.stderr.isatty() and not output.plain
+        return cls(Console(stderr=True, highlight=False, force_terminal=terminal), label, output.json, transient=True)
+
+    def __enter__(self) -> Progress:
+        if self.live:
+            self._screen.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self._screen.stop()
+
+    def say(self, line: str) -> None:
+        if not self._quiet:
+            self._console.print(line, markup=False)
+
+    def show(self, done: float, total: float, label: str = "", below: RenderableType | None = None) -> None:
+        """The bar at done/total, and what stands below it."""
+        if self._first is None:  # the model is loaded by now, and what an earlier run did is not of this pace
+            self._first, self._start = done, time.monotonic()
+        if self.live:
+            self._bar.update(self._task, completed=done, total=total, description=label or self._label)
+            self._screen.update(self._bar if below is None else Group(self._bar, below))
+
+    def tick(self, done: int, total: int, words: str = "") -> None:
+        """So much of so much, with a line for every tenth where there is no bar; what has no end is not shown."""
+        if not total:
+            return
+        self.show(done, total, f"{self._label}  {words}".rstrip())
+        if not self.live and done * 10 // total > self._tenth and (words or done < total):
+            self._tenth = done * 10 // total
+            left = self.left(done, total)
+            self.say(f"{self._label}  {words or f'{done / total:.0%}'}" + (f"  left {left}" if left else ""))
+
+    def left(self, done: float, total: float) -> str:
+        """Time for the rest at the pace so far; nothing before there is a pace."""
+        if self._first is None or done <= self._first:
+            return ""
+        seconds = (total - done) * (time.monotonic() - self._start) / (done - self._first)
+        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

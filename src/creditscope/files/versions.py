@@ -1,0 +1,26 @@
+"""Which versions this process runs on. Loads no package to find out, torch included."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+from creditscope import __version__
+
+
+def version(package: str) -> str | None:
+    """The installed version, None where it is not installed.
+
+    >>> version("no such package") is None
+    True
+    """
+    return next((found.version for found in importlib.metadata.distributions(name=package)), None)
+
+
+def software(packages: Iterable[str]) -> dict[str, Any]:
+    """creditscope, Python, platform and packages. No path, no user name and no variable."""
+    return {"creditscope": __version__, "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "packages": {name: version(name) for name in packages}}

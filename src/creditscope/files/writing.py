@@ -1,0 +1,105 @@
+"""Files and folders that appear complete or not at all: filled under another name, then renamed. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from creditscope.errors import CreditscopeError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+
+@contextlib.contextmanager
+def new_file(path: Path, sync: bool = False, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A file to fill; it takes its name when the block ends well, else nothing is left. Raises OSError.
+
+    `sync`: the bytes and the name are on the disk before it returns, so that they survive a loss of power.
+    """
+    part = part_of(path)
+    try:
+        part.unlink(missing_ok=True)  # a link that lies there would be written through
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+            yield out
+            if sync:
+                out.flush()
+                os.fsync(out.fileno())
+        part.replace(path)
+        if sync:
+            flush_to_disk(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_file(path: Path, data: str | bytes, repair: str = "make room there, or choose another place") -> None:
+    """Write a file, and the folder it lies in; a disk that refuses is an error that ends with `repair`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path) as out:
+            out.write(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise CreditscopeError(f"cannot write {path}: {error.strerror}; {repair}") from None
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, sync: bool = False) -> Iterator[Path]:
+    """A folder to fill; it takes its name when the block ends well, in place of an older one. Raises OSError."""
+    part = part_of(path)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        if path.exists():
+            remove_folder(path)
+        part.replace(path)
+        if sync:
+            flush_to_disk(path.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete by rename, then rmtree: under its name there is never half of it."""
+    part = path.with_name(f".{path.name}.old.part")
+    shutil.rmtree(part, ignore_errors=True)
+    path.replace(part)
+    shutil.rmtree(part)
+
+
+def part_of(path: Path) -> Path:
+    """The name under which this process fills a file or a folder: two processes may write the same one."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def flush_to_disk(path: Path) -> None:
+    """See that a file's bytes are on the disk, or a folder's names. Windows opens no folder for that."""
+    if os.name == "nt" and path.is_dir():
+        return
+    found = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(found)
+    finally:
+        os.close(found)
+
+
+def lock_folder(path: Path) -> BaseFileLock:
+    """The lock of a folder's writer, held until `release` or the end of the process; an error where another holds it.
+
+    filelock opens run.lock with O_NOFOLLOW: a link that lies there is refused.
+    """
+    from filelock import FileLock, Timeout  # late: readers need none
+
+    lock = FileLock(path / "run.lock", timeout=0, mode=0o644, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise CreditscopeError(f"another process is writing into {path}; wait, or write into another folder") from None
+    except OSError as error:
+        raise CreditscopeError(f"cannot write into {path}: {error.strerror}") from None
+    return lock

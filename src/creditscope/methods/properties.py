@@ -1,0 +1,52 @@
+"""What a row implies at ratio 1 with β = 0, by its axes alone. No torch.
+
+`tests/objective/test_properties.py` measures each of them for every row on a probe batch: two mixed groups, unequal
+lengths, a prefix that a whole group shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from creditscope.methods.axes import Method
+
+
+@dataclass(frozen=True)
+class Properties:
+    """Each field is a statement about the row; None where the row takes its credit from outside."""
+
+    zero_sum: bool | None
+    """Σ_i A_i = 0 over the rollouts of a group that count."""
+    uniform_credit: bool | None
+    """At ratio 1 all tokens of a rollout have the same w."""
+    prefix_cancels: bool | None
+    """At ratio 1, Σ_i w_it = 0 on a prefix that the whole group shares."""
+    scale_invariant: bool | None
+    """w(φ·r) = w(r) for φ > 0."""
+    shift_invariant: bool | None
+    """w(r + c_group) = w(r) for a constant of each group."""
+
+
+def properties(m: Method) -> Properties:
+    """The properties of a row.
+
+    >>> from creditscope.methods.table import METHODS
+    >>> properties(METHODS["dr_grpo"]).prefix_cancels, properties(METHODS["grpo"]).prefix_cancels
+    (True, False)
+    """
+    if m.baseline == "external":
+        return Properties(None, None, None, None, None)
+    # Σ A = 0 needs a baseline that is the group's own mean, up to a factor the group shares, and every rollout kept.
+    own_mean = m.baseline in ("group_mean", "leave_one_out") and not m.entropy_cost
+    sums_to_zero = own_mean and m.whiten == "none" and m.keep in ("all", "live_groups")
+    # A shared prefix cancels when, besides, all rollouts of the group weigh the same: no 1/L_i, no λ. With the product
+    # ratio the 1/L_i of a sequence mean cancels against the L_i tokens that carry the same s_i.
+    even = m.token_weight == "none" and (m.aggregate != "sequence_mean" or m.ratio == "sequence_product")
+    # The std takes the reward's unit away, an ε in it gives it back; the Beta density has no unit to take.
+    unitless = (m.scale in ("group_std", "batch_std", "group_mean") and not m.std_eps) or (
+        m.whiten != "none" and not m.whiten_eps)
+    # The shift is another one in each group, so a std over the batch sees it.
+    blind_to_shift = m.centred and m.scale not in ("group_mean", "beta_density", "nonzero_rewards", "batch_std")
+    return Properties(zero_sum=sums_to_zero, uniform_credit=m.token_weight == "none",
+                      prefix_cancels=sums_to_zero and even, scale_invariant=unitless and not m.entropy_cost,
+                      shift_invariant=blind_to_shift)

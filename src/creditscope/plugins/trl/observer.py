@@ -1,0 +1,64 @@
+"""The observer of the microscope inside a trainer that somebody else runs, on one rank or on many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from creditscope.errors import CreditscopeError
+from creditscope.microscope import distributed
+from creditscope.microscope.observer import Observer
+from creditscope.microscope.scope import Microscope
+from creditscope.microscope.shards import many_ranks
+
+
+class RankObserver(Observer):
+    """Among many ranks every pass has a microscope of its own, with a sketch: the ranks compare all of them."""
+
+    _wrong = ""
+    """What the last proof found: nothing, or what is wrong."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._scopes: list[Microscope] = []
+
+    @contextmanager
+    def around(self, rows: Tensor) -> Iterator[None]:
+        if many_ranks():
+            self.scope = Microscope(self.model, sketch=self.sketcher)
+            self._scopes.append(self.scope)
+        with super().around(rows):
+            yield
+
+    def prove(self, due: str, pull: Callable[[Tensor], None], rollouts: int) -> None:
+        """Where it fails, no reading is believed until another proof has passed."""
+        with self._judged():
+            self.proofs.run(due, self.scope, pull, rollouts)
+
+    def prove_ranks(self, weights: Tensor, scale: float) -> None:
+        """The same for the rows of all ranks, after plain passes of the weighted losses."""
+        with self._judged():
+            distributed.prove_rows(self._scopes, [weights[block.rows.cpu()] for block in self.blocks], scale=scale)
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        try:
+            yield
+            self._wrong = ""
+        except CreditscopeError as error:
+            self._wrong = str(error)
+
+    def require_proof(self) -> None:
+        if self._wrong:
+            raise CreditscopeError(self._wrong)
+
+    def across(self, group: Tensor, scale: float) -> distributed.RanksReading:
+        """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
+        return distributed.across(self._scopes, [group[block.rows] for block in self.blocks], scale=scale)
+
+    @property
+    def eps(self) -> float:
+        """The relative precision of what this rank measured."""
+        return max(scope.eps for scope in self._scopes)

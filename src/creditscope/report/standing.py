@@ -1,0 +1,207 @@
+"""The numbers of a setting over its runs, and what they say: what was learnt, from what, and what stands out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from creditscope.claims.evidence import ENOUGH, Evidence, mean_of, over_runs
+from creditscope.report.answers import LAST, LIVE_BROKEN, LIVE_GOOD, Clause, is_solved, progress, worst
+from creditscope.report.settings import SettingRuns, Several, value_of
+from creditscope.report.steps import within
+from creditscope.runs import schema
+from creditscope.runs.intervals import Interval, mean_interval, overlap
+from creditscope.runs.numbers import mean
+
+TOPICS = ("Signal", "Credit", "Directions", "Optimiser")
+FEW = 6
+"""Settings that are named in a sentence."""
+Estimate = tuple[Interval, str] | None
+"""A mean with its interval, and what it is a mean of."""
+
+
+def rank_by_step(run: Evidence) -> Mapping[int, float]:
+    """step -> effective rank, mean over live groups: from the readings, or where they were not kept from the steps."""
+    return run.by_step("all/effective_rank") or dict(run.series(schema.GRAM_GROUP_EFFECTIVE_RANK))
+
+
+def live_by_step(run: Evidence) -> dict[int, float]:
+    """step -> share of groups in which a token had credit, or as far as is known whose rewards differ: 1 − dead."""
+    return {step: 1 - dead for step,
+            dead in (run.series(schema.SIGNAL_DEAD_GROUPS) + run.series(schema.CREDIT_DEAD_GROUPS))}
+
+
+def _accuracy(place: int) -> Callable[[Sequence[Evidence]], Estimate]:
+    """At the first (0) or the last (−1) evaluation of the runs that have two."""
+    return lambda runs: over_runs([[points[place][1]] for run in runs if len(points := run.points()) > 1])
+
+
+def _spent(runs: Sequence[Evidence]) -> Estimate:
+    """What the runs cost, a sum each: known, so that the mean has no interval."""
+    found = over_runs([[math.fsum(value for _, value in spent)] for run in runs
+                       if (spent := run.series(schema.ROLLOUTS_SPENT))])
+    return None if found is None else (replace(found[0], low=None, high=None), found[1])
+
+
+def _steps_of(metric: str) -> Callable[[Sequence[Evidence]], Estimate]:
+    """The mean of a metric over the steps that have it, then over runs."""
+    return lambda runs: over_runs([[value for _, value in run.series(metric)] for run in runs], "steps")
+
+
+def _column(name: str) -> Callable[[Sequence[Evidence]], Estimate]:
+    return lambda runs: mean_of(runs, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """A number of a setting: how it is read, and how it is shown."""
+
+    of: Callable[[Sequence[Evidence]], Estimate]
+    metric: str
+    """Of the glossary."""
+    percent: bool = False
+    digits: int = 2
+
+
+COLUMNS: Mapping[str, Statistic] = {
+    "rollouts": Statistic(of=_spent, metric=schema.ROLLOUTS_SPENT, digits=0),
+    "before, %": Statistic(of=_accuracy(0), metric=schema.EVAL_ACCURACY, percent=True, digits=1),
+    "after, %": Statistic(of=_accuracy(-1), metric=schema.EVAL_ACCURACY, percent=True, digits=1),
+    "live groups, %": Statistic(of=lambda runs: over_runs([list(live_by_step(run).values()) for run in runs], "steps"),
+                             metric=schema.SIGNAL_LIVE_GROUPS, percent=True, digits=0),
+    "rank": Statistic(of=lambda runs: over_runs([list(rank_by_step(run).values()) for run in runs]),
+                   metric=schema.GRAM_GROUP_EFFECTIVE_RANK),
+    "null": Statistic(of=_column("w_null"), metric=schema.GRAM_GROUP_W_NULL),
+    "cut to 2": Statistic(of=_column("all/effective_rank_truncated_2"),
+                          metric=schema.GRAM_GROUP_EFFECTIVE_RANK_TRUNCATED_2),
+    "top-1": Statistic(of=_column("all/top1"), metric=schema.GRAM_GROUP_TOP1),
+    "past bound, %": Statistic(of=_steps_of(schema.OVERSHOOT_PAST), metric=schema.OVERSHOOT_PAST, percent=True,
+                               digits=1),
+    "distance": Statistic(of=_steps_of(schema.OVERSHOOT_DISTANCE), metric=schema.OVERSHOOT_DISTANCE),
+}
+
+
+def span(value: Interval, column: Statistic) -> str:
+    """A mean with its interval, as the table has it.
+
+    >>> span(Interval(0.5, 0.25, 0.75, 3), COLUMNS["after, %"]), span(Interval(1.5, None, None, 1), COLUMNS["rank"])
+    ('50.0 [25.0, 75.0]', '1.50')
+    """
+    value, scale = (within(value, 0.0, 1.0), 100) if column.percent else (value, 1)
+    middle, *ends = (f"{scale * x:,.{column.digits}f}" for x in (value.mean, *(value.ends or ())))
+    return f"{middle} [{', '.join(ends)}]" if set(ends) - {middle} else middle
+
+
+def standing(setting: SettingRuns) -> Clause:
+    """What was learnt, what there was to learn from, and which other answers of its runs are not good."""
+    clauses = [clause for clause in (learnt(setting.runs), alive(setting.runs), *_others(setting)) if clause]
+    if not clauses:
+        return "unknown", "no evaluation and no group is recorded"
+    return worst(*(state for state, _ in clauses)), "; ".join(words for _, words in clauses)
+
+
+def learnt(runs: Sequence[Evidence]) -> Clause | None:
+    """The last evaluation against the first: by the interval of the change over three runs and more, else by run."""
+    points = [found for run in runs if len(found := run.points()) > 1]
+    if not points:
+        return None
+    before, after = (mean([found[place][1] for found in points]) for place in (0, -1))
+    said = f"accuracy {100 * before:.1f} → {100 * after:.1f} %"
+    change = mean_interval([found[-1][1] - found[0][1] for found in points])
+    fell = [run for run in runs if (progress(run.steps, run.trained) or ("", ""))[0] == "broken"]
+    if len(points) >= ENOUGH and change.excludes_zero:
+        return ("broken", f"{said}: it fell below its start") if change.mean < 0 else ("good", f"{said}: it rose")
+    if fell:
+        state = "broken" if len(fell) == len(points) else "watch"
+        return state, f"{said}: it fell in {len(fell)} of {many(len(points), 'run')}"
+    return "good", f"{said}: no clear change" if len(points) >= ENOUGH else said
+
+
+def alive(runs: Sequence[Evidence]) -> Clause | None:
+    """The share of live groups over all steps, by the thresholds of one run."""
+    found = COLUMNS["live groups, %"].of(runs)
+    if found is None:
+        return None
+    share, solved = found[0].mean, all(is_solved(run.trained[-LAST:]) for run in runs)
+    state = "good" if share >= LIVE_GOOD else "watch" if share >= LIVE_BROKEN or solved else "broken"
+    return state, f"{100 * share:.0f} % live groups"
+
+
+def _others(setting: SettingRuns) -> Iterator[Clause]:
+    """The other topics, where a run's own answer is to watch or broken."""
+    whole = [entry.answers for entry in setting.entries if entry.run is not None]
+    for place, topic in enumerate(TOPICS[1:], start=1):
+        wrong = [found[place].state for found in whole if found[place].state in ("watch", "broken")]
+        if wrong:
+            state = worst(*wrong)
+            yield state, f"{topic} {state} in {len(wrong)} of {len(whole)} runs"
+
+
+def signal(several: Several) -> Clause:
+    """The settings that got worse or have little to learn from, by name."""
+    found = {setting.name: [clause for clause in (learnt(setting.runs), alive(setting.runs)) if clause is not None]
+             for setting in several.settings}
+    wrong = {name: [(state, words) for state, words in some if state != "good"] for name, some in found.items()}
+    said = [f"{name}: {'; '.join(words for _, words in some)}" for name, some in wrong.items() if some]
+    if said:
+        more = f"; and {len(said) - FEW} more" if len(said) > FEW else ""
+        return worst(*(state for some in wrong.values() for state, _ in some)), f"{'. '.join(said[:FEW])}{more}."
+    if not any(found.values()):
+        return "unknown", "No evaluation and no group is recorded."
+    unsaid = "" if any(learnt(setting.runs) for setting in several.settings) else " None was evaluated twice."
+    return "good", f"No setting got worse, and none has less than {100 * LIVE_GOOD:.0f} % live groups.{unsaid}"
+
+
+def findings(several: Several) -> Iterator[tuple[str, str]]:
+    """(topic, the settings with most and least of a number, and whether their intervals keep apart), for each model and
+    task: numbers of two tasks have no order."""
+    families: dict[tuple[str, ...], list[SettingRuns]] = {}
+    apart = [key for key in ("model", "task") if key in several.differs]
+    for setting in several.settings:
+        families.setdefault(tuple(value_of(setting.runs[0], key) for key in apart), []).append(setting)
+    for topic, name, words, beside in (
+            ("Learning", "after, %", ("Highest accuracy at the end", "lowest", " %"), "rollouts"),
+            ("Directions", "rank", ("Highest effective rank", "lowest", ""), "null"),
+            ("Optimiser", "distance", ("Farthest past the bound", "nearest", " nats"), "past bound, %")):
+        for family, settings in families.items():
+            found = [(setting, value[0]) for setting in settings
+                     if (value := COLUMNS[name].of(setting.runs)) is not None]
+            if len(found) > 1:
+                yield topic, "".join(f"{word}: " for word in [", ".join(family)] if word) + _ends(
+                    found, COLUMNS[name], words, beside)
+
+
+def _ends(found: Sequence[tuple[SettingRuns, Interval]], column: Statistic, words: tuple[str, str, str],
+          beside: str) -> str:
+    """Of the setting with most and the one with least: the number, and another one to read it by."""
+    most, least, unit = words
+    order = sorted(found, key=lambda pair: pair[1].mean)
+    parts = []
+    for word, (setting, value) in ((most, order[-1]), (least, order[0])):
+        other = COLUMNS[beside].of(setting.runs)
+        more = f" ({beside}: {span(other[0], COLUMNS[beside])})" if other is not None else ""
+        parts.append(f"{word}: {setting.name} with {span(value, column)}{unit}{more}")
+    apart = {True: "Their intervals overlap.", False: "Their intervals do not overlap.",
+             None: f"Fewer than {ENOUGH} runs: no interval."}[overlap(order[0][1], order[-1][1])]
+    cost = _cost(order[-1][0], order[0][0]) if beside == "rollouts" else ""
+    return f"{'; '.join(parts)}. {apart}{cost}"
+
+
+SAME_COST = 1.05
+"""Factor between the rollouts of two settings up to which they have cost the same."""
+
+
+def _cost(one: SettingRuns, other: SettingRuns) -> str:
+    """What has to be said where two settings did not spend the same."""
+    spent = {setting.name: found[0].mean for setting in (one, other) if (found := _spent(setting.runs)) is not None}
+    if len(spent) < 2 or not all(spent.values()):
+        return ""
+    dear, cheap = max(spent, key=lambda name: spent[name]), min(spent, key=lambda name: spent[name])
+    if spent[dear] <= SAME_COST * spent[cheap]:
+        return ""
+    return f" Not at equal cost: {dear} spent {spent[dear] / spent[cheap]:.3g} times the rollouts of {cheap}."
+
+
+def many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

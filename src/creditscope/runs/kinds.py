@@ -1,0 +1,194 @@
+"""What may differ between compared runs, credit or brake, one row each: its runs' names and numbers, and its verdicts.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any
+
+from creditscope.credit.table import parse
+from creditscope.methods.find import credit_of
+from creditscope.optimizer.table import BRAKES, parse_brake
+from creditscope.runs import schema
+from creditscope.runs.compare import FREE, Candidate, CandidateRun, Comparison, Kind
+from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.numbers import in_percent, in_points, percent
+
+ENOUGH = 3
+"""Seeds below which nothing is said to be better than another."""
+MEASURES = ("distance", "overshoot")
+"""What a brake is to cut: nats past the bound, mean of the tokens past it, and mean of all bounded tokens."""
+HALF = -0.5
+"""The relative change below which an interval must lie, for a brake to cut at least by half."""
+
+
+def estimator_of(config: Mapping[str, Any]) -> str:
+    """The estimator of a run; a name that could not be one is refused."""
+    credit = credit_of(config)
+    parse(credit)
+    return credit
+
+
+def brake_of(config: Mapping[str, Any]) -> str:
+    """The brake of a run; runs that are older than brakes had none. A name that could not be one is refused."""
+    brake = str(config.get("brake", "none"))
+    parse_brake(brake)
+    return brake
+
+
+def relative_change(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval | None:
+    """The interval of ours/theirs − 1 over the seeds that both have; where theirs is 0 there is no ratio.
+
+    >>> relative_change({0: 0.25, 1: 0.75, 2: 1.0}, {0: 0.5, 1: 1.0, 3: 1.0}).mean  # (0.5 + 0.75)/2 − 1
+    -0.375
+    """
+    seeds = sorted(seed for seed in ours.keys() & theirs.keys() if theirs[seed])
+    return mean_interval([ours[seed] / theirs[seed] - 1 for seed in seeds]) if seeds else None
+
+
+def held(runs: Sequence[CandidateRun], base: Sequence[CandidateRun]) -> dict[str, Any]:
+    """How a brake changes the overshoot, paired by seed, and how far apart its seeds end: std (n − 1) and the worst."""
+    def by_seed(some: Sequence[CandidateRun], name: str) -> dict[int, float]:
+        return {run.seed: run.readings[name] for run in some if name in run.readings}
+
+    ends = [run.end for run in runs]
+    changes = {name: relative_change(by_seed(runs, name), by_seed(base, name)) for name in MEASURES}
+    return {f"{name}_change": change for name, change in changes.items()} | {
+        "spread": statistics.stdev(ends) if len(ends) > 1 else None, "worst": min(ends)}
+
+
+def verdicts(found: Comparison) -> list[str]:
+    """What the numbers say, by rule.
+
+    Two seeds that agree by chance have an interval of no width: with fewer than three nothing is decided.
+    """
+    kind, base = found.kind, found.baseline
+    if base is None:
+        return [f"{kind.baseline} was not run, so nothing is compared with it; name it too"]
+    others = [line for line in found.lines if line is not base]
+    if not others:
+        return [f"{base.name} alone: {percent(base.accuracy)} {_where(found)}; name another {kind.noun} to compare it "
+                f"with"]
+    decided = [line for line in others if line.overlaps is not None]
+    fewest = min(len(line.seeds) for line in found.lines)
+    if not decided or fewest < ENOUGH:
+        return [f"undecided: {fewest} seed{'s' * (fewest > 1)} of {kind.one} cannot tell luck from {kind.luck}; give "
+                f"--seeds {ENOUGH} or more"]
+    return kind.judge(found, base, decided)
+
+
+def judge_estimators(found: Comparison, base: Candidate, others: Sequence[Candidate]) -> list[str]:
+    """An estimator beats the baseline where its interval lies wholly above."""
+    where = _where(found)
+    apart = [line for line in others if line.overlaps is False]
+    above = [line for line in apart if line.accuracy.mean > base.accuracy.mean]
+    out = [f"{line.name} beats {base.name} {where}: {percent(line.accuracy)} against {percent(base.accuracy)}; "
+           f"intervals do not overlap" for line in above]
+    if not above:
+        best = others[0]
+        out.append(f"no estimator's interval lies above {base.name}'s {where}: the best of the others is {best.name}, "
+                   f"{percent(best.accuracy)} against {percent(base.accuracy)}")
+    out += [f"{line.name} is below {base.name} {where}: {percent(line.accuracy)} against {percent(base.accuracy)}; "
+            f"intervals do not overlap" for line in apart if line not in above]
+    for line in others:
+        gap = line.difference
+        if line.overlaps and gap is not None and gap.excludes_zero:
+            out.append(f"{line.name}: the intervals of the means overlap, but paired by seed it is "
+                       f"{'above' if gap.mean > 0 else 'below'} {base.name} by {in_points(gap)} points")
+    return out
+
+
+def judge_brakes(found: Comparison, base: Candidate, others: Sequence[Candidate]) -> list[str]:
+    """A brake cuts at least by half where the interval of the relative change, paired by seed, lies below −50 %.
+
+    Accuracy is lost where the interval of the paired difference lies below 0, and within intervals where it holds 0.
+    """
+    out = []
+    changes = {line.name: _changes(line) for line in others}
+    for line in others:
+        gap, own = line.difference, changes[line.name]
+        if gap is None or gap.n < ENOUGH:
+            out.append(f"{line.name} shares fewer than {ENOUGH} seeds with {base.name}, so the two are not compared")
+            continue
+        accuracy = "within intervals" if not gap.excludes_zero else "gained" if gap.mean > 0 else "lost"
+        halved = [measure for measure, change in own.items() if _halves(change)]
+        if halved:
+            numbers = ", ".join(f"{measure} {in_percent(change)}" for measure, change in own.items())
+            out.append(f"{line.name} cuts the {' and the '.join(halved)} past the bound at least by half: {numbers}; "
+                       f"accuracy {accuracy}: {in_points(gap)} points")
+        elif gap.excludes_zero:
+            out.append(f"{line.name}: accuracy {accuracy} {_where(found)}: {percent(line.accuracy)} against "
+                       f"{percent(base.accuracy)}, paired by seed {in_points(gap)} points")
+    for measure in MEASURES:
+        known = {name: own[measure] for name, own in changes.items() if measure in own}
+        if known and not any(map(_halves, known.values())):
+            nearest = min(known, key=lambda name: known[name].mean)
+            out.append(f"no brake is known to cut the {measure} past the bound by half: nearest comes {nearest}, "
+                       f"{in_percent(known[nearest])}")
+    if base.numbers["past"] is None:
+        out.append("overshoot was not read in these runs; train with --probe light --probe-every 1")
+    elif not any(changes.values()):
+        out.append(f"overshoot is not judged: in fewer than {ENOUGH} shared seeds a token of {base.name} went past its "
+                   f"bound; give more seeds, or raise --inner-steps or --lr")
+    return out
+
+
+def _changes(line: Candidate) -> dict[str, Interval]:
+    """The relative changes that enough seeds speak for."""
+    found = {measure: line.numbers[f"{measure}_change"] for measure in MEASURES}
+    return {measure: change for measure, change in found.items() if change is not None and change.n >= ENOUGH}
+
+
+def _halves(change: Interval) -> bool:
+    return change.high is not None and change.high < HALF
+
+
+def _where(found: Comparison) -> str:
+    return f"at {found.budget:,} rollouts"
+
+
+def command(found: Comparison) -> str:
+    """The command that makes these runs, from their own settings."""
+    seeds = sorted({seed for line in found.lines for seed in line.seeds})
+    flags = {"seeds": seeds[-1] - seeds[0] + 1, "first-seed": seeds[0], "rollouts": found.budget,
+             "points": len(found.grid) - 1}
+    flags |= {name.replace("_", "-"): found.settings[name] for name in
+              ("group", "prompts", "lr", "method", "model", "task", "eval_problems", "scope", "every")}
+    if found.settings["inner_steps"] != found.kind.inner_steps:
+        flags["inner-steps"] = found.settings["inner_steps"]
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return shlex.join(["creditscope", "compare", found.kind.setting, *(line.name for line in found.lines), *words])
+
+
+def as_dict(line: Candidate, kind: Kind) -> dict[str, Any]:
+    """A line for a program: its name stands under the setting, the kind's own numbers among the others."""
+    found = asdict(line)
+    name, numbers = found.pop("name"), found.pop("numbers")
+    return {kind.setting: name, **found, **numbers}
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType({kind.setting: kind for kind in (
+    Kind(
+        setting="credit", noun="estimator", luck="credit", baseline="outcome", name=estimator_of,
+        default=("outcome", "optimal_scalar", "optimal_sequence", "optimal_token", "step_reward", "prefix_tree", "gae",
+                 "entropy_mask", "salt", "monte_carlo"),
+        readings={"effective_rank": schema.GRAM_GROUP_EFFECTIVE_RANK, "within": schema.CREDIT_WITHIN,
+                  "dead_credit": schema.CREDIT_DEAD_GROUPS, "dead_signal": schema.SIGNAL_DEAD_GROUPS},
+        more=lambda runs, base: {}, judge=judge_estimators,
+        inner_steps=1, scope="light", probe={"probe": "off"}, free=FREE | {"probe", "probe_every"}, out="runs/compare"),
+    Kind(
+        setting="brake", noun="brake", luck="what it does", baseline="none", name=brake_of, default=tuple(BRAKES),
+        readings={"past": schema.OVERSHOOT_PAST, "distance": schema.OVERSHOOT_DISTANCE,
+                  "overshoot": schema.OPTIMIZER_OVERSHOOT,
+                  "after": schema.OVERSHOOT_AFTER, "kl": schema.OVERSHOOT_KL, "updates": schema.OPTIMIZER_UPDATES,
+                  "train": schema.TIME_TRAIN},
+        more=held, judge=judge_brakes,
+        # Every batch is read after its last update.
+        inner_steps=4, scope="off", probe={"probe": "light", "probe_every": 1}, out="runs/brakes"),
+)})
