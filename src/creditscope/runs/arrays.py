@@ -27,8 +27,8 @@ class Array:
     writer: str
 
 
-_group = partial(Array, "groups", writer="lab.train")
-_scope = partial(Array, "scope", writer="lab.lens")
+_group = partial(Array, "groups", writer="objective.kept")
+_scope = partial(Array, "scope", writer="microscope.observer")
 _optimizer = partial(Array, "optimizer", writer="optimizer.probe")
 
 _ROWS = (

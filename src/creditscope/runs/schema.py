@@ -285,11 +285,12 @@ _GROUP = {name: own for name, own in READINGS.items() if own not in _BATCH}
 GRAM = Family("gram/", "of the batch's rows g_i = Σ_t w_it ∇log π(y_it)", "microscope.geometry", READINGS)
 GRAM_GROUP = Family("gram/group/", "the same of each group's rows, the mean over live groups", "microscope.geometry",
                     _GROUP)
-SCORES = Family("scores/", "of the unweighted scores ψ_i = Σ_t ∇log π(y_it), with --scope full", "lab.lens", READINGS)
-SCORES_GROUP = Family("scores/group/", "the same of each group's scores, the mean over groups", "lab.lens", _GROUP)
-NULL_GROUP = Family("null/group/", "of rows whose w is shuffled inside the group, the mean of 100 draws", "lab.lens",
+_LOOK = "microscope.observer"
+SCORES = Family("scores/", "of the unweighted scores ψ_i = Σ_t ∇log π(y_it), with --scope full", _LOOK, READINGS)
+SCORES_GROUP = Family("scores/group/", "the same of each group's scores, the mean over groups", _LOOK, _GROUP)
+NULL_GROUP = Family("null/group/", "of rows whose w is shuffled inside the group, the mean of 100 draws", _LOOK,
                     _some("effective_rank", "cancellation", "conflict"))
-ALSO = Family("also/NAME/", "of the same rollouts under the credit NAME of --also", "lab.lens",
+ALSO = Family("also/NAME/", "of the same rollouts under the credit NAME of --also", _LOOK,
               _some("effective_rank"))
 SKETCH = Family("sketch/", "of all ranks' rows, from their sketches", "plugins.trl.gather_ranks",
                 _some("effective_rank", "top1", "conflict"))
@@ -327,7 +328,7 @@ SKETCH_RELATIVE_ERROR = Metric("sketch/relative_error", "error of the sketch", "
                                "Standard error of a sketched inner product, over ‖g_i‖‖g_j‖.",
                                writer="plugins.trl.gather_ranks")
 
-_lens = partial(Metric, writer="lab.lens")
+_lens = partial(Metric, writer=_LOOK)
 MATRIX_STABLE_RANK_LOW = _lens("matrix/stable_rank_low", "stable rank of a layer's gradient, at least", "directions",
                                "Lower bound, mean over the layers' gradient matrices.", "Σσ² / σ₁²", term="stable_rank")
 MATRIX_STABLE_RANK_HIGH = _lens("matrix/stable_rank_high", "stable rank of a layer's gradient, at most", "directions",
@@ -441,7 +442,8 @@ ADAPT_GROUP = _train("adapt/group", "R of the step", "rollouts", "With --adapt: 
                      "it.")
 ADAPT_SWITCHED = _train("adapt/switched", "credit switched", "0 or 1",
                         "With --adapt: 1 once the rule has changed the credit.")
-RUN_STOPPED = _train("run/stopped", "why the run stopped", "text", "The error that ended it, in a line of its own.")
+RUN_STOPPED = Metric("run/stopped", "why the run stopped", "text", "The error that ended it, in a line of its own.",
+                     writer="runs.stopped")
 TIME_STEP = _train("time/step", "seconds", "seconds",
                    "time/step is the whole step; time/sample, time/credit, time/train, time/scope, time/probe and "
                    "time/eval are its parts.")
