@@ -72,8 +72,8 @@ class Display:
             found["errors"] = (f"{m[schema.REWARD_ERRORS]} answers could not be judged; the first: "
                                f"{m[schema.REWARD_FIRST_ERROR]}")
         if m.get(schema.POLICY_SAMPLER_GAP, 0.0) > 0.01:
-            found["gap"] = (f"the training forward is off the sampler by {m[schema.POLICY_SAMPLER_GAP]:.2g} in log-prob, "
-                            f"so ratios do not start at 1; use --top-p 1, and float32 weights")
+            found["gap"] = (f"the training forward is off the sampler by {m[schema.POLICY_SAMPLER_GAP]:.2g} in "
+                            f"log-prob, so ratios do not start at 1; use --top-p 1, and float32 weights")
         for cause, text in found.items():
             if cause not in self._warned:
                 self._warned.add(cause)

@@ -146,8 +146,8 @@ class Prefix:
     def _headline(self, facts: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
         where = printable(facts["source"]) + (f", step {facts['step']}" if "step" in facts else "")
         return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, {reading[schema.PREFIX_TOKENS]:.1%} "
-                f"of them on {reading[schema.PREFIX_NODES]} shared tokens; {reading[schema.PREFIX_ROOT_NODES]} of these "
-                f"are of a whole group")
+                f"of them on {reading[schema.PREFIX_NODES]} shared tokens; {reading[schema.PREFIX_ROOT_NODES]} of "
+                f"these are of a whole group")
 
     def _next(self, method: Method, reading: Mapping[str, Any]) -> str:
         if reading.get(schema.PREFIX_BIAS, 0.0) > ROUNDING and even(method).diff(method):

@@ -285,12 +285,12 @@ _GROUP = {name: own for name, own in READINGS.items() if own not in _BATCH}
 GRAM = Family("gram/", "of the batch's rows g_i = Σ_t w_it ∇log π(y_it)", "microscope.geometry", READINGS)
 GRAM_GROUP = Family("gram/group/", "the same of each group's rows, the mean over live groups", "microscope.geometry",
                     _GROUP)
-_LOOK = "microscope.observer"
-SCORES = Family("scores/", "of the unweighted scores ψ_i = Σ_t ∇log π(y_it), with --scope full", _LOOK, READINGS)
-SCORES_GROUP = Family("scores/group/", "the same of each group's scores, the mean over groups", _LOOK, _GROUP)
-NULL_GROUP = Family("null/group/", "of rows whose w is shuffled inside the group, the mean of 100 draws", _LOOK,
+_OBSERVER = "microscope.observer"
+SCORES = Family("scores/", "of the unweighted scores ψ_i = Σ_t ∇log π(y_it), with --scope full", _OBSERVER, READINGS)
+SCORES_GROUP = Family("scores/group/", "the same of each group's scores, the mean over groups", _OBSERVER, _GROUP)
+NULL_GROUP = Family("null/group/", "of rows whose w is shuffled inside the group, the mean of 100 draws", _OBSERVER,
                     _some("effective_rank", "cancellation", "conflict"))
-ALSO = Family("also/NAME/", "of the same rollouts under the credit NAME of --also", _LOOK,
+ALSO = Family("also/NAME/", "of the same rollouts under the credit NAME of --also", "microscope.observer",
               _some("effective_rank"))
 SKETCH = Family("sketch/", "of all ranks' rows, from their sketches", "plugins.trl.gather_ranks",
                 _some("effective_rank", "top1", "conflict"))
@@ -328,39 +328,39 @@ SKETCH_RELATIVE_ERROR = Metric("sketch/relative_error", "error of the sketch", "
                                "Standard error of a sketched inner product, over ‖g_i‖‖g_j‖.",
                                writer="plugins.trl.gather_ranks")
 
-_lens = partial(Metric, writer=_LOOK)
-MATRIX_STABLE_RANK_LOW = _lens("matrix/stable_rank_low", "stable rank of a layer's gradient, at least", "directions",
+_seen = partial(Metric, writer="microscope.observer")
+MATRIX_STABLE_RANK_LOW = _seen("matrix/stable_rank_low", "stable rank of a layer's gradient, at least", "directions",
                                "Lower bound, mean over the layers' gradient matrices.", "Σσ² / σ₁²", term="stable_rank")
-MATRIX_STABLE_RANK_HIGH = _lens("matrix/stable_rank_high", "stable rank of a layer's gradient, at most", "directions",
+MATRIX_STABLE_RANK_HIGH = _seen("matrix/stable_rank_high", "stable rank of a layer's gradient, at most", "directions",
                                 "Upper bound.", "Σσ² / σ₁²", term="stable_rank")
-MATRIX_EFFECTIVE_RANK_LOW = _lens("matrix/effective_rank_low", "effective rank of a layer's gradient, at least",
+MATRIX_EFFECTIVE_RANK_LOW = _seen("matrix/effective_rank_low", "effective rank of a layer's gradient, at least",
                                   "directions", "Lower bound, mean over the layers' gradient matrices.",
                                   "(Σσ)² / Σσ²", term="effective_rank")
-MATRIX_EFFECTIVE_RANK_HIGH = _lens("matrix/effective_rank_high", "effective rank of a layer's gradient, at most",
+MATRIX_EFFECTIVE_RANK_HIGH = _seen("matrix/effective_rank_high", "effective rank of a layer's gradient, at most",
                                    "directions", "Upper bound.", "(Σσ)² / Σσ²", term="effective_rank")
-BASELINE_MEAN = _lens("baseline/mean", "group mean", "reward",
+BASELINE_MEAN = _seen("baseline/mean", "group mean", "reward",
                       "The baseline that is used, mean over groups with right and wrong answers.", "b = mean r")
-BASELINE_OPTIMAL = _lens("baseline/optimal", "best baseline", "reward",
+BASELINE_OPTIMAL = _seen("baseline/optimal", "best baseline", "reward",
                          "The constant of least variance. It is the mean where Cov(‖ψ‖², r) = 0.",
                          "b* = E[r‖ψ‖²] / E[‖ψ‖²]", source=f"{P1}, abstract")
-BASELINE_VARIANCE_LOST = _lens("baseline/variance_lost", "variance lost by the mean", "share",
+BASELINE_VARIANCE_LOST = _seen("baseline/variance_lost", "variance lost by the mean", "share",
                                "V(b) = Σ_i (r_i − b)²‖ψ_i‖². Never negative in a sample: read it beside what chance "
                                "gives.", "Σ(V(mean) − V(b*)) / ΣV(b*)")
-BASELINE_VARIANCE_LOST_BY_CHANCE = _lens("baseline/variance_lost_by_chance", "lost by chance", "share",
+BASELINE_VARIANCE_LOST_BY_CHANCE = _seen("baseline/variance_lost_by_chance", "lost by chance", "share",
                                          "What the best baseline would gain if norms and rewards had nothing to do "
                                          "with each other.", "R·Var(‖ψ‖²)·Var(r) / ((R−1)·E‖ψ‖²)")
-TOKENS_HEAD_TOP1 = _lens("tokens/head_top1", "largest token", "share",
+TOKENS_HEAD_TOP1 = _seen("tokens/head_top1", "largest token", "share",
                          "Share of the score's energy in one token, W the output head alone.",
                          "max x / Σx, x = ‖∇_W log π(y_t)‖²")
-TOKENS_HEAD_TOP10 = _lens("tokens/head_top10", "largest tenth of tokens", "share",
+TOKENS_HEAD_TOP10 = _seen("tokens/head_top10", "largest tenth of tokens", "share",
                           "Share of the score's energy in a tenth of the tokens, output head alone.",
                           "Σ_{top 10 %} x / Σx")
-TOKENS_HEAD_EFFECTIVE_SHARE = _lens("tokens/head_effective_share", "effective share of tokens", "share",
+TOKENS_HEAD_EFFECTIVE_SHARE = _seen("tokens/head_effective_share", "effective share of tokens", "share",
                                     "1 where all tokens have the same score norm, output head alone.",
                                     "(Σx)²/Σx² / ΣL")
-SCOPE_RATIO = _lens("scope/ratio", "cost of looking", "ratio",
+SCOPE_RATIO = _seen("scope/ratio", "cost of looking", "ratio",
                     "A pass under the microscope over a plain one, timed on the first step.")
-SCOPE_SHARE = _lens("scope/share", "share of looking", "share", "Share of a step's time that the microscope took.")
+SCOPE_SHARE = _seen("scope/share", "share of looking", "share", "Share of a step's time that the microscope took.")
 SCOPE_AGREEMENT = Metric("scope/agreement", "agreement with TRL", "cosine",
                          "Of the row's gradient with the one that TRL took.", "cos(∇J, ∇J_TRL)",
                          writer="plugins.trl.callback")
