@@ -1,4 +1,4 @@
-"""What TRL 1.16 and verl 0.9.1 really compute under a method's name, each as its difference from the paper's row.
+"""TRL 1.16's and verl 0.9.1's versions of a method, each as its difference from the paper's row.
 
 `docs/conformance.md` shows these rows beside the libraries' own code. Factors that no axis carries are listed there.
 """
@@ -49,7 +49,7 @@ TRL_RATIOS = {"token": "token", "sequence": "sequence_mean"}
 def trl_row(loss_type: str, level: str, scale: str) -> Method:
     """The row of TRL's loss_type, importance_sampling_level and scale_rewards; clip ranges and β are the caller's.
 
-    The level is of every loss's ratio but vespo's, which weighs by the product of the sequence's.
+    The level sets the ratio of every loss but vespo, which always takes the sequence's product.
 
     >>> trl_row("grpo", "sequence", "group").name, trl_row("luspo", "token", "group").ratio
     ('trl_gspo', 'token')

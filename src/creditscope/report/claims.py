@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from creditscope.claims.evidence import ENOUGH, Evidence, read_evidence
 from creditscope.claims.page import SHAPES, observed, sample, told
 from creditscope.claims.table import CLAIMS, check
-from creditscope.claims.verdict import Claim, Verdict
+from creditscope.claims.verdict import Claim, ClaimVerdict
 from creditscope.errors import CreditscopeError
 from creditscope.report.markup import Html, join, table, tag
 from creditscope.report.run import Run
@@ -61,9 +61,9 @@ def _section(body: Html, counts: Mapping[str, int]) -> Section:
                    body=body, data={"counts": counts} if counts else None)
 
 
-def _checked(evidence: Sequence[Evidence]) -> tuple[dict[str, list[Verdict]], list[str]]:
+def _checked(evidence: Sequence[Evidence]) -> tuple[dict[str, list[ClaimVerdict]], list[str]]:
     """(claim -> its verdicts, the claims whose test the evidence broke)."""
-    found: dict[str, list[Verdict]] = {}
+    found: dict[str, list[ClaimVerdict]] = {}
     broken: list[str] = []
     for claim in CLAIMS.values():
         if claim.runs is None:
@@ -90,11 +90,11 @@ def command(line: str) -> Html:
 # -- a card ----------------------------------------------------------------------------------------------------------
 
 
-def _cards(claims: Mapping[str, Sequence[Verdict]], where: str) -> Html:
+def _cards(claims: Mapping[str, Sequence[ClaimVerdict]], where: str) -> Html:
     return tag("div", *(_card(CLAIMS[claim], some, where) for claim, some in claims.items()), class_="cards")
 
 
-def _card(claim: Claim, verdicts: Sequence[Verdict], where: str) -> Html:
+def _card(claim: Claim, verdicts: Sequence[ClaimVerdict], where: str) -> Html:
     """One claim: its verdict, the number that leads, and every other definition and subject in a table."""
     lead = min(verdicts, key=lambda verdict: (_order(verdict), verdict.observed is None))
     rest = [verdict for verdict in verdicts if verdict is not lead]
@@ -111,18 +111,18 @@ def _card(claim: Claim, verdicts: Sequence[Verdict], where: str) -> Html:
         data_verdict=" ".join(sorted({verdict.outcome for verdict in verdicts})))
 
 
-def _order(verdict: Verdict) -> int:
+def _order(verdict: ClaimVerdict) -> int:
     """Refuted first: one case that fails is what the reader wants to see."""
     return ("refuted", "holds", "undecided").index(verdict.outcome)
 
 
-def _against(verdict: Verdict) -> str:
+def _against(verdict: ClaimVerdict) -> str:
     """What the number is held against."""
     rule = f"rule: {verdict.threshold}" if verdict.threshold else ""
     return " · ".join(filter(None, (f"expected {verdict.expected}" if verdict.expected else "", rule)))
 
 
-def _others(claim: Claim, verdicts: Sequence[Verdict]) -> Html:
+def _others(claim: Claim, verdicts: Sequence[ClaimVerdict]) -> Html:
     """The other definitions and subjects of a claim."""
     subjects = len({verdict.subject for verdict in verdicts}) > 1
     rows: list[list[object]] = [
@@ -135,7 +135,7 @@ def _others(claim: Claim, verdicts: Sequence[Verdict]) -> Html:
 # -- what is not decided ---------------------------------------------------------------------------------------------
 
 
-def _undecided(claims: Mapping[str, Sequence[Verdict]], where: str, runs: int) -> Html:
+def _undecided(claims: Mapping[str, Sequence[ClaimVerdict]], where: str, runs: int) -> Html:
     """Claims with a number that does not decide. A run or two decide little, so these are folded up."""
     few = runs < ENOUGH
     why = tag("p", f"A number of fewer than {ENOUGH} runs has no interval. Train the same with ",

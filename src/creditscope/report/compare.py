@@ -76,10 +76,10 @@ def _shape(state: str) -> Html:
 # -- sections --------------------------------------------------------------------------------------------------------
 
 
-def sections(several: Several) -> list[Section]:
+def sections(several: Several, with_claims: bool = False) -> list[Section]:
     """The page from top to bottom, below the first screen."""
     evidence = [entry.evidence for entry in several.entries]
-    return [_compared(several), _runs(several), claims.of(evidence, several.paths),
+    return [_compared(several), _runs(several), *([claims.of(evidence, several.paths)] if with_claims else []),
             methods.of([run.config for run in evidence]), glossary.section()]
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from creditscope.errors import CreditscopeError
 from creditscope.microscope import geometry
 from creditscope.microscope.spectrum import spectrum
-from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config
+from creditscope.report.chart import DASHED, Spec, marked, spec_of
 from creditscope.report.markup import Html, shown, tag
 from creditscope.report.remedies import command
 from creditscope.report.run import Arrays, Run
@@ -45,12 +45,10 @@ class Definition:
     title: str
     equation: str
     says: str
-    p1: str = ""
-    """What arXiv:2606.29238 prints for it, where it does."""
 
 
 DEFINITIONS = (
-    Definition("effective_rank", "effective rank r_eff", "(Σσ)² / Σσ²", "directions, weak ones counted too", "about 2"),
+    Definition("effective_rank", "effective rank r_eff", "(Σσ)² / Σσ²", "directions, weak ones counted too"),
     Definition("entropy_rank", "entropy rank", "exp H(σ / Σσ)", "directions, by evenness of σ"),
     Definition("participation_ratio", "participation ratio", "(Σσ²)² / Σσ⁴", "directions, strong ones count most"),
     Definition("stable_rank", "stable rank", "Σσ² / σ₁²", "energy, in units of σ₁²"),
@@ -58,10 +56,10 @@ DEFINITIONS = (
     Definition("energy_rank_99", "energy 99 %", "least k: Σ_{i≤k} σᵢ² ≥ 0.99 Σσ²", "directions holding 99 % energy"),
     Definition("numerical_rank", "numerical rank", "count of σ above rounding", "directions that are not rounding"),
     Definition("effective_rank_truncated_2", "r_eff cut to two values", "(σ₁+σ₂)² / (σ₁²+σ₂²)",
-               "at most 2, whatever the data", "about 2"),
+               "at most 2, whatever the data"),
     Definition("centred_effective_rank", "centred r_eff", "r_eff of the rows A_i(ψ_i − ψ̄)",
                "directions around the mean score"),
-    Definition("top1", "top-1 share", "σ₁² / Σσ²", "energy in the strongest direction", "0.5 to 0.8"),
+    Definition("top1", "top-1 share", "σ₁² / Σσ²", "energy in the strongest direction"),
     Definition("norm_null", "null: orthogonal rows", "(Σ‖g_i‖)² / Σ‖g_i‖²", "r_eff, had no rows aligned"),
     Definition("w_null", "null: orthogonal, equal scores", "(Σ|c|)² / Σc²", "r_eff from the w alone"),
     Definition("shuffled", "null: w shuffled", "mean r_eff over shuffles in the group",
@@ -288,31 +286,24 @@ def numbers(values: Any, digits: int = 4) -> list[float | None]:
 
 
 def spectrum_chart(looks: Sequence[Part]) -> Spec:
-    """σ_k/√Σσ² as measured, the band of shuffled w, and orthogonal rows of the same norms: one scale for all.
+    """σ_k/√Σσ² as measured, of orthogonal rows of the same norms, and the band of shuffled w, on one scale.
 
-    The script gives it the rows: k, measured, orthogonal, shuffled_low, shuffled_high.
+    The script adds the rows: k, measured, orthogonal, shuffled_low, shuffled_high.
     """
     groups = [group for one in looks for group in one["groups"]]
     top = max([0.1, *(value for group in groups for name in CURVES for value in group.get(name, ()))])
     most = max([2, *(len(group["rows"]) for group in groups)])
-    names = ["measured", "orthogonal rows, same norms", "w shuffled, 95 %"]
-    colour = {"scale": {"domain": names, "range": [COLOURS[0], COLOURS[1], COLOURS[2]]}, "type": "nominal",
-              "legend": {"columns": 1, "symbolOpacity": 1}}
+    measured, orthogonal, chance = names = ("measured", "orthogonal rows, same norms", "w shuffled, 95 %")
+    colours = dict(zip(names, COLOURS, strict=False))
     ticks = list(range(1, most + 1, -(-most // 12)))
     x = {"field": "k", "type": "quantitative", "title": "direction k", "axis": {"values": ticks, "grid": False},
          "scale": {"nice": False, "domain": [1, most]}}
 
     def y(field: str) -> Spec:
-        return {"field": field, "type": "quantitative", "title": None, "scale": {"domain": [0, top]},
-                "axis": {"tickCount": 4}}
+        return {"field": field, "scale": {"domain": [0, top]}, "axis": {"tickCount": 4}}
 
-    def marked(mark: Spec, field: str, name: str, **more: Spec) -> Spec:
-        return {"transform": [{"filter": f"isValid(datum.{field})"}], "mark": mark | {"aria": False},
-                "encoding": {"x": x, "y": y(field), "color": {"datum": name, **colour}, **more}}
-
-    return {"$schema": SCHEMA, "title": "Singular values, σ / √Σσ²", "width": "container", "height": HEIGHT,
-            "description": "Singular values of the group's matrix, largest first, beside two nulls",
-            "data": {"name": "rows"}, "config": config(), "layer": [
-                marked({"type": "area", "opacity": 0.3}, "shuffled_low", names[2], y2={"field": "shuffled_high"}),
-                marked({"type": "line", "strokeDash": DASHED}, "orthogonal", names[1]),
-                marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, "measured", names[0])]}
+    return spec_of("Singular values, σ / √Σσ²", [
+        marked({"type": "area", "opacity": 0.3}, x, y("shuffled_low"), chance, colours, y2={"field": "shuffled_high"}),
+        marked({"type": "line", "strokeDash": DASHED}, x, y("orthogonal"), orthogonal, colours),
+        marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, x, y("measured"), measured, colours)],
+        "Singular values of the group's matrix, largest first, beside two nulls")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from creditscope.diagnosis.optimizer_verdicts import BLIND, FOLLOWS
 from creditscope.errors import CreditscopeError
 from creditscope.optimizer.table import BRAKES, parse_brake
-from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_steps
+from creditscope.report.chart import DASHED, Spec, marked, over_steps, spec_of
 from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
 from creditscope.report.run import Arrays, Run
@@ -273,29 +273,26 @@ def chart_of(run: Run, name: str, title: str, lines: Mapping[str, str], percent:
 
 
 def sweep_chart(sweeps: Sequence[Part]) -> Spec:
-    """cos(Δ(φ), Δ(1)) and ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖ over φ, with the layers' least and most change. The script gives the
-    rows: phi, cosine, change, layers_least, layers_most.
+    """cos(Δ(φ), Δ(1)) and ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖ over φ, with the layers' least and most change.
+
+    The script adds the rows: phi, cosine, change, layers_least, layers_most.
     """
     phis = [phi for one in sweeps for phi in one["phi"]]
     top = max([1.0, *(x for one in sweeps for key in ("change", "high") for x in one[key] if x is not None)])
     low = min([0.0, *(x for one in sweeps for x in one["cosine"] if x is not None)])
-    # SGD follows φ to its thousandfold; beside that a cosine would be a flat line.
+    # Under SGD the change grows to 1000; on a linear scale the cosine would be a flat line beside it.
     scale: Spec = {"domain": [low, top], **({"type": "symlog"} if top > 2 else {})}
-    names = ["cosine", "relative change", "change of single layers"]
+    colours = {"cosine": COLOURS[0], "relative change": COLOURS[1], "change of single layers": COLOURS[4]}
+    cosine, change, single = colours
     x = {"field": "phi", "type": "quantitative", "title": "φ: all credit times φ",
          "axis": {"format": "~e", "labelOverlap": True, "grid": False},
          "scale": {"type": "log", "domain": [min(phis), max(phis)], "nice": False}}
 
-    def marked(mark: Spec, field: str, name: str, **more: Spec) -> Spec:
-        colour = {"datum": name, "type": "nominal", "legend": {"columns": 1, "symbolOpacity": 1},
-                  "scale": {"domain": names, "range": [COLOURS[0], COLOURS[1], COLOURS[4]]}}
-        y = {"field": field, "type": "quantitative", "title": None, "scale": scale}
-        return {"transform": [{"filter": f"isValid(datum.{field})"}], "mark": mark | {"aria": False},
-                "encoding": {"x": x, "y": y, "color": colour, **more}}
+    def y(field: str) -> Spec:
+        return {"field": field, "scale": scale}
 
-    return {"$schema": SCHEMA, "title": "The update under other credit scales", "width": "container", "height": HEIGHT,
-            "description": "Cosine and relative change of the update over the scale of the credit, logarithmic",
-            "data": {"name": "rows"}, "config": config(), "layer": [
-                marked({"type": "area", "opacity": 0.25}, "layers_least", names[2], y2={"field": "layers_most"}),
-                marked({"type": "line", "strokeDash": DASHED, "point": {"aria": False}}, "change", names[1]),
-                marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, "cosine", names[0])]}
+    return spec_of("The update under other credit scales", [
+        marked({"type": "area", "opacity": 0.25}, x, y("layers_least"), single, colours, y2={"field": "layers_most"}),
+        marked({"type": "line", "strokeDash": DASHED, "point": {"aria": False}}, x, y("change"), change, colours),
+        marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, x, y("cosine"), cosine, colours)],
+        "Cosine and relative change of the update over the scale of the credit, logarithmic")
