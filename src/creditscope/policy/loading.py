@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.files.memory import enough_memory, is_short
+from creditscope.files.sums import SUMS, verify
 from creditscope.policy.vetting import check_folder, check_gguf, tokenizing
-from creditscope.runs.record import SUMS, verify
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import math
@@ -38,6 +37,7 @@ from safetensors import SafetensorError
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import inside, masked, members
 from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
+from creditscope.files.sums import seal
 from creditscope.files.writing import flush_to_disk, lock_folder, new_file, new_folder, remove_folder
 from creditscope.runs.columns import Steps
 from creditscope.runs.formats import FORMAT, READ, upgraded
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 SHELVES = ("groups", "scope", "optimizer")
-SUMS = "SHA256SUMS"
 KEEP = 2
 """Checkpoints that stay: the newest, and the one before in case the newest is damaged."""
 MAX_STEP = 4 * 2**20
@@ -261,7 +260,7 @@ class Record:
         self._must_write()
         with _disk(self.path), new_folder(self.path / name, sync=True) as part:
             yield part
-            _seal(part)
+            seal(part)
 
     def _must_write(self) -> None:
         if self._lock is None:
@@ -392,40 +391,6 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 _LOST = "bring the file back from a copy, or train again with another --out"
 _EDITED = "If you edited it, delete the crc32 there"
-
-
-def verify(folder: Path, whole: bool = True) -> None:
-    """Compare the files of a folder with its SHA256SUMS, if it has one.
-
-    `whole`: every file is named and every name is a file. Otherwise only files that are named are compared.
-    """
-    if not (folder / SUMS).is_file():
-        return
-    lines = read_whole(folder / SUMS).decode("utf-8", errors="replace").splitlines()
-    told = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    found = set(_files(folder))
-    for name in sorted(told.keys() | found if whole else told.keys() & found):
-        if name not in found:
-            raise CreditscopeError(f"{name} is missing, which {SUMS} names")
-        if told.get(name) != _sum(folder / name):
-            raise CreditscopeError(f"{name} is not what was written: it does not match {SUMS}")
-
-
-def _seal(folder: Path) -> None:
-    lines = [f"{_sum(folder / name)}  {name}\n" for name in _files(folder)]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-    for entry in [*folder.rglob("*"), folder]:
-        flush_to_disk(entry)
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*")
-                  if file.is_file() and file.name != SUMS)
-
-
-def _sum(file: Path) -> str:
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def _crc(data: bytes) -> str:
