@@ -1,4 +1,4 @@
-"""What one reading across ranks sends and holds: counted on processes that run here, computed for those that do not.
+"""Bytes that one reading across ranks sends and holds: counted on processes here, computed for large runs.
 
     python benchmarks/ranks.py        2, 3 and 4 gloo processes, FSDP2, the packaged model; writes benchmarks/ranks.md
 
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from creditscope.microscope.distributed import across, traffic
+from creditscope.microscope.distributed import across
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 
@@ -58,6 +58,17 @@ def tensors(layers: int) -> int:
 def grams(layers: int, rollouts: int) -> int:
     """Bytes of a micro-batch's exact Grams: L tensors of (n, n) float64."""
     return 8 * layers * rollouts**2
+
+
+def traffic(world: int, rollouts: int, k: int, itemsize: int = 4) -> int:
+    """Bytes that one rank receives in `across`, with n rollouts on each of W ranks and sketches of b-byte numbers:
+
+        (W−1)·(n·(k²·b + 16) + 40) + 2·(W−1)/W·(8·k² + 8)
+
+    Sketches, group and micro-batch of each rollout, and what the ranks must agree on; then the sum over ranks of the
+    sketched gradient and a count, by a ring.
+    """
+    return (world - 1) * (rollouts * (k * k * itemsize + 16) + 40) + 2 * (world - 1) * (8 * k * k + 8) // world
 
 
 # -- one rank ----------------------------------------------------------------------------------------------------------

@@ -79,6 +79,24 @@ def test_every_module_stands_on_a_floor_and_imports_point_down() -> None:
     assert not wrong, wrong
 
 
+def test_one_class_name_has_one_meaning() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(dotted(path))
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_files_and_the_functions_of_the_lab_can_be_read_at_once() -> None:
+    long = [f"{dotted(path)}: {count} lines" for path in modules()
+            if (count := len(path.read_text().splitlines())) > 500]
+    for path in (SRC / "lab").glob("*.py"):
+        long += [f"{dotted(path)}.{node.name}: {count} lines" for node in ast.walk(ast.parse(path.read_text()))
+                 if isinstance(node, ast.FunctionDef) and (count := node.end_lineno - node.lineno + 1) > 80]
+    assert not long, long
+
+
 def test_at_the_top_stand_the_public_names_and_the_errors_alone() -> None:
     assert {path.name for path in SRC.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
 

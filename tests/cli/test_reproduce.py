@@ -296,8 +296,8 @@ def test_the_time_left_counts_each_run_by_its_own_budget(tmp_path: Path) -> None
     with Fleet(Console(file=said, width=200), tmp_path, {"short": 100, "long": 300}, 0) as fleet:
         with Record.create(tmp_path / "short", {}, {}) as record:
             record.append(0, {"rollouts/spent": 100})
-        fleet.progress._start -= 10  # ten seconds ago
-        fleet.show(["long"], {"short": None})
+        fleet._start -= 10  # ten seconds ago
+        fleet.watch(["long"], {"short": None})
     assert "short    1 steps  100 rollouts  (1 of 2, left 30 s)" in said.getvalue()
 
 

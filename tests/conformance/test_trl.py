@@ -26,7 +26,7 @@ from trl_peer import (
 from creditscope import METHODS, effective_credit, surrogate
 from creditscope.credit.entropy_mask import entropy_mask
 from creditscope.credit.tools import Tools
-from creditscope.diagnosis.log import Settings
+from creditscope.diagnosis.log import LogSettings
 from creditscope.diagnosis.trainers import TRL, trl_method
 from creditscope.methods.dialects import DIALECTS, TRL_LOSSES
 from creditscope.selftest.trl_live import advantage_and_credit as advantage_and_credit_of
@@ -74,7 +74,7 @@ def test_one_map_from_trls_settings_gives_trls_credit_at_either_level(loss: str,
     row, batch = stated(trainer_of("GRPOConfig", settings)), BATCHES["off_policy"]
     w = effective_credit(lambda logp: surrogate(row, logp, as_rollouts(batch)), batch["logp"])
     assert apart(w, advantage_and_credit_of("GRPOConfig", settings, batch)[1]) <= TOLERANCE
-    read = trl_method(Settings(settings, {}, TRL.defaults))
+    read = trl_method(LogSettings(settings, {}, TRL.defaults))
     assert read is not None
     assert (read.name, read.ratio, read.bound, read.aggregate) == (row.name, row.ratio, row.bound, row.aggregate)
 

@@ -624,7 +624,7 @@ def test_findings_say_which_settings_were_assumed() -> None:
     assert findings(log_of({"dead": [0.1] * N}, **given))["dead groups"].assumes is None
 
 
-@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=["TRL", "verl", "creditscope", "script"])
+@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=lambda trainer: trainer.name)
 def test_every_change_that_a_rule_asks_for_is_written_for_every_trainer(trainer: Trainer) -> None:
     # Only TRL has a ceiling on CISPO's ratio, and only our records say where tokens end.
     own = {"cispo cap"} if trainer is TRL else {"past"} if trainer is OURS else set()

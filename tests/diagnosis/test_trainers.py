@@ -159,7 +159,7 @@ def test_verls_clip_ratio_is_above_0_though_no_answer_is_cut() -> None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=["TRL", "verl", "creditscope", "script"])
+@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=lambda trainer: trainer.name)
 def test_every_trainer_answers_every_fact_from_its_defaults(trainer: Any) -> None:
     assert set(trainer.facts) == set(FACTS)
     defaults = LogSettings({}, {}, trainer.defaults)

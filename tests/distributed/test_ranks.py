@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from creditscope import CreditscopeError, Microscope
-from creditscope.microscope.distributed import across, traffic
+from creditscope.microscope.distributed import across
 from creditscope.microscope.sketch import ParameterBlock, Sketcher
 from small_models import apart, batch, build, by_loop, double, grams, objective, total
 
@@ -200,7 +200,6 @@ def test_under_every_stage_of_zero_layers_and_sketch_are_those_of_one_process_to
 def test_a_reading_receives_as_many_bytes_as_the_formula_says(ranks: list[dict[str, Any]]) -> None:
     # Two ranks, 4 rollouts each, k = 6, float64: 4·(36·8 + 16) + 40 gathered, 36·8 + 8 added up.
     assert [one["ddp"]["received"] for one in ranks] == [1256 + 296] * 2
-    assert traffic(2, 4, K, itemsize=8) == 1256 + 296
 
 
 # Controls that must fail.

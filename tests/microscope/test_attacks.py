@@ -2224,10 +2224,6 @@ def test_zero_initialised_gates_are_exact_before_and_after_a_step() -> None:
     ({"exact": False}, "exact=False"),
     ({"allow": "0.*"}, "allow="),
     ({"allow": [1]}, "allow="),
-    ({"tolerance": float("nan")}, "tolerance="),
-    ({"tolerance": float("inf")}, "tolerance="),
-    ({"tolerance": -1.0}, "tolerance="),
-    ({"tolerance": "small"}, "tolerance="),
 ])
 def test_arguments_that_mean_nothing_are_refused(given: dict[str, Any], words: str) -> None:
     model = nn.Sequential(nn.Linear(3, 3))

@@ -279,7 +279,7 @@ def test_a_row_that_belongs_to_nobody_is_left_out_when_it_has_no_credit_and_refu
     owners, silent = torch.tensor([0, -1, 1, 2]), credit * torch.tensor([1.0, 0, 1, 1])[:, None]
     want = {name: g[[0, 2, 3]] for name, g in by_loop(model, ids, credit).items()}
     check(model, lambda: objective(model, ids, silent), want, rows=owners)
-    with pytest.raises(CreditscopeError, match="nobody"), Microscope(model, rows=owners):
+    with pytest.raises(CreditscopeError, match="of no rollout"), Microscope(model, rows=owners):
         objective(model, ids, credit).backward()
 
 

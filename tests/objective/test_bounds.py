@@ -29,10 +29,10 @@ LOPSIDED = (
     METHODS["grpo_v32"].but(name="lopsided_dual", clip_low=0.1, clip_high=0.3, dual_clip=1.5))
 ROWS: Mapping[str, Method] = {name: row.replace(beta=0.0) for name, row in
                               {**METHODS, **DIALECTS, **{row.name: row for row in LOPSIDED}}.items()}
-HARD = sorted(name for name, row in ROWS.items() if row.bound in ("clip", "clip_inside") or row.trust != "none")
-SOFT = sorted(name for name, row in ROWS.items() if row.bound in ("gate", "gamma"))
-CAPPED = sorted(name for name, row in ROWS.items() if row.bound == "stop_gradient")
-FREE = sorted(name for name, row in ROWS.items() if row.bound == row.trust == "none")
+HARD = sorted(name for name, row in ROWS.items() if row.stops == "zero")
+SOFT = sorted(name for name, row in ROWS.items() if BOUNDS[row.bound].stops == "half")
+CAPPED = sorted(name for name, row in ROWS.items() if BOUNDS[row.bound].stops == "cap")
+FREE = sorted(name for name, row in ROWS.items() if row.stops is None)
 
 
 def one(row: Method, log_ratio: float, credit: float, old: float = -2.0) -> float:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from creditscope import CreditscopeError, Rollouts, advantage
 from creditscope.methods.find import find
-from creditscope.offline.batches import Batch, Reader
+from creditscope.offline.batches import Reader, SampleBatch
 from creditscope.offline.dumps import SHAPES, Sample, recognise
 from creditscope.offline.files import Source, complain
 
@@ -27,7 +27,7 @@ ROW = {"prompt": "1 + 1 =", "response": " 2", "reward": 1.0}
 CHAT = [{"role": "user", "content": "1 + 1 ="}]
 
 
-def read(path: Path, **settings: Any) -> list[Batch]:
+def read(path: Path, **settings: Any) -> list[SampleBatch]:
     return list(Reader(Source(path), **settings).batches())
 
 
@@ -126,7 +126,7 @@ def test_verl_s_uid_and_equal_prompts_give_the_same_groups() -> None:
     for a, b in zip(by_uid, by_prompt, strict=True):
         assert [s.text for s in a.samples] != [s.text for s in b.samples]  # rows of a group are apart in the second
 
-        def rewards(batch: Batch) -> list[tuple[object, list[float]]]:
+        def rewards(batch: SampleBatch) -> list[tuple[object, list[float]]]:
             found: dict[object, list[float]] = {}
             for sample in batch.samples:
                 found.setdefault(sample.key, []).append(sample.reward)
@@ -245,7 +245,7 @@ def test_the_reward_s_field_may_have_any_name(tmp_path: Path) -> None:
     ("creditscope", ROW | {"step": math.nan}, "'step' must be int, got nan"),
     ("creditscope", ROW | {"reward": Decimal("NaN")}, "'reward' must be finite, got nan"),
     ("creditscope", ROW | {"step": 2**70}, "'step' must fit 64 bits"),
-    ("creditscope", ROW | {"logp": [-1.0]}, "'logp' has one entry a token, but there are no 'tokens'"),
+    ("creditscope", ROW | {"logp": [-1.0]}, "'logp' has one entry per token, but there are no 'tokens'"),
     ("creditscope", ROW | {"tokens": [1], "logp": [-1.0, -1.0]}, "'logp' has 2 entries for 1 tokens"),
     ("creditscope", ROW | {"prompt_tokens": "1"}, "'prompt_tokens' must be a list of int"),
     ("creditscope", {"prompt": "a", "reward": 1}, "neither an answer (response, completion, text) nor its tokens"),

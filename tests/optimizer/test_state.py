@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from creditscope import CreditscopeError
 from creditscope.optimizer.families import Parts, bare
-from creditscope.optimizer.state import counterfactual, first_moment, split, updates
+from creditscope.optimizer.state import first_moment, moving, split, updates
 from each import each
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -77,6 +77,12 @@ class Odd(torch.optim.Optimizer):
                 p.grad.mul_(2)  # some change their gradient on the way
                 noise = 1 + torch.rand_like(p)
                 p.sub_(group["lr"] / group["clock"] * noise * (p.grad + sum(state["past"]) + state["nested"]["sum"]))
+
+
+def counterfactual(optimizer: Any, scale: Any) -> dict[Tensor, Tensor]:
+    """The update with every gradient times `scale`, or `scale(gradient)`."""
+    change = scale if callable(scale) else lambda g: g.mul_(scale)
+    return updates(optimizer, {p: change(p.grad.clone()) for _, p in moving(bare(optimizer)) if p.grad is not None})
 
 
 def makers() -> dict[str, Make]:

@@ -174,17 +174,17 @@ class Slow(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         reading, model = self.scope._reading, self.scope._policy.model
         assert reading is not None
+        window, held = reading
         rows = []
         with untouched(model):
-            for i in range(len(reading.rows.live)):
-                part = reading.window.rows(torch.tensor([i]))
+            for i in range(len(held.live)):
+                part = window.rows(torch.tensor([i]))
                 live = chosen(logits(model, part.inputs, 1.0), part.inputs)
                 grads = torch.autograd.grad(-objective(part, live), list(model.parameters()))
                 rows.append(torch.cat([g.flatten() for g in grads]))
         g = torch.stack(rows)
         self.grams.append(g @ g.T)
-        assert self.scope._lens is not None
-        self.ours.append(torch.tensor(self.scope._lens.arrays(reading.rows.rollouts, reading.rows.w)["gram"]))
+        self.ours.append(torch.tensor(self.scope.observer.arrays(held.rollouts, held.w)["gram"]))
 
 
 @pytest.mark.parametrize("settings", [{}, SHAPES["accumulation"], SHAPES["kl"]], ids=["plain", "accumulation", "kl"])

@@ -19,7 +19,7 @@ from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
-from creditscope.plugins.verl.advantage import advantages_of, credit_of, group_share, numbered, turns
+from creditscope.plugins.verl.advantage import estimator_of, group_share, numbered, turns
 from creditscope.plugins.verl.loss import DECIDED, MODES, policy_loss, refuse_settings, share
 from creditscope.plugins.verl.table import BY_TOKENS, countable, refuse_credit, refuse_method
 from each import each
@@ -52,7 +52,7 @@ def test_our_loss_in_verls_place_gives_each_token_the_credit_that_verls_loss_giv
 @each("name, batch", product(["verl_grpo", "verl_dr_grpo", "verl_rloo", "verl_opo", "verl_gpg"], batches()))
 def test_our_advantages_in_verls_place_are_verls(name: str, batch: str) -> None:
     case, here = next(c for c in CASES if c.row == name and not c.label), batches()[batch]
-    mine, returns = advantages_of(countable(method_of(case)))(
+    mine, returns = estimator_of("outcome", countable(method_of(case)))(
         token_level_rewards=at_the_end(here["reward"], here["mask"]), response_mask=here["mask"].long(),
         index=here["group"].numpy(), config=None)
     theirs, _ = verls(case, batch)
@@ -106,7 +106,8 @@ def test_estimator_and_loss_of_a_row_are_its_surrogate_however_verl_deals_the_ro
     old, live, mask, uid = dealt(rollouts, logp)
     reward = dict(zip(_real(uid), REWARD, strict=True))
     rewards = at_the_end(torch.tensor([reward.get(i, 0.0) for i in range(len(uid))], dtype=torch.float64), mask)
-    advantages, _ = advantages_of(method)(token_level_rewards=rewards, response_mask=mask, index=np.array(uid))
+    estimate = estimator_of("outcome", method)
+    advantages, _ = estimate(token_level_rewards=rewards, response_mask=mask, index=np.array(uid))
     loss, slope = in_pieces(method, advantages, old, live, mask)
     w = effective_credit(lambda x: surrogate(row, x, rollouts), logp)
     assert float(loss) == pytest.approx(-float(surrogate(row, logp, rollouts)), abs=1e-12)
@@ -160,7 +161,7 @@ def test_turn_credit_leaves_out_what_earlier_turns_earned() -> None:
     # Two answers of two turns, rewards (1, 0) and (0, 1): to go (1, 0) and (1, 1), means (1, ½).
     mask = torch.tensor([[1, 0, 1], [1, 0, 1]])
     rewards = torch.tensor([[1.0, 0, 0], [0.0, 0, 1]], dtype=torch.float64)
-    advantages, _ = credit_of("turn_return")(token_level_rewards=rewards, response_mask=mask, index=["x", "x"],
+    advantages, _ = estimator_of("turn_return")(token_level_rewards=rewards, response_mask=mask, index=["x", "x"],
                                              config={"creditscope_method": "p1_grpo"})
     assert advantages.tolist() == [[0, 0, -0.5], [0, 0, 0.5]]
 
@@ -206,7 +207,8 @@ def test_uids_of_any_kind_become_numbers() -> None:
 def test_a_rollout_that_lost_its_siblings_gets_0() -> None:
     mask = torch.ones(3, 2)
     rewards = torch.tensor([[0.0, 1], [0.0, 0], [0.0, 1]], dtype=torch.float64)
-    advantages, _ = advantages_of(METHODS["grpo"])(token_level_rewards=rewards, response_mask=mask, index=list("aab"))
+    estimate = estimator_of("outcome", METHODS["grpo"])
+    advantages, _ = estimate(token_level_rewards=rewards, response_mask=mask, index=list("aab"))
     assert not advantages[2].any()
     assert advantages[0, 0] > 0
 
@@ -220,13 +222,13 @@ def _ask(compute: Any, **changes: Any) -> Any:
 
 
 @each("compute, changes, word", [
-    (advantages_of(METHODS["ppo"]), {}, "algorithm.adv_estimator=gae"),
-    (advantages_of(METHODS["gtpo"]), {}, "needs the tokens"),
-    (advantages_of(METHODS["grpo"]), {"index": None}, "no uid"),
-    (advantages_of(METHODS["grpo"]), {"index": ["a", "b"]}, "rollout.n to 2 or more"),
-    (credit_of("prefix_tree"), {}, "needs the tokens"),
-    (credit_of("monte_carlo"), {}, "a policy to sample from"),
-    (credit_of("outcome"), {"config": {"creditscope_method": "grop"}}, "did you mean 'grpo'"),
+    (estimator_of("outcome", METHODS["ppo"]), {}, "algorithm.adv_estimator=gae"),
+    (estimator_of("outcome", METHODS["gtpo"]), {}, "needs the tokens"),
+    (estimator_of("outcome", METHODS["grpo"]), {"index": None}, "no uid"),
+    (estimator_of("outcome", METHODS["grpo"]), {"index": ["a", "b"]}, "rollout.n to 2 or more"),
+    (estimator_of("prefix_tree"), {}, "needs the tokens"),
+    (estimator_of("monte_carlo"), {}, "a policy to sample from"),
+    (estimator_of("outcome"), {"config": {"creditscope_method": "grop"}}, "did you mean 'grpo'"),
 ])
 def test_what_verl_cannot_feed_is_refused_by_name(compute: Any, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(CreditscopeError, match=word):
@@ -237,7 +239,7 @@ def test_every_estimator_is_fed_or_refused() -> None:
     fed = {"outcome", "leave_one_out", "step_reward", "step_return", "turn_return"}
     for name in ESTIMATORS:
         if name in fed:
-            assert _ask(credit_of(name))[0].shape == (2, 1)
+            assert _ask(estimator_of(name))[0].shape == (2, 1)
         else:
             with pytest.raises(CreditscopeError, match=f"credit '{name}' needs"):
                 refuse_credit(name)

@@ -16,7 +16,7 @@ import creditscope
 from creditscope import METHODS
 from creditscope.errors import CreditscopeError
 from creditscope.plugins.verl.loss import refuse_settings
-from creditscope.plugins.verl.names import LEANED_ON, assert_registered, load
+from creditscope.plugins.verl.names import REQUIRED, assert_registered, load
 from creditscope.plugins.verl.table import refuse_method
 
 EXAMPLE = Path(__file__).parents[2] / "examples/verl"
@@ -57,7 +57,7 @@ def run(code: str, path: Path | None = None, **environment: str) -> str:
 
 def old_verl(folder: Path, algos: str) -> Path:
     """A verl whose modules are all there, empty but for core_algos."""
-    for module in LEANED_ON:
+    for module in REQUIRED:
         place = folder / Path(*module.split("."))
         place.mkdir(parents=True, exist_ok=True)
         (place / "__init__.py").write_text(algos if module.endswith("core_algos") else "")

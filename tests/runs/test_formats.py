@@ -12,7 +12,7 @@ import pytest
 
 from cli import run, run_json
 from creditscope import Record
-from creditscope.claims.evidence import from_json, places, read_evidence, read_place, to_json
+from creditscope.claims.evidence import from_json, read_evidence, to_json
 from creditscope.runs import schema
 from creditscope.runs.arrays import ARRAYS
 from creditscope.runs.formats import upgraded
@@ -90,7 +90,7 @@ def test_a_new_run_is_of_format_2(tmp_path: Path) -> None:
 
 
 def test_old_evidence_files_have_the_new_columns() -> None:
-    found = [read_place(place) for place in places([RESULTS / "p1-tiny"])]
+    found = [from_json(path) for path in sorted((RESULTS / "p1-tiny").rglob("*.evidence.json"))]
     assert len(found) > 10
     assert all("credit_null" not in run.groups for run in found)
     assert all("w_null" in run.groups for run in found if run.groups)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from creditscope import METHODS, CreditscopeError, Method, Rollouts, advantage, effective_credit, surrogate
 from creditscope.batch.groups import Groups, binary_unit, std
-from creditscope.batch.metrics import assigned, credit, signal
+from creditscope.batch.metrics import assigned, signal, spread
 from creditscope.credit.units import in_units
 from creditscope.objective.advantages import standardised
 from makers import make, moved
@@ -97,7 +97,7 @@ def test_the_readings_of_a_batch_follow_its_unit() -> None:
             factor = unit if name in ("reward/mean", "reward/std") else 1.0
             assert other[name] == one[name] * factor, name
         w = moved(plain)
-        assert credit(w * 2.0**120, plain.mask) == credit(w, plain.mask)
+        assert spread(w * 2.0**120, plain.mask) == spread(w, plain.mask)
         within = assigned(w, plain)["credit/within"]
         assert assigned(w * unit, plain)["credit/within"] == pytest.approx(within, rel=1e-12)
 

@@ -1,4 +1,4 @@
-"""`creditscope check`: the claims of both papers, and ours, put to runs that are there or to closed forms."""
+"""`creditscope check`: test the claims of both papers, and ours, on recorded runs or closed forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 from creditscope.claims.evidence import Evidence, places, read_place, to_json
 from creditscope.claims.page import SHAPES, by_place, claims_page, observed, sample, summary, told
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
-from creditscope.claims.verdict import NOTHING, Verdict
+from creditscope.claims.verdict import NOTHING, Claim, ClaimVerdict
 from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.guards import resolved
@@ -26,17 +26,17 @@ from creditscope.runs.compare import SETTINGS
 from creditscope.runs.record import Record
 
 LARGEST = 1e60
-"""No reading is so large, and its square still has to be a number."""
+"""Largest number accepted; its square is still finite."""
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """Put the claims of both papers, and ours, to tests that can fail: on recorded runs, or by closed forms.
+    """Test the claims of both papers, and ours, on recorded runs or by closed forms.
 
-    A verdict is holds (✓), refuted (✗) or undecided (?), by a threshold that stands in the code; where the
-    number is an estimate its 95 % interval decides. Undecided is no failure: it says what is missing. Without runs and
-    without --exact the claims are listed.
+    A verdict is holds (✓), refuted (✗) or undecided (?), by a threshold in the code; for an estimate its 95 % interval
+    decides. Undecided is no failure: the reason names the missing runs. Without runs and without --exact the claims are
+    listed.
 
     For example:
       creditscope check --exact                               # closed forms and enumeration, seconds
@@ -48,7 +48,7 @@ class Check:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """Folders of runs, files of --save, or folders that hold some of either."""
     exact: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Run the tests that need no run. They load torch; nothing else here does."""
+    """Run the tests that need no run. They load torch."""
     claim: tuple[str, ...] = ()
     """Ids such as P1.5; by default all."""
     strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -58,15 +58,15 @@ class Check:
     why: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """The reason of every verdict, not of the refuted alone."""
     save: Path | None = None
-    """Write each run as NAME.evidence.json into this folder: a few kilobytes to publish, and to check again."""
+    """Write each run as NAME.evidence.json into this folder: a few kilobytes to publish and check again."""
     lean: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """With --save: leave out what the microscope read group by group, for runs that are kept for what they learnt."""
+    """With --save: leave out the microscope's readings of each group."""
     markdown: Path | None = None
     """Write the claims with their verdicts as a page."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        claims = find_claims(self.claim)  # a wrong id is told before anything is read
+        claims = find_claims(self.claim)  # before anything is read: an id may be wrong
         if self.lean and self.save is None:
             raise CreditscopeError("--lean says what --save leaves out; give --save FOLDER too")
         if self.save and not self.runs:
@@ -74,17 +74,18 @@ class Check:
         if self.markdown and not self.runs and not self.exact:
             raise CreditscopeError(f"--markdown {self.markdown} has no verdict to show; name runs, or give --exact")
         if not self.runs and not self.exact:
-            return self._list()
+            return self._list(claims)
         console = self.output.console()
         evidence = read_runs(self.runs) if self.runs else []
-        missing = told_missing(self.runs)
-        verdicts: list[Verdict] = []
+        folders = dict.fromkeys(resolved(place) for place in places(self.runs) if place.is_dir())
+        missing = [fault for folder in folders for fault in Record.open(folder).told_missing()]
+        verdicts: list[ClaimVerdict] = []
         if self.exact:
             with console.status("closed forms and enumeration: some seconds"):
                 verdicts += run_exact(self.claim)
         if evidence:
             verdicts += check(evidence, self.claim)
-        kept = [replace(run, groups={}, readings={}, layers={}) for run in evidence] if self.lean else evidence
+        kept = [replace(run, groups={}, readings={}) for run in evidence] if self.lean else evidence
         files = save_evidence(self.save, kept) if self.save else []
         if self.markdown:
             write_file(self.markdown, claims_page(verdicts, [claim.id for claim in claims]))
@@ -92,7 +93,7 @@ class Check:
         refuted = any(verdict.outcome == "refuted" for verdict in verdicts)
         if self.output.json:
             self.output.emit({"runs": [run.name for run in evidence], "summary": summary(verdicts),
-                              "verdicts": [verdict.as_dict() for verdict in verdicts], "faults": missing,
+                              "verdicts": [asdict(verdict) for verdict in verdicts], "faults": missing,
                               "files": [str(path) for path in files]})
         else:
             show(console, verdicts, every=self.every, why=self.why)
@@ -104,17 +105,11 @@ class Check:
             if files:
                 console.print(f"wrote {', '.join(str(path) for path in files[:3])}"
                               + (f" and {len(files) - 3} more" if len(files) > 3 else ""), markup=False)
-            console.next(self._next())
+            console.next("creditscope reproduce p1" if not self.runs else "the same with --markdown claims.md"
+                         if self.every else "the same with --all for every definition")
         return 1 if self.strict and refuted else 0
 
-    def _next(self) -> str:
-        if not self.runs:
-            return "creditscope reproduce p1"
-        return "the same with --markdown claims.md" if self.every else "the same with --all for every definition"
-
-    def _list(self) -> int:
-        """What there is to check."""
-        claims = find_claims(self.claim)
+    def _list(self, claims: Sequence[Claim]) -> int:
         if self.output.json:
             self.output.emit({"claims": [{key: value for key, value in asdict(claim).items() if key != "runs"}
                                          for claim in claims]})
@@ -130,32 +125,23 @@ class Check:
         return 0
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
 def read_runs(paths: Iterable[Path]) -> list[Evidence]:
-    """The evidence under these paths, each under a name of its own. A run and its own summary are one."""
+    """The evidence under these paths, with distinct names. A run and its own summary count once."""
     inside = list(dict.fromkeys(resolved(place) for place in places(paths)))
     found: list[Evidence] = []
     seen: set[bytes] = set()
     for place, name in zip(inside, names(inside), strict=True):
         run = _sound(place, read_place(place))
         whole = json.dumps(json.loads(to_json(replace(run, name=""))), sort_keys=True)
-        digest = hashlib.blake2b(whole.encode(), digest_size=16).digest()  # many runs must not be held twice
+        digest = hashlib.blake2b(whole.encode(), digest_size=16).digest()  # saves memory over many runs
         if digest not in seen:
             seen.add(digest)
             found.append(replace(run, name=name))
     return found
 
 
-def told_missing(paths: Iterable[Path]) -> list[str]:
-    """A sentence for each run of which files are gone."""
-    inside = dict.fromkeys(resolved(place) for place in places(paths) if place.is_dir())
-    return [fault for place in inside for fault in Record.open(place).told_missing()]
-
-
 def names(places: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart; a seed alone is no name.
+    """The shortest ends of the paths that differ; a seed alone is no name.
 
     >>> names([Path("p1/r8/seed-0"), Path("p1/r16/seed-0")]), names([Path("old/a.evidence.json")])
     (['r8-seed-0', 'r16-seed-0'], ['a'])
@@ -169,7 +155,7 @@ def names(places: Sequence[Path]) -> list[str]:
 
 
 def _sound(place: Path, run: Evidence) -> Evidence:
-    """The run, if its settings are of their kind and its numbers are numbers; anybody may have written the files."""
+    """The run, if its settings have their types and its numbers are finite; the files are untrusted."""
     for name, kind in SETTINGS.items():
         value = run[name]
         if value is not None and (isinstance(value, bool) or
@@ -188,23 +174,16 @@ def _sound(place: Path, run: Evidence) -> Evidence:
     return run
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------
-
-
 def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
-    """NAME.evidence.json for each run."""
-    out = []
-    for run in evidence:
-        out.append(folder / f"{run.name}.evidence.json")
-        write_file(out[-1], to_json(run))
-    return out
+    """Write NAME.evidence.json for each run."""
+    files = {folder / f"{run.name}.evidence.json": run for run in evidence}
+    for path, run in files.items():
+        write_file(path, to_json(run))
+    return list(files)
 
 
-# -- the screen ------------------------------------------------------------------------------------------------------
-
-
-def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why: bool = False) -> None:
-    """A line for each claim and subject, or for each verdict; the reasons of what is refuted, or of all; the sum."""
+def show(console: Console, verdicts: Sequence[ClaimVerdict], every: bool = False, why: bool = False) -> None:
+    """A line per claim and subject, or per verdict; the reasons of the refuted, or of all; the totals."""
     heads = ("id", "claim", "on", "verdict", "observed", "expected", "n")
     table = new_table(*heads, left=heads[:-1])
     reasons: list[tuple[str, str]] = []
@@ -219,7 +198,9 @@ def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why
         told_of = some if why else [verdict for verdict in some if verdict.outcome == "refuted"]
         shown = told_of if every or why else told_of[:1]
         more = f" (and {len(told_of) - len(shown)} more: --all)" if len(told_of) > len(shown) else ""
-        reasons += [(SHAPES[v.outcome], f"{claim} {_apart(v, some)}{v.reason}{more}") for v in shown]
+        several = len({verdict.definition for verdict in some}) > 1
+        reasons += [(SHAPES[v.outcome], f"{claim} [{v.subject}]{f' {v.definition}' if several and v.definition else ''}"
+                                        f": {v.reason}{more}") for v in shown]
     console.print(table)
     if untested:
         more = "" if why else "; --why says what each needs"
@@ -227,10 +208,3 @@ def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why
     for shape, reason in reasons:
         console.print(Text(f"{shape} ", COLOURS[shape]) + Text(printable(reason), "default"))
     console.print(f"{summary(verdicts)}. ✗ is a statement that fails, not an error of this program.", markup=False)
-
-
-def _apart(verdict: Verdict, others: Sequence[Verdict]) -> str:
-    """Where, and the definition where there are several."""
-    several = len({other.definition for other in others}) > 1
-    parts = [f"[{verdict.subject}]", verdict.definition if several else ""]
-    return f"{' '.join(filter(None, parts))}: "

@@ -19,7 +19,7 @@ from rich.table import Table
 from creditscope.claims.evidence import from_json
 from creditscope.cli.output import Output, new_table
 from creditscope.cli.processes import cores
-from creditscope.cli.sweep import is_done, refuse_at_once, refuse_none, run_all, show_failed
+from creditscope.cli.sweep import check_sweep, is_done, refuse_at_once, refuse_none, run_all, show_end
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
 from creditscope.runs.compare import Candidate, CandidateRun, Comparison, Kind, compare, read_folder, read_run, run_of
@@ -38,19 +38,19 @@ class Compare:
     """Train with each credit estimator, or brake, from the same start, some seeds each; compare at EQUAL rollouts.
 
     A rollout that was sampled to estimate a value counts like one that is trained on. Runs that are finished are used
-    again and runs that were stopped go on, so the same command continues after Ctrl-C, and is a table in no time after.
+    again and runs that were stopped go on, so the same command continues after Ctrl-C; with --no-run it only compares.
 
     For example:
       creditscope compare credit                                            # ten estimators, five seeds each
       creditscope compare credit outcome step_reward monte_carlo,samples=2 --seeds 3
       creditscope compare credit outcome gae --rollouts 1000 --seeds 2      # a first look in minutes
       creditscope compare credit --no-run                                   # table and figure of what is there
-      creditscope compare brake                                             # what holds tokens at their bound, at μ = 4
+      creditscope compare brake                                             # brakes on overshoot, at μ = 4
       creditscope compare brake none recall shorten,share=0.02 --inner-steps 8 --seeds 3
     """
 
     what: Annotated[Literal["credit", "brake"], tyro.conf.Positional]
-    """What differs between the runs: credit, or brake (what holds tokens at their bound over several updates)."""
+    """The setting that differs between the runs: credit, or brake (against overshoot past the bound at μ > 1)."""
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Estimators (creditscope credit) or brakes (creditscope optimizer --brakes), with options after commas. By
     default outcome, optimal_scalar, optimal_sequence, optimal_token, step_reward, prefix_tree, gae, entropy_mask, salt
@@ -89,8 +89,7 @@ class Compare:
     """Where the runs (NAME/seed-S), table.md, table.json and figure.svg go; by default runs/compare for credit,
     runs/brakes for brake."""
     no_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Train nothing: compare the finished runs in --out, or their evidence (creditscope check --save), whatever their
-    settings were."""
+    """Train nothing: compare the finished runs in --out, or their evidence (creditscope check --save)."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     @property
@@ -116,12 +115,9 @@ class Compare:
     # -- which runs --------------------------------------------------------------------------------------------------
 
     def _asked(self) -> dict[str, Config]:
-        """Every run that was asked for, by folder; what is wrong with the flags is said here. Seed by seed, so that an
-        early look at the folder finds all names."""
-        for name in ("seeds", "points", "eval_problems", "rollouts", "jobs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CreditscopeError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        """Folder -> settings of every run, the flags checked. Seed by seed, so that all names are there early."""
+        check_sweep(self.place, seeds=self.seeds, points=self.points, eval_problems=self.eval_problems,
+                    rollouts=self.rollouts, jobs=self.jobs)
         names = self.names or self.kind.default
         for name in names:
             if names.count(name) > 1:
@@ -131,8 +127,6 @@ class Compare:
                                    f"× --group {self.group} = {self.group * self.prompts}")
         if self.points > self.rollouts:
             raise CreditscopeError(f"--points {self.points} is more than --rollouts {self.rollouts}; give fewer")
-        if self.place.exists() and not self.place.is_dir():
-            raise CreditscopeError(f"--out {self.place} is a file; choose a folder")
         return {f"{folder(name)}/seed-{seed}": self._config(name, seed)
                 for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
 
@@ -183,17 +177,12 @@ class Compare:
         console.print(f"{page.legend}\n", markup=False)
         for sentence in said:
             console.print(f"[bold]{escape(sentence)}[/]")
-        show_failed(console, out, failed)
-        if not can_draw():
-            console.print("no figure: it needs Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
-        console.print(f"wrote {out}: {', '.join(files)}", markup=False)
-        console.next("the same command, for the failed runs" if failed else
-                     command_line("compare", self.what, "--no-run", "--out", out))
+        show_end(console, out, failed, files, can_draw(), command_line("compare", self.what, "--no-run", "--out", out))
         return 1 if failed else 0
 
 
 def folder(name: str) -> str:
-    """The folder of an estimator or a brake: its own name, with nothing in it that a path could stumble over.
+    """The folder of an estimator or a brake: its name, where characters that are unsafe in a path become _.
 
     >>> folder("monte_carlo,samples=2"), folder("mine.credit:halves")
     ('monte_carlo,samples=2', 'mine.credit+halves')
@@ -213,65 +202,54 @@ def _number(value: Interval | None, digits: int, share: bool = False) -> str:
     return f"{scale * value.mean:.{digits}f}{half}{unit}"
 
 
-def _overlaps(line: Candidate) -> str:
-    return {True: "yes", False: "no", None: ""}[line.overlaps]
+def _column(name: str, digits: int, share: bool = False) -> Callable[[Candidate], str]:
+    return lambda line: _number(line.numbers[name], digits, share)
 
 
-def _paired(line: Candidate) -> str:
-    return in_points(line.difference) if line.difference else ""
+def _change(name: str) -> Callable[[Candidate], str]:
+    return lambda line: in_percent(change) if (change := line.numbers[f"{name}_change"]) else ""
 
 
-def _change(line: Candidate, name: str) -> str:
-    change = line.numbers[f"{name}_change"]
-    return in_percent(change) if change else ""
-
-
-def _spread(line: Candidate) -> str:
-    spread = line.numbers["spread"]
-    return "" if spread is None else f"{100 * spread:.1f}"
+def _result(setting: str, baseline: str) -> TableColumns:
+    return {
+        setting: lambda line: line.name,
+        "seeds": lambda line: str(len(line.seeds)),
+        "accuracy": lambda line: percent(line.accuracy),
+        f"minus {baseline}, paired": lambda line: in_points(line.difference) if line.difference else "",
+        "overlap": lambda line: {True: "yes", False: "no", None: ""}[line.overlaps],
+    }
 
 
 TableColumns = Mapping[str, Callable[[Candidate], str]]
-CREDIT_RESULT: TableColumns = {
-    "credit": lambda line: line.name,
-    "seeds": lambda line: str(len(line.seeds)),
-    "accuracy": lambda line: percent(line.accuracy),
-    "minus outcome, paired": _paired,
-    "overlap": _overlaps,
-    "mean along the way": lambda line: percent(line.area),
-}
+CREDIT_RESULT = {**_result("credit", "outcome"), "mean along the way": lambda line: percent(line.area)}
 CREDIT_COST: TableColumns = {
     "credit": lambda line: line.name,
     "steps": lambda line: f"{line.steps:.0f}",
     "rollouts": lambda line: f"{line.spent:,.0f}",
     "continuations": lambda line: f"{line.continuations:.0%}",
-    "time a run": lambda line: f"{_number(line.seconds, 0)} s",
-    "time a rollout": lambda line: f"{1000 * line.seconds_per_rollout:.1f} ms",
-    "rank": lambda line: _number(line.numbers["effective_rank"], 2),
-    "within": lambda line: _number(line.numbers["within"], 2),
-    "dead credit": lambda line: _number(line.numbers["dead_credit"], 0, share=True),
-    "dead signal": lambda line: _number(line.numbers["dead_signal"], 0, share=True),
+    "time per run": lambda line: f"{_number(line.seconds, 0)} s",
+    "time per rollout": lambda line: f"{1000 * line.seconds_per_rollout:.1f} ms",
+    "rank": _column("effective_rank", 2),
+    "within": _column("within", 2),
+    "dead credit": _column("dead_credit", 0, share=True),
+    "dead signal": _column("dead_signal", 0, share=True),
 }
 BRAKE_RESULT: TableColumns = {
-    "brake": lambda line: line.name,
-    "seeds": lambda line: str(len(line.seeds)),
-    "accuracy": lambda line: percent(line.accuracy),
-    "minus none, paired": _paired,
-    "overlap": _overlaps,
-    "std": _spread,
+    **_result("brake", "none"),
+    "std": lambda line: "" if line.numbers["spread"] is None else f"{100 * line.numbers['spread']:.1f}",
     "worst seed": lambda line: f"{100 * line.numbers['worst']:.1f} %",
-    "updates": lambda line: _number(line.numbers["updates"], 1),
-    "train, s": lambda line: _number(line.numbers["train"], 2),
+    "updates": _column("updates", 1),
+    "train, s": _column("train", 2),
 }
 BRAKE_OVERSHOOT: TableColumns = {
     "brake": lambda line: line.name,
-    "past": lambda line: _number(line.numbers["past"], 1, share=True),
-    "distance": lambda line: _number(line.numbers["distance"], 3),
-    "distance vs none": lambda line: _change(line, "distance"),
-    "overshoot": lambda line: _number(line.numbers["overshoot"], 4),
-    "overshoot vs none": lambda line: _change(line, "overshoot"),
-    "after": lambda line: _number(line.numbers["after"], 0, share=True),
-    "KL": lambda line: _number(line.numbers["kl"], 4),
+    "past": _column("past", 1, share=True),
+    "distance": _column("distance", 3),
+    "distance vs none": _change("distance"),
+    "overshoot": _column("overshoot", 4),
+    "overshoot vs none": _change("overshoot"),
+    "after": _column("after", 0, share=True),
+    "KL": _column("kl", 4),
 }
 ACCURACY = """\
 accuracy: test problems solved by one sample at temperature 1 once the budget is spent, on the straight line between two
@@ -288,19 +266,19 @@ dead credit: groups without any credit. dead signal: groups whose rewards are al
 """
 BRAKE = """\
 std: of the seeds' accuracies (n − 1), in points. worst seed: the lowest of them.
-updates: of the optimiser, a batch. train: seconds a step, of passes, updates and brake; runs side by side slow each
-  other down.
+updates: of the optimiser, per batch. train: seconds per step, of passes, updates and brake; runs side by side slow
+  each other down.
 past: share of bounded tokens that stand past their bound after the batch's last update.
 distance: how far past, in nats, mean of those past. overshoot: the same over all bounded tokens.
 vs none: relative change, paired by seed, mean over seeds of x/none − 1. A seed where none has 0 is left out.
 after: share of the distance that was moved after the token's own gradient was stopped.
-KL: from the sampler, nats a token, mean of ρ − 1 − log ρ.
+KL: from the sampler, nats per token, mean of ρ − 1 − log ρ.
 A run's number is the mean over all its steps, from the first; distance and after: over those with a token past.
 """
 INTERVALS = """\
 ±: half of the 95 % interval over seeds. Of twenty paired intervals one excludes 0 by chance.
-Intervals are over training seeds alone: all runs answer the same test problems with the same random numbers, so their
-  common level is uncertain by what so few problems leave open, which train prints beside each accuracy."""
+Intervals are over training seeds alone: all runs answer the same test problems with the same random numbers. The
+  uncertainty from the number of problems is not in them; train prints it beside each accuracy."""
 
 
 @dataclass(frozen=True)

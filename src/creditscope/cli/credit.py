@@ -13,16 +13,16 @@ from creditscope.credit.table import ESTIMATORS, NEEDS, Estimator, parse
 from creditscope.errors import CreditscopeError
 
 WIDE = 150
-"""Columns of a terminal from which on equations fit into the list."""
+"""Columns of a terminal from which equations fit into the list."""
 BASES = {"reward": "the rewards; the method scales and whitens it",
          "advantage": "the method's own advantage, which it reshapes"}
 
 
 @dataclass(frozen=True)
 class Credit:
-    """Show the list of credit estimators, or one: equation, options, what it needs and costs, where it comes from.
+    """Show the list of credit estimators, or one: equation, options, requirements, cost, source.
 
-    An estimator says what each token of a rollout is worth; the method (creditscope methods) says the rest.
+    An estimator gives A_it, the credit of each token; the method (creditscope methods) gives everything else.
 
     For example:
       creditscope credit                          # the list
@@ -42,8 +42,8 @@ class Credit:
         else:
             name, _ = parse(self.name)
             if name not in ESTIMATORS:
-                raise CreditscopeError(f"{name} is a function of yours, of which the list knows nothing; creditscope "
-                                       f"train --credit {name} uses it")
+                raise CreditscopeError(f"{name} is your own function, and is not in the list; creditscope train "
+                                       f"--credit {name} uses it")
             self._one(ESTIMATORS[name])
         return 0
 
@@ -61,7 +61,7 @@ class Credit:
         if not wide:
             console.print(f"Equations are left out below {WIDE} columns.")
         console.print("r_i: reward of rollout i   A_i: the method's advantage   A_it: credit of its token t   "
-                      "s(t): the token's step   R: rollouts a group")
+                      "s(t): the token's step   R: rollouts per group")
         console.next("creditscope credit NAME", "creditscope train --credit NAME", "creditscope compare credit")
 
     def _one(self, row: Estimator) -> None:

@@ -1,14 +1,14 @@
-"""`creditscope demo`: the main job. Train the packaged model with R = 2, 4, 8 from the same start, compare, report."""
+"""`creditscope demo`: train the packaged model with R = 2, 4, 8 from the same start, compare, report."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.table import Table
 
 from creditscope.cli.output import Output, new_table
 from creditscope.cli.train import run_training
@@ -23,15 +23,15 @@ from creditscope.runs.record import Record
 
 @dataclass(frozen=True)
 class Demo:
-    """Watch a real language model learn by GRPO on this machine: R = 2, 4 and 8 from the same start.
+    """Train a small language model by GRPO on this machine: R = 2, 4 and 8 from the same start.
 
-    It ends with two pages: the three runs side by side, and R = 8 in full, down to the credit of every token.
+    Writes two pages: the three runs side by side, and R = 8 in full, down to the credit of every token.
     """
 
     steps: int = 60
     """Steps of each run."""
     seed: int = 0
-    """Fixes everything."""
+    """Seed of the runs."""
     out: Path | None = None
     """Where the runs go; by default the first free one of runs/demo, runs/demo-2, ..."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
@@ -59,7 +59,15 @@ class Demo:
             self.output.emit({"out": str(out), "runs": lines, "reports": [str(path) for path in reports.values()],
                               "seconds": time.perf_counter() - start})
             return 0
-        console.print(_table(lines))
+        table = new_table("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null",
+                          "cut to 2", "time", left=())
+        for line in lines:
+            before, after = line["before"], line["after"]
+            ranks = (line[name] for name in ("effective_rank", "null", "effective_rank_truncated_2"))
+            table.add_row(str(line["group"]), f"{line['rollouts']:,}", _accuracy(*before), _accuracy(*after),
+                          f"{after[0] - before[0]:+.1%}", f"{line['reward']:.2f}", f"{line['dead_groups']:.0%}",
+                          *("" if rank is None else f"{rank:.1f}" for rank in ranks), f"{line['seconds']:.0f} s")
+        console.print(table)
         console.print(LEGEND)
         console.print(f"wrote {out}/r2, r4, r8 in {time.perf_counter() - start:.0f} s", markup=False)
         for what, path in reports.items():
@@ -101,23 +109,11 @@ def summary(path: Path) -> dict[str, Any]:
             "seconds": sum(s[schema.TIME_STEP] for s in trained), "path": str(path)}
 
 
-def _table(lines: list[dict[str, Any]]) -> Table:
-    table = new_table("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null",
-                      "cut to 2", "time", left=())
-    for line in lines:
-        (a, a_low, a_high), (b, b_low, b_high) = line["before"], line["after"]
-        table.add_row(str(line["group"]), f"{line['rollouts']:,}", f"{a:.1%} [{100 * a_low:.0f}, {100 * a_high:.0f}]",
-                      f"{b:.1%} [{100 * b_low:.0f}, {100 * b_high:.0f}]", f"{b - a:+.1%}", f"{line['reward']:.2f}",
-                      f"{line['dead_groups']:.0%}",
-                      *("" if line[name] is None else f"{line[name]:.1f}" for name in
-                        ("effective_rank", "null", "effective_rank_truncated_2")),
-                      f"{line['seconds']:.0f} s")
-    return table
+def _accuracy(share: float, low: float, high: float) -> str:
+    return f"{share:.1%} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
 def _free(path: Path) -> Path:
     """The first of path, path-2, path-3 ... that is not there yet."""
-    number = 1
-    while (candidate := path if number == 1 else path.with_name(f"{path.name}-{number}")).exists():
-        number += 1
-    return candidate
+    places = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    return next(place for place in places if not place.exists())

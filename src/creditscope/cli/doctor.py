@@ -1,4 +1,4 @@
-"""`creditscope doctor`: what is wrong with a run, from its trainer's own log and settings alone."""
+"""`creditscope doctor`: the faults of a run, from its trainer's log and settings alone."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ COLOURS = {"broken": "red", "watch": "yellow", "unknown": "dim", "fine": "green"
 
 @dataclass(frozen=True)
 class Doctor:
-    """Say what is wrong with a run of TRL, verl or creditscope, from its log and settings alone.
+    """Find the faults of a run of TRL, verl or creditscope, from its log and settings alone.
 
-    No model is loaded. The first line names what to mend first, and the setting to change. Each finding is broken (✗),
-    watch (!), unknown (?) or fine (✓), with the lines of the log that show it and the formula behind it; one that comes
-    from another says so. Settings that were not given are taken at the trainer's defaults, and the findings that hang
-    on one say so.
+    No model is loaded. The first line names the first cause and the setting to change. Each finding is broken (✗),
+    watch (!), unknown (?) or fine (✓), with the lines of the log that show it, the formula, and the finding that causes
+    it. Settings that were not given are taken at the trainer's defaults; findings that depend on one name it.
 
     For example:
       creditscope doctor output/checkpoint-500                      # TRL's trainer_state.json
@@ -40,9 +39,9 @@ class Doctor:
     """
 
     run_or_log: Annotated[Path, tyro.conf.Positional]
-    """A folder of creditscope or TRL, a log with one row a line, or a .csv table."""
+    """A folder of creditscope or TRL, a log with one row per line, or a .csv table."""
     config: Path | None = None
-    """The run's settings, as JSON or YAML; by default those that lie in the run's folder."""
+    """The run's settings, as JSON or YAML; by default those in the run's folder."""
     sets: Annotated[tuple[str, ...], tyro.conf.arg(name="set"), tyro.conf.UseAppendAction] = ()
     """A setting as NAME=VALUE, such as loss_type=grpo or actor_rollout_ref.actor.ppo_epochs=1; may be repeated."""
     why: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -62,17 +61,14 @@ class Doctor:
         else:
             console = self.output.console()
             show(console, log, findings, self.why)
-            console.next(self._next(log))
+            console.next("the same with --config FILE or --set NAME=VALUE, so that less is assumed"
+                         if not log.settings.given else "creditscope methods" if self.why else
+                         "the same with --why, for the evidence of every finding")
         return 1 if self.strict and any(finding.state == "broken" for finding in findings) else 0
-
-    def _next(self, log: Log) -> str:
-        if not log.settings.given:
-            return "the same with --config FILE or --set NAME=VALUE, so that less is assumed"
-        return "creditscope methods" if self.why else "the same with --why, for the evidence of every finding"
 
 
 def headline(findings: Sequence[Finding]) -> str:
-    """What to mend first, what comes from it, and the setting to change."""
+    """The first cause, its effects, and the setting to change."""
     first = root(findings)
     if first is None:
         unread = sum(finding.state == "unknown" for finding in findings)
@@ -83,7 +79,7 @@ def headline(findings: Sequence[Finding]) -> str:
 
 
 def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> None:
-    """What to mend first; a line for each finding; then what is behind the first causes, or behind all."""
+    """The headline; a line per finding; then evidence and reason of the first causes, or of all."""
     console.print(Text(printable(headline(findings))))
     version = f" (read as {log.trainer.version})" if log.trainer.version else ""
     console.print(f"{log.trainer.name}{version}, {len(log.rows)} rows", markup=False)

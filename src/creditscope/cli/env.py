@@ -17,7 +17,7 @@ PACKAGES = ("torch", "numpy", "transformers", "safetensors", "tyro", "rich", "tr
 
 @dataclass(frozen=True)
 class Env:
-    """Print versions and devices. Paste it into a bug report; it holds no path, no user name and no variable."""
+    """Print versions and devices for a bug report; no path, no user name and no variable is in it."""
 
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
@@ -27,16 +27,13 @@ class Env:
             self.output.emit(facts)
             return 0
         console = self.output.console()
-        for name, value in facts.items():
-            if name != "packages":
-                console.print(f"{name:<14}{value}")
-        for name, version in facts["packages"].items():
-            console.print(f"{name:<14}{version or 'not installed'}")
+        packages = {name: version or "not installed" for name, version in facts.pop("packages").items()}
+        for name, value in (facts | packages).items():
+            console.print(f"{name:<14}{value}")
         return 0
 
 
 def environment() -> dict[str, Any]:
-    """Versions and devices as plain data."""
     import torch
 
     found = software(PACKAGES)

@@ -6,19 +6,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 
-def holds_a_run(out: Path | None) -> bool:
-    """Whether a stop has something to keep."""
-    return out is not None and (out / "run.json").exists()
-
-
 class Interrupt:
-    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record is whole all the same.
+    """Ctrl-C once: finish the step, keep everything, stop. Twice: stop now; the record stays valid.
 
-    While nothing is kept, once is enough: what is waited for may never come, such as the other end of a pipe.
+    While `keeps()` is false there is nothing to keep, and the first stops at once: a pipe may never be written to.
     """
 
     def __init__(self, keeps: Callable[[], bool] = lambda: True) -> None:
@@ -40,6 +34,6 @@ class Interrupt:
         if self.asked or not self._keeps():
             raise KeyboardInterrupt
         self.asked = True
-        with contextlib.suppress(OSError):  # a full disk, or nobody who reads
+        with contextlib.suppress(OSError):  # a full disk, or a closed stream
             # os.write, because a signal may arrive in the middle of a print.
             os.write(2, b"stopping after this step; everything is kept (again to stop at once)\n")

@@ -1,8 +1,8 @@
-"""`creditscope localise`: does credit point at the step that went wrong?"""
+"""`creditscope localise`: how well credit marks the wrong step of a solution."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,7 @@ TITLES = {"planted": "planted errors: one wrong number in a reference solution, 
 
 @dataclass(frozen=True)
 class Localise:
-    """Measure how well credit points at the wrong step: area under the ROC curve, for every credit estimator.
+    """Measure how well credit marks the wrong step: area under the ROC curve, for every credit estimator.
 
     For example:
       creditscope localise                                  # arithmetic with planted errors, the packaged model
@@ -58,15 +58,15 @@ class Localise:
         with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
         if self.output.json:
-            self.output.emit(outcome.as_dict())
+            self.output.emit(asdict(outcome))
             return 0
         console = self.output.console()
         for name, findings in outcome.tables.items():
             console.print(as_table(TITLES[name], findings))
-        console.print("AUC over tokens: ½ says nothing, 1 is perfect. Credit on one token of n in the wrong step gets "
-                      "no more than ½ + 1/2n: then read the step.")
+        console.print("AUC over tokens: ½ is chance, 1 is perfect. Credit on one token of n in the wrong step gets at "
+                      "most ½ + 1/2n: then read the top step.")
         console.print("top step: the step with the largest mean |A| is the wrong one; ties share. In brackets: 95 %, "
-                      "bootstrap over rollouts.  * no credit, a yardstick  † sees the labels")
+                      "bootstrap over rollouts.  * no credit, for comparison  † sees the labels")
         for spec, reason in outcome.skipped.items():
             console.print(f"left out: {spec}: {reason}", markup=False)
         console.print("  ".join(f"{name} {value:.4g}" for name, value in outcome.facts.items()), markup=False)

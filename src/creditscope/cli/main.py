@@ -35,23 +35,21 @@ from creditscope.files.streams import ReaderLeft
 DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
 
 VERBS: dict[str, type[Any]] = {
-    "demo": Demo, "warmup": Warmup, "train": Train, "report": Report, "doctor": Doctor, "check": Check,
-    "reproduce": Reproduce, "compare": Compare, "localise": Localise, "scope": Scope, "prefix": Prefix,
-    "optimizer": Optimizer, "methods": Methods, "credit": Credit, "selftest": Selftest, "env": Env}
+    verb.__name__.lower(): verb for verb in (
+        Demo, Warmup, Train, Report, Doctor, Check, Reproduce, Compare, Localise, Scope, Prefix, Optimizer, Methods,
+        Credit, Selftest, Env)}
 
 
 def verbs(asked: str) -> Any:
-    """All verbs as one type. The one that was asked for teaches with its whole text, the others are a line each."""
-    def line(verb: type[Any]) -> str:
-        return (verb.__doc__ or "").strip().splitlines()[0]
-
-    listed = [Annotated[verb, tyro.conf.subcommand(name, description=None if name == asked else line(verb))]
-              for name, verb in VERBS.items()]
+    """All verbs as one type: the one that was asked for with its whole docstring, the others with its first line."""
+    listed = [Annotated[verb, tyro.conf.subcommand(
+        name, description=None if name == asked else (verb.__doc__ or "").strip().splitlines()[0])]
+        for name, verb in VERBS.items()]
     return functools.reduce(operator.or_, listed)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Parse, run, and turn what users can cause into an exit code."""
+    """Parse, run, and turn errors that users can cause into an exit code."""
     args = list(sys.argv[1:] if args is None else args)
     try:
         code = run(args)
@@ -60,7 +58,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"creditscope: {printable(str(error))}", file=sys.stderr)
         code = 2
     except (ReaderLeft, BrokenPipeError):
-        code = 128 + signal.SIGPIPE if "--strict" in args else 0  # 0 would be a verdict, and there is none
+        code = 128 + signal.SIGPIPE if "--strict" in args else 0  # 0 would be a verdict
     except KeyboardInterrupt:
         print("creditscope: interrupted", file=sys.stderr)
         code = 130
@@ -73,14 +71,13 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run(args: Sequence[str]) -> Any:
-    """The exit code of one command."""
     if args == ["--version"]:
         print(f"creditscope {__version__}")
         return 0
     try:
         verb = tyro.cli(verbs(args[0] if args else ""), prog="creditscope", args=args, description=DESCRIPTION)
         if isinstance(verb, Train) and verb.resume:
-            # Flags that are not given keep the run's own values: they become the defaults of a second reading.
+            # Flags that are not given keep the run's own values: the words are parsed again with these as defaults.
             verb = tyro.cli(Train, prog="creditscope train", args=args[1:], default=verb.as_recorded())
     except SystemExit as end:  # --help, or a flag that does not exist
         return end.code

@@ -10,30 +10,22 @@ import tyro
 from rich.markup import escape
 
 from creditscope.cli.output import Output, new_table
+from creditscope.methods import words
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.find import find
 from creditscope.methods.properties import properties
 from creditscope.methods.table import METHODS
-from creditscope.methods.words import (
-    advantage_equation,
-    alpha_text,
-    axis_meaning,
-    equation,
-    law,
-    penalty_text,
-    term_text,
-)
 
 _COLUMNS = {"zero_sum": "Σ A\n= 0", "uniform_credit": "even\ncredit", "prefix_cancels": "prefix\ncancels",
             "scale_invariant": "reward\nscale", "shift_invariant": "reward\nshift"}
 WIDE = 150
-"""Columns of a terminal from which on the formulas fit into the table."""
+"""Columns of a terminal from which the formulas fit into the table."""
 
 
 @dataclass(frozen=True)
 class Methods:
-    """Show the table of methods, or one: equation, diff from its parent, citations, what its loss shows, properties.
+    """Show the table of methods, or one: equation, diff from its parent, citations, its loss at ratio 1, properties.
 
     For example:
       creditscope methods                 # all rows
@@ -65,7 +57,8 @@ class Methods:
         table = new_table(*texts, *_COLUMNS.values(), justify="center", left=texts,
                           title="J = Σ_it α_it · term_it − β·R      w_it = ∂J/∂log π_it")
         for name, row in rows.items():
-            cells = (advantage_equation(row).split("   ")[0], alpha_text(row), term_text(row), penalty_text(row))
+            cells = (words.advantage_equation(row).split("   ")[0], words.alpha_text(row), words.term_text(row),
+                     words.penalty_text(row))
             marks = [_mark(value) for value in asdict(properties(row)).values()]
             table.add_row(name, row.arxiv, *(escape(text) for text in cells[: len(formulas)]), *marks)
         console.print(table)
@@ -83,11 +76,11 @@ class Methods:
         link = f"  arXiv:{row.arxiv}" if row.arxiv else ""
         title = f"  {escape(row.title)}" if row.title != row.name else ""
         console.print(f"[bold]{row.name}[/]{title}{link}\n")
-        console.print(escape(equation(row)) + "\n")
+        console.print(escape(words.equation(row)) + "\n")
         if row.parent is not None:
             console.print(f"[bold]differs from {row.parent}[/]")
             for axis, (theirs, ours) in row.diff(find(row.parent)).items():
-                meaning = axis_meaning(axis, ours)
+                meaning = words.axis_meaning(axis, ours)
                 console.print(f"  {axis}: {theirs} → {ours}" + escape(f"   ({meaning})" if meaning else ""))
             console.print()
         if row.cites:
@@ -97,7 +90,7 @@ class Methods:
             console.print()
         if row.note:
             console.print(f"[bold]note[/]  {escape(row.note)}\n")
-        loss = law(row)
+        loss = words.law(row)
         console.print(f"[bold]at ratio 1[/]  {escape(loss.formula)}\n  {loss.sentence}\n")
         console.print("[bold]properties[/] (at ratio 1, β = 0; measured by the tests)")
         for name, value in asdict(properties(row)).items():
@@ -105,10 +98,10 @@ class Methods:
 
 
 def as_dict(row: Method) -> dict[str, Any]:
-    """A row as plain data: axes, equation, diff from the parent, what J is at ratio 1, and properties."""
+    """A row as plain data: axes, equation, diff from the parent, J at ratio 1, and properties."""
     parent = find(row.parent) if row.parent is not None else None
     diff = {axis: list(pair) for axis, pair in row.diff(parent).items()} if parent is not None else {}
-    return asdict(row) | {"equation": equation(row), "diff": diff, "at_ratio_one": asdict(law(row)),
+    return asdict(row) | {"equation": words.equation(row), "diff": diff, "at_ratio_one": asdict(words.law(row)),
                           "properties": asdict(properties(row))}
 
 

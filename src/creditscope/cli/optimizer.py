@@ -1,4 +1,4 @@
-"""`creditscope optimizer`: what the optimiser did to the credit in a run, read from its record alone."""
+"""`creditscope optimizer`: overshoot, reward scale and update geometry of a run, from its record alone."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ MEASURE = "creditscope train --inner-steps 4 --probe light"
 
 LEGEND = {
     "overshoot": """\
-k: passes over the batch; steps: batches that were looked at then (after the last pass: every --probe-every-th).
+k: passes over the batch; steps: batches that were read then (after the last pass: every --probe-every-th).
 past: share of bounded tokens whose ratio is outside the bound.  distance: how far, in nats, mean of those outside.
 after: share of that distance made after the token's own gradient was 0.  KL: from the sampler.
-growth by momentum, by fresh gradients: what the two parts of the updates did to tokens that were past, to first order,
-  in nats a bounded token; tokens on their way across are not in it, and long steps are not of first order.
+growth by momentum, by fresh gradients: effect of the two parts of the updates on tokens that were past, to first order,
+  in nats per bounded token; tokens that cross the bound in the update are not in it.
 carry: share of a full step that a token still makes at the first update without a gradient of its own; predicted:
   C_{T,0} of arXiv:2601.05002, Eq. 36 (creditscope optimizer --carry).""",
     "scale": """\
 change: ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖, if all credit since the start had been multiplied by φ.  cosine: of the two updates.
-  –: the state does not say, as after a gradient that was clipped to --clip-norm.
-  Rewards times φ are credit times φ, except where the method divides by a std: there they change nothing at all.""",
+  –: not known from the optimiser's state, as after a gradient that was clipped to --clip-norm.
+  Rewards times φ are credit times φ, except where the method divides by a std: there they change nothing.""",
     "progress": "r: Pearson's, of J before the first update with reward/mean.",
 }
 INTERVALS = """\
-[ ]: 95 % t-interval of a mean over the run's steps, Fisher's of r. Steps follow one another, so it says how much they
-  differ, not how another run would come out."""
+[ ]: 95 % t-interval of a mean over the run's steps, Fisher's of r. Steps are not independent: the interval measures
+  how much they differ, not the spread between runs."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Show what the optimiser did to the credit: overshoot, reward scale, update geometry, and the loss as progress.
+    """Show overshoot past the bound, the reward scale, update geometry, and whether the loss follows the reward.
 
-    It reads the record of a run; nothing is trained and no model is loaded. Several runs make one table.
+    Reads the record of a run; nothing is trained and no model is loaded. Several runs make one table.
 
     For example:
       creditscope train --inner-steps 4 --probe light --out runs/a       # a run that is measured
       creditscope optimizer runs/a                                       # one screen
       creditscope optimizer runs/a runs/b                                # beside each other
       creditscope optimizer runs/a --json                                # everything, for a program
-      creditscope optimizer --carry --betas 0.9 0.95                     # how long Adam goes on without a gradient
-      creditscope optimizer --brakes                                     # what can be done about it
+      creditscope optimizer --carry --betas 0.9 0.95                     # steps of Adam after the gradient is 0
+      creditscope optimizer --brakes                                     # the remedies against overshoot
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
@@ -75,14 +75,17 @@ class Optimizer:
                                    "creditscope optimizer runs/a")
         if self.brakes:
             self._brakes()
-            return 0
-        if self.carry:
+        elif self.carry:
             self._carry()
-            return 0
+        else:
+            self._runs()
+        return 0
+
+    def _runs(self) -> None:
         found = [read(path) for path in self.runs]
         if self.output.json:
             self.output.emit({"runs": [as_dict(one) for one in found]})
-            return 0
+            return
         console = self.output.console()
         if len(found) == 1:
             show(console, found[0])
@@ -93,7 +96,6 @@ class Optimizer:
         console.print("\n".join(legend) + "\n", markup=False)
         after = command_line("optimizer", found[0].run) if len(found) > 1 else "creditscope optimizer --brakes"
         console.next(after if any(one.measured for one in found) else MEASURE)
-        return 0
 
     def _brakes(self) -> None:
         if self.output.json:
@@ -101,20 +103,17 @@ class Optimizer:
             return
         console = self.output.console()
         for row in BRAKES.values():
-            console.print(f"[bold]{row.name}[/]  {row.title}", highlight=False)
-            console.print(f"  {row.equation}\n  cost: {row.cost}", markup=False, highlight=False)
-            for name, option in row.options.items():
-                console.print(f"  {name}={option.default}: {option.meaning}", markup=False, highlight=False)
-            if row.note:
-                console.print(f"  {row.note}", markup=False, highlight=False)
-        console.print("\nw: what the objective gives a token, ∂J/∂log π; w(1): at its first sight.  c: the token's "
-                      "share of the first moment.\nβ, γ: how the optimiser mixes them, β₁ and 1 − β₁ for Adam.  "
+            console.print(f"[bold]{row.name}[/]  {row.title}")
+            options = [f"{name}={option.default}: {option.meaning}" for name, option in row.options.items()]
+            for line in filter(None, (row.equation, f"cost: {row.cost}", *options, row.note)):
+                console.print(f"  {line}", markup=False)
+        console.print("\nw = ∂J/∂log π of a token; w(1): at its first update.  c: the token's share of the first "
+                      "moment.\nβ, γ: weights of the old moment and of the new gradient, β₁ and 1 − β₁ for Adam.  "
                       "Derivations: docs/optimizer.md", markup=False)
         console.next("creditscope train --inner-steps 4 --brake recall")
 
     def _carry(self) -> None:
-        # Late: the formula stands beside the replay of torch's optimisers.
-        from creditscope.optimizer.replay import carry, carry_limit
+        from creditscope.optimizer.replay import carry, carry_limit  # late: loads torch
 
         try:
             rows = {step: [carry(step, lag, self.betas) for lag in CARRY_LAGS] for step in CARRY_STEPS}
@@ -192,8 +191,8 @@ def _update_lines(found: Findings) -> Iterator[str]:
 
 def _progress_lines(found: Findings) -> Iterator[str]:
     facts = [f"at ratio 1 {found.law.formula}"] if found.law else []
-    r = _correlation(found.progress)
-    yield from _facts(facts + ([f"r of J and reward {r}"] if r else []), "the loss as progress")
+    facts += [f"r of J and reward {r}"] if (r := _correlation(found.progress)) else []
+    yield from _facts(facts, "the loss as progress")
 
 
 def as_table(runs: Sequence[Findings]) -> Table:
@@ -219,9 +218,7 @@ def as_table(runs: Sequence[Findings]) -> Table:
 
 
 def _correlation(seen: Mapping[str, Any]) -> str:
-    if seen.get("r") is None:
-        return ""
-    return spanned(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
+    return "" if seen.get("r") is None else spanned(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
 
 
 def _at_last(name: str, text: Callable[[Interval], str], one: Findings) -> str:

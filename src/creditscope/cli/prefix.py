@@ -1,4 +1,4 @@
-"""`creditscope prefix`: what a method's weights do to the prefixes that answers share, in a run or a file. No model."""
+"""`creditscope prefix`: the sum of weight times advantage on prefixes that answers share, in a run or a file."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ COLUMNS = {"root": "root", "bias": "bias", "length_positive": "length\nA > 0", "
 
 @dataclass(frozen=True)
 class Prefix:
-    """What a method's weights do to the first tokens that the answers of a group share.
+    """Measure the effect of a method's weights on the first tokens that the answers of a group share.
 
     There the answers have one log-prob in common, so its gradient is multiplied by W = sum of weight times advantage
-    over the answers that pass. Even weights and a group-mean baseline give W = 0 where a whole group passes; 1/L_i lets
-    the short answers decide (arXiv:2601.05002, Prop. 1). Read at ratio 1, before any step.
+    over the answers with that prefix. Even weights and a group-mean baseline give W = 0 where the whole group shares
+    it; 1/L_i gives short answers more weight (arXiv:2601.05002, Prop. 1). Read at ratio 1, before any step.
 
     For example:
       creditscope prefix runs/mine                        # a run that kept rollouts: every method, side by side
@@ -56,7 +56,7 @@ class Prefix:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        method = None if self.method is None else find_even(self.method)  # a wrong name is told before torch is loaded
+        method = None if self.method is None else find_even(self.method)  # before torch is loaded: it may be unknown
         rollouts, facts = self._read()
         if method is None:
             self._table(rollouts, facts)
@@ -65,7 +65,7 @@ class Prefix:
         return 0
 
     def _read(self) -> tuple[Rollouts, dict[str, Any]]:
-        """The rollouts, in float64, and what they are."""
+        """The rollouts, in float64, with their source and counts."""
         import torch
 
         from creditscope.batch.jsonl import read_jsonl
@@ -111,12 +111,11 @@ class Prefix:
         for name, reading in found.items():
             table.add_row(name, verdict(reading), *(number(reading.get(f"prefix/{key}")) for key in COLUMNS))
         console.print(table)
-        console.print("root: |W| over what is pulled, where a whole group passes; 0 cancels, 1 all pull one way")
-        console.print("bias: the same of W minus that of even weights, over all shared tokens")
-        console.print("length: x of weight ∝ L^x among answers with A > 0, and with A < 0; -1 is 1/L_i, 0 is even")
+        console.print("root: |W| / sum of |weight times advantage|, where a whole group shares the token; 0 cancels\n"
+                      "bias: the same of W minus that of even weights, over all shared tokens\n"
+                      "length: x of weight ∝ L^x among answers with A > 0, and with A < 0; -1 is 1/L_i, 0 is even")
         for name, why in left_out.items():
-            console.print(f"left out: {printable(why)}" if name in why else f"left out: {name}: {printable(why)}",
-                          markup=False)
+            console.print(f"left out: {'' if name in why else f'{name}: '}{printable(why)}", markup=False)
         console.next(command_line("prefix", self.source, "--method", "grpo"))
 
     def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
@@ -135,25 +134,23 @@ class Prefix:
             console.print(f"  {name:<24}", f"{value:.4g}" if isinstance(value, float) else value, markup=False)
         if worst:
             last = "prefix, its last token in «»"
-            table = new_table("group", "answers", "W", "evenly", last, left=(last,),
-                              title="where the weights matter most")
+            table = new_table("group", "answers", "W", "evenly", last, left=(last,), title="largest |bias|")
             for node in worst:
                 table.add_row(str(node["group"]), f"{node['rows']} of {node['of']}", f"{node['W']:+.2e}",
                               number(node["even"], "+.2e"), escape(printable(node["prefix"].replace("\n", "⏎"))))
             console.print(table)
-        console.next(self._next(method, reading))
+        if reading.get(schema.PREFIX_BIAS, 0.0) > ROUNDING and even(method).diff(method):
+            console.next(command_line("prefix", self.source, "--method", f"{method.name}_even"))
+        elif method.name in METHODS:
+            console.next(f"creditscope train --method {method.name}")
+        else:
+            console.next(f"creditscope methods {method.parent}")
 
     def _headline(self, facts: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
         where = printable(facts["source"]) + (f", step {facts['step']}" if "step" in facts else "")
-        return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, {reading[schema.PREFIX_TOKENS]:.1%} "
-                f"of them on {reading[schema.PREFIX_NODES]} shared tokens; {reading[schema.PREFIX_ROOT_NODES]} of these "
-                f"are of a whole group")
-
-    def _next(self, method: Method, reading: Mapping[str, Any]) -> str:
-        if reading.get(schema.PREFIX_BIAS, 0.0) > ROUNDING and even(method).diff(method):
-            return command_line("prefix", self.source, "--method", f"{method.name}_even")
-        return f"creditscope train --method {method.name}" if method.name in METHODS else \
-            f"creditscope methods {method.parent}"
+        return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, "
+                f"{reading[schema.PREFIX_TOKENS]:.1%} of them on {reading[schema.PREFIX_NODES]} shared tokens; "
+                f"{reading[schema.PREFIX_ROOT_NODES]} of these are of a whole group")
 
 
 def find_even(name: str) -> Method:
@@ -163,7 +160,7 @@ def find_even(name: str) -> Method:
 
 
 def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
-    """Rollouts from the arrays that a run kept, floats in float64; what was computed from them is left behind."""
+    """Rollouts from the arrays that a run kept, floats in float64; arrays that are no field are ignored."""
     import torch
 
     from creditscope.batch.rollouts import Rollouts
@@ -176,7 +173,7 @@ def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
 
 
 def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:
-    """The prefixes with the largest |bias|, each up to where its answers part; none where weights change nothing."""
+    """The prefixes with the largest |bias|, each extended until its answers differ; none where the bias is 0."""
     tree, bias, total = found.nodes, found.bias, found.total
     size = bias.abs() * tree.shared
     limit = ROUNDING * float(found.mass.max())
@@ -193,7 +190,7 @@ def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:
 
 
 def last_of(found: PrefixBias, node: int) -> tuple[int, int]:
-    """A row that passes the node, and the last column up to which the same answers go on together."""
+    """A row with the node, and the last column that the same answers share."""
     tree = found.nodes
     row, column = (tree.index == node).nonzero()[0].tolist()
     path = tree.index[row, column + 1:].tolist()

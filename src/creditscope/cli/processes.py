@@ -1,4 +1,4 @@
-"""Many runs at once, each a process with one thread; where one fails the others go on."""
+"""Runs side by side, each a process with one thread; where one fails the others go on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from creditscope.errors import CreditscopeError
 
 POLL = 0.2  # seconds
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-"""Small models gain nothing from a second thread, and runs side by side would fight for the cores."""
+"""Small models gain nothing from a second thread, and runs side by side compete for the cores."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Arguments of `creditscope` to run, and the file beside the run's folder that keeps what it complains about."""
+    """Arguments of `creditscope` to run, and the file beside the run's folder for its error stream."""
 
     name: str
     args: tuple[str, ...]
@@ -30,10 +30,10 @@ class Job:
 
 def run_jobs(jobs: Sequence[Job], at_once: int, stop: Callable[[], bool],
              watch: Callable[[Sequence[str], Mapping[str, str | None]], None]) -> dict[str, str | None]:
-    """Run the jobs, `at_once` at a time, and say of each that ended why it failed (None: it did not).
+    """Run the jobs, `at_once` at a time: ended job -> why it failed (None: it did not).
 
-    `watch` is given (the running, the ended) a few times a second. Once `stop` says so nothing more is started, and
-    what runs is asked to end, which it does after its step with everything kept. An exception kills what runs.
+    `watch(running, ended)` is called a few times per second. Once `stop()` is true no job is started, and the running
+    ones get SIGTERM: they end after their step with everything kept. An exception kills them.
     """
     waiting = list(jobs)
     running: dict[Job, subprocess.Popen[bytes]] = {}
@@ -65,7 +65,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, stop: Callable[[], bool],
 
 
 def start(job: Job) -> subprocess.Popen[bytes]:
-    """Outside the terminal's process group: Ctrl-C reaches the parent alone, which asks each child once, not twice."""
+    """Outside the terminal's process group: Ctrl-C reaches the parent alone, which signals each child once."""
     try:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("wb") as log:
@@ -77,7 +77,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
 
 
 def last_line(job: Job, code: int) -> str:
-    """The last thing a failed run said, or how it died."""
+    """The last line that a failed run wrote, or the signal that ended it."""
     if code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
         return f"killed by {name}" + ("; was there enough memory?" if -code == signal.SIGKILL else "")

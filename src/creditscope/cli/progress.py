@@ -1,9 +1,12 @@
-"""How far some work is: a bar on a terminal, lines elsewhere, nothing for a program."""
+"""Progress of long work: a bar on a terminal, lines elsewhere, nothing under --json."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Generator
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,8 +16,19 @@ from rich.progress import Progress as Bars
 from creditscope.cli.output import Output
 
 
+def drive(work: Generator[Any, None, Any], each: Callable[[Any], object]) -> Any:
+    """Call `each` on every item and return the generator's value; the generator is closed also where `each` raises."""
+    with contextlib.closing(work):
+        while True:
+            try:
+                item = next(work)
+            except StopIteration as end:
+                return end.value
+            each(item)
+
+
 class Progress:
-    """The one display of every verb: `show` moves the bar, `say` prints a line, `tick` does both by tenths."""
+    """The display of every verb: `show` moves the bar, `say` prints a line, `tick` does both by tenths."""
 
     def __init__(self, console: Console, label: str, quiet: bool = False, transient: bool = False) -> None:
         self._console, self._label, self._quiet, self._tenth = console, label, quiet, 0
@@ -32,7 +46,7 @@ class Progress:
         terminal = sys.stderr.isatty() and not output.plain
         return cls(Console(stderr=True, highlight=False, force_terminal=terminal), label, output.json, transient=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self.live:
             self._screen.start()
         return self
@@ -41,20 +55,25 @@ class Progress:
         if self.live:
             self._screen.stop()
 
+    def begin(self, what: str, problems: int) -> None:
+        """The line before the first step: what is loaded, and how many problems are evaluated."""
+        first = f", then one answer to each of {problems} test problems" if problems else ""
+        self.say(f"{self._label}  loading {what}{first}")
+
     def say(self, line: str) -> None:
         if not self._quiet:
             self._console.print(line, markup=False)
 
     def show(self, done: float, total: float, label: str = "", below: RenderableType | None = None) -> None:
-        """The bar at done/total, and what stands below it."""
-        if self._first is None:  # the model is loaded by now, and what an earlier run did is not of this pace
+        """The bar at done/total, with `below` under it."""
+        if self._first is None:  # the pace counts from here: loading, and the steps of an earlier run, are not in it
             self._first, self._start = done, time.monotonic()
         if self.live:
             self._bar.update(self._task, completed=done, total=total, description=label or self._label)
             self._screen.update(self._bar if below is None else Group(self._bar, below))
 
     def tick(self, done: int, total: int, words: str = "") -> None:
-        """So much of so much, with a line for every tenth where there is no bar; what has no end is not shown."""
+        """done/total, with a line for every tenth where there is no bar; nothing where the total is not known."""
         if not total:
             return
         self.show(done, total, f"{self._label}  {words}".rstrip())
@@ -64,7 +83,7 @@ class Progress:
             self.say(f"{self._label}  {words or f'{done / total:.0%}'}" + (f"  left {left}" if left else ""))
 
     def left(self, done: float, total: float) -> str:
-        """Time for the rest at the pace so far; nothing before there is a pace."""
+        """Time for the rest at the mean pace so far; nothing before there is a pace."""
         if self._first is None or done <= self._first:
             return ""
         seconds = (total - done) * (time.monotonic() - self._start) / (done - self._first)

@@ -28,16 +28,16 @@ from creditscope.report.watch import Server, Watched, serve
 
 COLOURS = {"good": "green", "watch": "yellow", "broken": "red", "unknown": "default"}
 OURS = b'<meta name="generator" content="creditscope '
-"""What a report has near its start, and other files do not."""
+"""A report has this near its start, other files do not."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Make one html file of a run: what is wrong with it, and the evidence. Several runs stand side by side.
+    """Make one html file of a run: its faults, and the evidence. Several runs are shown side by side.
 
-    The file holds everything: it opens from disk and asks no network. It starts with four sentences (signal, credit,
-    directions, optimiser), each good, watch, broken or unknown by a rule that it names; they are printed here too. How
-    to read the rest: docs/report.md.
+    The file is complete: it opens from disk and loads nothing from the network. It starts with four sentences (signal,
+    credit, directions, optimiser), each good, watch, broken or unknown by a rule that it names; they are printed here
+    too. How to read the rest: docs/report.md.
 
     For example:
       creditscope report runs/mine                        # writes runs/mine/report.html
@@ -54,7 +54,7 @@ class Report:
     open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Open the page in the browser."""
     watch: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Serve the page to this machine alone, and keep it new while the run goes on. Writes no file."""
+    """Serve the page to this machine alone and renew it while the run goes on. Writes no file."""
     claims: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Also put the papers' claims to these runs, as creditscope check does."""
     port: int = 0
@@ -82,7 +82,7 @@ class Report:
         if found is None or (isinstance(found, Run) and not found.trained):
             raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
         out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"
-        refuse_strangers(out)
+        refuse_other_files(out)
         text = page_of(found, with_claims=self.claims)
         write_file(out, text)
         seconds, size = time.perf_counter() - start, len(text.encode())
@@ -101,7 +101,6 @@ class Report:
         return 0
 
     def _tell(self, found: Run | Several, out: Path, cost: str) -> None:
-        """The answer without a browser."""
         console = self.output.console()
         told = settings(found) if isinstance(found, Several) else [
             (answer.topic, answer.state, answer.sentence) for answer in answers(found)]
@@ -118,12 +117,11 @@ class Report:
 
     def _serve(self) -> int:
         watched = Watched(self.runs, lambda: build(self.runs, live=True, with_claims=self.claims))
-        inside = places(self.runs)
-        awaited = [path for path in inside if not path.exists() or has_no_step(path)]
+        awaited = [path for path in places(self.runs) if not path.exists() or has_no_step(path)]
         if not awaited:
             for path in self.runs:
                 refuse_source(path)
-            watched.page()  # what cannot be read at all is told here, not in the browser
+            watched.page()  # raises here, not in the browser, what cannot be read
         server = Server(watched, self.port)
         if self.output.json:
             self.output.emit({"url": server.url})
@@ -141,19 +139,19 @@ class Report:
 
 
 def recorded(found: Run | Several) -> dict[str, Run]:
-    """By name the runs of which there is a record; a file of evidence is a summary, which has no answers."""
+    """Name -> run, of the runs with a record; a file of evidence has no answers."""
     if isinstance(found, Run):
         return {found.name: found}
     return {entry.name: entry.run for entry in found.entries if entry.run is not None}
 
 
 def settings(found: Run | Several) -> list[tuple[str, str, str]]:
-    """(name, state, what became of it) of what is compared; one run is compared with nothing."""
+    """(name, state, sentence) of each compared setting; none for one run."""
     return [] if isinstance(found, Run) else [(setting.name, *standing(setting)) for setting in found.settings]
 
 
 def refuse_source(path: Path) -> None:
-    """Say what is wrong with a path that no report can be made of."""
+    """Raise for a path that no report can be made of."""
     if not path.exists():
         raise CreditscopeError(f"{path} does not exist; give a folder written by creditscope train")
     if path.is_file() and not path.name.endswith(".evidence.json"):
@@ -164,7 +162,7 @@ def refuse_source(path: Path) -> None:
 
 
 def refuse_place(path: Path) -> None:
-    """A report is an html file in a folder that is there: another name, or another folder, is a slip."""
+    """Raise unless the path is an html file in an existing folder."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise CreditscopeError(f"cannot write {path}: a report is an html file; name it "
                                f"{path.with_suffix('.html') if path.name else path / 'report.html'}")
@@ -172,8 +170,8 @@ def refuse_place(path: Path) -> None:
         raise CreditscopeError(f"cannot write {path}: the folder {path.parent} does not exist; make it first")
 
 
-def refuse_strangers(path: Path) -> None:
-    """Never write over a file that is no report of ours."""
+def refuse_other_files(path: Path) -> None:
+    """Never overwrite a file that is no report."""
     try:
         with path.open("rb") as file:
             ours = OURS in file.read(4096)
@@ -186,6 +184,6 @@ def refuse_strangers(path: Path) -> None:
 
 
 def show(url: str) -> None:
-    """Open a page in the user's browser, or say that there is none."""
+    """Open a page in the user's browser; where there is none, print its address."""
     if not webbrowser.open(url):
         Console(stderr=True).print(f"no browser was found here; open {url}", markup=False, highlight=False)

@@ -13,11 +13,10 @@ import tyro
 from creditscope.claims.evidence import Evidence, families, read_evidence
 from creditscope.claims.page import FIGURES, claims_page, curves, summary, table1, why_low
 from creditscope.claims.table import CLAIMS, check
-from creditscope.claims.verdict import Verdict
 from creditscope.cli.check import save_evidence, show
 from creditscope.cli.output import Output
 from creditscope.cli.processes import Job, cores, run_jobs
-from creditscope.cli.sweep import is_done, refuse_at_once, refuse_none, run_all, show_failed
+from creditscope.cli.sweep import check_sweep, is_done, refuse_at_once, refuse_none, run_all, show_end
 from creditscope.errors import CreditscopeError, command_line
 from creditscope.files.writing import write_file
 from creditscope.runs.config import Config
@@ -26,7 +25,7 @@ from creditscope.runs.record import Record
 from creditscope.studies.plans import PLANS, WARM, Plan, Size
 
 WARM_UP = ("--steps", "60", "--lr", "2e-3", "--eval-problems", "0")
-"""What teaches the packaged model the two moves of `turns`, and no preference."""
+"""Enough for the packaged model to learn the two moves of `turns`, without a preference."""
 CLAIMS_OF = {"p1": [claim for claim in CLAIMS if claim.startswith("P1") or claim in ("C.1", "C.2")],
              "p2": [claim for claim in CLAIMS if claim.startswith("P2")]}
 """C.1 and C.2 are about P1's ranks."""
@@ -34,7 +33,7 @@ CLAIMS_OF = {"p1": [claim for claim in CLAIMS if claim.startswith("P1") or claim
 
 @dataclass(frozen=True, kw_only=True)
 class Choices(Size):
-    """The sizes as flags, the model without one."""
+    """The sizes as flags; the model is positional."""
 
     model: Annotated[str, tyro.conf.Positional] = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
@@ -48,7 +47,7 @@ class Reproduce:
     several turns, other credits and, with --budget full, schedules that watch the rank. p2 is arXiv:2601.05002: brakes
     against plain AdamW over several updates per batch. Runs that are finished are used again and runs that were stopped
     go on, so the same command continues after Ctrl-C. On two cores p1 --budget small is 18 runs of 50,000 rollouts
-    together, at about 15 ms each and 10 s for a start: about 20 minutes; p2 about 15; full is hours, or a GPU.
+    together, 15 ms per rollout and 10 s per start: about 20 minutes; p2 about 15; full takes hours, or a GPU.
 
     For example:
       creditscope reproduce p1                                     # the packaged model
@@ -72,10 +71,7 @@ class Reproduce:
         return self.out or Path("runs") / f"{self.what}-{name}-{self.size.budget}"
 
     def run(self) -> int:
-        if self.jobs is not None and self.jobs < 1:
-            raise CreditscopeError(f"--jobs must be at least 1, got {self.jobs}")
-        if self.place.exists() and not self.place.is_dir():
-            raise CreditscopeError(f"--out {self.place} is a file; choose a folder")
+        check_sweep(self.place, jobs=self.jobs)
         plan = placed(PLANS[self.what](self.size), self.place)
         at_once = self.jobs or (cores() if self.size.model == "tiny" else 1)
         done = partial(is_done, beside=WARM)
@@ -89,7 +85,7 @@ class Reproduce:
         return self._report(evidence, failed)
 
     def _prepare(self, todo: Mapping[str, Config]) -> None:
-        """The packaged model does not know the moves of `turns`: teach it, before anything else is begun."""
+        """Warm the packaged model up on the moves of `turns` before any run is started."""
         given = [config for config in todo.values() if config.model == self.size.model]
         if given:
             refuse_at_once(given)
@@ -103,8 +99,6 @@ class Reproduce:
         why = run_jobs([job], 1, lambda: False, lambda running, ended: None).get(WARM)
         if why is not None:
             raise CreditscopeError(f"the warm-up on turns failed: {why}")
-
-    # -- the report --------------------------------------------------------------------------------------------------
 
     def _report(self, evidence: Sequence[Evidence], failed: Mapping[str, str]) -> int:
         ids = CLAIMS_OF[self.what]
@@ -120,22 +114,16 @@ class Reproduce:
         if self.output.json:
             self.output.emit({"out": str(self.place), "finished": not failed, "runs": len(evidence),
                               "failed": dict(failed), "summary": summary(verdicts),
-                              "verdicts": [verdict.as_dict() for verdict in verdicts], "files": files})
+                              "verdicts": [asdict(verdict) for verdict in verdicts], "files": files})
         else:
-            self._show(verdicts, failed, files)
+            console = self.output.console()
+            show(console, verdicts)
+            show_end(console, self.place, failed, files, self.what != "p1" or can_draw(),
+                     command_line("check", self.place, "--all"))
         return 1 if failed else 0
 
-    def _show(self, verdicts: Sequence[Verdict], failed: Mapping[str, str], files: Sequence[str]) -> None:
-        console = self.output.console()
-        show(console, verdicts)
-        show_failed(console, self.place, failed)
-        if self.what == "p1" and not can_draw():
-            console.print("no figures: they need Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
-        console.print(f"wrote {self.place}: {', '.join(files)}", markup=False)
-        console.next("the same command, for the failed runs" if failed else command_line("check", self.place, "--all"))
-
     def command(self) -> str:
-        """The command that makes these runs, without what changes no result."""
+        """The command that makes these runs, without flags that change no result."""
         flags = {name: value for name, value in asdict(self.size).items()
                  if name != "model" and value != getattr(Size(), name)}
         words = [word for name, value in flags.items() for word in (
@@ -145,18 +133,15 @@ class Reproduce:
 
 
 def placed(plan: Plan, out: Path) -> dict[str, Config]:
-    """The plan by folder; a model that is made on the way lies beside its runs."""
+    """Folder -> settings; the warmed-up model lies beside its runs."""
     return {name: replace(config, model=str(out / WARM)) if config.model == WARM else config for name, config in plan}
 
 
 def figures(evidence: Sequence[Evidence]) -> dict[str, str]:
     """P1's Figures 1 to 3 of the largest family that differs in R alone, and ours of why its rank is low, as files."""
     sweep = max(families(evidence, ["group"]), key=lambda family: len({run["group"] for run in family}))
-    out = {}
-    for name, (words, values) in FIGURES.items():
-        found = curves(sweep, values)
-        if found:
-            out[f"{name}.svg"] = curves_svg(found, words, percent=name == "accuracy")
+    out = {f"{name}.svg": curves_svg(found, words, percent=name == "accuracy")
+           for name, (words, values) in FIGURES.items() if (found := curves(sweep, values))}
     if why := why_low(sweep):
         out["why.svg"] = curves_svg(why, "effective rank, all parameters", along="R")
     return out

@@ -1,24 +1,24 @@
-"""`creditscope scope`: rollouts that any system sampled, under any method and credit; with a model, their geometry."""
+"""`creditscope scope`: signal, credit and, with a model, gradient geometry of rollouts in a file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from creditscope.cli.env import environment
-from creditscope.cli.interrupt import Interrupt, holds_a_run
+from creditscope.cli.interrupt import Interrupt
 from creditscope.cli.output import Output
-from creditscope.cli.progress import Progress
+from creditscope.cli.progress import Progress, drive
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.offline.settings import Settings
 
 if TYPE_CHECKING:
     from creditscope.offline.batches import Reader
+    from creditscope.offline.scope import ScopedBatch
 
 GEOMETRY = ("effective_rank", "w_null", "norm_null", "orthogonal_null", "top1", "conflict")
 """Readings of `gram/group/` that are printed; all others are in the record, and printed by --json."""
@@ -29,13 +29,13 @@ SEEN = "prompts seen before"
 class Scope:
     """Read rollouts from a file: their signal, the credit of their tokens and, with a model, their gradients.
 
-    One JSON object per line with prompt, response and reward will do; answers to equal prompts are a group. Other
-    inputs: the logs of TRL (log_completions) and verl (rollout_data_dir), a file or the folder of them, and
+    One JSON object per line with prompt, response and reward is enough; answers to equal prompts are a group. Other
+    inputs: the logs of TRL (log_completions) and verl (rollout_data_dir), a file or a folder of them, and
     OpenAI-style logs.
     Optional fields: group, step, tokens, logp, mask, entropy, ref_logp, step labels and more (docs/offline.md).
 
-    A batch is the rows of one training step, or whole groups. The file is streamed, one batch at a time. What is
-    printed are means over the batches; --out keeps every batch in a record for creditscope check and report.
+    A batch is the rows of one training step, or whole groups. The file is streamed, one batch at a time. Means over
+    the batches are printed; --out keeps every batch in a record for creditscope check and report.
 
     For example:
       creditscope scope rollouts.jsonl
@@ -61,26 +61,29 @@ class Scope:
         # Heavy imports wait until there is something to read, so that --help answers at once.
         from creditscope.offline.scope import Summary, scope_file
 
-        summary, reader = Summary(), None
-        with Interrupt(partial(holds_a_run, self.out)) as stop, Progress.beside("scope", self.output) as bar:
-            reading = scope_file(self.file, self.settings, self.out, environment(), self.resume, stop)
+        summary = Summary()
+        reader: Reader | None = None
+        keeps = (lambda: False) if self.out is None else (self.out / "run.json").exists
+        with Interrupt(keeps) as stop, Progress.beside("scope", self.output) as bar:
+
+            def tell(read: ScopedBatch) -> None:
+                nonlocal reader
+                reader = read.reader
+                summary.add(read.line)
+                bar.tick(read.done, read.size)
+
             try:
-                while True:
-                    read = next(reading)
-                    summary.add(read.line)
-                    reader = read.reader
-                    bar.tick(read.done, read.size)
-            except StopIteration as end:
-                finished = bool(end.value)
+                finished = drive(scope_file(self.file, self.settings, self.out, environment(), self.resume, stop), tell)
             except KeyboardInterrupt:
                 if self.out is not None or reader is None:
                     raise
-                finished = False  # what was read so far is told
-            finally:
-                reading.close()
+                finished = False  # the batches read so far are printed
         facts: dict[str, Any] = {"file": self.file.name, "method": self.settings.method}
         facts |= {"credit": self.settings.credit} if self.settings.credit else {}
-        facts |= {} if reader is None else about(reader) | summary.facts()
+        if reader is not None:
+            seen = {"format": reader.shape, "fields not read": ", ".join(reader.ignored or ()),
+                    "steps logged again": reader.repeats, SEEN: reader.again}
+            facts |= {name: value for name, value in seen.items() if value} | summary.facts()
         if self.output.json:
             self.output.emit(facts | ({} if self.out is None else {"out": str(self.out), "finished": finished}))
         else:
@@ -116,15 +119,8 @@ class Scope:
         return command_line("scope", self.file, *self.settings.flags(), *keep)
 
 
-def about(reader: Reader) -> dict[str, Any]:
-    """What was seen of the file itself."""
-    found = {"format": reader.shape, "fields not read": ", ".join(reader.ignored or ()),
-             "steps logged again": reader.repeats, SEEN: reader.again}
-    return {name: value for name, value in found.items() if value}
-
-
 def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What is printed for people: of the geometry the few numbers that say how it is.
+    """The facts that are printed: of the geometry those of GEOMETRY alone.
 
     >>> shown({"reward/mean": 0.5, "gram/stable_rank": 2.0, "gram/group/top1": 0.9})
     {'reward/mean': 0.5, 'gram/group/top1': 0.9}

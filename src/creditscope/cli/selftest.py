@@ -1,4 +1,4 @@
-"""`creditscope selftest`: what is verified on this machine, in a minute, with versions, for a paper to cite."""
+"""`creditscope selftest`: the numbers verified on this machine in a minute, with versions, for a paper to cite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -27,9 +27,9 @@ SHAPES = {"pass": ("✓", "green"), "fail": ("✗", "red"), "not run": ("–", "
 class Selftest:
     """Verify the numbers on this machine and device, in about a minute; a paper can cite the block at the end.
 
-    Every check goes two ways to the same numbers: the Gram and a loop of backwards, the table of methods and a twin in
-    plain Python, our rows and TRL's own trainers, a run and the same run under the microscope. Planted errors must be
-    refused. Exit code 1 if a check fails.
+    Every check computes the same numbers in two ways: the Gram and a loop of backwards, the table of methods and a twin
+    in plain Python, our rows and TRL's own trainers, a run and the same run under the microscope. Planted errors must
+    be refused. Exit code 1 if a check fails.
     """
 
     device: str = "auto"
@@ -56,7 +56,7 @@ class Selftest:
         known, today = versions(device), datetime.datetime.now(datetime.UTC).date().isoformat()
         failed = any(line.verdict == "fail" for line in lines)
         if quiet:
-            self.output.emit({"passed": not failed, "checks": [line.as_dict() for line in lines], "versions": known,
+            self.output.emit({"passed": not failed, "checks": [asdict(line) for line in lines], "versions": known,
                               "digest": digest(lines, known), "date": today,
                               "citation": sentence(lines, known, today)})
             return int(failed)
@@ -69,7 +69,7 @@ class Selftest:
 
 
 def show(console: Console, line: CheckResult) -> None:
-    """Two lines: the verdict with its number, then what was compared and why the tolerance is what it is."""
+    """Two lines: the verdict with its number, then the comparison and the reason for the tolerance."""
     shape, colour = SHAPES[line.verdict]
     number = "" if line.worst is None else f"{line.worst:.2g} {'≤' if line.verdict == 'pass' else '>'} "
     bound = "not run" if line.verdict == "not run" else f"{number}{line.tolerance:g}" if number else "error"
@@ -79,7 +79,6 @@ def show(console: Console, line: CheckResult) -> None:
 
 
 def find_device(name: str) -> Any:
-    """The device of that name, or an error that says what is there."""
     import torch
 
     if name == "auto":
@@ -97,14 +96,14 @@ def find_device(name: str) -> Any:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Libraries that load models for the checks say nothing meanwhile. Small tensors run faster on one thread."""
+    """Silence the libraries that load models. One thread: small tensors run faster so."""
     import torch
     from transformers.utils import logging as said
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    verbosity, bars, trl = said.get_verbosity(), said.is_progress_bar_enabled(), logging.getLogger("trl")
+    threads, verbosity, bars = torch.get_num_threads(), said.get_verbosity(), said.is_progress_bar_enabled()
+    trl = logging.getLogger("trl")
     level = trl.level
+    torch.set_num_threads(1)
     said.set_verbosity_error()
     said.disable_progress_bar()
     trl.setLevel(logging.ERROR)

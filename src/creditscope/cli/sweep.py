@@ -1,9 +1,4 @@
-"""Many trainings in one command: those that are there are used again, the others run side by side under a live table.
-
-`run_all` is what `compare` and `reproduce` call. How a training is started is behind `run_jobs` (cli/processes):
-
-    run_jobs(jobs, at_once, stop, watch) -> name -> why it failed, None for one that did not
-"""
+"""Many trainings in one command: finished runs are used again, the others run side by side under a live table."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from creditscope.cli.interrupt import Interrupt
-from creditscope.cli.output import Output
+from creditscope.cli.output import Output, Screen
 from creditscope.cli.processes import Job, run_jobs
 from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, printable
@@ -30,9 +25,9 @@ Plan = Mapping[str, Config]
 
 def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callable[[Path, Config], bool],
             prepare: Callable[[Plan], None]) -> dict[str, str] | None:
-    """Train the runs of a plan that are not there yet; of those that failed, why. None where somebody stopped it.
+    """Train the runs of a plan that are not finished: failed run -> reason; None after Ctrl-C.
 
-    `prepare` gets what is to do, before anything is started: what would end the runs at their start is said there.
+    `prepare` is called with the runs to train before the first is started; it refuses what would end them at once.
     """
     todo = {name: config for name, config in plan.items() if not done(place / name, config)}
     if not todo:
@@ -46,7 +41,7 @@ def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callabl
         console.print(f"{len(todo)} runs of {sum(budgets.values()):,} rollouts together, {at_once} at a time"
                       + (f"; {reused} are there already" if reused else ""))
     with Interrupt() as stop, Fleet(console, place, budgets, reused, output.json) as fleet:
-        ended = run_jobs(jobs, at_once, stop, fleet.show)
+        ended = run_jobs(jobs, at_once, stop, fleet.watch)
     if stop.asked and len(ended) < len(todo):
         well = reused + sum(why is None for why in ended.values())
         if output.json:
@@ -59,9 +54,9 @@ def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callabl
 
 
 def is_done(path: Path, config: Config, free: frozenset[str] = FREE, beside: str = "") -> bool:
-    """Whether the run is there and finished. One with other settings, finished or not, is refused.
+    """Whether the run is finished. One with other settings, finished or not, is refused.
 
-    A model called `beside` lies beside its runs: where they were moved, it has another path.
+    A model named `beside` lies in the sweep's folder, so its path may differ after a move.
     """
     if not (path / "run.json").exists():
         return False
@@ -77,7 +72,7 @@ def is_done(path: Path, config: Config, free: frozenset[str] = FREE, beside: str
 
 
 def refuse_at_once(configs: Sequence[Config]) -> None:
-    """Everything that would end the runs at their start, said before the first one does. Torch loads here."""
+    """Raise what would end the runs at their start, before the first is started. Loads torch."""
     from creditscope.credit.choice import find_estimator
     from creditscope.lab.setup import check_problems
     from creditscope.policy.loading import load_policy
@@ -90,72 +85,77 @@ def refuse_at_once(configs: Sequence[Config]) -> None:
         load_policy(configs[0].model, device="cpu")
 
 
+def check_sweep(place: Path, **counts: int | None) -> None:
+    """Refuse flags of a sweep: counts below 1, and an --out that is a file."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise CreditscopeError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if place.exists() and not place.is_dir():
+        raise CreditscopeError(f"--out {place} is a file; choose a folder")
+
+
 def refuse_none(failed: Mapping[str, str]) -> None:
-    """An error for a sweep of which nothing is left to show."""
+    """The error for a sweep of which every run failed."""
     name, why = next(iter(failed.items()))
     raise CreditscopeError(f"all {len(failed)} runs failed; {name}: {why}")
 
 
-def show_failed(console: Console, place: Path, failed: Mapping[str, str]) -> None:
+def show_end(console: Screen, place: Path, failed: Mapping[str, str], files: Sequence[str], drawn: bool,
+             after: str) -> None:
+    """The last lines of a sweep: failed runs, files, the next command."""
     for name, why in failed.items():
         console.print(f"failed: {name}: {printable(why)}   (all it said: {place / name}.log)", markup=False)
+    if not drawn:
+        console.print("no figure: it needs Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
+    console.print(f"wrote {place}: {', '.join(files)}", markup=False)
+    console.next("the same command, for the failed runs" if failed else after)
 
 
 def arguments(config: Config, path: Path) -> tuple[str, ...]:
-    """The `creditscope train` that makes this run, or goes on with it where it was begun."""
+    """The arguments of `creditscope` that make this run, or resume it."""
     again = ["--resume"] * (path / "run.json").exists()
     return ("train", *flags(asdict(config)), "--out", str(path), "--json", *again)
 
 
-class Fleet:
+class Fleet(Progress):
     """Runs in progress, followed through their records: a live table on a terminal, elsewhere a line per ended run.
 
-    `budgets` are the rollouts of each run that is still to do, by its folder's name below `place`.
+    `budgets`: folder below `place` -> rollouts of each run to train.
     """
 
     def __init__(self, console: Console, place: Path, budgets: Mapping[str, int], reused: int,
                  quiet: bool = False) -> None:
-        self._place, self._budgets, self._reused, self._quiet = place, budgets, reused, quiet
-        self.progress = Progress(console, "runs", quiet)
+        super().__init__(console, "runs", quiet)
+        self._place, self._budgets, self._reused = place, budgets, reused
         self._seen = {name: glance(place / name) for name in budgets}
         self._told: set[str] = set()
-        self.progress.show(self._spent(), sum(budgets.values()))
+        self.show(self._spent(), sum(budgets.values()))
 
-    def __enter__(self) -> Fleet:
-        self.progress.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.__exit__()
-
-    def show(self, running: Sequence[str], ended: Mapping[str, str | None]) -> None:
-        """The state of things: names of running runs, and of those that ended, with the reason if they failed."""
+    def watch(self, running: Sequence[str], ended: Mapping[str, str | None]) -> None:
+        """Names of running runs, and of ended ones with the reason where they failed."""
         new = [name for name in ended if name not in self._told]
-        if self._quiet or not (new or self.progress.live):
+        if self._quiet or not (new or self.live):
             return
         self._seen |= {name: glance(self._place / name) for name in (*running, *new)}
         self._told.update(new)
         spent = self._spent()
-        # Of a run that ended, what it did not spend is no longer to come.
+        # What an ended run did not spend is not to come.
         total = sum(self._budgets.values()) - sum(max(0, self._budgets[name] - self._seen[name].spent)
                                                   for name in ended)
         done = f"{len(ended) + self._reused} of {len(self._budgets) + self._reused}"
-        left = self.progress.left(spent, total)
+        left = self.left(spent, total)
         for name in new:
             failure, seen = ended[name], self._seen[name]
             what = (f"failed: {printable(failure)}" if failure is not None else
                     f"{_share(seen)}  {seen.steps} steps  {seen.spent:,} rollouts")
-            self.progress.say(f"{name}  {what}  ({done}" + (f", left {left}" if left else "") + ")")
-        self.progress.show(spent, total, f"runs  {done}", self._table(running))
-
-    def _table(self, running: Sequence[str]) -> Table:
+            self.say(f"{name}  {what}  ({done}" + (f", left {left}" if left else "") + ")")
         table = Table.grid(padding=(0, 2))
         for name in running:
             seen = self._seen[name]
             state = f"step {seen.steps}" if seen.steps else "starting"
             table.add_row(Text(name), Text(state), Text(f"{seen.spent:,} rollouts", justify="right"),
                           Text(_share(seen), style="bold"))
-        return table
+        self.show(spent, total, f"runs  {done}", table)
 
     def _spent(self) -> int:
         return sum(min(seen.spent, self._budgets[name]) for name, seen in self._seen.items())

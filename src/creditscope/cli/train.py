@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +14,9 @@ from rich.console import Console
 
 from creditscope.cli.display import Display
 from creditscope.cli.env import environment
-from creditscope.cli.interrupt import Interrupt, holds_a_run
+from creditscope.cli.interrupt import Interrupt
 from creditscope.cli.output import Output, Screen
+from creditscope.cli.progress import drive
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.runs import schema
 from creditscope.runs.config import Config
@@ -25,7 +26,7 @@ from creditscope.runs.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags(Config):
-    """The run's settings as flags, the model first and without one. The trainer itself knows no command line."""
+    """The run's settings as flags; the model is positional."""
 
     model: Annotated[str, tyro.conf.Positional] = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
@@ -55,7 +56,7 @@ class Train:
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on from the newest checkpoint in --out."""
     engine: Literal["lab", "trl"] = "lab"
-    """Whose loop: lab, or trl (extra trl), which also runs under torchrun and accelerate launch."""
+    """The training loop: lab, or trl (extra trl), which also runs under torchrun and accelerate launch."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
@@ -73,26 +74,27 @@ class Train:
                 last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
             except KeyboardInterrupt:
                 if (out / "run.json").exists():
-                    Screen(stderr=True).print(f"interrupted; what was recorded is whole. Next: {self._go_on(out)}",
+                    Screen(stderr=True).print(f"interrupted; the record is valid. Next: {self._go_on(out)}",
                                               markup=False, highlight=False, soft_wrap=True)
                 raise
         if self.output.json:
             self.output.emit({"out": str(out), "finished": finished, "last": last})
             return 0 if finished else 130
-        looked = cost_of_scope(Record.open(out))
-        if looked:
-            console.print(looked)
-        shelves = [f"{name}/" for name in ("groups", "scope", "checkpoints", "model") if any((out / name).glob("*"))]
-        console.print(f"wrote {out}: {', '.join(['run.json', 'steps.jsonl', *shelves])}", markup=False)
+        if steps := [step for step in Record.open(out).steps() if schema.SCOPE_SHARE in step]:
+            console.print(f"microscope: {len(steps)} readings; a pass costs ×{steps[-1][schema.SCOPE_RATIO]:.2f} of a "
+                          f"plain one (timed side by side on the first step), "
+                          f"{mean([step[schema.SCOPE_SHARE] for step in steps]):.0%} of a step's time")
+        folders = [f"{name}/" for name in ("groups", "scope", "checkpoints", "model") if any((out / name).glob("*"))]
+        console.print(f"wrote {out}: {', '.join(['run.json', 'steps.jsonl', *folders])}", markup=False)
         if finished or self.engine == "trl":
             console.next(command_line("report", out))
-            return 0 if finished else 130
-        console.next(self._go_on(out))
-        return 130
+        else:
+            console.next(self._go_on(out))
+        return 0 if finished else 130
 
     def _go_on(self, out: Path) -> str:
         """The command that continues the run."""
-        # run.json is untrusted: a function of the user's own must be named again.
+        # run.json is untrusted, so a function of the user's own has to be given again.
         own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
         scope = ["--scope", self.config.scope] if "also" in own else []  # without it, --also alone is refused
         return command_line("train", "--out", out, "--resume", *scope,
@@ -114,7 +116,7 @@ class Train:
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What is named by each flag that may name a function of the user's own."""
+    """Flag -> the names it was given, of the flags that accept the user's own module:function."""
     one = {name: [settings.get(name) or ""] for name in ("credit", "reward")}
     return {name: [str(word) for word in words] for name, words in (one | {"also": settings.get("also", ())}).items()}
 
@@ -128,54 +130,33 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
 
     if config.dtype == "bfloat16" and not config.lora:
         Console(stderr=True).print("warning: bfloat16 weights round small updates away; add --lora, or use float32")
-    trackers = Trackers(config.log, out, asdict(config))
-    last: dict[str, Any] = {}
-    with Interrupt(partial(holds_a_run, out)) as stop, \
+    with contextlib.closing(Trackers(config.log, out, asdict(config))) as trackers, \
+            Interrupt((out / "run.json").exists) as stop, \
             Display(console, label or name_of(config), config.steps, quiet=quiet) as display:
-        display.begin(config.eval_problems)
-        steps = train(config, out, environment(), resume, stop)
-        try:
-            while True:
-                last = next(steps)
-                display.show(last)
-                trackers.log(last)
-        except StopIteration as end:
-            return last, bool(end.value)
-        finally:
-            steps.close()
-            trackers.close()
+        display.begin("the model", config.eval_problems)
+
+        def tell(line: dict[str, Any]) -> None:
+            display.step(line)
+            trackers.log(line)
+
+        finished = drive(train(config, out, environment(), resume, stop), tell)
+        return display.last, finished
 
 
 def run_by_trl(config: Config, out: Path, console: Console, quiet: bool = False) -> tuple[dict[str, Any], bool]:
-    """The same by TRL: (the last metrics, whether the run came to its end)."""
+    """The same by TRL."""
     from creditscope.plugins.trl.engine import train_by_trl
 
-    last: dict[str, Any] = {}
     updates = config.steps * config.inner_steps * config.minibatches
     with Interrupt() as stop, Display(console, f"{name_of(config)} by TRL", updates, quiet=quiet) as display:
-        display.begin(config.eval_problems)
-
-        def tell(line: dict[str, Any]) -> None:
-            last.clear()
-            last.update(line)
-            display.show(line)
-
-        return last, train_by_trl(config, out, tell, stop)
+        display.begin("the model", config.eval_problems)
+        finished = train_by_trl(config, out, display.step, stop)
+        return display.last, finished
 
 
 def leads() -> bool:
-    """Whether this process speaks for all that the launcher started."""
+    """Whether this process has rank 0 among those of torchrun."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def cost_of_scope(record: Record) -> str:
-    """What the microscope cost in this run, or nothing where it was off."""
-    steps = [step for step in record.steps() if schema.SCOPE_SHARE in step]
-    if not steps:
-        return ""
-    share = mean([step[schema.SCOPE_SHARE] for step in steps])
-    return (f"microscope: {len(steps)} readings; a pass costs ×{steps[-1][schema.SCOPE_RATIO]:.2f} of a plain one "
-            f"(timed side by side on the first step), {share:.0%} of a step's time")
 
 
 def name_of(config: Config) -> str:
@@ -184,9 +165,9 @@ def name_of(config: Config) -> str:
 
 
 def default_out(config: Config) -> Path:
-    """runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED, with nothing in it that a path could stumble over."""
+    """runs/MODEL-TASK-METHOD[-CREDIT]-rR-sSEED; characters that are unsafe in a path become _."""
     model = Path(config.model).name.removesuffix(".gguf")
-    credit = [config.credit] if config.credit else []
-    parts = [model, config.task.split(":")[0], config.method, *credit, f"r{config.group}", f"s{config.seed}"]
+    parts = [model, config.task.split(":")[0], *filter(None, (config.method, config.credit)), f"r{config.group}",
+             f"s{config.seed}"]
     name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in part) for part in parts)
     return Path("runs") / name.lstrip(".")

@@ -1,33 +1,35 @@
-"""`creditscope warmup`: a short supervised training before reinforcement, so that there is something to reinforce."""
+"""`creditscope warmup`: a short supervised training, so that groups of answers are mixed before reinforcement."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from creditscope.cli.display import accuracy
 from creditscope.cli.env import environment
 from creditscope.cli.output import Output
-from creditscope.cli.progress import Progress
+from creditscope.cli.progress import Progress, drive
 from creditscope.errors import CreditscopeError, command_line
 from creditscope.runs import schema
 from creditscope.runs.config import Config
 
 STEPS = 200
 LR = 5e-4
-"""Of the magnitude at which small models are trained; a cosine takes it to 0."""
+"""The usual magnitude for small models; a cosine takes it to 0."""
 
 
 @dataclass(frozen=True)
 class Warmup:
     """Train a model on a task's demonstrations for a short while, so that its groups of answers are mixed.
 
-    A group teaches only if some of its answers are right and some are wrong. A base model that does not know the form
-    of an answer is always wrong. The warm-up shows it solutions of the train split (the loss is on their tokens, not on
-    the prompt's), measures accuracy before and after, and writes a model folder with warmup.json. Prompts are made as
-    in training, so train with the same --chat.
+    A group has a gradient only if some of its answers are right and some are wrong. A base model that does not know the
+    form of an answer is always wrong. The warm-up trains on solutions of the train split (the loss is on their tokens,
+    not on the prompt's), measures accuracy before and after, and writes a model folder with warmup.json. Prompts are
+    made as in training, so train with the same --chat.
 
     For example:
       creditscope warmup SmolLM2-135M-Instruct.Q4_1.gguf --task gsm8k:data --epochs 4 --out runs/warm
@@ -40,7 +42,7 @@ class Warmup:
     task: str
     """arithmetic; turns; gsm8k:FILE, gsm8k:FOLDER or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
     out: Path
-    """The folder of the new model. It appears when all is done; a stop on the way leaves nothing."""
+    """The folder of the new model. It is written at the end; after a stop nothing is left."""
     steps: int | None = None
     """Batches to learn from; by default 200."""
     epochs: int | None = None
@@ -72,16 +74,9 @@ class Warmup:
 
         console = self.output.console()
         with Progress(console, "warm-up", quiet=self.output.json) as progress:
-            first = f", then one answer to each of {self.eval_problems} test problems" if self.eval_problems else ""
-            progress.say(f"warm-up  loading the model and the examples{first}")
-            work = warm_up(config, self.out, environment(), batch=self.batch, epochs=self.epochs)
-            try:
-                while True:
-                    tell(progress, next(work))
-            except StopIteration as end:
-                notes: dict[str, Any] = end.value
-            finally:
-                work.close()
+            progress.begin("the model and the examples", self.eval_problems)
+            notes = drive(warm_up(config, self.out, environment(), batch=self.batch, epochs=self.epochs),
+                          partial(tell, progress))
         if self.output.json:
             self.output.emit({"out": str(self.out), **notes})
             return 0
@@ -97,7 +92,6 @@ class Warmup:
         return 0
 
     def config(self) -> Config:
-        """The flags as the trainer's settings, checked."""
         if self.steps is not None and self.epochs is not None:
             raise CreditscopeError(f"--steps {self.steps} and --epochs {self.epochs} both say how long; give one")
         for name, value in (("epochs", self.epochs), ("batch", self.batch)):
@@ -109,12 +103,10 @@ class Warmup:
 
 
 def tell(progress: Progress, m: dict[str, Any]) -> None:
-    """One step's loss, or an evaluation."""
     step, steps = m["step"], m["steps"]
     if "examples" in m:
         progress.say(f"warm-up  {steps} steps on {m['examples']} examples")
     if schema.EVAL_ACCURACY in m:
-        progress.say(f"warm-up  step {step}  test {m[schema.EVAL_ACCURACY]:.1%} [{m[schema.EVAL_LOW]:.1%}, "
-                     f"{m[schema.EVAL_HIGH]:.1%}] of {m[schema.EVAL_PROBLEMS]}")
+        progress.say(f"warm-up  step {step}  {accuracy(m)} of {m[schema.EVAL_PROBLEMS]}")
     if "loss" in m:
         progress.tick(step, steps, f"step {step}/{steps}  loss {m['loss']:.3f}")

@@ -1,14 +1,14 @@
-"""What a finding is, and which readings of a metric it rests on.
+"""A finding, and the windows of a metric that it is taken from.
 
     level    the last tenth
-    drift    the first tenth against the last, for what is smooth: entropy, length
-    trend    the first third against the last, with intervals, for what is noisy: rewards, dead groups
+    drift    the first tenth against the last, for smooth metrics: entropy, length
+    trend    the first third against the last, with intervals, for noisy metrics: rewards, dead groups
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,18 +20,18 @@ STATES: tuple[State, ...] = ("broken", "watch", "unknown", "fine")
 """Most severe first."""
 
 FEW = 4
-"""Readings below which a metric decides nothing: one odd batch must not make a finding."""
+"""Fewest readings for a finding: one odd batch must not make one."""
 TREND = 10
-"""Readings below which there is no trend: the two ends would share rows."""
+"""Fewest readings for a drift: with fewer the two ends would share rows."""
 EDGE = 5
-"""Readings at each end, at least, so that one batch does not make a trend."""
+"""Fewest readings at each end."""
 THIRDS = 3 * FEW
-"""Readings below which a third decides nothing either."""
+"""Fewest readings for a trend over thirds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one rule says of one run."""
+    """The result of one rule on one run."""
 
     rule: str = ""
     state: State
@@ -43,8 +43,7 @@ class Finding:
     change: str = ""
     """The setting to change, as this trainer spells it."""
     follows: str = ""
-    """The rule whose finding brings this one about, to be mended first. A rule names the next cause, and `diagnose`
-    puts the first in its place."""
+    """The rule whose finding causes this one. A rule names the next cause; `diagnose` replaces it by the first."""
     assumes: Mapping[str, Any] | None = None
     """Settings that were not given and were taken at the trainer's default."""
 
@@ -58,14 +57,14 @@ class Finding:
 
 def finding(state: State, sentence: str, *evidence: Series | None, why: str = "", change: str = "",
             follows: str = "") -> Finding:
-    """A finding with the readings that show it. What is fine needs no change."""
+    """A finding with the readings that show it; a fine one has no change."""
     shown = "; ".join(series.told() for series in evidence if series is not None)
     return Finding(state=state, sentence=sentence, evidence=shown, why=why, change="" if state == "fine" else change,
                    follows=follows)
 
 
 def grade(value: float, watch: float, broken: float = math.inf) -> State:
-    """The state of a value that is worse the larger it is, by its thresholds."""
+    """broken, watch or fine: the larger the value the worse."""
     return "broken" if value >= broken else "watch" if value >= watch else "fine"
 
 
@@ -73,17 +72,37 @@ def unknown(sentence: str, follows: str = "") -> Finding:
     return Finding(state="unknown", sentence=sentence, follows=follows)
 
 
-def lacks(log: Log, metric: str, few: int = FEW) -> Finding | None:
-    """Unknown, where the log has too little of a metric; it names what is missing."""
+class TooFewReadings(Exception):
+    """Ends a rule whose metric the log lacks; the message is the sentence of its unknown finding."""
+
+
+def judge(rule: Callable[[Log], Finding], log: Log) -> Finding:
+    """The rule's finding; unknown where the log has too few readings for it."""
+    try:
+        return rule(log)
+    except TooFewReadings as lacking:
+        return unknown(str(lacking))
+
+
+def series_of(log: Log, metric: str, few: int = FEW) -> Series:
+    """At least `few` finite readings of a metric."""
     series, name = log.series(metric), log.trainer.metrics.get(metric)
     if name is None:
-        return unknown(f"{log.trainer.name} does not log what this needs ({metric})")
-    found = len(series.finite) if series else 0
-    return None if found >= few else unknown(f"needs at least {few} readings of {name}; the log has {found}")
+        raise TooFewReadings(f"{log.trainer.name} does not log what this needs ({metric})")
+    found = series.finite if series else Series(name, [], log.source)
+    if len(found) < few:
+        raise TooFewReadings(f"needs at least {few} readings of {name}; the log has {len(found)}")
+    return found
+
+
+def has(log: Log, metric: str, few: int = FEW) -> bool:
+    """Whether the log has at least `few` finite readings of a metric."""
+    series = log.series(metric)
+    return series is not None and len(series.finite) >= few
 
 
 def last(series: Series) -> Series:
-    """The last tenth, and at least EDGE readings where there are so many."""
+    """The last max(EDGE, n/10) readings."""
     return series.part(-max(EDGE, len(series) // 10))
 
 
@@ -101,7 +120,7 @@ def ends(series: Series) -> tuple[Series, Series]:
 
 @dataclass(frozen=True)
 class Trend:
-    """The first and the last third of at least THIRDS readings, and how far their means are apart."""
+    """The first and the last third of at least THIRDS readings, and the difference of their means."""
 
     first: Series
     last: Series
@@ -118,17 +137,12 @@ def trend(series: Series) -> Trend:
     """m₂ − m₁ ± √(h₁² + h₂²), h the half width of each third's interval."""
     size = len(series) // 3
     first, after = series.part(0, size), series.part(-size)
-    halves, means = [], []
-    for part in (first, after):
-        found = mean_interval(part.values)
-        assert found.high is not None
-        halves.append(found.high - found.mean)
-        means.append(found.mean)
-    change, half = means[1] - means[0], math.hypot(*halves)
+    both = [mean_interval(part.values) for part in (first, after)]
+    half = math.hypot(*(part.ends[1] - part.mean for part in both if part.ends))
+    change = both[1].mean - both[0].mean
     return Trend(first, after, Interval(change, change - half, change + half, 2 * size))
 
 
 def level(log: Log, metric: str) -> Series | None:
-    """The last readings of a metric, where there are enough."""
-    series = log.series(metric)
-    return last(series.finite) if series and len(series.finite) >= FEW else None
+    """The last readings of a metric; None for fewer than FEW."""
+    return last(series_of(log, metric)) if has(log, metric) else None

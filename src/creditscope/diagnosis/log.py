@@ -1,4 +1,4 @@
-"""A run as its log tells it: rows of numbers, each with the place where it stands, and settings with their source."""
+"""A run as logged: rows of numbers, each with its place in the file, and settings with their source."""
 
 from __future__ import annotations
 
@@ -81,18 +81,18 @@ def _span(first: int | None, last: int | None) -> str:
 
 @dataclass
 class LogSettings:
-    """What the run was told, by path. What was not given is the trainer's default, and is remembered as assumed."""
+    """The run's settings by path. A setting that was not given has the trainer's default and is listed in `assumed`."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
     """From files, nested as the trainer has it, and from --set, by dotted path."""
     deduced: Mapping[str, Any] = field(default_factory=dict)
-    """What the log itself gives away, such as a metric that only one loss writes."""
+    """Settings that follow from the log, such as a metric that only one loss writes."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     source: str = "the settings"
     assumed: dict[str, Any] = field(default_factory=dict)
 
     def get(self, path: str) -> Any:
-        """The value at a dotted path. A `${...}` that was never resolved is not a value."""
+        """The value at a dotted path. An unresolved `${...}` counts as not given."""
         found = self.given.get(path, _MISSING)
         if found is _MISSING:
             found = self.given
@@ -108,7 +108,7 @@ class LogSettings:
         return self.defaults[path]
 
     def number(self, path: str) -> float:
-        """A finite number, or an error that names the setting. Text such as '1e-6' is one: YAML reads it so."""
+        """A finite number, or an error that names the setting. Text such as '1e-6', as YAML reads it, is accepted."""
         value = self.get(path)
         try:
             number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
@@ -139,21 +139,21 @@ _MISSING = object()
 
 @dataclass
 class Log:
-    """Everything that a rule may look at."""
+    """The input of a rule."""
 
     source: str
     trainer: Trainer
     rows: Sequence[LogRow]
     settings: LogSettings
     notes: Sequence[str] = ()
-    """What was left out in reading, for people."""
+    """Sentences on what was left out in reading."""
 
     def series(self, metric: str) -> Series | None:
-        """A metric by our name for it; None where the trainer has none or the log lacks it."""
+        """A metric by our name; None where the trainer or the log has none."""
         name = self.trainer.metrics.get(metric)
         rows = [row for row in self.rows if name in row.values] if name else []
         return Series(name, rows, self.source) if name and rows else None
 
     def fact(self, name: str) -> Any:
-        """What the settings imply: see `trainers.FACTS`."""
+        """A fact that the settings imply: see `trainers.FACTS`."""
         return self.trainer.facts[name](self.settings)

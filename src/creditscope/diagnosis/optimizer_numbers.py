@@ -1,4 +1,4 @@
-"""What the optimiser did to the credit in a run, in numbers, from its record alone."""
+"""Overshoot, reward scale and update geometry of a run, from its record alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
+from creditscope.methods.axes import Method
 from creditscope.methods.find import row_of
 from creditscope.methods.words import Law, law
 from creditscope.runs import schema
@@ -30,14 +31,14 @@ SCALES = 32
 
 @dataclass(frozen=True)
 class Sweep:
-    """The update under other reward scales at one step. What is not a number was not defined."""
+    """The update under other reward scales φ at one step; None where it is not defined."""
 
     step: int
     phi: tuple[float | None, ...]
     change: tuple[float | None, ...]
     cosine: tuple[float | None, ...]
     layers: Mapping[str, Mapping[str, tuple[float | None, ...]]]
-    """layer -> change (F), cosine (F) and ratio ‖Δ‖/‖θ‖ (1), as far as they were kept."""
+    """layer -> change (F), cosine (F) and ratio ‖Δ‖/‖θ‖ (1), where they were kept."""
 
     def most(self, part: str) -> tuple[float, str] | None:
         """The largest number that any layer has under `part`, and the layer."""
@@ -48,16 +49,16 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Findings:
-    """A run in the numbers of this page. A mapping that is empty, or None, was not measured."""
+    """A run in numbers. An empty mapping, or None, was not measured."""
 
     run: str
     method: str | None
     brake: str | None
     stops: str | None
-    """What crossing a bound does to a token under the method: "zero", "half", "cap"; None without a bound."""
+    """Effect of the method's bound on a token past it: "zero", "half", "cap"; None without a bound."""
     steps: int
     overshoot: Mapping[str, Interval]
-    """At the last sight of a batch."""
+    """After the last update on a batch."""
     furthest: float | None
     """The largest overshoot of any token at any step, in nats."""
     by_update: Mapping[int, Mapping[str, Interval]]
@@ -65,7 +66,7 @@ class Findings:
     sweep: Sweep | None
     update: Mapping[str, Interval]
     path: tuple[float, int] | None
-    """Effective rank of the path of the updates that were read, and how many they are."""
+    """(effective rank of the matrix of updates that were read, their number)."""
     progress: Mapping[str, Any]
     law: Law | None
 
@@ -90,40 +91,35 @@ def read(path: Path) -> Findings:
     numbered = {int(m[1]) for line in lines for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
     each = schema.OVERSHOOT_UPDATE
     by_update = {k: means({name: each(name, k) for name in each.readings}) for k in sorted(numbered)}
+    row, brake = _row(record), _name(record, "brake")
     found = Findings(
-        run=str(path), method=_method(record), brake=_brake(record), stops=_stops(record),
+        run=str(path), method=_name(record, "method"), brake=None if brake == "none" else brake,
+        stops=row.stops if row else None, law=law(row.under(record.config.get("credit"))) if row else None,
         steps=sum(schema.REWARD_MEAN in line for line in lines),
         overshoot=means(OVERSHOOT),
         furthest=max(values(schema.OVERSHOOT_MAX), default=None),
-        by_update={k: row for k, row in by_update.items() if row},
+        by_update={k: seen for k, seen in by_update.items() if seen},
         scale_change=means({"change": schema.OPTIMIZER_SCALE_CHANGE}).get("change"),
         sweep=read_sweep(record, kept[-1]) if kept else None,
         update=means(UPDATE), path=path_rank(record),
-        progress=over_training(record), law=_law(record))
+        progress=over_training(record))
     if not (found.measured or found.progress):
         raise CreditscopeError(f"{path} holds no reading of the optimiser; train with --inner-steps 4 --probe light")
     return found
 
 
-def _method(record: Record) -> str | None:
-    name = record.config.get("method")
+def _name(record: Record, setting: str) -> str | None:
+    name = record.config.get(setting)
     return name if isinstance(name, str) else None
 
 
-def _brake(record: Record) -> str | None:
-    name = record.config.get("brake")
-    return name if isinstance(name, str) and name != "none" else None
-
-
-def _stops(record: Record) -> str | None:
+def _row(record: Record) -> Method | None:
+    """The run's row; None for a method that is not in the table."""
     row = row_of(record.config)
-    return None if row is None else row.stops
-
-
-def _law(record: Record) -> Law | None:
-    """The law of the run's method with the run's β; None for a method that is not in the table."""
-    row = row_of(record.config)
-    return None if row is None else law(row.under(record.config.get("credit")))
+    if row is None and row_of({"method": record.config.get("method")}):
+        raise CreditscopeError(f"{record.path}: beta is {record.config.get('beta')!r:.60}, which method "
+                               f"{_name(record, 'method')} cannot have; is this a run of creditscope train?")
+    return row
 
 
 def path_rank(record: Record) -> tuple[float, int] | None:

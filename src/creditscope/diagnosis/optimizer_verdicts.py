@@ -1,4 +1,4 @@
-"""What the optimiser did to the credit, in sentences, by rule."""
+"""The numbers of `optimizer_numbers` in sentences, by rule."""
 
 from __future__ import annotations
 
@@ -10,27 +10,19 @@ from creditscope.diagnosis.optimizer_numbers import Findings
 from creditscope.runs.correlation import ROUNDING
 from creditscope.runs.intervals import Interval
 
-# Where a verdict turns. Each is said beside the sentence that it decides.
-HELD = 0.01
-CLOSE = 0.1
-BLIND, FOLLOWS = 0.05, 0.5
-"""Below the first the update hardly knows the credit's size, above the second it follows it."""
-TURNED = 0.5
-LOST = 0.1
-SIGNAL = 0.5
+THRESHOLDS = {"held": 0.01, "close": 0.1, "blind": 0.05, "follows": 0.5, "turned": 0.5, "lost": 0.1, "signal": 0.5}
+"""Each is printed in the sentence that it decides."""
+HELD, CLOSE, BLIND, FOLLOWS, TURNED, LOST, SIGNAL = THRESHOLDS.values()
 NAME = 32
-"""Characters of a brake's or a method's name that a line has room for."""
+"""Characters of a brake's or a method's name that are printed."""
 
 
 def as_dict(found: Findings) -> dict[str, Any]:
-    """Everything as data, with the verdicts and the numbers at which they turn."""
-    turns = {"held": HELD, "close": CLOSE, "blind": BLIND, "follows": FOLLOWS, "turned": TURNED, "lost": LOST,
-             "signal": SIGNAL}
-    return asdict(found) | {"verdicts": verdicts(found), "thresholds": turns}
+    return asdict(found) | {"verdicts": verdicts(found), "thresholds": THRESHOLDS}
 
 
 def verdicts(found: Findings) -> dict[str, str]:
-    """One sentence a block, by rule; a block that was not measured has none."""
+    """One sentence per block; a block that was not measured has none."""
     said = {"overshoot": _on_overshoot(found), "scale": _on_scale(found), "update": _on_update(found.update),
             "progress": _on_progress(found)}
     return {block: sentence for block, sentence in said.items() if sentence}
@@ -41,7 +33,7 @@ def _share(value: float, digits: int = 0) -> str:
 
 
 def last_update(found: Findings) -> tuple[str, Mapping[str, Interval]]:
-    """The overshoot after the last inner update, and what it is called."""
+    """(words, overshoot) after the last inner update."""
     if not found.by_update:
         return "At the last sight", found.overshoot
     k = max(found.by_update)
@@ -69,7 +61,6 @@ def _on_overshoot(found: Findings) -> str:
 
 
 def _after(found: Findings, share: float) -> str:
-    """What became of tokens once they were past, in words that fit the method's bound."""
     since = "their own gradient had stopped" if found.stops in (None, "zero") else "they had crossed"
     if share < 0:
         return f"on the whole they came back after {since}"
@@ -109,14 +100,15 @@ def _on_progress(found: Findings) -> str:
     if not seen:
         return sentence
     if seen["largest"] <= ROUNDING:
-        return f"J stayed within {ROUNDING:g} of 0. {sentence}".rstrip()
-    if seen["r"] is None:
-        return f"J or the reward did not vary over {seen['steps']} steps. {sentence}".rstrip()
-    if seen["low"] is None:
-        return f"{seen['steps']} steps are too few to say whether J goes with the reward. {sentence}".rstrip()
-    around_zero = seen["low"] * seen["high"] <= 0
-    if around_zero or abs(seen["r"]) < SIGNAL:
+        said = f"J stayed within {ROUNDING:g} of 0"
+    elif seen["r"] is None:
+        said = f"J or the reward did not vary over {seen['steps']} steps"
+    elif seen["low"] is None:
+        said = f"{seen['steps']} steps are too few to say whether J goes with the reward"
+    elif (around_zero := seen["low"] * seen["high"] <= 0) or abs(seen["r"]) < SIGNAL:
         why = "its interval holds 0" if around_zero else f"below {SIGNAL:g} in size"
-        return f"J says little of the reward: r = {seen['r']:.2f}, {why}. {sentence}".rstrip()
-    way = "rose and fell with" if seen["r"] > 0 else "went against"
-    return f"In this run J {way} the reward: r = {seen['r']:.2f}, at least {SIGNAL:g} in size. {sentence}".rstrip()
+        said = f"J says little of the reward: r = {seen['r']:.2f}, {why}"
+    else:
+        way = "rose and fell with" if seen["r"] > 0 else "went against"
+        said = f"In this run J {way} the reward: r = {seen['r']:.2f}, at least {SIGNAL:g} in size"
+    return f"{said}. {sentence}".rstrip()

@@ -1,11 +1,4 @@
-"""Files of any trainer -> a Log. Files are not to be trusted: lines and rows are bounded, nothing is unpickled.
-
-Three shapes can be read:
-
-    a folder    a record of creditscope (run.json), or TRL's output (trainer_state.json, also in checkpoint-N)
-    lines       what TRL prints, {'loss': ...}; what verl prints, step:12 - actor/pg_loss:...; JSON objects, one a line
-    a table     .csv with a column for each metric, as trackers export it
-"""
+"""Files of a trainer -> a Log; SHAPES lists them. They are untrusted: lines and rows are bounded, no pickle is read."""
 
 from __future__ import annotations
 
@@ -23,23 +16,23 @@ from typing import Any
 from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.trainers import KNOWN, OURS, SIGNS, TRAINERS, who_wrote
 from creditscope.errors import CreditscopeError, command_line
-from creditscope.files.jsonlines import Repeated, parse_json
+from creditscope.files.jsonlines import Repeated, parse_json, read_whole
 from creditscope.runs.record import Record
 
 MAX_LINE = 2**20
-"""Longest line that is looked at, in bytes. A row of a thousand metrics has 40,000; what is longer is no row."""
+"""Longest line that is read, in bytes. A row of 1000 metrics has 40,000."""
 MAX_ROWS = 100_000
-"""Rows that are kept, half from the start and half from the end: some 20 numbers each, at most a few hundred MB."""
+"""Rows that are kept, half from the start and half from the end: about 20 numbers each, a few hundred MB."""
 MAX_DOCUMENT = 64 * 2**20
-"""Longest JSON document (trainer_state.json), in bytes: 20,000 logged steps. It must be held as a whole."""
+"""Longest JSON document (trainer_state.json), in bytes: 20,000 logged steps."""
 MAX_SETTINGS = 2**18
 """Longest file of settings, in bytes; verl's whole configuration has 30,000."""
 MAX_FOLDERS = 1000
-"""Folders that are looked into for runs: a sweep has hundreds, a home directory has no end."""
+"""Folders that are searched for runs: a sweep has hundreds, a home directory any number."""
 LARGEST = 1e60
-"""Beyond it a number counts as infinite: no metric is so large, and its square still has to be a number."""
+"""A larger number counts as infinite; the square of this one is still finite."""
 NAMED = 8
-"""Runs or logs that are named where one must be chosen."""
+"""Runs or logs named in the error that asks for one of them."""
 
 STEPS = ("step", "_step", "global_step", "Step", "training/global_step")
 SHAPES = """expected one of
@@ -60,11 +53,16 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = ())
         steps = Record.open(file.parent).steps() if (file.parent / "steps.jsonl").exists() else []
         if not steps:
             raise CreditscopeError(f"{path} has no step yet; wait for the run's first step, or look why it stopped")
-        rows = _rows(enumerate(map(_whole, steps), start=1), notes)
-        source = "steps.jsonl, line"
+        # A record keeps NaN apart, under `absent`.
+        whole = (absent | step if isinstance(absent := step.get("absent"), dict) else step for step in steps)
+        rows, source = _rows(enumerate(whole, start=1), notes), "steps.jsonl, line"
     elif file.suffix == ".json":
-        rows = _rows(enumerate(_history(file), start=1), notes)
-        source = f"{file.name}, log_history entry"
+        state = _json(_small(file, MAX_DOCUMENT), file)
+        history = state.get("log_history") if isinstance(state, dict) else None
+        if not isinstance(history, list):
+            raise CreditscopeError(f"{file} has no log_history, which TRL's trainer_state.json has; {SHAPES}")
+        entries = [entry for entry in history if isinstance(entry, dict)]
+        rows, source = _rows(enumerate(entries, start=1), notes), f"{file.name}, log_history entry"
     else:
         rows = _rows(_table(file, notes) if file.suffix == ".csv" else _lines(file, notes), notes)
         source = f"{file.name}, line"
@@ -76,15 +74,15 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = ())
     trainer = max(found, key=lambda trainer: len(names & set(trainer.metrics.values())))
     trainer = who_wrote(settings) if trainer is OURS else trainer
     signs = trainer.signs(names)
-    notes += _contradiction(settings, signs)
-    return Log(source, trainer, rows, LogSettings(settings, signs, trainer.defaults, _named(config)), notes)
-
-
-# -- which file ------------------------------------------------------------------------------------------------------
+    given, proved = settings.get("loss_type"), signs.get("loss_type")
+    if given and proved and given != proved:
+        notes.append(f"the settings say loss_type={given}, but the log is of loss_type={proved}: are they of the same "
+                     f"run?")
+    named = "the settings" if config is None else config.name
+    return Log(source, trainer, rows, LogSettings(settings, signs, trainer.defaults, named), notes)
 
 
 def _file_of(path: Path) -> Path:
-    """The file to read: the path itself, or what a folder holds."""
     if not path.exists():
         raise CreditscopeError(f"no such file or folder: {path}")
     if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".safetensors"):
@@ -111,7 +109,7 @@ def _file_of(path: Path) -> Path:
 
 
 def _runs_below(path: Path) -> list[Path]:
-    """The runs of creditscope and TRL in the folders below, by name; a run's checkpoints are no runs."""
+    """The runs of creditscope and TRL in the folders below; a checkpoint counts as its run."""
     found = set()
     for name, inner, files in itertools.islice(os.walk(path), MAX_FOLDERS):
         inner.sort()
@@ -123,16 +121,13 @@ def _runs_below(path: Path) -> list[Path]:
 
 
 def _number(file: Path) -> int:
-    """N of checkpoint-N: by number, as checkpoint-1000 comes after checkpoint-500."""
+    """N of checkpoint-N."""
     digits = file.parent.name.removeprefix("checkpoint-")
     return int(digits) if digits.isdecimal() and len(digits) < 16 else -1
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------
-
-
 def _rows(entries: Iterable[tuple[int, Mapping[str, Any]]], notes: list[str]) -> list[LogRow]:
-    """The entries that hold a metric we know, with those metrics alone; of too many the first and the last half."""
+    """The known metrics of the entries that have one; of more than MAX_ROWS the first and the last half."""
     first: list[LogRow] = []
     last: deque[LogRow] = deque(maxlen=MAX_ROWS // 2)
     left_out = 0
@@ -141,10 +136,9 @@ def _rows(entries: Iterable[tuple[int, Mapping[str, Any]]], notes: list[str]) ->
                   if (name := _name(key)) in KNOWN and (number := _float(value)) is not None}
         if values.keys() - SIGNS:
             step = next((_float(entry[key]) for key in STEPS if key in entry), None)
-            whole = step is not None and math.isfinite(step) and abs(step) < 1e15
             left_out += len(last) == last.maxlen
             (first if len(first) < MAX_ROWS - MAX_ROWS // 2 else last).append(
-                LogRow(place, int(step) if step is not None and whole else None, values))
+                LogRow(place, int(step) if step is not None and abs(step) < 1e15 else None, values))
     if left_out:
         notes.append(f"{left_out:,} rows in the middle were left out: the first and the last {MAX_ROWS // 2:,} were "
                      f"read")
@@ -161,7 +155,7 @@ def _name(key: object) -> str:
 
 
 def _float(value: object) -> float | None:
-    """A number, also where it was printed as text; None for everything else. NaN and infinity are numbers here."""
+    """A number, also where it was printed as text, NaN and infinity included; None for everything else."""
     if isinstance(value, str) and len(value) <= 40:
         value = value.strip().removesuffix(")").rpartition("(")[2]  # np.float64(0.5)
     elif not isinstance(value, int | float) or isinstance(value, bool):
@@ -173,30 +167,11 @@ def _float(value: object) -> float | None:
     return number if abs(number) <= LARGEST or math.isnan(number) else math.copysign(math.inf, number)
 
 
-def _whole(step: dict[str, Any]) -> dict[str, Any]:
-    """A step of a record with its NaN, which stand apart under `absent`."""
-    absent = step.get("absent")
-    return absent | step if isinstance(absent, dict) else step
-
-
-def _history(file: Path) -> list[dict[str, Any]]:
-    """log_history of a trainer_state.json."""
-    state = _json(_small(file, MAX_DOCUMENT), file)
-    history = state.get("log_history") if isinstance(state, dict) else None
-    if not isinstance(history, list):
-        raise CreditscopeError(f"{file} has no log_history, which TRL's trainer_state.json has; {SHAPES}")
-    return [entry for entry in history if isinstance(entry, dict)]
-
-
 def _table(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a csv file, with the number of their line."""
-    def text() -> Iterator[str]:
-        for _, line in _bounded(file, notes):
-            yield line.replace("\0", "")
-
-    reader = csv.reader(text())
+    """(line, row) of a csv file."""
+    reader = csv.reader(line.replace("\0", "") for _, line in _bounded(file, notes))
     try:
-        # Only columns that somebody reads: a row must not cost what the longest header does.
+        # Known columns alone, so that a header of any length does not slow down each row.
         at = {name: place for place, column in enumerate(next(reader, []))
               if (name := column if column in STEPS else _name(column)) in KNOWN or name in STEPS}
         for row in reader:
@@ -206,7 +181,7 @@ def _table(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _lines(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of a log that are rows, whichever trainer printed them; all other lines are somebody's talk."""
+    """(line, row) of each line in the shape of a trainer's row; other lines are skipped."""
     for number, line in _bounded(file, notes):
         for shape in (_json_line, _verl_line, _trl_line):
             try:
@@ -233,7 +208,7 @@ def _json_line(line: str) -> dict[str, Any]:
 
 
 def _verl_line(line: str) -> dict[str, Any]:
-    """step:12 - actor/pg_loss:0.01 - critic/score/mean:np.float64(0.5), after whatever Ray writes before it."""
+    """step:12 - actor/pg_loss:0.01 - critic/score/mean:np.float64(0.5), with any prefix of Ray's."""
     start = _VERL_STEP.search(line)
     if start is None:
         return {}
@@ -242,7 +217,7 @@ def _verl_line(line: str) -> dict[str, Any]:
 
 
 def _trl_line(line: str) -> dict[str, Any]:
-    """{'loss': '0.01', 'reward': 0.5}, after a progress bar perhaps. Split, not evaluated."""
+    """{'loss': '0.01', 'reward': 0.5}, also after a progress bar. Split, not evaluated."""
     start, end = line.find("{'"), line.rfind("}")
     if start < 0 or end < start:
         return {}
@@ -251,8 +226,8 @@ def _trl_line(line: str) -> dict[str, Any]:
 
 
 def _bounded(file: Path, notes: list[str]) -> Iterator[tuple[int, str]]:
-    """(number, text) of each whole line. A longer one than allowed is passed over in pieces. So is a last one without
-    its end, unless it closes its brace: half a number is a wrong number."""
+    """(number, text) of each line. Too long ones are skipped, and a last one without newline or closing brace: half a
+    number is a wrong number."""
     number = passed = 0
     try:
         with file.open("rb") as lines:
@@ -273,24 +248,20 @@ def _bounded(file: Path, notes: list[str]) -> Iterator[tuple[int, str]]:
         notes.append(f"{passed} lines longer than {MAX_LINE:,} bytes were passed over")
 
 
-# -- settings --------------------------------------------------------------------------------------------------------
-
-
 def _given(path: Path, file: Path, config: Path | None, sets: Sequence[str], notes: list[str]) -> dict[str, Any]:
     """Settings from the record, from `config`, or from a file in the run's folder; then --set."""
     given: dict[str, Any] = {}
-    folder = path if path.is_dir() else None
     if config is not None:
         given = dict(_settings_file(config))
     elif file.name == "run.json":
         given = dict(Record.open(file.parent).config)
-    elif folder is not None:
+    elif path.is_dir():
         names = ("training_args.json", ".hydra/config.yaml", "config.yaml")
-        beside = [at / name for at in (file.parent, folder) for name in names if (at / name).exists()]
+        beside = [at / name for at in (file.parent, path) for name in names if (at / name).exists()]
         if beside:
             given = dict(_settings_file(beside[0]))
             notes.append(f"settings from {beside[0].name}")
-        elif any((at / "training_args.bin").exists() for at in (file.parent, folder)):
+        elif any((at / "training_args.bin").exists() for at in (file.parent, path)):
             notes.append("training_args.bin is a pickle, which can run code, so it is not opened; give --config FILE "
                          "or --set NAME=VALUE")
     for text in sets:
@@ -315,7 +286,7 @@ def _settings_file(file: Path) -> Mapping[str, Any]:
 
 
 def _yaml(text: str, file: Path) -> Any:
-    """YAML without tags, which mean anything, aliases, which can grow without end, or depth, which takes forever."""
+    """YAML without tags (they call code), aliases (they grow exponentially) or deep nesting (it takes too long)."""
     import yaml  # type: ignore[import-untyped]
 
     opens = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockSequenceStartToken,
@@ -349,19 +320,14 @@ def _json(text: str, file: Path) -> Any:
 
 
 def _small(file: Path, most: int) -> str:
-    """The text of a file that must be held as a whole."""
     try:
-        with file.open("rb") as data:
-            held = data.read(most + 1)
+        return read_whole(file, most).decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise CreditscopeError(f"cannot read {file}: {error.strerror}") from None
-    if len(held) > most:
-        raise CreditscopeError(f"{file} is larger than {most:,} bytes; give a log with one row a line instead")
-    return held.decode("utf-8-sig", errors="replace")
 
 
 def _value(text: str) -> Any:
-    """true, null, 3, 1e-6 as they are meant; anything else is a word.
+    """A truth value, null or number; anything else is a word.
 
     >>> _value("null"), _value("True"), _value("1e-6"), _value("dapo")
     (None, True, 1e-06, 'dapo')
@@ -371,14 +337,3 @@ def _value(text: str) -> Any:
         return words[text.lower()]
     number = _float(text)
     return text if number is None or "(" in text else number
-
-
-def _contradiction(given: Mapping[str, Any], signs: Mapping[str, Any]) -> list[str]:
-    """A loss that the log belies is that of another run."""
-    said, seen = given.get("loss_type"), signs.get("loss_type")
-    return [f"the settings say loss_type={said}, but the log is of loss_type={seen}: are they of the same run?"] \
-        if said and seen and said != seen else []
-
-
-def _named(config: Path | None) -> str:
-    return config.name if config is not None else "the settings"

@@ -13,41 +13,44 @@ from creditscope.diagnosis.finding import (
     TREND,
     Finding,
     State,
+    TooFewReadings,
     ends,
     finding,
     grade,
-    lacks,
+    has,
+    judge,
     last,
     level,
     over,
+    series_of,
     trend,
     unknown,
 )
 from creditscope.diagnosis.log import Log, Series
-from creditscope.diagnosis.signs import CUT_BROKEN, CUT_WATCH, percent, series_of
+from creditscope.diagnosis.signs import CUT_BROKEN, CUT_WATCH, percent
 from creditscope.methods.words import law
 from creditscope.runs import schema
 
 LOSS_ZERO = 1e-6
 """Below it a float32 loss is 0: rounding of centred advantages alone leaves about 1e-8."""
 CLIP_MUCH = 0.2
-"""Share of clipped tokens above which a fifth of every pass is spent on nothing."""
+"""Share of clipped tokens: a fifth of every pass has no gradient."""
 PAST = 0.05
-"""Share of bounded tokens past their bound: one in twenty. `creditscope report` begins to watch there too."""
+"""Share of bounded tokens past their bound: one in twenty, as in `creditscope report`."""
 DEAD_BROKEN = 0.9
-"""Share of dead groups at which nine tenths of the sampling is wasted."""
+"""Share of dead groups: nine tenths of the sampling is wasted."""
 DEAD_WATCH = 0.5
-"""Share at which half of it is."""
+"""Share of dead groups: half of the sampling is wasted."""
 DILUTION = 2.0
-"""Factor at which the step is halved, or twice as large on one batch as on another. The tenths at both ends are left
-out of the second: in a long log there is always a batch that is far off."""
+"""Factor at which the step is halved, or twice as large on one batch as on another. The second leaves out the tenths at
+both ends: a long log always has outliers."""
 NOT_COUNTED = "the log does not say how many groups are dead, see dead groups"
 KL_ONLY = 0.25
-"""Share of groups from which a quarter of the pull comes from answers that teach nothing."""
+"""Share of dead groups: a quarter of the KL gradient comes from answers without a reward gradient."""
 HORIZON = 0.1
 """Mean length over the constant: below a tenth, a learning rate taken from another loss is ten times too small."""
 DRIFT = 1.5
-"""Factor on the mean length beyond which the cost of a step has changed by half."""
+"""Factor on the mean length: the cost of a step has changed by half."""
 SILENT = 3
 """Batches in a row. Where nine answers of ten agree, all 16 of a batch do so by chance in 0.9^16 = 19 %, and three
 batches in a row in 0.6 %."""
@@ -60,28 +63,26 @@ ENTROPY_LEFT = 0.3
 RATIO_WATCH = 0.1
 """Distance of the mean ratio from 1: a tenth of the weight was taken away."""
 RATIO_BROKEN = 0.5
-"""Half of it was."""
+"""Distance of the mean ratio from 1: half of the weight was taken away."""
 GAP = 0.05
 """Mean gap on a sampled token: in log-prob (TRL, creditscope) a ratio off by 5 %, in probability (verl) by more."""
 
 
 def _says_bad(rule: Callable[[Log], Finding], log: Log) -> bool:
-    """What another rule finds, without the settings that it assumes on the way."""
+    """Whether another rule's finding is broken or watch; the settings it assumes are not recorded."""
     assumed = dict(log.settings.assumed)
-    bad = rule(log).bad
+    bad = judge(rule, log).bad
     log.settings.assumed.clear()
     log.settings.assumed.update(assumed)
     return bad
 
 
-# -- the loss, and what holds it ---------------------------------------------------------------------------------------
+# -- the loss and its bound --------------------------------------------------------------------------------------------
 
 
 def loss(log: Log) -> Finding:
     """At ratio 1 the loss is fixed by the method's row, whatever is learnt: `words.law`."""
-    if lacking := lacks(log, "loss", few=1):
-        return lacking
-    series, row, named = series_of(log, "loss"), log.fact("method"), log.fact("loss")
+    series, row, named = series_of(log, "loss", 1), log.fact("method"), log.fact("loss")
     if row is None:
         return unknown(f"no row of `creditscope methods` stands for {named}, so what its loss shows is not known")
     found = law(row)
@@ -114,8 +115,6 @@ def clip(log: Log) -> Finding:
     often = "several optimiser steps" if updates is None else f"{updates} optimiser steps"
     if "past" in log.trainer.metrics:
         return _past(log, often)
-    if lacking := lacks(log, "clip"):
-        return lacking
     series = series_of(log, "clip")
     share, most = last(series).mean, max(series.values)
     if most == 0 and signs.flat_rewards(log):
@@ -131,10 +130,11 @@ def clip(log: Log) -> Finding:
 
 
 def _past(log: Log, often: str) -> Finding:
-    """creditscope reads where tokens stand when their batch is done: past the bound their own gradient is 0."""
-    if lacking := lacks(log, "past"):
-        return unknown(f"{lacking.sentence}; {log.trainer.changes['past']}")
-    recent = last(series_of(log, "past"))
+    """Share of tokens past their bound after the last update on their batch; there their own gradient is 0."""
+    try:
+        recent = last(series_of(log, "past"))
+    except TooFewReadings as lacking:
+        return unknown(f"{lacking}; {log.trainer.changes['past']}")
     return finding(grade(recent.mean, PAST),
                    f"{recent.mean:.1%} of the tokens that have a bound end past it{over(recent)}, with {often} a batch",
                    recent,
@@ -167,8 +167,6 @@ def dead(log: Log) -> Finding:
             return finding("broken", "Every group is dead: all answers of a batch get the same reward", *flat, why=why,
                            change=change, follows="reward")
         return _dead_uncounted(log)
-    if lacking := lacks(log, "dead"):
-        return lacking
     recent, norm = last(series_of(log, "dead")), level(log, schema.GRAD_NORM)
     if norm and signs.no_gradient(log) and recent.mean < DEAD_BROKEN:
         return finding("broken", f"No group trains anything: the gradient is 0, although {recent.name} says "
@@ -209,8 +207,6 @@ def _dead_uncounted(log: Log) -> Finding:
     if counted and norm and signs.no_gradient(log):
         return finding("broken", f"No group trains anything: the gradient is 0. {doubt}", norm, counted,
                        why="∇J = Σ w ∇log π, and w = 0 where A = 0.", change=change)
-    if lacking := lacks(log, schema.REWARD_MEAN):
-        return lacking
     recent, size = last(series_of(log, schema.REWARD_MEAN)), log.fact("group")
     if min(recent.values) < 0 or max(recent.values) > 1 or size < 2:
         return unknown(f"{doubt}; give {change}")
@@ -231,8 +227,6 @@ def dilution(log: Log) -> Finding:
     nothing = "Every group is dead: there is nothing to dilute"
     if not log.fact("dead_counted"):
         return finding("fine", nothing) if signs.all_dead(log) else unknown(NOT_COUNTED)
-    if lacking := lacks(log, "dead"):
-        return lacking
     series = series_of(log, "dead")
     factors = sorted(1 / (1 - share) for share in series.values if share < 1)
     recent = [share for share in last(series).values if share < 1]
@@ -250,7 +244,7 @@ def dilution(log: Log) -> Finding:
 
 
 def _grade(recent: Series) -> str:
-    """The rule that speaks of dead groups: of how many there are, or else of their growth."""
+    """The rule to follow: "dead groups" where they are many, else "saturation", their growth."""
     return "dead groups" if recent.mean >= DEAD_WATCH else "saturation"
 
 
@@ -267,8 +261,6 @@ def kl_only(log: Log) -> Finding:
             return unknown(NOT_COUNTED)
         return finding("watch", f"Every group is dead and pulled to the reference alone{weight}", level(log, "kl"),
                        why=why, change=change, follows="dead groups")
-    if lacking := lacks(log, "dead"):
-        return lacking
     recent = last(series_of(log, "dead"))
     if recent.mean == 0:
         return finding("fine", "No group is dead, so none is pulled to the reference alone", recent)
@@ -278,17 +270,15 @@ def kl_only(log: Log) -> Finding:
 
 
 def saturation(log: Log) -> Finding:
-    """Dead groups grow, first third against last: the prompts are used up, solved or given up."""
+    """Dead groups grow, first third against last: prompts become all right or all wrong."""
     nothing = "Not in play: every group is dead, so there is no signal to run out"
     if not log.fact("dead_counted"):
         return finding("fine", nothing) if signs.all_dead(log) else unknown(NOT_COUNTED)
-    if lacking := lacks(log, "dead", THIRDS):
-        return lacking
-    share = trend(series_of(log, "dead"))
+    share = trend(series_of(log, "dead", THIRDS))
     if share.last.mean == 1 and not signs.dead_groups_grew(log):
         return finding("fine", nothing, share.first, share.last)
     words = f"dead groups went from {percent(share.first.mean)} to {percent(share.last.mean)}"
-    spread = () if lacks(log, schema.REWARD_STD, THIRDS) else (trend(series_of(log, schema.REWARD_STD)),)
+    spread = (trend(series_of(log, schema.REWARD_STD)),) if has(log, schema.REWARD_STD, THIRDS) else ()
     words += "".join(f", the rewards' std from {part.first.mean:.2g} to {part.last.mean:.2g}" for part in spread)
     parts = [part for both in (share, *spread) for part in (both.first, both.last)]
     if not signs.dead_groups_grew(log):
@@ -303,8 +293,6 @@ def saturation(log: Log) -> Finding:
 
 def truncation(log: Log) -> Finding:
     """A truncated answer is judged on half a text; masked, it trains nothing."""
-    if lacking := lacks(log, "truncated"):
-        return lacking
     recent, limit, longest = last(series_of(log, "truncated")), log.fact("limit"), level(log, schema.LENGTH_MAX)
     if limit is not None and (longest is None or log.settings.assumed):
         return unknown(f"{recent.name} compares with the longest answer of the batch; needs {FEW} readings of "
@@ -332,8 +320,6 @@ def horizon(log: Log) -> Finding:
     constant = log.fact("horizon")
     if constant is None:
         return finding("fine", f"Not in play: {log.fact('loss')} does not divide by a constant that is known")
-    if lacking := lacks(log, schema.LENGTH_MEAN):
-        return lacking
     recent = last(series_of(log, schema.LENGTH_MEAN))
     share = recent.mean / max(constant, 1.0)
     return finding("watch" if share < HORIZON else "fine", f"Token sums are divided by {constant:.0f}, while answers "
@@ -344,9 +330,7 @@ def horizon(log: Log) -> Finding:
 
 def drift(log: Log) -> Finding:
     """The mean length, first tenth against last."""
-    if lacking := lacks(log, schema.LENGTH_MEAN, TREND):
-        return lacking
-    both, row = ends(series_of(log, schema.LENGTH_MEAN)), log.fact("method")
+    both, row = ends(series_of(log, schema.LENGTH_MEAN, TREND)), log.fact("method")
     before, after = (part.mean for part in both)
     factor = after / max(before, 1.0)
     own = ". With 1/L_i, a long wrong answer is punished less for each token than a short one" \
@@ -359,8 +343,6 @@ def drift(log: Log) -> Finding:
 
 def reward(log: Log) -> Finding:
     """The same reward for every answer, batch after batch."""
-    if lacking := lacks(log, schema.REWARD_MEAN):
-        return lacking
     series, changes = series_of(log, schema.REWARD_MEAN), log.trainer.changes
     silent, flat = signs.silent_end(log), signs.flat_rewards(log)
     if not silent and not level(log, schema.REWARD_STD) and not level(log, schema.REWARD_MAX):
@@ -387,7 +369,7 @@ def reward(log: Log) -> Finding:
 
 def reward_trend(log: Log) -> Finding:
     """The reward, first third against last; and the first held-out accuracy against the last, where it was read."""
-    found = _thirds(log)
+    found = judge(_thirds, log)
     if not (worse := signs.held_out_fell(log)):
         return found
     before, after = (part.values[0] for part in worse)
@@ -400,9 +382,7 @@ def reward_trend(log: Log) -> Finding:
 
 def _thirds(log: Log) -> Finding:
     """A change of the mean reward counts where its interval excludes 0, and where it is FELL of the answers' std."""
-    if lacking := lacks(log, schema.REWARD_MEAN, THIRDS):
-        return lacking
-    found, unit = trend(series_of(log, schema.REWARD_MEAN)), signs.reward_unit(log)
+    found, unit = trend(series_of(log, schema.REWARD_MEAN, THIRDS)), signs.reward_unit(log)
     change, clear = found.change.mean, signs.is_clear(found, unit)
     fell = clear and change < 0
     state: State = "fine" if not fell else "broken" if unit and -change >= COLLAPSED * unit else "watch"
@@ -414,13 +394,11 @@ def _thirds(log: Log) -> Finding:
 
 
 def entropy(log: Log) -> Finding:
-    """H falls to nothing: then the R answers to a prompt are one answer, and there is nothing to compare."""
+    """H falls to 0: then the R answers to a prompt are equal, and A = 0."""
     if not log.fact("per_token"):
         return unknown(f"{log.trainer.metrics['entropy']} is summed over answers by {log.fact('loss')}: length and "
                        f"entropy cannot be told apart")
-    if lacking := lacks(log, "entropy", TREND):
-        return lacking
-    both = ends(series_of(log, "entropy"))
+    both = ends(series_of(log, "entropy", TREND))
     before, after = (part.mean for part in both)
     if after == 0 and signs.nearly_all_masked(log):
         return unknown(f"{both[1].name} is 0 because every answer is masked", follows="truncation")
@@ -438,9 +416,7 @@ def entropy(log: Log) -> Finding:
 
 def learning_rate(log: Log) -> Finding:
     """A learning rate of 0 trains nothing; a warm-up that outlasts the run trains little."""
-    if lacking := lacks(log, "lr", few=1):
-        return lacking
-    series, change = series_of(log, "lr"), log.trainer.changes["learning rate"]
+    series, change = series_of(log, "lr", 1), log.trainer.changes["learning rate"]
     values = series.values
     zeros = sum(value == 0 for value in values)
     if zeros > len(values) / 2:
@@ -454,15 +430,13 @@ def learning_rate(log: Log) -> Finding:
 
 
 def gradient(log: Log) -> Finding:
-    """A norm that is no number ruins the weights; a norm of 0 says that nothing is learnt."""
+    """A NaN norm makes the weights NaN; a norm of 0 means that nothing is learnt."""
     for series in (log.series(schema.GRAD_NORM), log.series("loss")):
         bad = [k for k, value in enumerate(series.values) if not math.isfinite(value)] if series else []
         if series and bad:
             return finding("broken", f"{series.name} is not a number in {len(bad)} of {len(series)} readings; the "
                            f"first is shown", series.part(bad[0], bad[0] + 1), why="One NaN in ∇J makes every weight "
                            "NaN at the next step.", change=log.trainer.changes["gradient"])
-    if lacking := lacks(log, schema.GRAD_NORM):
-        return lacking
     norm = series_of(log, schema.GRAD_NORM)
     zeros = sum(value == 0 for value in norm.values)
     if not zeros:

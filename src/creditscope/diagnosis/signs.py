@@ -1,42 +1,35 @@
-"""Signs in a log that several rules read: flat rewards, cut answers, no gradient, a reward that moved. No torch."""
+"""Readings of a log that several rules share: flat rewards, cut answers, no gradient, trend of the reward. No torch."""
 
 from __future__ import annotations
 
 import math
 
-from creditscope.diagnosis.finding import FEW, THIRDS, Trend, lacks, level, trend
+from creditscope.diagnosis.finding import FEW, THIRDS, Trend, has, level, series_of, trend
 from creditscope.diagnosis.log import Log, Series
 from creditscope.runs import schema
 
 RIGHT = 0.9
-"""Mean reward, where 1 is the most: of groups of 8 answers then 0.9^8 = 43 % are right throughout by chance alone, and
-0.1^8, next to none, are wrong throughout."""
+"""Mean reward, where 1 is the maximum: of groups of 8 answers 0.9^8 = 43 % are then all right by chance, and
+0.1^8 ≈ 0 all wrong."""
 CUT_BROKEN = 0.9
-"""Share of cut answers at which hardly one is judged whole."""
+"""Share of cut answers at which 9 of 10 are judged incomplete."""
 CUT_WATCH = 0.2
 """The share at which `creditscope train` warns too."""
 DEAD_GROWTH = 0.2
-"""Growth of the share of dead groups at which one group in five has fallen silent. A run that learns has some growth:
-from 5 % to 15 % or 20 % where accuracy goes from 45 % to 65 %."""
+"""Growth of the share of dead groups: one group in five. A run that learns has some growth: from 5 % to 15 % or 20 %
+where accuracy goes from 45 % to 65 %."""
 FELL = 0.1
-"""Fall of the mean reward over the answers' std. For rewards of 0 and 1 around a half: five answers in a hundred. In a
-long log the interval excludes 0 for less than that, which matters to nobody."""
-
-
-def series_of(log: Log, metric: str) -> Series:
-    """A metric that the log does not lack."""
-    found = log.series(metric)
-    assert found is not None
-    return found.finite
+"""Fall of the mean reward over the answers' std. For rewards of 0 and 1 around a half: 5 answers in 100. In a long log
+the interval excludes 0 for changes too small to matter."""
 
 
 def percent(share: float) -> str:
-    """A share that is not 0 does not read 0."""
+    """A share in percent; one that is not 0 is not printed as 0."""
     return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.2%}"
 
 
 def nearly_all_right(log: Log) -> Series | None:
-    """The last rewards, where they are near 1: then groups are dead because their answers are right."""
+    """The last rewards, where their mean is in [RIGHT, 1]: then groups are dead because their answers are right."""
     recent = level(log, schema.REWARD_MEAN)
     return recent if recent and RIGHT <= recent.mean <= 1 else None
 
@@ -63,18 +56,18 @@ def flat_rewards(log: Log) -> list[Series]:
 
 
 def nearly_all_cut(log: Log) -> bool:
-    """Whether next to all answers are cut, if the truncation rule believes it."""
+    """Whether at least CUT_BROKEN of the answers are cut."""
     cut = level(log, "truncated")
     return cut is not None and cut.mean >= CUT_BROKEN
 
 
 def nearly_all_masked(log: Log) -> bool:
-    """Whether masks leave next to nothing of the batches."""
+    """Whether at least CUT_BROKEN of the answers are masked."""
     return bool(log.fact("masked")) and nearly_all_cut(log)
 
 
 def no_gradient(log: Log) -> bool:
-    """Whether the gradient is 0 and no mask explains it: then every group is dead, whatever was counted."""
+    """Whether the gradient is 0 and no mask explains it: then every group is dead, whatever the log counts."""
     norm = level(log, schema.GRAD_NORM)
     return norm is not None and max(norm.values) == 0 and not nearly_all_masked(log)
 
@@ -84,8 +77,8 @@ def all_dead(log: Log) -> bool:
 
 
 def dead_groups_grew(log: Log) -> bool:
-    """Whether dead groups grew by DEAD_GROWTH, and clearly."""
-    if not log.fact("dead_counted") or lacks(log, "dead", THIRDS):
+    """Whether dead groups grew by DEAD_GROWTH, with an interval that excludes 0."""
+    if not log.fact("dead_counted") or not has(log, "dead", THIRDS):
         return False
     share = trend(series_of(log, "dead"))
     return share.change.excludes_zero and share.change.mean >= DEAD_GROWTH
@@ -97,7 +90,7 @@ def cut_at_first(log: Log) -> float:
 
 
 def cuts_came_later(log: Log) -> bool:
-    """Whether the limit was wide enough at first: if answers run on to it later, the policy is at fault."""
+    """Whether the limit was wide enough at first: then the policy, not the limit, is the cause of later cuts."""
     return cut_at_first(log) < CUT_WATCH
 
 
@@ -106,21 +99,20 @@ def is_clear(found: Trend, unit: float) -> bool:
 
 
 def reward_rose(log: Log) -> bool:
-    """Whether the reward clearly rose."""
-    if lacks(log, schema.REWARD_MEAN, THIRDS):
+    if not has(log, schema.REWARD_MEAN, THIRDS):
         return False
     found = trend(series_of(log, schema.REWARD_MEAN))
     return found.change.mean > 0 and is_clear(found, reward_unit(log))
 
 
 def learns_all_the_same(log: Log) -> str:
-    """What says that cut answers do not keep the run from learning, in words; nothing where nothing does."""
+    """The sign, in words, that the run learns although answers are cut; "" where there is none."""
     right = nearly_all_right(log)
     return "the reward rose" if reward_rose(log) else f"the mean reward is {right.mean:.2g}" if right else ""
 
 
 def calmer(log: Log) -> str:
-    """What to change where training does harm: fewer updates on a batch, where there are several."""
+    """The setting to change where training does harm: fewer updates per batch, where there are several."""
     return log.trainer.changes["reward trend" if log.fact("updates") == 1 else "clip much"]
 
 
@@ -136,8 +128,8 @@ def held_out_fell(log: Log) -> list[Series]:
 
 def reward_unit(log: Log) -> float:
     """The answers' std of reward over the log; or half their range, which no std exceeds; 0 where neither is logged."""
-    if not lacks(log, schema.REWARD_STD):
+    if has(log, schema.REWARD_STD):
         return series_of(log, schema.REWARD_STD).mean
-    if lacks(log, schema.REWARD_MAX) or lacks(log, schema.REWARD_MIN):
+    if not has(log, schema.REWARD_MAX) or not has(log, schema.REWARD_MIN):
         return 0.0
     return (series_of(log, schema.REWARD_MAX).mean - series_of(log, schema.REWARD_MIN).mean) / 2

@@ -1,7 +1,6 @@
-"""What each trainer calls its metrics and settings, what it assumes when not told, and what its settings imply.
+"""Names of metrics and settings, defaults, and what settings imply: TRL 1.16, verl 0.9.1 and creditscope's record.
 
-TRL 1.16 (`GRPOTrainer`), verl 0.9.1 (v1 trainer) and creditscope's own record. Names and defaults are the trainers'
-own; the tests compare TRL's with its code.
+Names and defaults are the trainers' own (`GRPOTrainer`; verl's v1 trainer); the tests compare TRL's with its code.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from creditscope.runs import schema
 FACTS = {
     "method": "the row of the table that the settings make, or None",
     "loss": "the same in the trainer's own words",
-    "updates": "optimiser steps on each batch of rollouts: at 1 every ratio is 1; None where nobody can tell",
+    "updates": "optimiser steps on each batch of rollouts: at 1 every ratio is 1; None where it is not known",
     "beta": "weight of the KL term in the loss; None where the log shows one of unknown weight",
     "group": "R, rollouts per prompt",
-    "limit": "most tokens of an answer, where the logged share of cut ones needs it; None where it counts by itself",
+    "limit": "most tokens of an answer, where the logged share of cut ones is relative to the longest; else None",
     "masked": "whether truncated answers are left out of the loss",
     "ceiling": "CISPO's ceiling on the ratio, or None",
     "dropped": "whether dead groups are dropped before the loss",
@@ -33,29 +32,26 @@ FACTS = {
     "sampler": "whether another engine than the trainer's own forward draws the samples",
     "horizon": "the constant that divides each answer's token sum, or None",
 }
-"""Name -> meaning. Every trainer answers all of them."""
+"""Name -> meaning. Every trainer has all of them."""
+NOTHING: dict[str, Callable[[Settings], Any]] = {
+    "limit": lambda s: None, "masked": lambda s: False, "ceiling": lambda s: None, "dropped": lambda s: False}
+"""Facts of a trainer that has no such setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """A trainer as tables."""
-
     name: str
     version: str
     marks: frozenset[str]
-    """Metrics that no other program writes: one of them makes a log this trainer's."""
+    """Metrics that no other program writes: a log with one of them is this trainer's."""
     metrics: Mapping[str, str]
     """Our name -> its name."""
     defaults: Mapping[str, Any]
-    """Setting -> what it is when not given."""
     facts: Mapping[str, Callable[[Settings], Any]]
     changes: Mapping[str, str]
     """Rule -> the setting to change, as this trainer spells it."""
     signs: Callable[[frozenset[str]], dict[str, Any]] = field(default=lambda _: {})
-    """Names that a log holds -> settings that they give away."""
-
-
-# -- TRL -------------------------------------------------------------------------------------------------------------
+    """Names in a log -> settings that follow from them."""
 
 
 def trl_method(s: Settings) -> Method | None:
@@ -68,14 +64,13 @@ def trl_method(s: Settings) -> Method | None:
 
 
 def _by_constant(row: Method | None) -> bool:
-    """Whether a constant divides each answer's token sum."""
     return row is not None and row.aggregate == "constant"
 
 
 def trl_updates(s: Settings) -> int | None:
     """⌈μ · steps_per_generation / gradient_accumulation_steps⌉, at least 2 where a batch straddles an optimiser step.
 
-    A generation_batch_size hides steps_per_generation behind the number of processes: then nobody can tell.
+    With generation_batch_size, steps_per_generation depends on the number of processes, which is not known: None.
     """
     if s.get("generation_batch_size") is not None and s.get("steps_per_generation") is None:
         return None
@@ -93,8 +88,7 @@ def _trl_ceiling(s: Settings) -> float | None:
 
 
 def _trl_signs(names: frozenset[str]) -> dict[str, Any]:
-    """Only one loss writes `cispo_clip_ratio`, one `vespo/phi_seq_mean`; `kl` is written where beta is not 0, and
-    `sampling/…` where vLLM draws. What is absent proves nothing: a table may have been exported in part."""
+    """Settings proved by metrics that only they write. Absent metrics prove nothing: an export may be partial."""
     proofs: dict[str, tuple[str, Any]] = {
         "cispo_clip_ratio": ("loss_type", "cispo"), "vespo/phi_seq_mean": ("loss_type", "vespo"), "kl": ("beta", None),
         "sampling/sampling_logp_difference/mean": ("use_vllm", True)}
@@ -124,10 +118,9 @@ TRL = Trainer(
         "updates": trl_updates,
         "beta": lambda s: s.optional("beta"),
         "group": lambda s: s.number("num_generations"),
-        "limit": lambda s: None,  # counted by the last token
+        **NOTHING,  # no limit: an answer is cut where its last token is not the end
         "masked": lambda s: s.switch("mask_truncated_completions"),
         "ceiling": _trl_ceiling,
-        "dropped": lambda s: False,
         "dead_counted": lambda s: (s.word("scale_rewards") != "batch"
                                    and s.word("multi_objective_aggregation") != "normalize_then_sum"),
         "per_token": lambda s: True,
@@ -158,13 +151,11 @@ TRL = Trainer(
         "saturation": "harder prompts where the reward is high, easier ones where it is low",
     })
 
-# -- verl ------------------------------------------------------------------------------------------------------------
-
 _ACTOR = "actor_rollout_ref.actor"
 _VERL_LOSSES = {"gspo": dialects.VERL_GSPO, "sapo": dialects.VERL_SAPO, "cispo": dialects.VERL_CISPO,
                 "gpg": dialects.VERL_GPG, "dppo_tv": dialects.VERL_DPPO, "dppo_kl": dialects.VERL_DPPO_KL}
 _VERL_OWN_MEAN = {"geo_mean": dialects.VERL_GMPO, "dro": dialects.VERL_DRO}
-"""Losses that average in their own way; everything else goes through agg_loss."""
+"""Losses that do not average by agg_loss."""
 _VERL_ADVANTAGES = {"grpo": dialects.VERL_GRPO, "grpo_vectorized": dialects.VERL_GRPO, "rloo": dialects.VERL_RLOO,
                     "rloo_vectorized": dialects.VERL_RLOO, "opo": dialects.VERL_OPO, "gae": dialects.VERL_PPO,
                     "reinforce_plus_plus": dialects.VERL_REINFORCE_PP,
@@ -189,7 +180,7 @@ def verl_method(s: Settings) -> Method | None:
 def verl_updates(s: Settings) -> int | None:
     """ppo_epochs · ⌈train_batch_size / ppo_mini_batch_size⌉, both counted in prompts.
 
-    In bypass mode the ratio is taken against the sampler itself, so one update does not keep it at 1.
+    None in bypass mode: the ratio is taken against the sampler, so one update does not keep it at 1.
     """
     if s.switch("algorithm.rollout_correction.bypass_mode"):
         return None
@@ -230,9 +221,8 @@ VERL = Trainer(
         "updates": verl_updates,
         "beta": lambda s: s.number(f"{_ACTOR}.kl_loss_coef") if s.switch(f"{_ACTOR}.use_kl_loss") else 0.0,
         "group": lambda s: s.number("actor_rollout_ref.rollout.n"),
-        "limit": lambda s: s.number("data.max_response_length"),  # counted against the longest of the batch
-        "masked": lambda s: False,
-        "ceiling": lambda s: None,  # verl adds clip_ratio_high to 1
+        **NOTHING,  # no ceiling: verl adds clip_ratio_high to 1
+        "limit": lambda s: s.number("data.max_response_length"),
         "dropped": lambda s: s.switch("algorithm.filter_groups.enable"),
         "dead_counted": lambda s: False,
         "per_token": lambda s: s.word(f"{_ACTOR}.loss_agg_mode") in ("token-mean", "seq-mean-token-mean"),
@@ -262,9 +252,6 @@ VERL = Trainer(
                         f"nothing",
         "saturation": "harder prompts where the score is high, easier ones where it is low",
     })
-
-# -- creditscope -----------------------------------------------------------------------------------------------------
-
 
 def _own_method(s: Settings) -> Method | None:
     row = row_of({"method": s.word("method"), "beta": s.optional("beta")})
@@ -297,9 +284,7 @@ OURS = Trainer(
         "updates": lambda s: int(s.number("inner_steps") * s.number("minibatches")),
         "beta": _own_beta,
         "group": lambda s: s.number("group"),
-        "limit": lambda s: None,
-        "masked": lambda s: False,
-        "ceiling": lambda s: None,
+        **NOTHING,
         "dropped": lambda s: (row := _own_method(s)) is not None and row.keep == "live_groups",
         "dead_counted": lambda s: True,
         "per_token": lambda s: True,
@@ -329,7 +314,7 @@ OURS = Trainer(
 
 
 def _trl_fact(name: str) -> Callable[[Settings], Any]:
-    """A fact of TRL's from its settings that have no name of ours, which a record keeps under `trl`."""
+    """A fact of TRL's from the settings that a record keeps under `trl`."""
     def fact(s: Settings) -> Any:
         theirs = s.get("trl")
         return TRL.facts[name](Settings(theirs if isinstance(theirs, Mapping) else {}, {}, TRL.defaults, s.source))
@@ -337,22 +322,19 @@ def _trl_fact(name: str) -> Callable[[Settings], Any]:
     return fact
 
 
-def _row_name(s: Settings) -> str:
-    return s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")
-
-
 BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": schema.SIGNAL_DEAD_GROUPS})
-"""A record that TRL's loop wrote: credit is looked at on reading steps alone, rewards at every step."""
+"""A record that TRL's loop wrote: credit is read at some steps, rewards at every step."""
 SCRIPT = replace(
     BY_TRL, defaults={**OURS.defaults, "trl": None},
-    facts={**OURS.facts, "loss": _row_name, **{name: _trl_fact(name) for name in ("masked", "ceiling", "sampler")}},
+    facts={**OURS.facts, **{name: _trl_fact(name) for name in ("masked", "ceiling", "sampler")},
+           "loss": lambda s: s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")},
     changes={**TRL.changes, "dead counted": OURS.changes["dead counted"],
              "past": "a smaller every= of ScopeCallback reads it more often"})
-"""The same of TRL's callback in a script of the user's own, who sets TRL's settings."""
+"""A record that TRL's callback wrote in the user's own script, with TRL's settings."""
 
 
 def who_wrote(given: Mapping[str, Any]) -> Trainer:
-    """OURS as the settings of a record tell it. Under token credit a group with one reward need not be dead."""
+    """The variant of OURS that wrote a record. Under token credit a group with one reward need not be dead."""
     if given.get("engine") != "trl":
         return OURS
     found = SCRIPT if is_script(given) else BY_TRL
@@ -366,6 +348,6 @@ def is_script(given: Mapping[str, Any]) -> bool:
 
 TRAINERS = (TRL, VERL, OURS)
 SIGNS = frozenset({"vespo/phi_seq_mean"})
-"""Metrics that are read for what they give away alone."""
+"""Metrics that are read only for the settings they prove."""
 KNOWN = SIGNS.union(*(trainer.metrics.values() for trainer in (*TRAINERS, BY_TRL)))
 """Every metric that is kept in memory."""

@@ -15,14 +15,14 @@ Table = Mapping[str, tuple[str, str]]
 """name -> (a kind of KINDS, a letter for each axis: equal letters are equal lengths)."""
 
 KINDS = {"whole numbers": "iu", "truth values": "b", "numbers": "biuf", "finite numbers": "biuf", "texts": "U"}
-"""What an array holds, and how numpy calls it."""
+"""Kind -> the codes of its numpy dtypes."""
 LARGEST = 1e100
-"""The square of a larger number might not be one."""
+"""The square of a larger number may overflow."""
 WIDE = {"whole numbers": np.int64, "numbers": np.float64, "finite numbers": np.float64}
 
 
 def fitting(arrays: Arrays, table: Table, needed: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
-    """The arrays of the table that are there, whole numbers as int64 and others as float64; an empty text is absent.
+    """The arrays of the table, whole numbers as int64 and others as float64; absent ones and empty texts are left out.
 
     >>> table = {"group": ("whole numbers", "N"), "gram": ("numbers", "NN")}
     >>> fitting({"group": np.array([0, 0]), "gram": np.eye(3)}, table)
@@ -39,7 +39,7 @@ def fitting(arrays: Arrays, table: Table, needed: Iterable[str] = ()) -> dict[st
             for axis, length in zip(axes, array.shape, strict=True):
                 sizes.setdefault(axis, length)
         shape = tuple(sizes.get(axis, axis) for axis in axes)
-        wide = kind != "texts" and array.dtype.itemsize > 8  # numpy has numbers that torch and JSON do not
+        wide = kind != "texts" and array.dtype.itemsize > 8  # such as float128, which torch and JSON lack
         if array.shape != shape or array.dtype.kind not in KINDS[kind] or wide:
             expected = f"({', '.join(map(str, shape))})"
             raise CreditscopeError(f"{name!r} is {array.shape} of {array.dtype}, and should be {kind} {expected}")

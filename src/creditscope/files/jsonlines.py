@@ -11,20 +11,19 @@ from typing import Any
 from creditscope.errors import CreditscopeError
 
 MAX_LINE = 64 * 2**20
-"""Longest line accepted, in bytes. A completion of a million tokens fits; a file without newlines does not."""
+"""Longest line accepted, in bytes; a completion of a million tokens fits."""
 MAX_DEPTH = 100
-"""Lists and objects inside each other. Python gives up near 1000, and whoever walks a value needs some of them too."""
+"""Deepest nesting. Python's recursion limit is 1000, and code that walks a value needs some of it."""
 
 
 def numbered_lines(path: str | Path, max_line: int = MAX_LINE) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line that is not blank. Faults are errors that name the line."""
-    for number, _, text in placed_lines(path, max_line):
-        yield number, text
+    """(number, text) of each line that is not blank. Errors name the line."""
+    return ((number, text) for number, _, text in placed_lines(path, max_line))
 
 
 def placed_lines(path: str | Path, max_line: int = MAX_LINE, before: int = 0,
                  start: int = 0) -> Iterator[tuple[int, int, str]]:
-    """(number, the byte after it, text) of each line that is not blank, from byte `start` on, `before` lines down."""
+    """(number, end, text) of each line that is not blank, from byte `start`, which is after line `before`."""
     number, end = before, start
     try:
         with Path(path).open("rb") as lines:
@@ -56,7 +55,7 @@ def placed_lines(path: str | Path, max_line: int = MAX_LINE, before: int = 0,
 
 
 def whole_lines(path: Path, max_line: int = MAX_LINE) -> Iterator[bytes]:
-    """The lines that have their end, without it; the last may still be in the writing. Raises OSError."""
+    """The lines that end in a newline, without it; the last may be incomplete. Raises OSError."""
     with path.open("rb") as lines:
         for number in itertools.count(1):
             line = lines.readline(max_line + 1)
@@ -68,7 +67,7 @@ def whole_lines(path: Path, max_line: int = MAX_LINE) -> Iterator[bytes]:
 
 
 def read_whole(path: Path, most: int = MAX_LINE) -> bytes:
-    """The bytes of a file that must be held as a whole. Raises OSError, and refuses what is larger than `most`."""
+    """The bytes of a file of at most `most`. Raises OSError."""
     with path.open("rb") as data:
         held = data.read(most + 1)
     if len(held) > most:
@@ -78,11 +77,10 @@ def read_whole(path: Path, most: int = MAX_LINE) -> bytes:
 
 
 class Repeated(ValueError):
-    """A name that stands twice in one object: Python keeps the last, other readers the first."""
+    """A name twice in one object: Python keeps the last, other readers the first."""
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs, whose names differ."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -92,7 +90,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """A JSON value that can be walked, compared and shown without fear of its depth. Raises ValueError.
+    """A JSON value of at most MAX_DEPTH levels. Raises ValueError.
 
     >>> parse_json("[1, {}]")
     [1, {}]
@@ -120,7 +118,7 @@ def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = 
 
 
 def encodable(text: str) -> bool:
-    """False where the text holds half a character, a lone surrogate: JSON may write it, UTF-8 and tokenizers may not.
+    """False for a text with a lone surrogate, which is valid in JSON but not in UTF-8 or for tokenizers.
 
     >>> encodable("½"), encodable("\\ud800")
     (True, False)

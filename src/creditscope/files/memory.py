@@ -23,14 +23,14 @@ def enough_memory(doing: str, change: str) -> Iterator[None]:
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether the error says that memory ran out: torch's on a device or on the CPU, or Python's. Loads no torch."""
+    """Whether memory ran out: torch's error on a device or the CPU, or Python's. Loads no torch."""
     torch = sys.modules.get("torch")
     return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 
 def sentence(error: BaseException, doing: str = "", change: str = "") -> str:
-    """What the user is told.
+    """The message.
 
     >>> print(sentence(MemoryError(), "sampling", "lower --group").split(" (")[0])
     out of memory while sampling
@@ -43,7 +43,6 @@ def sentence(error: BaseException, doing: str = "", change: str = "") -> str:
 
 
 def _has(device: bool) -> list[str]:
-    """How much memory there is, on the device or on this machine, if that can be known."""
     try:
         if device:
             import torch

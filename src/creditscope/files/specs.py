@@ -1,4 +1,4 @@
-"""Options after a name, `name,key=value,…`: how they are written, what each may be."""
+"""Options after a name, `name,key=value,…`: parsed and checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: its default, what it means, and what it may be."""
+    """One setting: its default, meaning and range."""
 
     default: int | float | bool | str
     meaning: str
@@ -25,17 +25,17 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def check(self, owner: str, name: str, value: object) -> None:
-        """Refuse a value of another kind, or out of range. `owner` is who has the option, as in "credit 'gae'"."""
+        """Refuse a value of another type or out of range. `owner` names the row, as in "credit 'gae'"."""
         if self.choices:
             if value not in self.choices:
                 raise unknown(f"{name} of {owner}:", str(value), self.choices)
             return
         kind = float if isinstance(self.default, float) else type(self.default)
         fits = isinstance(value, int | float if kind is float else kind)
-        fits = fits and isinstance(value, bool) == (kind is bool)  # true is no number, though Python says so
+        fits = fits and isinstance(value, bool) == (kind is bool)  # bool is an int in Python
         number = value if isinstance(value, int | float) else 0.0
         inside = (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
-        huge = isinstance(number, int) and abs(number) > LARGEST  # no float may hold it, and nobody counts so far
+        huge = isinstance(number, int) and abs(number) > LARGEST  # beyond int64
         if not fits or not inside or huge or not math.isfinite(number):
             raise CreditscopeError(f"option {name} of {owner} must be {self.range(kind)}, got {value!r:.60}")
 
@@ -49,7 +49,7 @@ class Option:
 
 
 def check_option(owner: str, options: Mapping[str, Option], name: str, value: object) -> None:
-    """Refuse an option that the owner does not have, or a value that it cannot take."""
+    """Refuse an unknown option or a wrong value."""
     if not options:
         raise CreditscopeError(f"{owner} has no options, got {name!r:.80}")
     if name not in options:
@@ -58,8 +58,6 @@ def check_option(owner: str, options: Mapping[str, Option], name: str, value: ob
 
 
 class HasOptions(Protocol):
-    """A row of a table of names: credit, brakes, rules that adapt."""
-
     @property
     def options(self) -> Mapping[str, Option]: ...
 

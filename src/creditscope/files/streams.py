@@ -1,6 +1,6 @@
-"""Standard streams that were closed, are full or are not read to the end, and terminals that lack characters.
+"""Standard streams that are closed, full or not read to the end, or whose encoding lacks characters.
 
-Loads nothing else of the package but its errors: it runs before everything.
+Imports only the package's errors: it runs before everything.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from creditscope.errors import CreditscopeError
 
 
 class ReaderLeft(BaseException):
-    """The reader of the standard output has closed it, as in `creditscope methods | head -1`: no message is due."""
+    """The reader of the standard output has closed it, as in `creditscope methods | head -1`; no message is printed."""
 
 
 class Guarded(io.TextIOWrapper):
-    """A standard stream in the place of `stream`. A character that its encoding lacks becomes a question mark.
+    """A standard stream that replaces `stream`. A character that its encoding lacks becomes a question mark.
 
-    A failed write to the output is a ReaderLeft or a CreditscopeError; one to the error stream is dropped. Either way
-    what follows goes to the null device, so that nothing fails again when the process ends.
+    A failed write raises ReaderLeft or a CreditscopeError on the output and is dropped on the error stream; later ones
+    go to the null device, so that nothing fails again when the process ends.
     """
 
     def __init__(self, stream: io.TextIOWrapper, loud: bool) -> None:
@@ -55,8 +55,8 @@ class Guarded(io.TextIOWrapper):
 
 
 def guard() -> None:
-    """Replace the standard streams of this process. A closed one becomes the null device: the next file that is opened
-    would take its number, and be written to in its place."""
+    """Replace the standard streams of this process. A closed one becomes the null device: else the next opened file
+    would get its number and be written to."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream: Any = getattr(sys, name)
         if stream is None:

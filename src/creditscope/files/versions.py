@@ -1,4 +1,4 @@
-"""Which versions this process runs on. Loads no package to find out, torch included."""
+"""Versions of Python and packages; none is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from creditscope import __version__
 
 
 def version(package: str) -> str | None:
-    """The installed version, None where it is not installed.
+    """The installed version, or None.
 
     >>> version("no such package") is None
     True

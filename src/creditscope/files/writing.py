@@ -1,4 +1,4 @@
-"""Files and folders that appear complete or not at all: filled under another name, then renamed. No torch."""
+"""Atomic writes: files and folders are filled under another name, then renamed. No torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def new_file(path: Path, sync: bool = False, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file to fill; it takes its name when the block ends well, else nothing is left. Raises OSError.
+    """A file to fill; renamed to `path` if the block does not raise, else deleted. Raises OSError.
 
-    `sync`: the bytes and the name are on the disk before it returns, so that they survive a loss of power.
+    `sync`: fsync of the bytes and of the name.
     """
     part = part_of(path)
     try:
-        part.unlink(missing_ok=True)  # a link that lies there would be written through
+        part.unlink(missing_ok=True)  # a symlink there would be written through
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
             yield out
             if sync:
@@ -38,7 +38,7 @@ def new_file(path: Path, sync: bool = False, mode: int = 0o666) -> Iterator[IO[b
 
 
 def write_file(path: Path, data: str | bytes, repair: str = "make room there, or choose another place") -> None:
-    """Write a file, and the folder it lies in; a disk that refuses is an error that ends with `repair`."""
+    """Write a file and make its folder; an OSError becomes an error that ends with `repair`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as out:
@@ -49,7 +49,7 @@ def write_file(path: Path, data: str | bytes, repair: str = "make room there, or
 
 @contextlib.contextmanager
 def new_folder(path: Path, sync: bool = False) -> Iterator[Path]:
-    """A folder to fill; it takes its name when the block ends well, in place of an older one. Raises OSError."""
+    """A folder to fill; it replaces `path` if the block does not raise. Raises OSError."""
     part = part_of(path)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -65,7 +65,7 @@ def new_folder(path: Path, sync: bool = False) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete by rename, then rmtree: under its name there is never half of it."""
+    """Delete by rename, then rmtree: a partly deleted folder never has its name."""
     part = path.with_name(f".{path.name}.old.part")
     shutil.rmtree(part, ignore_errors=True)
     path.replace(part)
@@ -73,12 +73,12 @@ def remove_folder(path: Path) -> None:
 
 
 def part_of(path: Path) -> Path:
-    """The name under which this process fills a file or a folder: two processes may write the same one."""
+    """The temporary name of a file or folder, with the process id: two processes may write the same one."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def flush_to_disk(path: Path) -> None:
-    """See that a file's bytes are on the disk, or a folder's names. Windows opens no folder for that."""
+    """fsync a file, or a folder's names; Windows cannot open a folder for that."""
     if os.name == "nt" and path.is_dir():
         return
     found = os.open(path, os.O_RDONLY)
@@ -91,7 +91,7 @@ def flush_to_disk(path: Path) -> None:
 def lock_folder(path: Path) -> BaseFileLock:
     """The lock of a folder's writer, held until `release` or the end of the process; an error where another holds it.
 
-    filelock opens run.lock with O_NOFOLLOW: a link that lies there is refused.
+    filelock opens run.lock with O_NOFOLLOW: a symlink there is refused.
     """
     from filelock import FileLock, Timeout  # late: readers need none
 

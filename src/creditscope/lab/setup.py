@@ -16,7 +16,8 @@ from creditscope.optimizer.scale import Clipping, RewardParts
 from creditscope.optimizer.table import OPTIMIZERS
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import Policy
-from creditscope.runs.config import MOST_DRAWS, Config
+from creditscope.runs.config import Config
+from creditscope.runs.settings import MOST_DRAWS
 from creditscope.tasks import Problem, Task
 
 CONTINUING = MOST_DRAWS + 1  # the "attempt" whose random numbers continue answers

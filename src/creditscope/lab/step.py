@@ -23,7 +23,8 @@ from creditscope.methods.axes import Method
 from creditscope.microscope.gram import squared_norms
 from creditscope.microscope.scope import Microscope
 from creditscope.objective.surrogate import effective_credit, surrogate
-from creditscope.optimizer.brakes import Brake, clip_factor
+from creditscope.optimizer.brakes import Brake
+from creditscope.optimizer.scale import Clipping
 from creditscope.policy.loading import Policy, head_norms, rollout_logp
 
 LESS = "raise --accumulate, or lower --prompts, --group or --max-tokens; --scope light or off takes less too"
@@ -171,7 +172,7 @@ def take_step(minibatch: Minibatch, brake: Brake, observers: Sequence[StepObserv
         one.gradient(norm)
     if clip_norm is not None:
         clip_grads_with_norm_(parameters, clip_norm, total)
-    factor = 1.0 if clip_norm is None else clip_factor(norm, clip_norm)
+    factor = 1.0 if clip_norm is None else Clipping(clip_norm).coefficient(norm)
     for one in everybody:
         one.clipped(factor)
     value = minibatch.value(sight.logp)

@@ -1,4 +1,4 @@
-"""Rules for parameters that act by broadcasting: each rollout gets a copy, and what arrives at a copy is its row.
+"""Rules for parameters that act by broadcasting: each rollout gets a copy, and the gradient of a copy is its row.
 
     y = f(x, p) entry by entry, with broadcasting        row i of p = Σ over rollout i's entries of δ ∂f/∂p
 
@@ -25,7 +25,7 @@ from creditscope.microscope.sources import ParameterSource
 
 
 class _Spread(torch.autograd.Function):
-    """p → one copy for each row. The copies are views; what comes back is one gradient per row."""
+    """p → one copy for each row, as a view; the backward gets one gradient per row."""
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, lead: tuple[int, ...], where: str, source: ParameterSource, recorder: Recorder,
@@ -38,10 +38,6 @@ class _Spread(torch.autograd.Function):
         rows: RowOwners = ctx.rows
         ctx.recorder.stray(ctx.where, rows.stray(grad))
         return ctx.recorder.dense(ctx.source, rows.fold(grad, ctx.features)), None, None, None, None, None
-
-
-def _broadcast(tensors: Sequence[Tensor]) -> Any:
-    return torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
 
 
 def _copies(call: Call, x: Tensor, p: Tensor, source: ParameterSource, rows: RowOwners, where: str) -> Tensor | None:
@@ -63,7 +59,7 @@ def _copies(call: Call, x: Tensor, p: Tensor, source: ParameterSource, rows: Row
 
 
 class _Along(torch.autograd.Function):
-    """A tensor made of parameters that is itself laid out by rows: rollout i's row is what arrives at its positions."""
+    """A tensor made of parameters that is itself laid out by rows: rollout i's row is the gradient of its positions."""
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, source: ParameterSource, recorder: Recorder, rows: RowOwners,
@@ -123,7 +119,8 @@ def spread(call: Call) -> Any:
     flat, spec = pytree.tree_flatten((call.args, call.kwargs))
     tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
     x = max((t for t in tensors if call.source(t) is None and call.has_rows(t)), key=lambda t: t.dim())
-    if {type(t) for t in tensors} - PLAIN or _broadcast(tensors) != x.shape:
+    if {type(t) for t in tensors} - PLAIN \
+            or torch.broadcast_shapes(*(t.shape for t in tensors)) != x.shape:  # type: ignore[no-untyped-call]
         return None
     rows, where = call.rows_of(x), call.where
     for k, leaf in enumerate(flat):
@@ -139,7 +136,7 @@ def spread(call: Call) -> Any:
 
 
 class _RowLayerNorm(torch.autograd.Function):
-    """LayerNorm(x)·W + b where W and b hold equal copies for each row, so the native kernel may use any one of them."""
+    """LayerNorm(x)·W + b where W and b hold equal copies for each row: the native kernel uses the first."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None,
@@ -172,7 +169,7 @@ class _RowLayerNorm(torch.autograd.Function):
             return dx, None, dw, db, None
         if ctx.needs_input_grad[2]:
             wide = torch.promote_types(x.dtype, torch.float32)  # as the native kernel does: products are not rounded
-            if mean.dtype != wide:  # a CPU keeps the statistics in half precision, which would show in the row
+            if mean.dtype != wide:  # a CPU keeps the statistics in half precision
                 axes = [-1 - i for i in range(len(ctx.normal))]
                 mean = x.to(wide).mean(dim=axes, keepdim=True)
                 rstd = torch.rsqrt((x.to(wide) - mean).square().mean(dim=axes, keepdim=True) + ctx.eps)

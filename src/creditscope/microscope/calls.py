@@ -29,23 +29,17 @@ class Call:
     func: Func
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    where: str
-    """What it is, in words."""
+    where: str  # the operation and its parameters, for messages
     recorder: Recorder
-    source: Callable[[Any], ParameterSource | None]
-    """What an argument is in terms of parameters; None for anything else."""
-    rows_of: Callable[[Tensor], RowOwners]
-    """The owners of an activation; an error where they cannot be told."""
+    source: Callable[[Any], ParameterSource | None]  # the source of an argument made of parameters; None for any other
+    rows_of: Callable[[Tensor], RowOwners]  # the owners of an activation; an error where they are unknown
     has_rows: Callable[[Any], bool]
-    """Whether an argument is an activation."""
-    nodes: set[Any]
-    """Where to note the graph nodes of operations that run as they are."""
-    ran: list[Any] = field(default_factory=list)
-    """The call's result, once it has run as it is: it is not to run again."""
+    nodes: set[Any]  # collects the graph nodes of operations that run unchanged
+    ran: list[Any] = field(default_factory=list)  # the call's result, once it has run unchanged: it must not run again
 
 
 def unwatched(backward: Any) -> Any:
-    """A backward that runs once, with the watch off: what the microscope computes is not a call of the model.
+    """A backward that runs once, with the watch off.
 
     Saved tensors are unpacked before: a checkpoint recomputes its forward then, and that has to be watched.
     """
@@ -57,18 +51,14 @@ def unwatched(backward: Any) -> Any:
         try:
             with torch._C.DisableTorchFunction():
                 return backward(ctx, *grads)
-        finally:  # the graph may outlive the pass, and this with it
+        finally:  # the graph may outlive the pass
             ctx.kept = ctx.call = ctx.report = None
 
     return staticmethod(once_differentiable(run))
 
 
 def name_of(func: Func) -> str:
-    """What torch calls a function.
-
-    >>> name_of(torch.Tensor.T.__get__), name_of(torch.nn.functional.linear)
-    ('T', 'linear')
-    """
+    """torch's name of a function: 'T' for Tensor.T.__get__, 'linear' for F.linear."""
     if getattr(func, "__name__", "") == "__get__":
         return str(getattr(getattr(func, "__self__", None), "__name__", "__get__"))
     return str(getattr(func, "__name__", func)).strip("_")
@@ -81,12 +71,12 @@ def arguments(call: Call, *names: str) -> list[Any]:
 
 
 def unviewed(out: Tensor) -> Tensor:
-    """Torch returns some products as views of flat ones; views from a custom Function may not be changed in place."""
+    """Torch returns some products as views; views from a custom Function may not be changed in place."""
     return torch.ops.aten._unsafe_view(out, out.shape) if out._is_view() else out
 
 
 class _Attach(torch.autograd.Function):
-    """The results of a call as they are; their gradients are shown to `report` on the way back."""
+    """The identity on the results of a call; the backward passes their gradients to `report`."""
 
     @staticmethod
     def forward(ctx: Any, recorder: Recorder, report: Callable[[tuple[Tensor | None, ...]], None],
@@ -102,7 +92,7 @@ class _Attach(torch.autograd.Function):
 
 
 def note_nodes(nodes: set[Any], results: Sequence[Tensor], given: Sequence[Any]) -> None:
-    """The graph nodes between a call's results and its arguments: a call may be many operations inside."""
+    """Add the graph nodes between a call's results and its arguments: a call may be many operations inside."""
     ends = {x.grad_fn for x in given if isinstance(x, Tensor) and x.grad_fn is not None}
     todo = [y.grad_fn for y in results if y.grad_fn is not None and y.grad_fn not in ends]
     while todo:
@@ -130,10 +120,7 @@ _OPENED: dict[Func, Func] = {}
 
 
 def opened(func: Func) -> Func:
-    """A function of torch that is written in Python, without its check for a `__torch_function__`.
-
-    Its body then runs under the watch, and the calls that it makes are seen.
-    """
+    """A Python function of torch without its check for a `__torch_function__`: its body runs under the watch."""
     if func not in _OPENED:
         assert isinstance(func, types.FunctionType)
         copy = types.FunctionType(func.__code__, func.__globals__ | _BLIND, func.__name__, func.__defaults__,

@@ -5,10 +5,8 @@
     reading = across(scope, group)                         # on every rank, before clipping and the optimiser's step
     reading.blocks[7]                                      # (R, R) exact: group 7 lies on this rank
     reading.sketch.gram                                    # (N, N) of all ranks' rollouts, sketched
-    reading.sketch.relative_error                          # its error
 
-Ranks that share the data have rollouts that never meet in a backward pass. An engine adds up their gradients and
-multiplies by s, 1/W where it takes the mean of W ranks, so the gradient that the optimiser gets has the rows s·g_i:
+An engine adds up the ranks' gradients and multiplies by s, 1/W where it takes the mean of W ranks:
 
     ∇ = s Σ_ranks Σ_i g_i        K_ij = s²⟨g_i, g_j⟩
 
@@ -20,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +29,7 @@ from torch import Tensor, nn
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.geometry import by_group
 from creditscope.microscope.proof import LEAST, WIDER
-from creditscope.microscope.scope import Microscope, SelfCheck
+from creditscope.microscope.scope import GramCheck, Microscope
 from creditscope.microscope.shards import block, local, many_ranks, parts
 from creditscope.microscope.sketch import Sketch, Sketcher
 
@@ -41,21 +39,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RanksReading:
-    """What all ranks see of one step. Rows are those of the reduced gradient: they sum to what the optimiser gets."""
+    """The reading of one step over all ranks. Rows are those of the reduced gradient, which the optimiser gets."""
 
     blocks: dict[int, Tensor]
     """Group → its exact (R, R) Gram, float64, for groups that lie whole in one micro-batch of this rank."""
     split: tuple[int, ...]
-    """Groups that lie in several micro-batches or ranks, on whichever: their pairs are in the sketch alone."""
+    """Groups that lie in several micro-batches or ranks: their pairs are in the sketch alone."""
     sketch: Sketch
-    """All rollouts, rank after rank: `sketch.gram` has all pairs, `sketch.relative_error` its error."""
+    """All rollouts, rank after rank."""
     group: Tensor
     """(N,) the group of each row of the sketch."""
     rank: Tensor
     """(N,) the rank that each row came from, counted among those that share the data."""
     scale: float
     """s, by which the engine multiplies the sum over ranks."""
-    check: SelfCheck
+    check: GramCheck
     """Σ_ij of the sketched Gram against ‖sketch of ∇‖²; `error` is that of the sketch itself, entry by entry."""
 
 
@@ -71,18 +69,11 @@ def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Te
     """
     scopes = [scope] if isinstance(scope, Microscope) else list(scope)
     groups = [group] if isinstance(group, Tensor) else list(group)
-    peers = _peers(scopes, ranks)
-    mine: _Mine | CreditscopeError
-    try:
-        mine = _gather_here(scopes, groups, engine, scale, peers.size)
-    except CreditscopeError as error:
-        mine = error
-    counts, s = peers.agree(mine)
-    assert isinstance(mine, _Mine)
+    peers, mine, counts = _agreed(scopes, groups, engine, scale, ranks)
+    s, rank = mine.scale, torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     rows = peers.gather(mine.sketch.rows, counts)
-    everyone = Sketch(s * rows, mine.sketch.k, mine.sketch.seed, mine.sketch.names)
+    everyone = replace(mine.sketch, rows=s * rows)
     ids, place = peers.gather(mine.places.to(rows.device), counts).cpu().unbind(1)
-    rank = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     split = _split(ids, rank, place)
     blocks = {g: s**2 * torch.from_numpy(k) for one, here in zip(scopes, groups, strict=True) if one.exact
               for g, k in by_group(one.gram, here.cpu()) if g not in split}
@@ -91,28 +82,21 @@ def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Te
 
 
 def prove_rows(scope: Microscope | Sequence[Microscope], weights: Tensor | Sequence[Tensor], *, engine: Any = None,
-               scale: float | None = None, ranks: ProcessGroup | None = None) -> SelfCheck:
-    """Each row is its rollout's: s Σ_ranks Σ_i h_i S_i = the sketch of ∇ Σ_i h_i J_i, whose passes had no microscope.
+               scale: float | None = None, ranks: ProcessGroup | None = None) -> GramCheck:
+    """s Σ_ranks Σ_i h_i S_i = the sketch of ∇ Σ_i h_i J_i from passes without the microscope.
 
     Every rank calls it after plain passes over the same micro-batches, rollout i's loss times h_i, and before clipping
-    or a step. `weights` holds h (N,) for each scope: `draw_weights` gives some that tell any two rollouts apart.
+    or a step. `weights` holds h (N,) for each scope, as `draw_weights` draws them.
     """
     scopes = [scope] if isinstance(scope, Microscope) else list(scope)
     each = [weights] if isinstance(weights, Tensor) else list(weights)
-    peers = _peers(scopes, ranks)
-    mine: _Mine | CreditscopeError
-    try:
-        mine = _gather_here(scopes, [torch.zeros(len(h), dtype=torch.int64) for h in each], engine, scale, peers.size)
-    except CreditscopeError as error:
-        mine = error
-    counts, s = peers.agree(mine)
-    assert isinstance(mine, _Mine)
-    sketch = mine.sketch
-    weighted = sketch.rows * torch.cat(each).to(sketch.rows)[:, None]
-    everyone = Sketch(s * peers.gather(weighted, counts), sketch.k, sketch.seed, sketch.names)
+    groups = [torch.zeros(len(h), dtype=torch.int64) for h in each]
+    peers, mine, counts = _agreed(scopes, groups, engine, scale, ranks)
+    weighted = mine.sketch.rows * torch.cat(each).to(mine.sketch.rows)[:, None]
+    everyone = replace(mine.sketch, rows=mine.scale * peers.gather(weighted, counts))
     rank = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     try:
-        return _prove(everyone, rank, s, reduced_sketch(scopes[0], engine, sketch.names),
+        return _prove(everyone, rank, mine.scale, reduced_sketch(scopes[0], engine, everyone.names),
                       max(WIDER * scopes[0].tolerance, LEAST))
     except CreditscopeError as error:
         raise CreditscopeError(f"rows are not those of their rollouts: weighted at random, they do not add up to the "
@@ -120,25 +104,14 @@ def prove_rows(scope: Microscope | Sequence[Microscope], weights: Tensor | Seque
 
 
 def draw_weights(rollouts: int, seed: int, rank: int) -> Tensor:
-    """(N,) float64 in ±[½, 1½], other ones for each seed and rank; the global random state is not touched.
-
-    >>> draw_weights(2, 0, 0).abs().min() >= 0.5
-    tensor(True)
-    """
+    """(N,) float64 in ±[½, 1½], drawn by seed and rank; the global random state is not touched."""
     draw = torch.Generator().manual_seed(1_000_003 * seed + rank)
     size = 0.5 + torch.rand(rollouts, generator=draw, dtype=torch.float64)
     return size * (2 * torch.randint(0, 2, (rollouts,), generator=draw) - 1)
 
 
-# -- what the engine does ----------------------------------------------------------------------------------------------
-
-
 def loss_scale(model: Any, size: int) -> float:
-    """s in ∇ = s Σ_ranks Σ_i g_i, as the engine says: 1/W where it takes the mean of W ranks' gradients.
-
-    FSDP2 and DeepSpeed may be set to divide by another number, or to add up. `model` is what reduces: the engine, or
-    the sharded model itself.
-    """
+    """s in ∇ = s Σ_ranks Σ_i g_i as set in the engine or the sharded model: 1/W for the mean of W ranks."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         if model._comm_hooks:
             raise CreditscopeError("this DistributedDataParallel has a communication hook, which may scale gradients "
@@ -146,7 +119,7 @@ def loss_scale(model: Any, size: int) -> float:
         return 1 / int(model.process_group.size())
     if hasattr(model, "zero_optimization_stage"):  # deepspeed's engine
         return 1 / int(model.dp_world_size) if model.gradient_average else 1.0
-    factors = {_divisor(g) for g in _sharded_groups(model)}
+    factors = {float(g.gradient_divide_factor or g.mesh_info.mesh.size()) for g in _sharded_groups(model)}
     if len(factors) > 1:
         raise CreditscopeError(f"fully_shard divides the gradients of different modules by different numbers, "
                                f"{sorted(factors)}, so the rows of the reduced gradient have no common scale; set one "
@@ -161,29 +134,25 @@ def loss_scale(model: Any, size: int) -> float:
 
 
 def _sharded_groups(model: nn.Module) -> list[Any]:
-    """What fully_shard manages together, over all of the model's modules."""
     states = [m._get_fsdp_state() for m in model.modules() if hasattr(m, "_get_fsdp_state")]  # type: ignore[operator]
     groups = [g for state in states for g in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]]
     return [g for g in groups if g is not None]
 
 
-def _divisor(group: Any) -> float:
-    return float(group.gradient_divide_factor or group.mesh_info.mesh.size())
-
-
 def reduced_sketch(scope: Microscope, engine: Any, names: Sequence[str]) -> Tensor:
-    """(k²,) float64: the sketch of the gradient that the engine left, each rank sketching the part it holds.
+    """(k²,) float64: the sketch of the reduced gradient, each rank sketching the part it holds.
 
-    A part that several ranks hold counts once: with W ranks and m different parts each is held W/m times.
+    With W ranks and m different parts, each part is held W/m times and counts m/W on each rank.
     """
     world = dist.get_world_size() if many_ranks() else 1
     assert scope.sketcher is not None
     k, seed = scope.sketcher.k, scope.sketcher.seed
     total = torch.zeros(k**2 + 1, dtype=torch.float64, device=next(iter(scope.parameters.values())).device)
     gone: list[str] = []
-    read = _gradient(engine)
+    whole = importlib.import_module("deepspeed.utils").safe_get_full_grad \
+        if hasattr(engine, "zero_optimization_stage") else None
     for name in sorted(names):
-        grad = read(scope.parameters[name])
+        grad = whole(scope.parameters[name]) if whole is not None else scope.parameters[name].grad
         if grad is None:
             gone.append(name)
             continue
@@ -202,20 +171,14 @@ def reduced_sketch(scope: Microscope, engine: Any, names: Sequence[str]) -> Tens
     return total[:-1].cpu()
 
 
-def _gradient(engine: Any) -> Callable[[Tensor], Tensor | None]:
-    if not hasattr(engine, "zero_optimization_stage"):
-        return lambda p: p.grad
-    return importlib.import_module("deepspeed.utils").safe_get_full_grad  # type: ignore[no-any-return]
-
-
-def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> SelfCheck:
+def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> GramCheck:
     """s Σ_ranks Σ_i S_i = the sketch of ∇; the error as a share of the ranks' gradients and the reduced one."""
     rows = everyone.rows.double().cpu()
     by_rank = torch.zeros(int(rank.max()) + 1, rows.shape[1], dtype=torch.float64).index_add_(0, rank, rows)
     summed = by_rank.sum(dim=0)
     size = float(by_rank.square().sum() + arrived.square().sum()) ** 0.5
     error = float((summed - arrived).norm()) / size if size > 0 else 0.0
-    check = SelfCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
+    check = GramCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
     if not error <= check.tolerance:
         fit = scale * float(summed @ arrived / summed.square().sum().clamp(min=1e-300))
         raise CreditscopeError(
@@ -226,37 +189,30 @@ def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolera
     return check
 
 
-def traffic(world: int, rollouts: int, k: int, itemsize: int = 4) -> int:
-    """Bytes that one rank receives in `across`, with n rollouts on each of W ranks and sketches of b-byte numbers:
-
-        (W−1)·(n·(k²·b + 16) + 40) + 2·(W−1)/W·(8·k² + 8)
-
-    Sketches, group and micro-batch of each rollout, what the ranks must agree on; then the sum over ranks of the
-    sketched gradient and a count, by a ring. Nothing here grows with the model.
-
-    >>> traffic(64, 8, 32)
-    2091111
-    """
-    return (world - 1) * (rollouts * (k * k * itemsize + 16) + 40) + 2 * (world - 1) * (8 * k * k + 8) // world
-
-
-# -- what the ranks tell each other ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Mine:
-    """What one rank brings."""
-
     sketch: Sketch
-    places: Tensor
-    """(N, 2): each rollout's group and micro-batch."""
+    places: Tensor  # (N, 2): each rollout's group and micro-batch
     scale: float
 
     @property
     def agreement(self) -> dict[str, Any]:
-        """What has to be the same on all ranks."""
         return {"sketch's k and seed": (self.sketch.k, self.sketch.seed), "parameters": sorted(self.sketch.names),
                 "engine's scale": self.scale, "precision": self.sketch.rows.dtype}
+
+
+def _agreed(scopes: Sequence[Microscope], groups: Sequence[Tensor], engine: Any, scale: float | None,
+            ranks: ProcessGroup | None) -> tuple[_Peers, _Mine, list[int]]:
+    """(the ranks that share the data, this one's part, rollouts of each); an error on all ranks if on one."""
+    peers = _peers(scopes, ranks)
+    mine: _Mine | CreditscopeError
+    try:
+        mine = _gather_here(scopes, groups, engine, scale, peers.size)
+    except CreditscopeError as error:
+        mine = error
+    counts = peers.agree(mine)
+    assert isinstance(mine, _Mine)
+    return peers, mine, counts
 
 
 def _gather_here(scopes: Sequence[Microscope], groups: Sequence[Tensor], engine: Any, scale: float | None,
@@ -290,13 +246,13 @@ class _Peers:
         return found
 
     def gather(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
-        """(N_rank, c) of each rank → (Σ N_rank, c), on every rank. Short ones are padded for the way."""
+        """(N_rank, c) of each rank → (Σ N_rank, c), on every rank; padded to one length for the collective."""
         room = mine.new_zeros(max(counts), mine.shape[1])
         room[: len(mine)] = mine
         return torch.cat([one[:count] for one, count in zip(self.all_gather(room), counts, strict=True)])
 
-    def agree(self, mine: _Mine | CreditscopeError) -> tuple[list[int], float]:
-        """(rollouts of each rank, s). Where one rank fails, or ranks differ, all raise: none waits for another."""
+    def agree(self, mine: _Mine | CreditscopeError) -> list[int]:
+        """The number of rollouts of each rank. Where one rank fails, or ranks differ, all raise: none waits."""
         said = mine.agreement if isinstance(mine, _Mine) else {}
         counted = [len(mine.places) if isinstance(mine, _Mine) else -1]
         words = [*(_digest(x) for x in said.values()), 0, 0, 0, 0][:4]
@@ -313,7 +269,7 @@ class _Peers:
                 raise CreditscopeError(f"ranks must agree on the {what}: rank {other[0]} differs from rank 0 (this one "
                                        f"has {str(here)[:80]}). Give every rank the same model and engine and the same "
                                        f"Microscope(model, sketch=Sketcher(k, seed))")
-        return counts, mine.scale
+        return counts
 
 
 def _peers(scopes: Sequence[Microscope], group: ProcessGroup | None) -> _Peers:
@@ -324,7 +280,7 @@ def _peers(scopes: Sequence[Microscope], group: ProcessGroup | None) -> _Peers:
         return _Peers(1, None, device)
     try:
         mesh = scopes[0].mesh
-    except CreditscopeError:  # nothing was measured: that is said where the others hear of it
+    except CreditscopeError:  # nothing was measured: `_gather_here` raises that on all ranks
         mesh = None
     if mesh is not None and group is None:
         if mesh.size() != dist.get_world_size():
@@ -335,16 +291,11 @@ def _peers(scopes: Sequence[Microscope], group: ProcessGroup | None) -> _Peers:
 
 
 def _digest(x: Any) -> int:
-    """63 bits that are the same on all ranks where x is; a published function, as Python's own hash differs."""
+    """63 bits of a published hash: Python's own differs between processes."""
     return int.from_bytes(hashlib.shake_128(repr(x).encode()).digest(8), "little") >> 1
 
 
 def _split(ids: Tensor, rank: Tensor, place: Tensor) -> tuple[int, ...]:
-    """The groups that lie in several micro-batches or ranks.
-
-    >>> _split(torch.tensor([5, 5, 7, 7]), torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 0, 0]))
-    (7,)
-    """
     where = torch.unique(torch.stack([ids, rank, place], dim=1), dim=0)[:, 0]
     several, times = torch.unique(where, return_counts=True)
     return tuple(several[times > 1].tolist())

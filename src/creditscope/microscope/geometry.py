@@ -1,10 +1,8 @@
 """Readings of the Gram K_ij = ⟨g_i, g_j⟩ of per-rollout rows besides its spectrum, and the nulls to compare with.
 
-A row is g_i = c_i ψ_i, with c_i the w of rollout i's tokens and ψ_i = Σ_t ∇ log π(y_it) its score, so
-K = diag(c) S diag(c) where S_ij = ⟨ψ_i, ψ_j⟩. That holds when all tokens of a rollout have one w
-(arXiv:2606.29238, Theorem 3.1); where w differs inside a rollout the row is Σ_t w_it ∇ log π(y_it) and there
-is no c_i to divide by. The rows sum to the gradient; a row of
-zeros is a rollout too and counts in N. A reading that cannot be taken is None, never 0. numpy only: no torch.
+A row is g_i = c_i ψ_i, with c_i the w of rollout i's tokens and ψ_i = Σ_t ∇ log π(y_it) its score, so K = diag(c) S
+diag(c) with S_ij = ⟨ψ_i, ψ_j⟩, where all tokens of a rollout have one w (arXiv:2606.29238, Theorem 3.1). A row of zeros
+counts in N. A reading that cannot be taken is None, never 0. numpy only: no torch.
 """
 
 from __future__ import annotations
@@ -34,14 +32,8 @@ Array = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
 
 
-# Credit in and out of the Gram.
-
 def live(w: Any) -> NDArray[np.bool_]:
-    """(N,) True where c_i ≠ 0: the rows whose score can be read back from their gradient.
-
-    >>> live([0.5, 0.0, -0.5]).tolist()
-    [True, False, True]
-    """
+    """(N,) True where c_i ≠ 0: the rows whose score can be computed from their gradient."""
     return np.not_equal(_vector(w, "w"), 0)
 
 
@@ -57,11 +49,7 @@ def weighted(scores_gram: Any, w: Any) -> Array:
 
 
 def unweighted(gram: Any, w: Any) -> Array:
-    """S_ij = K_ij / (c_i c_j), the Gram of the scores ψ_i. A row with c = 0 has lost its score: that is an error.
-
-    >>> unweighted([[4.0, -2.0], [-2.0, 4.0]], [2.0, -1.0]).tolist()
-    [[1.0, 1.0], [1.0, 4.0]]
-    """
+    """S_ij = K_ij / (c_i c_j), the Gram of the scores ψ_i; an error where c_i = 0."""
     k = _square(gram)
     c = _vector(w, "w", len(k))
     dead = np.flatnonzero(~live(c))
@@ -72,27 +60,24 @@ def unweighted(gram: Any, w: Any) -> Array:
     return k / np.outer(c, c)
 
 
-def centred(scores_gram: Any, w: Any, group: Any = None) -> Array:
-    """The Gram of A_i(ψ_i − ψ̄), ψ̄ the mean score of row i's group: rank at most R − 1 for R rows.
+def centred(scores_gram: Any, w: Any) -> Array:
+    """diag(A) C S C diag(A) with C = I − 11ᵀ/R: the Gram of A_i(ψ_i − ψ̄) in a group of R rows, of rank at most R − 1.
 
-    With C = I − 11ᵀ/R inside each group it is diag(A) C S C diag(A). Zero-sum advantages do not do this by themselves:
-    the rows A_i ψ_i are independent whenever the scores are (P1.5, doubt 1). Without `group` all rows are one group;
-    every row of a group must be given, those with A = 0 too, since ψ̄ is the mean over all of them.
+    ψ̄ is the mean over all rows of the group, those with A = 0 too. Zero-sum advantages do not centre the scores: the
+    rows A_i ψ_i are independent whenever the scores are (P1.5, doubt 1).
 
     >>> centred([[1.0, 0.0], [0.0, 1.0]], [1.0, -1.0]).tolist()
     [[0.5, 0.5], [0.5, 0.5]]
     """
     s = _square(scores_gram)
-    ids = _groups(group, len(s))
-    same = ids[:, None] == ids[None, :]
-    centring = np.eye(len(s)) - same / same.sum(axis=1, keepdims=True)
+    centring = np.eye(len(s)) - 1 / len(s)
     return weighted(centring @ s @ centring, w)
 
 
 def pooled(gram: Any, group: Any) -> Array:
     """(P, P) the Gram of the group sums Σ_{i ∈ g} g_i, groups in ascending order of their ids.
 
-    Rollouts that share a baseline are not independent (P1.2); groups are. So sampling noise is counted in groups.
+    Rollouts that share a baseline are not independent (P1.2), but groups are: sampling noise is counted in groups.
     """
     k = _square(gram)
     ids = _groups(group, len(k))
@@ -101,22 +86,14 @@ def pooled(gram: Any, group: Any) -> Array:
 
 
 def by_group(gram: Any, group: Any) -> Iterator[tuple[int, Array]]:
-    """(group id, its block of the Gram) in ascending order of the ids.
-
-    >>> [(g, block.tolist()) for g, block in by_group([[1., 0., 2.], [0., 3., 0.], [2., 0., 5.]], [7, 4, 7])]
-    [(4, [[3.0]]), (7, [[1.0, 2.0], [2.0, 5.0]])]
-    """
+    """(group id, its block of the Gram) in ascending order of the ids."""
     k = _square(gram)
-    for name, rows in _rows(_groups(group, len(k))):
+    for name, rows in rows_by_group(_groups(group, len(k))):
         yield name, k[np.ix_(rows, rows)]
 
 
-# One number from one Gram.
-
 def cancellation(gram: Any) -> float | None:
-    """‖Σ g_i‖² / Σ‖g_i‖², how much of the rows survives their sum; None where every row is 0.
-
-    0 when the rows sum to zero, 1 when they are orthogonal, N when they are identical.
+    """‖Σ g_i‖² / Σ‖g_i‖²: 0 when the rows sum to 0, 1 when they are orthogonal, N when identical; None if all are 0.
 
     >>> [cancellation([[1.0, cosine], [cosine, 1.0]]) for cosine in (-1.0, 0.0, 1.0)]
     [0.0, 1.0, 2.0]
@@ -147,14 +124,11 @@ def conflict(gram: Any, eps: float = EPS) -> float | None:
 def noise_scale(gram: Any) -> float | None:
     """B = tr Σ / ‖G‖², the batch size at which sampling noise equals signal: B_simple of arXiv:1812.06162.
 
-    The rows sum to the gradient, so a sample's own gradient is G_i = N g_i, with mean G and covariance Σ. From pairs
-    that are independent, E⟨G_i, G_j⟩ = ‖G‖² and E‖G_i‖² = ‖G‖² + tr Σ, so both estimates are unbiased:
-
         ‖G‖² = N² mean_{i≠j} K_ij        tr Σ = N² mean_i K_ii − ‖G‖²
 
-    N² drops out of the ratio: B does not depend on how the rows are scaled, and is counted in rows. None when the
-    estimate of ‖G‖² is not positive: the batch is too small to see the gradient, and no number would be true. Rollouts
-    of one prompt share its gradient and its baseline, so they are not independent: with several groups, pass `pooled`.
+    Both are unbiased: a sample's own gradient is G_i = N g_i, with mean G and covariance Σ; independent samples have
+    E⟨G_i, G_j⟩ = ‖G‖², E‖G_i‖² = ‖G‖² + tr Σ. B is counted in rows. None where the estimate of ‖G‖² is not positive.
+    Rollouts of one prompt are not independent: with several groups, pass `pooled`.
 
     >>> noise_scale([[5.0, 1.0], [1.0, 3.0]])
     3.0
@@ -172,8 +146,8 @@ def noise_scale(gram: Any) -> float | None:
 def norm_null(gram: Any) -> float | None:
     """r_eff of orthogonal rows that have the measured norms: (Σ‖g_i‖)² / Σ‖g_i‖²; None where every row is 0.
 
-    The measured r_eff never exceeds it (the diagonal of K is majorised by its eigenvalues). What lies between
-    `w_null` and this is unequal score norms, what lies between this and the measurement is alignment.
+    The measured r_eff is at most this (the diagonal of K is majorised by its eigenvalues). Unequal score norms explain
+    the difference from `w_null`, alignment of the scores the difference from the measured r_eff.
 
     >>> norm_null([[9.0, 3.0], [3.0, 1.0]])
     1.6
@@ -192,18 +166,16 @@ def w_null(w: Any) -> float | None:
     return _number(np.abs(_vector(w, "w")))
 
 
-# How the energy is spread over rollouts or tokens.
-
 @dataclass(frozen=True)
 class Concentration:
-    """Where the energy x_i = ‖·‖² of N items sits."""
+    """How the energy x_i = ‖·‖² is spread over N items."""
 
     top1: float
     """max x / Σx."""
     top10: float
     """The share of Σx held by the largest tenth of the items (N // 10 of them, one at the least)."""
     effective_number: float
-    """(Σx)² / Σx²: N items of equal energy give N, one item gives 1."""
+    """(Σx)² / Σx²."""
 
 
 def concentration(norms: Any) -> Concentration | None:
@@ -223,8 +195,6 @@ def concentration(norms: Any) -> Concentration | None:
                          float(x.sum() ** 2 / (x * x).sum()))
 
 
-# The baseline of P1.11.
-
 @dataclass(frozen=True)
 class Baseline:
     """The mean reward of one group beside the baseline that minimises V(b) = Σ_i (r_i − b)²‖ψ_i‖²."""
@@ -233,26 +203,19 @@ class Baseline:
     mean: float
     optimal: float
     """b* = E[r‖ψ‖²] / E[‖ψ‖²] = mean + Cov(‖ψ‖², r) / E‖ψ‖²."""
-    variance_mean: float
-    """V(mean)."""
     variance_optimal: float
     """V(b*)."""
+    excess: float
+    """V(mean) − V(b*) = (mean − b*)² Σ‖ψ‖² ≥ 0. In a sample it is never negative: compare it with `by_chance`."""
     by_chance: float
-    """The mean of V(mean) − V(b*) over all ways to deal the group's norms to its rewards: what b*, fitted to the same R
-    rollouts, gains when norms and rewards have nothing to do with each other: R·Var(‖ψ‖²)·Var(r) / ((R−1)·E‖ψ‖²).
-    """
-
-    @property
-    def excess(self) -> float:
-        """V(mean) − V(b*) = (mean − b*)² Σ‖ψ‖² ≥ 0. In a sample it is never negative: read it beside `by_chance`."""
-        return max(self.variance_mean - self.variance_optimal, 0.0)
+    """R·Var(‖ψ‖²)·Var(r) / ((R−1)·E‖ψ‖²): the mean of `excess` over all permutations of the group's norms."""
 
 
 def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> list[Baseline]:
-    """b* and the mean for each group with a score and two rewards or more, from ‖ψ_i‖² (N,) and r_i (N,); P1.11.
+    """b* and the mean for each group with a score and two different rewards, from ‖ψ_i‖² (N,) and r_i (N,); P1.11.
 
     The estimator (r − b)ψ has the same mean for every b, since E[ψ] = 0, and the trace of its covariance is V(b) less a
-    constant. V(b) = V(b*) + (b − b*)² Σ‖ψ‖².
+    constant.
 
     >>> [(b.mean, b.optimal, b.excess) for b in optimal_baseline([3.0, 1.0], [1.0, 0.0])]
     [(0.5, 0.75, 0.25)]
@@ -263,64 +226,34 @@ def optimal_baseline(scores_gram_diag: Any, reward: Any, group: Any = None) -> l
                                f"scores' Gram")
     r = _vector(reward, "reward", len(x))
     found = []
-    for name, rows in _rows(_groups(group, len(x))):
+    for name, rows in rows_by_group(_groups(group, len(x))):
         norm, value = x[rows], r[rows]
         if norm.sum() == 0 or np.ptp(value) == 0:
             continue
         mean, best = float(value.mean()), float((value * norm).sum() / norm.sum())
         chance = len(rows) * norm.var() * value.var() / ((len(rows) - 1) * norm.mean())
-        found.append(Baseline(name, mean, best, variance_mean=_second_moment(norm, value, mean),
-                              variance_optimal=_second_moment(norm, value, best), by_chance=float(chance)))
+        least, excess = float(((value - best) ** 2 * norm).sum()), float((mean - best) ** 2 * norm.sum())
+        found.append(Baseline(name, mean, best, least, excess, float(chance)))
     return found
 
 
-def _second_moment(norm: Array, reward: Array, baseline: float) -> float:
-    """V(b) = Σ (r − b)²‖ψ‖²."""
-    return float(((reward - baseline) ** 2 * norm).sum())
+def permutation_null(scores_gram: Any, w: Any, draws: int = 100, seed: int = 0, eps: float = EPS) -> dict[str, Array]:
+    """The draws of every rank, cancellation and conflict of a group's rows c_i ψ_i when its w is shuffled.
 
-
-# Chance.
-
-@dataclass(frozen=True, eq=False)
-class Null:
-    """A reading, and the same reading with the w shuffled."""
-
-    observed: float
-    values: Array
-    """One for each draw."""
-
-    @property
-    def mean(self) -> float:
-        return float(self.values.mean())
-
-
-def permutation_null(scores_gram: Any, w: Any, group: Any = None, draws: int = 200, seed: int = 0,
-                     eps: float = EPS) -> dict[str, Null]:
-    """Every rank, cancellation and conflict of the rows c_i ψ_i when w is shuffled inside each group.
-
-    A spectrum sees |c| alone, for signs are an orthogonal matrix: diag(±1) K diag(±1). So under binary reward the ranks
-    move only as the larger |A| of the rarer answer meets other scores: at k = R/2 all |A| are equal and the null of the
-    ranks is one point, R = 2 included; elsewhere it has at most C(R, k) values. Cancellation and conflict do see the
-    signs: their null tests whether right answers have other directions than wrong ones. A draw in which a reading does
-    not exist is left out of it.
+    A spectrum depends on |c| alone, for signs are an orthogonal matrix: diag(±1) K diag(±1). So at k = R/2 right ones
+    all |A| are equal and the null of the ranks is one point; elsewhere it has at most C(R, k) values. Cancellation and
+    conflict depend on the signs: their null tests whether right answers have other directions than wrong ones. A draw
+    in which a reading does not exist is left out of it.
     """
     s = _square(scores_gram)
     c = _vector(w, "w", len(s))
-    groups = [rows for _, rows in _rows(_groups(group, len(s)))]
-    at_least(1, draws, "permutation_null: draws")
     random = np.random.default_rng(at_least(0, seed, "permutation_null: seed"))
     observed = _readings(weighted(s, c), eps)
     if not observed:
         raise CreditscopeError("every row c_i ψ_i is 0 (every group may be unanimous), so there is nothing to shuffle")
-    values: dict[str, list[float]] = {name: [] for name in observed}
-    for _ in range(draws):
-        dealt = c.copy()
-        for rows in groups:
-            dealt[rows] = c[random.permutation(rows)]
-        found = _readings(weighted(s, dealt), eps)
-        for name in found.keys() & values.keys():
-            values[name].append(found[name])
-    return {name: Null(observed[name], np.array(kept)) for name, kept in values.items() if kept}
+    found = [_readings(weighted(s, random.permutation(c)), eps) for _ in range(at_least(1, draws, "draws"))]
+    values = {name: [one[name] for one in found if name in one] for name in observed}
+    return {name: np.array(kept) for name, kept in values.items() if kept}
 
 
 def _readings(gram: Array, eps: float) -> dict[str, float]:
@@ -332,8 +265,6 @@ def _readings(gram: Array, eps: float) -> dict[str, float]:
             out[name] = value
     return out
 
-
-# All of it.
 
 RANKS: dict[str, Callable[[Spectrum], float]] = {
     "effective_rank": lambda s: s.effective_rank,
@@ -348,7 +279,7 @@ RANKS: dict[str, Callable[[Spectrum], float]] = {
 
 
 def ranks(s: Spectrum) -> dict[str, float]:
-    """Every reading of a spectrum by its name, and r_eff as an SVD truncated to two values would print it."""
+    """Every rank of a spectrum by name, and r_eff of an SVD truncated to two values."""
     out = {name: float(rank(s)) for name, rank in RANKS.items()}
     if len(s.values) >= 2:
         out["effective_rank_truncated_2"] = s.truncated(2).effective_rank
@@ -358,10 +289,9 @@ def ranks(s: Spectrum) -> dict[str, float]:
 def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps: float = EPS) -> dict[str, float]:
     """`gram/…` of the batch and `gram/group/…`, the means over its live groups; what does not exist is absent.
 
-    `w` (N,) adds the null of w and the centred rank (a group with a w of 0 has none: its scores
-    cannot be read back). `right` (N,) of bool, for binary rewards, adds the orthogonal null 4k(R−k)/R of
-    A = r − mean(r); over a batch the nulls of its groups add, since Σ|A| = 2ΣA² in each. A group is live when its block
-    is not 0. A mean over groups is over those that have the reading; `gram/noise_scale_groups` is counted in groups.
+    `w` (N,) adds the null of w and, for groups without a w of 0, the centred rank. `right` (N,) of bool, for binary
+    rewards, adds the orthogonal null 4k(R−k)/R of A = r − mean(r); over a batch the nulls of its groups add, since
+    Σ|A| = 2ΣA² in each. A group is live when its block is not 0. A mean is over the groups that have the reading.
 
     >>> summary([[1.0, 0.0], [0.0, 1.0]])["gram/effective_rank"]
     2.0
@@ -372,7 +302,7 @@ def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps:
     out = {f"gram/{name}": value for name, value in _one(k, c, eps).items()}
     blocks: list[dict[str, float]] = []
     nulls: list[float] = []
-    for _, rows in _rows(_groups(group, len(k))):
+    for _, rows in rows_by_group(_groups(group, len(k))):
         block = k[np.ix_(rows, rows)]
         if not block.any():
             continue
@@ -400,7 +330,6 @@ def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps:
 
 
 def _one(gram: Array, w: Array | None, eps: float) -> dict[str, float]:
-    """The readings of one Gram that exist."""
     if not gram.any():
         return {}
     norms = concentration(np.sqrt(np.clip(np.diag(gram), 0.0, None)))
@@ -414,7 +343,7 @@ def _one(gram: Array, w: Array | None, eps: float) -> dict[str, float]:
 
 
 def centred_rank(gram: Any, w: Any, eps: float = EPS, scores: Any = None) -> float | None:
-    """r_eff of A_i(ψ_i − ψ̄) in one group, from the Gram of A_i ψ_i; `scores`, the Gram of ψ_i, if it was read.
+    """r_eff of A_i(ψ_i − ψ̄) in one group, from the Gram of A_i ψ_i or, where it was read, of ψ_i (`scores`).
 
     None where a score is lost (A = 0 and no scores), or where centring leaves nothing but rounding.
     """
@@ -430,8 +359,6 @@ def centred_rank(gram: Any, w: Any, eps: float = EPS, scores: Any = None) -> flo
         return None
     return spectrum(rows, max(eps, EPS) * before / after).effective_rank
 
-
-# What comes in.
 
 def _square(gram: Any) -> Array:
     return square(gram, "the geometry")
@@ -466,7 +393,7 @@ def _verdicts(right: Any, rows: int) -> NDArray[np.bool_]:
     return x.astype(bool)
 
 
-def _rows(ids: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+def rows_by_group(ids: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:
     """(group id, its row numbers) in ascending order of the ids."""
     for name in np.unique(ids):
         yield int(name), np.flatnonzero(ids == name)

@@ -19,13 +19,13 @@ SCRATCH = {"cpu": 8 << 20, "cuda": 64 << 20}
 
 
 class Scratch:
-    """Room for the rows that are held at a time, kept from layer to layer: fresh pages cost more than the products."""
+    """Memory for the rows that are held at a time, reused by all layers: new pages cost more than the products."""
 
     def __init__(self) -> None:
         self._room: Tensor | None = None
 
     def take(self, count: int, like: Tensor) -> Tensor:
-        """`count` numbers of like's kind; what was taken before is overwritten."""
+        """`count` numbers of like's kind; the last ones taken are overwritten."""
         if self._room is None or len(self._room) < count or self._room.dtype != like.dtype:
             self._room = like.new_empty(count)
         return self._room[:count]
@@ -59,18 +59,16 @@ def dense_gram(g: Tensor) -> Tensor:
 
 
 SPAN = 1024
-"""Columns that stay in a CPU's first cache."""
-
-
+"""Columns that fit into a CPU's first cache."""
 SQUARABLE = (1e-20, 1e30)
-"""Squared norms of float32 rows between which no product that counts has overflowed or lost its digits."""
+"""Squared norms of float32 rows between which products neither overflow nor lose digits."""
 
 
 def products(rows: Tensor) -> Tensor:
     """(N, c) → (N, N) inner products, never rounded to half precision; on a CPU of rows of any size.
 
-    A policy that is nearly certain has gradients whose products float32 cannot hold: those are taken again, in a unit
-    of the rows' own size. On a GPU asking would cost a wait; there the self-check finds what is lost.
+    Products that float32 cannot hold are taken again, in a unit of the rows' own size. On a GPU that test would cost a
+    synchronisation; there the self-check fails.
     """
     if rows.is_cuda:
         half = rows.dtype in (torch.bfloat16, torch.float16)
@@ -93,14 +91,13 @@ def across(rows: Tensor, others: Tensor) -> Tensor:
 
 def _products(rows: Tensor) -> Tensor:
     n, columns = rows.shape
-    if n <= 8 and columns % SPAN == 0:  # so few rows are not spread over the threads unless they are cut
+    if n <= 8 and columns % SPAN == 0:  # torch uses several threads for so few rows only if they are cut
         spans = rows.view(n, -1, SPAN).transpose(0, 1)
         return torch.bmm(spans, spans.transpose(1, 2)).sum(dim=0)
     return torch.mm(rows, rows.t())
 
 
 def _total(grams: list[Tensor]) -> Tensor:
-    """The sum in float64."""
     return grams[0].double() if len(grams) == 1 else torch.stack([gram.double() for gram in grams]).sum(dim=0)
 
 
@@ -114,11 +111,6 @@ class EmbeddingRows:
         self._delta = delta.reshape(-1, delta.shape[-1])
         self.count = n
 
-    def _columns(self) -> int:
-        """Features to hold at a time."""
-        room = SCRATCH[_kind(self._delta)] // (4 * self.count * max(1, len(self.seen)))
-        return max(1, min(self._delta.shape[1], room))
-
     def slice(self, start: int, stop: int) -> Tensor:
         """(N, U, c) the gradients of features start to stop, in float32 or wider."""
         some = self._delta[:, start:stop]
@@ -131,7 +123,8 @@ class EmbeddingRows:
 
         ⟨H_i + E_i, H_j + E_j⟩ = HH + HE + EH + EE: only the rows of H for ids that occur meet E.
         """
-        step, width = self._columns(), self._delta.shape[1]
+        width, room = self._delta.shape[1], SCRATCH["cuda" if self._delta.is_cuda else "cpu"]
+        step = max(1, min(width, room // (4 * self.count * max(1, len(self.seen)))))
         gram = torch.zeros(self.count, self.count, dtype=torch.float64, device=self._delta.device)
         for start in range(0, width, step):
             rows = self.slice(start, start + step).flatten(1)
@@ -143,14 +136,14 @@ class EmbeddingRows:
 
 
 def squared_norms(grads: list[Tensor]) -> Tensor:
-    """‖g‖² of each gradient, in float64, at the price of reading them once.
+    """‖g‖² of each gradient, in float64, reading it once.
 
-    A flat float32 norm over millions of entries is itself wrong by 3e-4 on a CPU; row norms of 4,096 entries are not.
+    A float32 norm over millions of entries is wrong by 3e-4 on a CPU; norms of 4,096 entries are not.
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64)
     if grads[0].is_cuda:
-        # In float64, for squares of float32 vanish and overflow; reading the gradients takes the time, not adding them.
+        # In float64: squares of float32 underflow and overflow. The time is that of reading the gradients.
         return torch.stack(torch._foreach_norm(grads, 2, torch.float64)).square()
     rows: list[Tensor] = []
     for g in grads:
@@ -174,9 +167,4 @@ def squared_norms(grads: list[Tensor]) -> Tensor:
 
 @cache
 def has_triton() -> bool:
-    """Whether the fused kernels can be built here."""
     return importlib.util.find_spec("triton") is not None
-
-
-def _kind(x: Tensor) -> str:
-    return "cuda" if x.is_cuda else "cpu"

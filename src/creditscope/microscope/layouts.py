@@ -1,9 +1,8 @@
 """Which rollout each vector of an activation belongs to, followed through torch's functions.
 
-An activation descends from what the model was given. Most have the usual layout, (B, ...) or (B·T, ...), in the order
-of the batch. `MOVES` has a row per function: what the function does to the array of owners, and when a result surely
-has the usual layout again. After any other function nothing is known, and a parameter that meets the result is refused.
-The shape of a tensor alone never decides.
+Most activations have the usual layout, (B, ...) or (B·T, ...), in the order of the batch. `MOVES` has a row per
+function: what the function does to the array of owners, and when a result surely has the usual layout. After any other
+function nothing is known, and a parameter that meets the result is refused. The shape of a tensor alone never decides.
 """
 
 from __future__ import annotations
@@ -35,14 +34,11 @@ from creditscope.microscope.owners import (
     without_axis,
 )
 from creditscope.microscope.rows import RowOwners
-
-# -- torch's functions, by what they do to axes ------------------------------------------------------------------------
+from creditscope.microscope.sources import torch_functions
 
 
 def _named(names: str, *owners: Any) -> set[Any]:
-    found = {getattr(owner, name + end) for name in names.split() for owner in owners or (torch, Tensor, F)
-             for end in ("", "_") if hasattr(owner, name + end)}
-    return {f for f in found if callable(f)}
+    return set(torch_functions(names, *(owners or (torch, Tensor, F)), ends=("", "_")))
 
 
 ELEMENTWISE = _named("""abs absolute neg negative positive exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square
@@ -99,11 +95,7 @@ _AXIS_OF = {"split": 0, "chunk": 0, "tensor_split": 0, "split_with_sizes": 0, "u
 
 
 def tensors_of(args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> list[Tensor]:
-    """The tensors among a call's arguments, also in lists and tuples: pytree's way costs as much as the call itself.
-
-    >>> len(tensors_of((torch.ones(1), [torch.ones(1), (torch.ones(1), 2)]), {"dim": 0}))
-    3
-    """
+    """The tensors among a call's arguments, also in lists and tuples; pytree takes as long as the call itself."""
     found: list[Tensor] = []
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
@@ -111,9 +103,6 @@ def tensors_of(args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> lis
         elif type(x) in (list, tuple):
             found += tensors_of(x)
     return found
-
-
-# -- what a call does to owners ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +113,9 @@ class Moved:
     args: Sequence[Any]
     kwargs: dict[str, Any]
     results: Sequence[Tensor]
-    given: list[Tensor]
-    """The arguments that belong to rows."""
-    owners: dict[int, Any]
-    """By identity, the owners of each of them; None for a scalar."""
-    packed: bool
-    """Whether owners are named for each position of packed rows."""
+    given: list[Tensor]  # the arguments that belong to rows
+    owners: dict[int, Any]  # by identity, the owners of each of them; None for a scalar
+    packed: bool  # whether owners are named for each position of packed rows
 
     @property
     def name(self) -> str:
@@ -149,11 +135,9 @@ class Moved:
 
     @property
     def parts(self) -> list[tuple[Any, Tensor]]:
-        """(owners, tensor) of each argument that belongs to rows."""
         return [(self.owners[id(t)], t) for t in self.given]
 
     def option(self, place: int, *names: str, default: Any = None) -> Any:
-        """An argument by name or by place."""
         named = next((self.kwargs[name] for name in names if name in self.kwargs), None)
         return named if named is not None else self.args[place] if len(self.args) > place else default
 
@@ -162,7 +146,6 @@ Rule = Callable[[Moved], list[Layout]]
 
 
 def _each(rule: Callable[[Moved, Tensor], Layout]) -> Rule:
-    """A rule for one result, for all of them."""
     return lambda call: [rule(call, y) for y in call.results]
 
 
@@ -188,7 +171,6 @@ def _of_matrices(call: Moved, y: Tensor) -> Layout:
 
 
 def _extreme(call: Moved) -> list[Layout]:
-    """max(x, y) entry by entry; max(x, dim) along an axis."""
     both = len(call.args) == 2 and isinstance(call.args[1], Tensor)
     return _each(_merge)(call) if both else _along(call)
 
@@ -232,8 +214,7 @@ def _pick(call: Moved, y: Tensor) -> Layout:
 
 
 def _swap(call: Moved, y: Tensor) -> Layout:
-    """Owners move with their axes."""
-    # An array whose axes all differ in length shows where each of them went.
+    # The call on an array whose axes all differ in length gives the order of the axes.
     probe = torch.empty(*range(2, 2 + call.x.dim()), device="meta")
     order = [n - 2 for n in call.func(probe, *call.args[1:], **call.kwargs).shape]
     axes = 1 + max(order.index(k) for k in range(call.owner.dim()))
@@ -275,7 +256,7 @@ def _join(call: Moved, y: Tensor) -> Layout:
     axis = axes_of(call.option(1, "dim", "axis", default=0), y.dim())[0]
     held = [call.owners.get(id(t)) for t in parts]
     known = [o for o in held if o is not None]
-    if all(axis >= o.dim() for o in known):  # constants beside rows take their owners
+    if all(axis >= o.dim() for o in known):  # constants get the owners of the rows that they are joined to
         return merged([(o, t.narrow(axis, 0, 1)) for o, t in zip(held, parts, strict=True) if o is not None],
                        y.narrow(axis, 0, 1))
     axes = max(*(o.dim() for o in known), axis + 1)
@@ -285,7 +266,7 @@ def _join(call: Moved, y: Tensor) -> Layout:
 
 
 def _put(call: Moved, y: Tensor) -> Layout:
-    """index_add and index_copy along axis 0: each place belongs to whom its vectors came from."""
+    """index_add and index_copy along axis 0: each place has the owner of its vectors."""
     into, axis, index, source = call.args[:4]
     came = call.owners.get(id(source))
     if axis % into.dim() != 0 or came is None or came.dim() != 1:
@@ -316,7 +297,7 @@ def _einsum(call: Moved, y: Tensor) -> Layout:
             continue
         named = term[: owner.dim()]
         for axis in reversed(range(len(named))):
-            if named[axis] not in out:  # summed over: it must not tell rollouts apart
+            if named[axis] not in out:  # summed over: owners must not differ along it
                 one = without_axis(owner, axis) if owner.dim() > 1 else None
                 if one is None:
                     return None
@@ -335,8 +316,8 @@ def _einsum(call: Moved, y: Tensor) -> Layout:
 def _multiply(call: Moved, y: Tensor) -> Layout:
     """a @ b: b's axis before the last is summed over; all leading axes stay.
 
-    In packed rows attention multiplies positions of several rollouts, and its mask takes them out again: the product
-    then belongs to a's positions.
+    In packed rows attention multiplies positions of several rollouts, and its mask removes them: the product then
+    belongs to a's positions.
     """
     name, owners = call.name, call.owners
     args = [*call.args, *(call.kwargs[key] for key in ("input", "other", "batch1", "batch2", "mat1", "mat2")
@@ -359,7 +340,7 @@ def _multiply(call: Moved, y: Tensor) -> Layout:
 
 
 def _first(call: Moved, y: Tensor) -> Layout:
-    """Functions whose results keep the leading axes of their first argument, if they have them."""
+    """Functions whose results keep the leading axes of their first argument."""
     name, x, owner = call.name, call.x, call.owner
     if name in ("tril", "triu") and owner.dim() > x.dim() - 2:
         return None
@@ -373,7 +354,7 @@ def _first(call: Moved, y: Tensor) -> Layout:
             return None
     if name in ("linear", "embedding") and any(t is not x for t in call.given):
         return None
-    # Their batch is the first axis; positions are mixed or moved by some of them.
+    # Their batch is the first axis; some of them mix or move positions.
     if name not in ("linear", "one_hot", "gumbel_softmax", "embedding", "scaled_dot_product_attention", "pad",
                     "bilinear") and owner.dim() > 1:
         return None
@@ -381,8 +362,6 @@ def _first(call: Moved, y: Tensor) -> Layout:
         return None
     return _keep(call, y)
 
-
-# -- fast: whether a result surely has the usual layout ----------------------------------------------------------------
 
 Quick = Callable[[Any, Sequence[Any], dict[str, Any], Tensor, Sequence[Tensor]], bool]
 
@@ -412,8 +391,6 @@ def _stay_along(func: Any, args: Any, kwargs: Any, y: Tensor, given: Sequence[Te
     wide = max(given[0].dim(), y.dim())
     return bool(axis % wide) and all(t.dim() == given[0].dim() for t in given)
 
-
-# -- the table ---------------------------------------------------------------------------------------------------------
 
 MATMULS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, Tensor.__matmul__}
 _TABLE: tuple[tuple[Iterable[Any], Rule, Quick | None], ...] = (
@@ -466,9 +443,7 @@ def after(func: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Seque
     owners = {id(x): usual_owner(rows, x) if layout_of(x) is USUAL else layout_of(x) for x in given}
     given = [x for x in given if owners[id(x)] is not None or x.requires_grad]  # a mask over pairs of packed positions
     owners = {id(x): owners[id(x)] for x in given}
-    if not given:
-        return [None] * len(results)
-    if any(owners[id(x)] is None and x.dim() > 0 for x in given):
+    if not given or any(owners[id(x)] is None and x.dim() > 0 for x in given):
         return [None] * len(results)
     try:
         rule = MOVES.get(func) or _BY_NAME.get(getattr(func, "__name__", "").strip("_"))

@@ -1,8 +1,8 @@
 """The spectrum of ONE layer's gradient matrix (d_out × d_in), summed over the batch.
 
-Another object than the rollout matrix (R × d) of `spectrum`: identical rollouts have a rollout matrix of rank 1 and a
-layer gradient of any rank; one token has a layer gradient δ aᵀ of rank 1 in every layer. Small layers get a full SVD.
-Large ones get their k leading values by a randomised SVD, and bounds that stay true whatever it did not see.
+It differs from the rollout matrix (R × d) of `spectrum`: identical rollouts have a rollout matrix of rank 1 and a layer
+gradient of any rank; one token has a layer gradient δ aᵀ of rank 1 in every layer. Small layers get a full SVD, large
+ones their k leading values by a randomised SVD, and bounds for the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from creditscope.microscope.spectrum import Spectrum, at_least
 
 # Float64 copies are made of so many entries at a time (32 MB), never of a whole vocabulary-sized gradient.
 CHUNK = 1 << 22
-# More columns than values, and a few passes over the matrix: the usual remedies for a flat spectrum (arXiv:0909.4061).
+# Extra columns and power iterations, for flat spectra (arXiv:0909.4061).
 OVERSAMPLE, PASSES = 10, 4
 
 
@@ -36,10 +36,9 @@ class Bounds(NamedTuple):
 class LayerSpectrum:
     """The leading singular values of a layer's gradient, from below, and its whole energy, exactly.
 
-    The values s come from a projection of the smaller side, so s_i ≤ σ_i, and the energy they miss, ρ = Σσ² − Σs², lies
-    somewhere. Every reading below falls when energy moves from small values to large ones (Schur-concave in σ²; the top
-    share rises), so the truth lies between two extreme spectra: all of ρ on the first value, and ρ spread evenly over
-    the min(shape) − k values that were not computed. Nothing is assumed about convergence.
+    The values s come from a projection of the smaller side, so s_i ≤ σ_i. Both ranks are Schur-concave in σ²: the true
+    ones lie between two extreme spectra: all of the missing energy ρ = Σσ² − Σs² on the first value, and ρ spread
+    evenly over the min(shape) − k values that were not computed. Nothing is assumed about convergence.
     """
 
     shape: tuple[int, int]
@@ -60,7 +59,7 @@ class LayerSpectrum:
 
     @property
     def stable_rank(self) -> Bounds:
-        """Σσ² / σ₁²; `high` is the reading at s₁, which is the first value to converge."""
+        """Σσ² / σ₁²."""
         return self._between(lambda s: s.stable_rank)
 
     def _between(self, reading: Callable[[Spectrum], float]) -> Bounds:
@@ -88,8 +87,8 @@ class LayerSpectrum:
 def layer_spectrum(grad: Tensor, k: int = 32, seed: int = 0, exact_to: int = 256) -> LayerSpectrum:
     """The k leading singular values of one gradient matrix, or all of them when its smaller side is at most `exact_to`.
 
-    The same seed gives the same values; torch's global random state is not touched (`torch.svd_lowrank` draws from it
-    and takes no generator). The arithmetic is float64, whatever the gradient's type.
+    The same seed gives the same values; torch's global random state is not touched (`torch.svd_lowrank` takes no
+    generator). The arithmetic is float64.
 
     >>> layer_spectrum(torch.diag(torch.tensor([3.0, 1.0]))).effective_rank
     Bounds(low=1.6, high=1.6)
@@ -116,7 +115,7 @@ def model_spectra(model: nn.Module, k: int = 32, seed: int = 0) -> dict[str, Lay
 def _leading(a: Tensor, k: int, seed: int) -> Tensor:
     """svdvals(A V), V a basis of (AᵀA)^q Ω for a Gaussian Ω; A is no wider than high, so V is on its smaller side."""
     columns = min(k + OVERSAMPLE, a.shape[1])
-    # Drawn on the CPU, so that every device starts from the same Ω.
+    # Drawn on the CPU: the same Ω on every device.
     omega = torch.randn(a.shape[1], columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     v = torch.linalg.qr(omega.to(a.device)).Q
     for _ in range(PASSES):

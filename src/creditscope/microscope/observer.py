@@ -1,9 +1,9 @@
-"""The microscope over a run: what a reading takes, what it gives, and what it costs.
+"""The microscope over a run: the passes of a reading, its metrics and arrays, and its cost.
 
-`light` reads the update's own backward pass. `full` adds a second pass whose cotangent is 1 on every chosen token: its
-rows are the unweighted scores ψ_i, which zero credit cannot hide. From these come the centred rank, the null of
-shuffled w, and the optimal baseline. Other credits add a pass each, whose cotangent is the w that this credit would
-have become. Groups are never cut, so each group's block is exact; blocks of different micro-batches are not compared.
+`light` reads the update's own backward pass. `full` adds a pass whose cotangent is 1 on every chosen token: its rows
+are the unweighted scores ψ_i, from which come the centred rank, the null of shuffled w and the optimal baseline. Each
+other credit adds a pass whose cotangent is the w under that credit. Groups are never cut, so each group's block is
+exact; blocks of different micro-batches are not compared.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ from creditscope.microscope.matrices import model_spectra
 from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
-from creditscope.microscope.spectrum import spectrum
 from creditscope.runs import schema
 
 
 @dataclass(frozen=True)
 class Block:
-    """The Grams of the rollouts of one micro-batch."""
+    """The Grams of the rollouts of one micro-batch; `rows` are their rows in the batch, on the CPU."""
 
     rows: Tensor
-    """Their rows in the batch, on the CPU."""
     gram: NDArray[np.float64]
     layers: dict[str, NDArray[np.float64]]
     eps: float
@@ -55,29 +53,23 @@ class Observer(StepObserver):
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last reading."""
-        self.blocks: list[Block] = []
-        """The rows as they were weighted, one block for each pass that was read."""
-        self.others: dict[str, Tensor] = {}
-        """(B, T) credit of the batch by other names, to be read beside its own."""
+        self.blocks: list[Block] = []  # rows weighted by w, one block for each pass that was read
+        self.others: dict[str, Tensor] = {}  # name → (B, T) another credit of the batch
         self._scores: list[Block] = []
         self._others: dict[str, list[Block]] = {}
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []
         self._before: dict[str, Tensor] = {}
         self._extra: dict[str, Any] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._seconds = 0.0  # what a reading costs beside the update's own passes
+        self._seconds = 0.0  # cost of the reading besides the update's own passes
         self._calibration = 0.0
-        self.seconds = 0.0
-        """All that was spent on looking inside the update, the calibration included."""
+        self.seconds = 0.0  # time spent on reading inside the update, the calibration included
 
     def assign(self, credits: Callable[[], dict[str, Tensor]]) -> None:
-        """Other credits for the coming batch. What they cost is part of the reading's price."""
+        """Other credits for the coming batch. Computing them is part of the reading's cost."""
         start = self._now()
         self.others = credits()
         self._seconds += self._now() - start
-
-    # -- while an update is made ------------------------------------------------------------------------------------
 
     def before(self, minibatch: Passes) -> None:
         self.calibrate(minibatch)
@@ -87,7 +79,6 @@ class Observer(StepObserver):
 
     @contextmanager
     def around(self, rows: Tensor) -> Iterator[None]:
-        """One forward and backward pass under the microscope."""
         self.open()
         try:
             yield
@@ -97,20 +88,19 @@ class Observer(StepObserver):
         self.close(rows)
 
     def open(self) -> None:
-        """The forward and backward pass that follows is read: for loops that somebody else runs."""
+        """The forward and backward pass that follows is read: for loops of other libraries."""
         self.scope.__enter__()
 
     def close(self, rows: Tensor) -> None:
-        """The pass over `rows` of the batch is over."""
         self.scope.__exit__(None, None, None)
         self.blocks.append(self._block(rows))
 
     def abort(self) -> None:
-        """An exception ended the pass: the model is as it was."""
+        """Restore the model after an exception in the pass."""
         self.scope.__exit__(*sys.exc_info())
 
     def gradient(self, norm: float) -> None:
-        """full: at the first update of a batch read the gradient as a whole, and remember the weights."""
+        """full: at the first update of a batch read the whole gradient, and copy the weights."""
         if self._before or not self.full:
             return
         start = self._now()
@@ -122,7 +112,7 @@ class Observer(StepObserver):
         self._spend(start)
 
     def after_updates(self) -> None:
-        """full: what all updates of the step did together, θ_{s+1} − θ_s, as a point of the path."""
+        """full: the sketch of θ_{s+1} − θ_s over all updates of the step."""
         if not self._before:
             return
         start = self._now()
@@ -131,11 +121,8 @@ class Observer(StepObserver):
         self._before = {}
         self._spend(start)
 
-    # -- passes of the reading's own --------------------------------------------------------------------------------
-
     def calibrate(self, minibatch: Passes) -> None:
-        """Where one is due, the proof that each row is attributed to the right rollout. Once per run, what a pass costs
-        without and with the microscope, side by side, the best of three."""
+        """The proof of rows, where one is due. Once per run, the time of a pass with and without the microscope."""
         first = minibatch.chunks[0]
         mask = minibatch.rollouts.mask[first]
 
@@ -161,8 +148,7 @@ class Observer(StepObserver):
             self._spend(began)
 
     def read_scores(self, minibatch: Passes) -> None:
-        """Passes whose cotangents are 1: the unweighted scores, and the score norms of single tokens, for the output
-        head alone: below it they have no cheap form."""
+        """Passes whose cotangents are 1: the unweighted scores, and each token's score norm for the output head."""
         start = self._now()
         for chunk in minibatch.chunks:
             mask, rows = minibatch.rollouts.mask[chunk], minibatch.rows[chunk]
@@ -173,7 +159,7 @@ class Observer(StepObserver):
         self._spend(start)
 
     def read_others(self, minibatch: Passes) -> None:
-        """For each other credit a pass whose cotangents are the w that it would have become."""
+        """For each other credit a pass whose cotangents are the w under it."""
         if not self.others:
             return
         start = self._now()
@@ -186,29 +172,28 @@ class Observer(StepObserver):
                 self._others.setdefault(name, []).append(self._block(minibatch.rows[chunk]))
         self._spend(start)
 
-    # -- afterwards -------------------------------------------------------------------------------------------------
-
     def metrics(self, rollouts: Rollouts, w: Tensor, seconds: float) -> dict[str, Any]:
-        """`gram/…` of the rows as they were weighted, `scores/…` unweighted, and the cost as a share of the step."""
+        """`gram/…` of the weighted rows, `scores/…` of the unweighted ones, and the cost as a share of the step."""
         start = self._now()
         w_i = row_w(w, rollouts.mask)
         out = _merged([self._summary(block, rollouts, w_i) for block in _parted(self.blocks, rollouts)],
                       schema.GRAM_LIVE_GROUPS)
         if self._scores:
-            out |= _merged([self._score_summary(block, rollouts) for block in _parted(self._scores, rollouts)],
-                           schema.SCORES_LIVE_GROUPS)
+            plain = _merged([self._summary(block, rollouts, scores=True) for block in _parted(self._scores, rollouts)],
+                            schema.GRAM_LIVE_GROUPS)
+            out |= {name.replace("gram/", "scores/", 1): value for name, value in plain.items()}
             out |= self._nulls(rollouts, w_i) | self._baselines(rollouts) | self._token_concentration()
         out |= self._extra | self._other_ranks(rollouts)
         now = self._now() - start
         if self._cost:
             out[schema.SCOPE_RATIO] = self._cost["scoped"] / self._cost["plain"]
             extra = (self._cost["scoped"] - self._cost["plain"]) * len(self.blocks)
-            # `seconds` holds what was spent on looking so far; the calibration happens once a run and is left out.
+            # `seconds` includes the reading so far; the calibration happens once per run and is left out.
             out[schema.SCOPE_SHARE] = (max(extra, 0.0) + self._seconds + now) / (seconds - self._calibration + now)
         return out
 
     def arrays(self, rollouts: Rollouts, w: Tensor) -> dict[str, NDArray[Any]]:
-        """Everything that was read: Grams of all rows and, by parameter, of each group; NaN where rows never met."""
+        """The reading's arrays: Grams of all rows and, by parameter, of each group; NaN between passes."""
         count = len(rollouts)
         w_i = row_w(w, rollouts.mask)
         out = dict(self._arrays) | {"group": rollouts.group.cpu().numpy(), "reward": _numbers(rollouts.reward),
@@ -233,7 +218,7 @@ class Observer(StepObserver):
     def _layers(self, rollouts: Rollouts) -> dict[str, NDArray[Any]]:
         """(parameters, groups, R, R) Grams by parameter."""
         groups = [(block, rows) for block in self.blocks for _, rows in
-                  _by_group(rollouts.group[block.rows].cpu().numpy())]
+                  geometry.rows_by_group(rollouts.group[block.rows].cpu().numpy())]
         return {"layer_names": np.array(list(self.blocks[0].layers)),
                 "layer_groups": np.array([int(rollouts.group[block.rows[rows[0]]]) for block, rows in groups]),
                 "layers": np.array([[block.layers[name][np.ix_(rows, rows)] for block, rows in groups]
@@ -243,34 +228,27 @@ class Observer(StepObserver):
         scope = self.scope
         return Block(rows, scope.gram.numpy(), {name: k.numpy() for name, k in scope.layers.items()}, scope.eps)
 
-    def _summary(self, block: Block, rollouts: Rollouts, w_i: NDArray[np.float64] | None) -> dict[str, float]:
-        rows = block.rows.cpu().numpy()
-        return geometry.summary(block.gram, None if w_i is None else w_i[rows],
-                                rollouts.group[block.rows].cpu().numpy(), _right(rollouts, block.rows), block.eps)
-
-    def _score_summary(self, block: Block, rollouts: Rollouts) -> dict[str, float]:
-        """The geometry of the unweighted scores ψ_i."""
-        group = rollouts.group[block.rows].cpu().numpy()
-        plain = geometry.summary(block.gram, group=group, eps=block.eps)
-        return {name.replace("gram/", "scores/", 1): value for name, value in plain.items()}
+    def _summary(self, block: Block, rollouts: Rollouts, w_i: NDArray[np.float64] | None = None,
+                 scores: bool = False) -> dict[str, float]:
+        return geometry.summary(block.gram, None if w_i is None else w_i[block.rows.cpu().numpy()],
+                                rollouts.group[block.rows].cpu().numpy(),
+                                None if scores else _right(rollouts, block.rows), block.eps)
 
     def _nulls(self, rollouts: Rollouts, w_i: NDArray[np.float64] | None) -> dict[str, float]:
         """Groups with their w shuffled, and centred; nothing where w differs inside a rollout."""
         centred: list[float] = []
-        nulls: list[dict[str, geometry.Null]] = []
+        nulls: list[dict[str, NDArray[np.float64]]] = []
         for block in self._scores if w_i is not None else ():
             assert w_i is not None
             mine = w_i[block.rows.cpu().numpy()]
-            for _, rows in _by_group(rollouts.group[block.rows].cpu().numpy()):
+            for _, rows in geometry.rows_by_group(rollouts.group[block.rows].cpu().numpy()):
                 if not mine[rows].any():
                     continue
                 inner = block.gram[np.ix_(rows, rows)]
-                nulls.append(geometry.permutation_null(inner, mine[rows], draws=100, eps=block.eps))
-                around_mean = geometry.centred(inner, mine[rows])
-                # What the subtraction leaves has to stand above the rounding of what it started from.
-                if np.abs(around_mean).max() > len(rows) * block.eps * np.abs(inner).max() * (mine[rows] ** 2).max():
-                    centred.append(spectrum(around_mean, block.eps).effective_rank)
-        out = {f"null/group/{name}": _mean(null[name].mean for null in nulls if name in null)
+                nulls.append(geometry.permutation_null(inner, mine[rows], eps=block.eps))
+                if (rank := geometry.centred_rank(inner, mine[rows], block.eps, scores=inner)) is not None:
+                    centred.append(rank)
+        out = {f"null/group/{name}": _mean(null[name].mean() for null in nulls if name in null)
                for name in ("effective_rank", "cancellation", "conflict") if any(name in null for null in nulls)}
         return out | ({schema.GRAM_GROUP_CENTRED_EFFECTIVE_RANK: _mean(centred)} if centred else {})
 
@@ -278,7 +256,7 @@ class Observer(StepObserver):
         """`also/NAME/effective_rank`, the mean over the groups in which that credit is not 0."""
         out = {}
         for name, blocks in self._others.items():
-            found = _merged([self._summary(block, rollouts, None) for block in _parted(blocks, rollouts)],
+            found = _merged([self._summary(block, rollouts) for block in _parted(blocks, rollouts)],
                             schema.GRAM_LIVE_GROUPS)
             if schema.GRAM_GROUP_EFFECTIVE_RANK in found:
                 out[f"also/{name}/effective_rank"] = found[schema.GRAM_GROUP_EFFECTIVE_RANK]
@@ -286,7 +264,7 @@ class Observer(StepObserver):
 
     def _token_concentration(self) -> dict[str, float]:
         """How few tokens hold Σ‖∇_W log π(y_t)‖², W the output head alone."""
-        norms = torch.cat([x[mask] for _, x, mask in self._tokens]) if self._tokens else torch.zeros(0)
+        norms = torch.cat([x[mask] for _, x, mask in self._tokens])
         found = geometry.concentration(_numbers(norms)) if len(norms) else None
         if found is None:
             return {}
@@ -294,7 +272,7 @@ class Observer(StepObserver):
                 schema.TOKENS_HEAD_EFFECTIVE_SHARE: found.effective_number / len(norms)}
 
     def _baselines(self, rollouts: Rollouts) -> dict[str, float]:
-        """The mean reward as a baseline beside the optimal one, over the groups that have both right and wrong."""
+        """The mean reward as a baseline and the optimal one, over the groups with different rewards."""
         found = [b for block in self._scores for b in geometry.optimal_baseline(
             np.diag(block.gram), _numbers(rollouts.reward[block.rows]), rollouts.group[block.rows].cpu().numpy())]
         least = sum(b.variance_optimal for b in found)
@@ -306,7 +284,7 @@ class Observer(StepObserver):
                 schema.BASELINE_VARIANCE_LOST_BY_CHANCE: sum(b.by_chance for b in found) / least}
 
     def _layer_spectra(self) -> dict[str, float]:
-        """Spectra of each layer's gradient matrix: their table goes to the arrays, their means to the metrics."""
+        """Spectra of each layer's gradient matrix: the table goes to the arrays, the means to the metrics."""
         grads = [p.grad for p in self._trainable().values() if p.dim() == 2]
         if not any(g is not None and bool(g.any()) for g in grads):
             return {}
@@ -351,7 +329,7 @@ def row_w(w: Tensor, mask: Tensor) -> NDArray[np.float64] | None:
 
 
 def _merged(parts: Sequence[dict[str, float]], live: str) -> dict[str, float]:
-    """Readings of one block as they are; of several, the means over their live groups: blocks never met."""
+    """Readings of one block as they are; of several, the means over their live groups."""
     if len(parts) == 1:
         return parts[0]
     out = {live: sum(part[live] for part in parts)}
@@ -362,16 +340,16 @@ def _merged(parts: Sequence[dict[str, float]], live: str) -> dict[str, float]:
 
 
 def _parted(blocks: Sequence[Block], rollouts: Rollouts) -> Sequence[Block]:
-    """Several blocks group by group: what only some groups of a block have is then a mean over those groups."""
+    """Several blocks group by group, so that a reading which only some groups have is a mean over those groups."""
     if len(blocks) < 2:
         return blocks
     return [Block(block.rows[torch.from_numpy(rows).to(block.rows.device)], block.gram[np.ix_(rows, rows)], {},
                   block.eps)
-            for block in blocks for _, rows in _by_group(rollouts.group[block.rows].cpu().numpy())]
+            for block in blocks for _, rows in geometry.rows_by_group(rollouts.group[block.rows].cpu().numpy())]
 
 
 def _whole(blocks: Sequence[Block], count: int) -> NDArray[np.float64]:
-    """(B, B) the Gram of all rows from its blocks, NaN where rows never met."""
+    """(B, B) the Gram of all rows from its blocks, NaN between rows of different blocks."""
     whole = np.full((count, count), np.nan)
     for block in blocks:
         rows = block.rows.cpu().numpy()
@@ -383,11 +361,6 @@ def _right(rollouts: Rollouts, rows: Tensor) -> NDArray[Any] | None:
     """Which answers are right, where all rewards of the batch are 0 and 1."""
     reward = rollouts.reward
     return (reward[rows] == 1).cpu().numpy() if bool(((reward == 0) | (reward == 1)).all()) else None
-
-
-def _by_group(group: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:
-    """(group id, its row numbers), ascending."""
-    return [(int(name), np.flatnonzero(group == name)) for name in np.unique(group)]
 
 
 def _mean(values: Any) -> float:

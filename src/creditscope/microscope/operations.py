@@ -1,7 +1,7 @@
 """One rule per operation on a parameter: how its rows are read in the backward pass.
 
-Modules are left alone. `watch` sees each torch call; where a call brings a parameter (or a tensor made of parameters)
-together with activations, a rule of this file takes the call:
+`watch` intercepts each torch call; where a call combines a parameter (or a tensor made of parameters) with activations,
+a rule of this file takes the call:
 
 | rule | operations | rows | gradient that goes on |
 |---|---|---|---|
@@ -12,9 +12,9 @@ together with activations, a rule of this file takes the call:
 | scaled | rms_norm | Σ_t δ_it x_it / rms(x_it) | autograd's own |
 | again | any other operation | the operation is run again on each rollout's part of its arguments | autograd's own |
 
-A rule runs the very function that the model called, so results are what they were. A rule that does not fit returns
-None, and the next one is tried; where none fits the call runs as it is, and the parameter is refused at the end of the
-pass, with the reason, unless `allow` names it.
+A rule runs the function that the model called, so results do not change. A rule that does not fit returns None, and the
+next one is tried; where none fits the call runs unchanged, and the parameter is refused at the end of the pass, with
+the reason, unless `allow` names it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from creditscope.microscope.broadcast import layer_norm, scaled, spread
 from creditscope.microscope.calls import PLAIN, Call, Func, arguments, name_of, unviewed, unwatched
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.rows import RowOwners
-from creditscope.microscope.sources import Key, ParameterSource
-
-# -- product -----------------------------------------------------------------------------------------------------------
+from creditscope.microscope.sources import Key, ParameterSource, torch_functions
 
 
 @dataclass(eq=False, slots=True)
@@ -100,17 +98,11 @@ def product(call: Call) -> Any:
     if sources == (None, None) or any(t.requires_grad for t in free) or (bias is not None and bias.dim() != 1):
         return None
     if {type(t) for t in (x, weight, bias) if t is not None} - PLAIN:
-        return None  # a tensor with a meaning of its own: quantised, masked, ragged
+        return None  # a tensor subclass: quantised, masked, ragged
     rows = call.rows_of(x)
     where = call.where
     rows.owned(tuple(x.shape[:-1]), where)  # refused here rather than in the middle of a backward
-    run: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    if call.func is F.linear:
-        run = F.linear
-    elif transposed and bias is not None:
-        run = _addmm
-    else:
-        run = _matmul
+    run = F.linear if call.func is F.linear else _matmul
     for source, kind in zip(sources, ("matrix", "dense"), strict=True):
         call.recorder.forward(kind, source, x.requires_grad)
     made = _Product(where, call.recorder, rows, *sources, transposed, run)
@@ -120,25 +112,17 @@ def product(call: Call) -> Any:
 
 
 def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.matmul(x, weight)
-
-
-def _addmm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    assert bias is not None
-    return torch.addmm(bias, x, weight)
+    return torch.matmul(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def autocast(x: Tensor, *parameters: Tensor | None) -> tuple[Any, ...]:
-    """What products do under autocast, made visible: a custom Function is not cast for us."""
+    """The casts of products under autocast, which torch does not do for a custom Function."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
         return x, *parameters
     dtype = torch.get_autocast_dtype(kind)
     return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t
                  for t in (x, *parameters))
-
-
-# -- stack -------------------------------------------------------------------------------------------------------------
 
 
 class _Stack(torch.autograd.Function):
@@ -165,7 +149,6 @@ class _Stack(torch.autograd.Function):
 
 
 def _matrix_of(source: ParameterSource, e: int) -> ParameterSource:
-    """Matrix e of a stack."""
     assert source.key is not None
     return replace(source, tensor=source.tensor[e].detach(), key=Key(source.key.name, e), shape=source.shape[1:])
 
@@ -208,9 +191,6 @@ def stack(call: Call) -> Any:
         return func(a, w, *more, **kwargs)
 
     return _Stack.apply(x, weight, call, source, spans, run)  # type: ignore[no-untyped-call]
-
-
-# -- lookup ------------------------------------------------------------------------------------------------------------
 
 
 class _Lookup(torch.autograd.Function):
@@ -280,18 +260,12 @@ def looked_up(func: Func, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[
     return weight, ids, padding
 
 
-# -- which rule for which function -------------------------------------------------------------------------------------
-
-
 def _all(names: str) -> list[Func]:
-    owners = (torch, torch.Tensor)
-    return [getattr(owner, name + end) for name in names.split() for owner in owners for end in ("", "_")
-            if hasattr(owner, name + end)]
+    return torch_functions(names, ends=("", "_"))
 
 
 def _reflected(names: str) -> list[Func]:
-    return [getattr(torch.Tensor, f"__{way}{name}__") for name in names.split() for way in ("", "r", "i")
-            if hasattr(torch.Tensor, f"__{way}{name}__")]
+    return torch_functions(" ".join(f"__{way}{name}__" for name in names.split() for way in ("", "r", "i")), Tensor)
 
 
 ELEMENTWISE = ("add sub subtract mul multiply div divide true_divide rsub pow float_power maximum minimum fmax fmin "
@@ -306,5 +280,5 @@ RULES: dict[Any, Callable[[Call], Any]] = {
     **dict.fromkeys([*_all(ELEMENTWISE), *_reflected("add sub mul div truediv pow")], spread),
     torch.layer_norm: layer_norm, torch.rms_norm: scaled,
 }
-ONE_CALL = {F.multi_head_attention_forward, F.scaled_dot_product_attention}
+ONE_CALL: set[Any] = {F.multi_head_attention_forward, F.scaled_dot_product_attention}
 """Functions written in Python that are measured as one operation: inside, rows are not the first axis."""

@@ -1,4 +1,4 @@
-"""Arrays of owners: the rollout of each unit of an activation, over as few leading axes as tell it."""
+"""Arrays of owners: the rollout of each unit of an activation, over the leading axes that it depends on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Usual:
 
 USUAL = Usual()
 Layout = Usual | Tensor | None
-"""The usual one; the rollout of each unit, over as few leading axes as tell it, on the CPU; None where unknown."""
+"""The usual one; an array of owners on the CPU; None where unknown."""
 UNOWNED = -2
 """The owner of entries that were made of constants."""
 
@@ -37,25 +37,21 @@ def usual_owner(rows: RowOwners, x: Tensor) -> Tensor | None:
 
 
 def lean(owner: Tensor) -> Tensor:
-    """Without trailing axes along which nothing changes.
-
-    >>> lean(torch.tensor([[0, 0], [1, 1]])).tolist()
-    [0, 1]
-    """
+    """Owners without trailing axes along which they do not change: [[0, 0], [1, 1]] → [0, 1]."""
     while owner.dim() > 1 and owner.shape[-1] > 0 and (one := without_axis(owner, owner.dim() - 1)) is not None:
         owner = one
     return owner
 
 
 def without_axis(owner: Tensor, axis: int) -> Tensor | None:
-    """The owners without an axis along which they do not change; None where they do. Constants take any owner."""
+    """The owners without an axis along which they do not change; None where they do. Constants have any owner."""
     one = owner.amax(dim=axis)
     same = (owner == one.unsqueeze(axis)) | (owner == UNOWNED)
     return one if bool(same.all()) else None
 
 
 def settled(rows: RowOwners, owner: Layout, y: Tensor) -> Layout:
-    """The usual layout where these owners are those of the usual layout."""
+    """USUAL where these owners are those of the usual layout, else the owners."""
     if not isinstance(owner, Tensor):
         return owner
     owner = lean(owner)
@@ -71,7 +67,7 @@ def leads(owner: Tensor, y: Tensor) -> bool:
 
 
 def on_front(owner: Tensor, x: Tensor) -> Tensor:
-    """Owners with all axes of x, of length 1 where they do not depend on them."""
+    """Owners with all axes of x, of length 1 where they do not depend on an axis."""
     return owner.reshape(*owner.shape, *[1] * (x.dim() - owner.dim()))
 
 
@@ -102,7 +98,7 @@ def aligned(owner: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
 
 
 def merged(parts: list[tuple[Any, Tensor]], y: Tensor) -> Layout:
-    """The owners that tensors agree on which meet entry by entry; constants agree with all."""
+    """The owners on which tensors that are combined entry by entry agree; constants agree with all."""
     found: Tensor | None = None
     for owner, x in parts:
         if x.dim() == 0 and owner is None:
@@ -123,11 +119,7 @@ def merged(parts: list[tuple[Any, Tensor]], y: Tensor) -> Layout:
 
 
 def reshaped(owner: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
-    """Owners of the vectors of y, the same numbers as x in the same order; None where one has several owners.
-
-    >>> reshaped(torch.tensor([0, 0, 1, 1]), torch.zeros(4, 3), torch.zeros(2, 6)).tolist()
-    [0, 1]
-    """
+    """Owners of the vectors of y, a reshape of x; None where one has several owners."""
     if y.dim() == 0 or y.numel() == 0 or y.numel() != x.numel():
         return None
     unit, vector = x.numel() // owner.numel(), y.shape[-1] if y.dim() > 1 else 1
@@ -139,7 +131,7 @@ def reshaped(owner: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
 
 
 def put_in(into: Tensor, index: Any, value: Tensor, held: Tensor | None, came: Tensor) -> Layout:
-    """into[index] = value, in place: owners of what was there (None for constants) and of what came."""
+    """Owners after into[index] = value, given those of `into` (None for constants) and of `value`."""
     whole = torch.full(into.shape, UNOWNED) if held is None else spread_owners(held, into.shape).clone()
     index = index if isinstance(index, tuple) else (index,)
     index = tuple(i.cpu() if isinstance(i, Tensor) else i for i in index)

@@ -1,14 +1,11 @@
-"""What Σ_ij K_ij = ‖∇‖² cannot see: rows under the wrong names, and a gradient that is wrong together with its rows.
+"""Tests for errors that Σ_ij K_ij = ‖∇‖² does not detect: swapped rows, and a gradient that is wrong like its rows.
 
-The check of every pass compares sums. Rows that are swapped have the same sum, and rows and gradient that are made of
-the same wrong factors (old activations, a transposed product) agree with each other. `prove` therefore compares one
-pass under the microscope with one that it has no part in, parameter by parameter, and takes passes in which half of
-the rollouts have no loss: their rows must then be 0, not nearly 0, whatever the precision.
+`prove` compares one pass under the microscope with one without it, parameter by parameter, and runs passes in which
+half of the rollouts have no loss: their rows must be exactly 0, whatever the precision.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import sqrt
@@ -22,7 +19,7 @@ from creditscope.microscope.gram import squared_norms
 from creditscope.microscope.scope import Microscope
 
 WIDER = 3
-"""Times the tolerance of the self-check: sums are taken in another order than in the trainer's own pass."""
+"""Times the tolerance of the self-check: the order of sums differs from that of the trainer's own pass."""
 LEAST = 1e-6
 """The smallest tolerance: models in float64 hold norms that compute in float32."""
 EVERY = 25
@@ -32,13 +29,12 @@ EVERY = 25
 class Proofs:
     """When a microscope's readings are proven: the first, every 25th, and the first after the model has changed.
 
-    A first proof takes 2 + ⌈log₂ N⌉ passes and tells any two rollouts apart; a later one takes 3, with a half of the
-    rollouts drawn anew.
+    A first proof takes 2 + ⌈log₂ N⌉ passes and detects any permutation of rows; a later one takes 3, with a new random
+    half of the rollouts.
     """
 
     def __init__(self, every: int = EVERY) -> None:
-        self._every = every
-        self._readings = 0
+        self._every, self._readings = every, 0
         self._kind: Any = None
 
     def due(self, model: nn.Module) -> str | None:
@@ -59,7 +55,7 @@ class Proofs:
 
 
 def kind(model: nn.Module) -> tuple[Any, ...]:
-    """What a proof depends on: modes, trainable parameters and their types, hooks, and the classes of modules."""
+    """Modes, trainable parameters and their types, hooks and classes of modules: a proof depends on them."""
     modules = tuple((name, type(module).__qualname__, module.training, len(module._forward_hooks),
                      len(module._forward_pre_hooks), "forward" in module.__dict__)
                     for name, module in model.named_modules())
@@ -68,16 +64,15 @@ def kind(model: nn.Module) -> tuple[Any, ...]:
 
 def prove(scope: Microscope, backward: Callable[[Tensor], None], rollouts: int,
           halves_of: list[Tensor] | None = None) -> float:
-    """The largest error found, as a share of the tolerance; an error in words where one is above it.
+    """The largest error found, as a share of the tolerance; an exception where one is above it.
 
         ∇ with the microscope = ∇ without, for every trainable parameter of the model
         h_i = 0  ⇒  row i of ∇ Σ_i h_i J_i is 0        hᵀ K h = ‖∇ Σ_i h_i J_i‖², for every parameter
 
     h runs over the `halves` of the rollouts, or over those given. `backward(weights)` runs forward and backward of
-    Σ_i weights_i J_i over one batch, weights (N,) in float64. Every pass starts from the same random state and the same
-    buffers; these, and gradients that parameters hold, are put back. Errors are shares of the parameter's own rows, or
-    of what rounding makes of all rows where those are less: the gradient of a key's bias, for example, is 0 but for
-    rounding.
+    Σ_i weights_i J_i over one batch, weights (N,) in float64. Every pass starts from the same random state and buffers;
+    these and the gradients are restored. Errors are shares of the parameter's own rows, or of the rounding of all rows
+    where that is larger: the gradient of a key's bias, for example, is 0 but for rounding.
     """
     every = torch.ones(rollouts, dtype=torch.float64)
     with _as_before(scope.model) as restart:
@@ -100,8 +95,8 @@ def prove(scope: Microscope, backward: Callable[[Tensor], None], rollouts: int,
 
 
 def halves(rollouts: int) -> list[Tensor]:
-    """(N,) of 0 and 1 each: bit b of the rollout's number, for every b. Rows dealt out wrongly change one half or more:
-    a permutation that maps each of these sets to itself leaves every bit of every number as it is.
+    """(N,) of 0 and 1 each: bit b of the rollout's number, for every b. A permutation of rows changes one half or more:
+    one that maps each of these sets to itself leaves every bit of every number unchanged.
 
     >>> [half.tolist() for half in halves(3)]
     [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -114,10 +109,8 @@ def drawn(rollouts: int, seed: int) -> list[Tensor]:
     """One half of the rollouts, another for each seed; the global random state is not touched."""
     if rollouts < 2:
         return []
-    stream = hashlib.shake_128(f"creditscope proof|{seed}".encode()).digest(rollouts)
-    order = sorted(range(rollouts), key=lambda i: stream[i])
     half = torch.zeros(rollouts, dtype=torch.float64)
-    half[order[: rollouts // 2]] = 1
+    half[torch.randperm(rollouts, generator=torch.Generator().manual_seed(seed))[: rollouts // 2]] = 1
     return [half]
 
 
@@ -127,7 +120,7 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @contextmanager
 def _as_before(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Gives what makes gradients empty, and buffers and random numbers what they were; at the end all are as before."""
+    """Yields a function that empties gradients and restores buffers and random state; at the end all are restored."""
     grads = {p: p.grad for p in model.parameters()}
     buffers = {name: (b, b.detach().clone()) for name, b in model.named_buffers()}
     device = next(iter(grads)).device
@@ -174,7 +167,7 @@ def _compare_gradients(scope: Microscope, under: dict[str, tuple[float, float]],
 
 
 def _require_silence(scope: Microscope, half: Tensor) -> None:
-    """Rollouts without a loss have rows of 0: anything else came through another rollout's activations."""
+    """Rollouts without a loss have rows of 0, or rows mix."""
     norms = scope.gram.diagonal()
     loud = [i for i in (half == 0).nonzero().flatten().tolist() if float(norms[i]) != 0]
     if loud:
@@ -198,8 +191,7 @@ def _compare_rows(scope: Microscope, half: Tensor, layers: dict[str, Tensor], ch
             raise CreditscopeError(
                 f"the rows of {name!r} are not those of their rollouts: ‖∇‖² of rollouts "
                 f"{half.nonzero().flatten().tolist()[:4]} … alone is {norm:.6g}, their rows give {found:.6g}. The "
-                f"model mixes or reorders its rows in a way that was not seen, or rows= and segments= name the wrong "
-                f"owners")
+                f"model mixes or reorders its rows undetected, or rows= and segments= name the wrong owners")
         worst = max(worst, error)
     return worst
 
@@ -210,7 +202,7 @@ def _tolerance(scope: Microscope, checks: dict[str, Any], name: str) -> float:
 
 
 def _projections(grad: Tensor | None) -> tuple[float, float]:
-    """σᵀ G τ for fixed signs, others for rows than for columns (a transposed G has another), and ‖G‖²."""
+    """σᵀ G τ for fixed signs, different for rows and columns so that Gᵀ gives another number, and ‖G‖²."""
     if grad is None:
         return 0.0, 0.0
     grad = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()

@@ -1,7 +1,7 @@
-"""What operations report during one backward pass, and how the reports of one parameter become its Gram.
+"""Collects the reports of operations during one backward pass and makes each parameter's Gram of them.
 
-A parameter used once is settled on the spot. One used several times (a tied head, a layer called twice) has rows
-g_i = Σ_calls g_i^(c), whose products need all its calls: its factors wait until the pass is over.
+A parameter used several times (a tied head, a layer called twice) has rows g_i = Σ_calls g_i^(c), whose products need
+all its calls: its factors are kept until the pass is over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def in_backward() -> bool:
-    """Whether autograd is running in this thread: then a forward is a checkpoint being recomputed."""
+    """Whether autograd is running in this thread: then a forward is a checkpoint's recomputation."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -37,9 +37,8 @@ class Waiting:
     lookups: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     dense: Tensor | None = None
     head: Tensor | None = None
-    """(N, U, d) the rows of a tied head whose Gram is already counted, for the ids that were looked up."""
+    """(N, U, d) the rows of a tied head whose Gram is already counted, for the ids `head_ids` (U,), sorted."""
     head_ids: Tensor | None = None
-    """(U,) those ids, sorted."""
 
 
 class Recorder:
@@ -49,37 +48,32 @@ class Recorder:
                  parameters: Mapping[str, Tensor]) -> None:
         self._owners, self.exact, self.sketcher = owners, exact, sketcher
         self.parameters = dict(parameters)
-        """Name → the tensor that stands for it in the graph: the parameter, or what an engine puts in its place."""
-        self.shapes = {name: whole_shape(p) for name, p in parameters.items()}
-        self._rows: RowOwners | None = None
+        """Name → its tensor in the graph: the parameter, or an engine's replacement of it."""
+        # While ZeRO-3 has emptied a parameter, `ds_shape` is its shape.
+        self.shapes: dict[str, tuple[int, ...]] = {name: tuple(getattr(p, "ds_shape", p.shape))
+                                                   for name, p in parameters.items()}
+        self.known: RowOwners | None = None  # the batch's owners
         self.grams: dict[str, Tensor] = {}
         self.sketch: Tensor | None = None
         self.blocks: dict[str, ParameterBlock] = {}
         """Parameters of which this rank holds a part (tensor parallel), and which part."""
-        self.mesh: DeviceMesh | None = None
-        """The ranks that hold the parts."""
-        self.block_sketch: Tensor | None = None
-        """The sketch of the parts, apart from `sketch`: only these add up over the ranks."""
+        self.mesh: DeviceMesh | None = None  # the ranks that hold the parts
+        self.block_sketch: Tensor | None = None  # the sketch of the parts: only these add up over the ranks
         self.strays: list[tuple[str, Tensor]] = []
         self.mixing: list[tuple[str, Tensor]] = []
-        self.missed: dict[str, str] = {}
-        """Parameters that an operation used in a way that gives no rows → why."""
-        self.walks = True
-        """Whether to look through the graph: among many ranks engines put functions of their own between."""
-        self.walked: set[Any] = set()
-        """Kinds of passes whose graph was looked through."""
-        self.roots: list[Tensor] = []
-        """What the backward started from."""
+        self.missed: dict[str, str] = {}  # parameters that an operation used in a way that gives no rows → why
+        self.walks = True  # whether to search the graph: among many ranks engines insert functions of their own
+        self.walked: set[Any] = set()  # kinds of passes whose graph was searched
+        self.roots: list[Tensor] = []  # the tensors that the backward started from
         self.nodes: set[Any] = set()
         """The graph nodes, besides those of our own rules, through which parameters are known to be used."""
-        self.turned: list[Tensor] = []
-        """Results of the present call whose rows are their second axis."""
+        self.turned: list[Tensor] = []  # results of the present call whose rows are their second axis
         self.uses: list[tuple[Key, str, bool]] = []
-        """(what, kind, whether its other factors carry a gradient) of each use, in the order of the forward."""
+        """(key, kind, whether its other factors require a gradient) of each use, in the order of the forward."""
         self.calls: Counter[tuple[Key, str]] = Counter()
         self._parts: defaultdict[str, set[int | None]] = defaultdict(set)
         self.precision: dict[str, torch.dtype] = {}
-        """The reports' precision, by parameter: those that reported are covered."""
+        """The reports' precision by parameter; a parameter without a report is not covered."""
         self._ids: defaultdict[Key, list[Tensor]] = defaultdict(list)
         self._waiting: defaultdict[Key, Waiting] = defaultdict(Waiting)
         self._forward = self._backward = self._stale = False
@@ -87,59 +81,46 @@ class Recorder:
         self.entered_with_grad = False
         self._scratch = Scratch()
 
-    # -- the batch ----------------------------------------------------------------------------------------------------
-
     def meet(self, lead: tuple[int, ...], device: torch.device) -> None:
-        """Learn the batch's leading axes from the model's input. One batch per context."""
+        """Take the batch's leading axes from the model's input. One batch per context."""
         if not lead:
             raise CreditscopeError("the model was given one vector without an axis of rows; give a batch of one row")
         if 0 in lead:
             raise CreditscopeError(f"the model was given an empty batch, of shape {lead}; skip it")
-        if self._rows is None:
-            self._rows = RowOwners.of(lead, *self._owners, device)
-        elif (self._rows.batch, self._rows.width) != (lead[0], lead[1] if len(lead) > 1 else None):
-            raise CreditscopeError(f"the microscope saw a batch of shape {(self._rows.batch, self._rows.width)} and "
+        if self.known is None:
+            self.known = RowOwners.of(lead, *self._owners, device)
+        elif (self.known.batch, self.known.width) != (lead[0], lead[1] if len(lead) > 1 else None):
+            raise CreditscopeError(f"the microscope saw a batch of shape {(self.known.batch, self.known.width)} and "
                                    f"then one of shape {lead}; open one context for each batch")
 
     def rows(self, x: Tensor, features: int = 1) -> RowOwners:
-        """The batch's owners; where the model's own input was not seen, the first operation's stands in for it."""
-        if self._rows is None:
+        """The batch's owners; where the model's input is unknown, the first operation's input is used."""
+        if self.known is None:
             self.meet(tuple(x.shape[: min(2, x.dim() - features)]), x.device)
-        assert self._rows is not None
-        return self._rows
-
-    @property
-    def known(self) -> RowOwners | None:
-        """The batch's owners, once they are known."""
-        return self._rows
+        assert self.known is not None
+        return self.known
 
     def turned_owner(self, y: Tensor) -> Tensor:
         """The owners of a result whose rows, or positions, are its second axis."""
-        assert self._rows is not None
-        owners = self._rows.owners.cpu()
+        assert self.known is not None
+        owners = self.known.owners.cpu()
         return owners.flatten().repeat_interleave(y.shape[1] // owners.numel()).expand(y.shape[0], -1)
 
     @property
-    def count(self) -> int | None:
-        return None if self._rows is None else self._rows.count
-
-    @property
     def batch(self) -> int | None:
-        return None if self._rows is None else self._rows.batch
-
-    # -- the life of a pass -------------------------------------------------------------------------------------------
+        return None if self.known is None else self.known.batch
 
     def forward(self, kind: str, source: ParameterSource | None, follows: bool = True,
                 ids: Tensor | None = None) -> None:
-        """An operation uses a parameter. Checkpoints do so again inside the backward, which changes nothing."""
+        """An operation uses a parameter; the second use by a checkpoint inside the backward is not counted."""
         if in_backward() or source is None:
             return
         self._forward = True
         self._stale |= self._backward
         keys = [Key(name) for name in source.names] if source.key is None else [source.key]
         for key in keys:
-            if source.ids is not None and ids is None and self._rows is not None:
-                kind, ids = "lookup", source.ids.expand(self._rows.count, -1)
+            if source.ids is not None and ids is None and self.known is not None:
+                kind, ids = "lookup", source.ids.expand(self.known.count, -1)
             self.calls[key, kind if source.key is not None else "dense"] += 1
             self._parts[key.name].add(key.part)
             self.uses.append((key, kind, follows))
@@ -147,7 +128,6 @@ class Recorder:
                 self._ids[key].append(ids)
 
     def backward(self) -> None:
-        """An operation's gradient arrives."""
         if self.closed:
             raise CreditscopeError("backward ran after the Microscope was closed; call loss.backward() inside the with "
                                    "block that holds the forward pass")
@@ -156,7 +136,7 @@ class Recorder:
         self._backward = True
 
     def once(self, ctx: object) -> None:
-        """The same forward must not be taken back twice (retain_graph)."""
+        """Refuse a second backward through the same forward (retain_graph)."""
         if getattr(ctx, "spent", False):
             raise _twice()
         ctx.spent = True  # type: ignore[attr-defined]
@@ -168,9 +148,9 @@ class Recorder:
         self.backward()
 
     def miss_unseen(self) -> None:
-        """Each edge of the graph into a parameter must come from a rule, or from an operation that was seen.
+        """Note parameters with an edge in the graph from neither a rule nor an operation that was seen.
 
-        A sum over rollouts may hide a use that was not seen, where gradients cancel; the graph does not.
+        The self-check compares sums, in which an unseen use may cancel.
         """
         names = {id(p): name for name, p in self.parameters.items()}
         known, todo, seen = self.nodes, [x.grad_fn for x in self.roots if x.grad_fn is not None], set()
@@ -190,13 +170,12 @@ class Recorder:
 
     @property
     def seen(self) -> tuple[bool, bool]:
-        """Whether a forward and a backward were seen."""
         return self._forward, self._backward
 
     def repeats(self) -> bool:
-        """Whether the uses are one sequence two or more times, each from inputs without a gradient: several forwards.
+        """Whether the uses are one sequence repeated, each time from inputs without a gradient: several forwards.
 
-        Where the model itself was called, its own call tells how often, and one call may use a part of it twice.
+        Not asked where the model itself was called: its calls are counted, and one call may use a part of it twice.
         """
         if self.entered_with_grad:
             return False
@@ -204,7 +183,7 @@ class Recorder:
         return any(len(self.uses) % i == 0 and self.uses == self.uses[:i] * (len(self.uses) // i)
                    for i in starts[1:])
 
-    # -- reports: each returns the gradient that goes on to the tensor of its source ----------------------------------
+    # -- reports: each returns the gradient of the source's tensor ----------------------------------------------------
 
     def matrix(self, source: ParameterSource, delta: Tensor, a: Tensor) -> Tensor:
         """D_i = Σ_t δ_it a_itᵀ, given (N, T, o) and (N, T, d)."""
@@ -269,7 +248,7 @@ class Recorder:
         return total
 
     def _explicit(self, key: Key, g: Tensor, precision: torch.dtype) -> None:
-        if key.part is not None and self._overlaps(key):  # used as a whole too: its rows are the whole parameter's
+        if key.part is not None and self._overlaps(key):  # also used as a whole: take rows of the whole parameter
             whole = g.new_zeros(len(g), *self.shapes[key.name])
             whole[:, key.part] = g
             key, g = Key(key.name), whole
@@ -290,7 +269,6 @@ class Recorder:
                 self._add(key.name, dense_gram(g))
 
     def own(self, source: ParameterSource) -> ParameterSource:
-        """The parameter of which a source holds looked-up rows."""
         name = source.names[0]
         return ParameterSource.parameter(name, self.parameters[name])
 
@@ -299,7 +277,6 @@ class Recorder:
             self.strays.append((name, total))
 
     def miss(self, source: ParameterSource, why: str) -> None:
-        """An operation uses this tensor in a way that gives no rows."""
         for name in source.names:
             self.missed.setdefault(name, why)
 
@@ -320,11 +297,8 @@ class Recorder:
         _, height, width = self.shapes[key.name]
         return ParameterBlock((self.shapes[key.name][0] * height, width), (key.part * height, 0))
 
-    # -- the end ------------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def settle(self) -> None:
-        """Take the products of the parameters that had to wait."""
         for key, waiting in self._waiting.items():
             gram = joint_gram(waiting, self.shapes[key.name])
             if gram is not None:
@@ -335,8 +309,8 @@ class Recorder:
         """An error where padding has a gradient, or an operation that was run again mixes rows."""
         for where, total in self.strays:
             if float(total) > 0:
-                raise CreditscopeError(f"positions that belong to nobody (−1) have a gradient in {where}; mask them "
-                                       f"out of the loss, or give them to a rollout")
+                raise CreditscopeError(f"positions of no rollout (−1) have a gradient in {where}; mask them out of the "
+                                       f"loss, or give them to a rollout")
         for where, gap in self.mixing:
             if not float(gap) <= 1:
                 raise CreditscopeError(
@@ -354,21 +328,11 @@ class Recorder:
 
 
 RULED = ("_Multiply", "_Stack", "_Lookup", "_Spread", "_Along")
-"""The nodes of our own rules."""
-
-
-def whole_shape(p: Tensor) -> tuple[int, ...]:
-    """A parameter's shape, also while ZeRO-3 has emptied it."""
-    return tuple(getattr(p, "ds_shape", p.shape))
+"""The graph nodes of our own rules."""
 
 
 def weight_gram(delta: Tensor, a: Tensor, scratch: Scratch | None = None) -> tuple[Tensor, Tensor]:
-    """(N,T,o), (N,T,d) → dW = Σ_i dW_i (o,d) and K_ij = ⟨dW_i, dW_j⟩, with dW_i = Σ_t δ_it a_itᵀ.
-
-    >>> delta, a = torch.ones(2, 1, 1), torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]])
-    >>> weight_gram(delta, a)[1].tolist()
-    [[5.0, 3.0], [3.0, 9.0]]
-    """
+    """(N,T,o), (N,T,d) → dW = Σ_i dW_i (o,d) and K_ij = ⟨dW_i, dW_j⟩, with dW_i = Σ_t δ_it a_itᵀ."""
     if delta.is_cuda:
         from creditscope.microscope import routes  # it loads Triton, which takes a while
 
@@ -377,13 +341,11 @@ def weight_gram(delta: Tensor, a: Tensor, scratch: Scratch | None = None) -> tup
 
 
 def joint_gram(waiting: Waiting, shape: tuple[int, ...]) -> Tensor | None:
-    """The Gram of g_i = Σ_calls g_i^(c), less what was counted when a tied head reported; None where that was all."""
-    lookup = EmbeddingRows(torch.cat([ids for ids, _ in waiting.lookups], dim=1),
-                    torch.cat([delta for _, delta in waiting.lookups], dim=1)) if waiting.lookups else None
-    delta = torch.cat([delta for delta, _ in waiting.factors], dim=1) if waiting.factors else None
-    a = torch.cat([a for _, a in waiting.factors], dim=1) if waiting.factors else None
+    """The Gram of g_i = Σ_calls g_i^(c), less the part that was added when a tied head reported; None if it was all."""
+    lookup = EmbeddingRows(*_joined(waiting.lookups)) if waiting.lookups else None
+    delta, a = _joined(waiting.factors) if waiting.factors else (None, None)
     if waiting.dense is not None:
-        # A mixture with explicit rows is rare: hold all rows.
+        # A mixture with explicit rows is rare: all rows are held.
         rows = waiting.dense
         if delta is not None and a is not None:
             rows = rows + torch.bmm(delta.transpose(1, 2), a).view_as(rows)
@@ -403,6 +365,10 @@ def joint_gram(waiting: Waiting, shape: tuple[int, ...]) -> Tensor | None:
         looked = lookup.gram(head)
         gram = looked if gram is None else gram + looked
     return gram
+
+
+def _joined(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    return [torch.cat(some, dim=1) for some in zip(*pairs, strict=True)]
 
 
 def _twice() -> CreditscopeError:

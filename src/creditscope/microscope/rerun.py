@@ -2,8 +2,8 @@
 
     f(a, p)_i = f(a_i, p)        row i of p = (∂f(a_i, p)/∂p)ᵀ δ_i
 
-How the arguments are cut into parts is tried out on the call's own values: the operation on one rollout's part must
-give that rollout's part of the result, in the forward for two rollouts and in the backward for all.
+How the arguments are cut into parts is tested on the call's own values: the operation on one rollout's part must give
+that rollout's part of the result, in the forward for two rollouts and in the backward for all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Cut:
 
     @staticmethod
     def axes(rows: RowOwners) -> list[tuple[int, RowOwners]]:
-        """The axes along which rows may lie, first of all the first."""
+        """The axes along which rows may lie, the first one first."""
         if rows.picked and rows.owner is not None:
             same = rows.owner.dim() == 2 and bool((rows.owner == rows.owner[:1]).all())
             return [(0, rows), *([(1, rows.gathered(rows.owner[0].cpu(), rows.owner.device))] if same else [])]
@@ -46,11 +46,7 @@ class _Cut:
 
 
 def again(call: Call) -> Any:
-    """Any operation: as it is, and in the backward pass once more for each rollout's part of its arguments.
-
-    How the arguments are to be cut is tried out on the call's own values: the operation on one rollout's part must give
-    that rollout's part of the result.
-    """
+    """Any operation: unchanged, and in the backward pass once more for each rollout's part of its arguments."""
     func, recorder = call.func, call.recorder
     flat, spec = pytree.tree_flatten((call.args, call.kwargs))
     tensors = {k: leaf for k, leaf in enumerate(flat) if isinstance(leaf, Tensor)}
@@ -60,7 +56,7 @@ def again(call: Call) -> Any:
         raise CreditscopeError(f"{call.where} meets no activation whose rows are known")
     if {type(leaf) for leaf in tensors.values()} - PLAIN:
         kinds = sorted({type(leaf).__name__ for leaf in tensors.values() if type(leaf) not in PLAIN})
-        raise CreditscopeError(f"{call.where} computes with {', '.join(kinds)}, tensors with a meaning of their own")
+        raise CreditscopeError(f"{call.where} computes with {', '.join(kinds)}, subclasses of Tensor")
     rows, where = call.rows_of(x), call.where
     kind = x.device.type
     casts = (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
@@ -128,7 +124,7 @@ def again(call: Call) -> Any:
                 recorder.stray(where, rows.stray(grad))
 
     attached = attach(call, out, report)
-    if cut.axis == 1 and not rows.picked:  # its results are laid out likewise, and say so
+    if cut.axis == 1 and not rows.picked:  # its results have the same layout
         recorder.turned.extend(y for y in pytree.tree_leaves(attached) if isinstance(y, Tensor) and y.dim() > 1
                                and y.shape[1] in (rows.batch, rows.batch * (rows.width or 1)))
     return attached
@@ -138,7 +134,7 @@ def _find_cut(call: Call, rows: RowOwners, bare: list[Any], sources: dict[int, P
               results: Sequence[Tensor], run: Callable[[Sequence[Any]], list[Tensor]]) -> _Cut | None:
     """The first way to cut the arguments that gives two rollouts their parts of the results."""
     half = any(isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16) for leaf in bare)
-    if half:  # rounding would let a wrong way pass
+    if half:  # in half precision a wrong way may pass within rounding
         try:
             wide = [leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16) else leaf
                     for leaf in bare]
@@ -188,7 +184,7 @@ def _random_state(x: Tensor) -> Tensor:
 
 
 def _mark(out: Tensor) -> Tensor:
-    """(*lead, d) → (*lead, 2): each vector's product with fixed signs, and its norm. Enough to know a result again."""
+    """(*lead, d) → (*lead, 2): each vector's product with fixed signs, and its norm, to compare results by."""
     wide = out.to(torch.promote_types(out.dtype, torch.float32)) if out.is_floating_point() else out.float()
     wide = torch.where(wide.abs() < 1e30, wide, wide.sign())  # masks are −∞, or nearly
     wide = wide if wide.dim() > 1 else wide[..., None]
@@ -197,10 +193,7 @@ def _mark(out: Tensor) -> Tensor:
 
 
 def _gap(then: Tensor, now: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest difference of two marks in units of what rounding explains: 4096 roundings, at most an eighth.
-
-    Roundings are float32's at least: some operations compute in it whatever their arguments' dtype.
-    """
+    """The largest difference of two marks in units of 4096 roundings (of float32 at least), at most an eighth."""
     if then.numel() == 0:
         return torch.zeros((), dtype=torch.float64, device=then.device)
     rounding = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)

@@ -5,14 +5,13 @@
 Four exact routes to the same two tensors, each a function of (delta, a). `weight_gram` takes the one that `route`, the
 cost model, predicts to be the fastest:
 
-- `fused`, up to 8 rollouts: one persistent kernel. Eight warps multiply tiles of dW_i on the tensor cores and leave
-  them, rounded, in a ring of scratch the size of the L2 cache. Four other warps follow behind, read every column's N
-  values once, add up their products and write their sum.
+- `fused`, up to 8 rollouts: one persistent kernel. Eight warps multiply tiles of dW_i on the tensor cores into a ring
+  of scratch the size of the L2 cache. Four other warps read every column's N values once, and write products and sum.
 - `pass`, up to 64: `torch.bmm` into a scratch chunk, then one pass over it for products and sums.
 - `ghost`: K_ij = Σ_ts (a_it·a_js)(δ_it·δ_js), which forms no gradient; dW is the plain product. For few tokens.
 - `chunks`: plain torch, any device and dtype; the only route for float32 and where Triton is missing.
 
-Nothing here waits for the GPU.
+No route waits for the GPU.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ BUFFERS = 3  # chunks in the ring of `fused`, 17 MB each: one being written, one
 def weight_gram(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """dW = Σ_i dW_i in a's dtype and K_ij = ⟨dW_i, dW_j⟩ in float64, for dW_i = Σ_t δ_it a_itᵀ.
 
-    `delta` is (N, T, d_out) and `a` (N, T, d_in), on one device and in one dtype, for N rollouts of T tokens; padded
-    tokens have δ = 0.
+    `delta` is (N, T, d_out) and `a` (N, T, d_in), for N rollouts of T tokens; padded tokens have δ = 0.
 
     >>> delta, a = torch.tensor([[[1.0]], [[2.0]]]), torch.tensor([[[3.0, 0.0]], [[0.0, 4.0]]])
     >>> weight_gram(delta, a)
@@ -102,12 +100,12 @@ def passes(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fused(delta: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """One persistent kernel: tiles of dW_i into a ring of scratch, their products and sums right behind."""
+    """One persistent kernel: tiles of dW_i into a ring of scratch, then their products and sums."""
     n, t, d_out = delta.shape
     d_in = a.shape[2]
     tall, wide = -(-d_out // 128), -(-d_in // 256)
     items = tall * wide * n
-    # Two rounds of the chip per chunk. A chunk must hold at least one: a program tells of an item one item later.
+    # Two rounds of the chip per chunk. A chunk must hold at least one: a program reports an item one item later.
     tiles = 2 * -(-_multiprocessors(a.device) // n)
     chunk_count = -(-tall * wide // tiles)
     programs = min(_multiprocessors(a.device), items)
@@ -172,9 +170,7 @@ def _ghost_tokens(t: int) -> int:
     return 128 if t > 64 else 64
 
 
-# ---- the cost model --------------------------------------------------------------------------------------------------
-#
-# Measured once on an NVIDIA H200 (benchmarks/gpu/kernels.md says how well it predicts), in bfloat16.
+# The cost model, measured once on an NVIDIA H200 in bfloat16; its accuracy: benchmarks/gpu/kernels.md.
 
 _CHIP = 132  # multiprocessors
 _MATRIX = 760e12  # operations/s of a large matrix product
@@ -197,7 +193,7 @@ def seconds(name: str, n: int, t: int, d_out: int, d_in: int) -> float:
         rate = 715e12 / _CHIP / (1.5 if max(d_in, d_out) > 1 << 17 else 1)
         return plain + max(1.0, blocks * (blocks + 1) / 2 / _CHIP) * operations / rate + 25e-6
     if name == "fused":
-        # An item of a tile: its steps and what surrounds them, or the reading behind it, whichever is slower.
+        # An item of a tile: its steps and their overhead, or the reading of its values, whichever is slower.
         rounds = -(-n * -(-d_out // 128) * -(-d_in // 256) // _CHIP)
         return rounds * max(0.69e-6 * -(-t // 64) + 3.7e-6, 7.2e-6) + 30e-6
     if name == "pass":

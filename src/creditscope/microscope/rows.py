@@ -1,9 +1,8 @@
 """Which rollout owns each position of a batch.
 
 A batch has B rows of T positions. By default row i is rollout i. Several rows may belong to one rollout (`rows`, one id
-per row), and a packed row may hold several rollouts (`segments`, one id per position). Operations see activations whose
-leading axes are (B, T, ...) or (B·T,), or vectors that were picked from such ones (`gathered`); everything here turns
-those into "N rollouts × their positions".
+per row), and a packed row may hold several rollouts (`segments`, one id per position). Activations have the leading
+axes (B, T, ...) or (B·T,), or are vectors picked from such ones (`gathered`); `arrange` turns them into (N, W, d).
 """
 
 from __future__ import annotations
@@ -16,9 +15,6 @@ from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 
-NOBODY = -1
-"""Marks padding: positions between packed sequences that belong to no rollout."""
-
 
 @dataclass(frozen=True)
 class RowOwners:
@@ -26,28 +22,17 @@ class RowOwners:
 
     batch: int
     width: int | None
-    count: int
-    """N, the number of rollouts."""
-    owner: Tensor | None = None
-    """(B,) or (B, T) ids from 0 to N−1, or NOBODY; None where row i is rollout i."""
-    index: Tensor | None = None
-    """(N, W) each rollout's base positions (rows, or row·T + column), padded with 0."""
-    real: Tensor | None = None
-    """(N, W) False where `index` is padding; None where nothing is padded."""
-    lost: Tensor | None = None
-    """Base positions that are padding (−1); None where there are none."""
-    pieces: tuple[Tensor, ...] = ()
-    """Each rollout's base positions, without padding."""
-    picked: bool = False
-    """Whether the units are vectors picked from a batch: then they are what `owner` names, whatever their axes."""
+    count: int  # N, the number of rollouts
+    owner: Tensor | None = None  # (B,) or (B, T) ids from 0 to N−1, −1 for padding; None where row i is rollout i
+    index: Tensor | None = None  # (N, W) each rollout's base positions (rows, or row·T + column), padded with 0
+    real: Tensor | None = None  # (N, W) False where `index` is padding; None where nothing is padded
+    lost: Tensor | None = None  # base positions that are padding; None where there are none
+    pieces: tuple[Tensor, ...] = ()  # each rollout's base positions, without padding
+    picked: bool = False  # whether the units are vectors picked from a batch, in the shape of `owner`
 
     @staticmethod
     def of(lead: tuple[int, ...], rows: Tensor | None, segments: Tensor | None, device: torch.device) -> RowOwners:
-        """The owners in a batch whose input has leading axes (B,) or (B, T).
-
-        >>> RowOwners.of((4, 9), torch.tensor([0, 0, 1, 1]), None, torch.device("cpu")).count
-        2
-        """
+        """The owners in a batch whose input has leading axes (B,) or (B, T)."""
         batch, width = lead[0], lead[1] if len(lead) > 1 else None
         owner = segments if segments is not None else rows
         if owner is None:
@@ -62,8 +47,8 @@ class RowOwners:
         count = int(flat.max()) + 1 if len(flat) else 0
         present = torch.bincount(flat[flat >= 0], minlength=max(count, 1))
         absent = (present == 0).nonzero().flatten().tolist() if count > 0 else []
-        if int(flat.min()) < NOBODY or count < 1 or absent:
-            raise CreditscopeError(f"{what} must hold the ids 0 ... N−1, each at least once, and −1 for nobody; got "
+        if int(flat.min()) < -1 or count < 1 or absent:
+            raise CreditscopeError(f"{what} must hold the ids 0 ... N−1, each at least once, and −1 for padding; got "
                                    f"ids from {int(flat.min())} to {int(flat.max())}"
                                    + (f", without {absent[0]}" if absent else ""))
         return _sorted(batch, width, count, owner, device)
@@ -74,7 +59,6 @@ class RowOwners:
 
     @property
     def owners(self) -> Tensor:
-        """(B,) or (B, T): the rollout of each unit."""
         return torch.arange(self.batch) if self.owner is None else self.owner
 
     @property
@@ -84,11 +68,11 @@ class RowOwners:
 
     @property
     def base(self) -> int:
-        """How many owned units there are: rows, or positions."""
+        """The number of owned units: rows, or positions."""
         return self.batch * (self.width or 1) if self.by_position else self.batch
 
     def owned(self, lead: tuple[int, ...], where: str) -> int:
-        """How many vectors with leading axes `lead` fall to each base unit; an error where the owner cannot be told."""
+        """The number of vectors with leading axes `lead` per base unit; an error where their owners are unknown."""
         size = prod(lead)
         if self.picked:
             if self.base and (size < self.base or size % self.base):
@@ -105,7 +89,7 @@ class RowOwners:
         return size // self.base
 
     def arrange(self, x: Tensor, where: str, blank: bool = False) -> Tensor:
-        """(*lead, d) → (N, W, d): each rollout's vectors side by side; `blank` sets the padding to 0."""
+        """(*lead, d) → (N, W, d), each rollout's vectors; `blank` sets the padding to 0."""
         if self.index is None and not self.picked and x.dim() == 3 and x.shape[0] == self.batch:
             return x
         each = self.owned(tuple(x.shape[:-1]), where)
@@ -146,8 +130,6 @@ class RowOwners:
             picked = picked.masked_fill(~self.real.reshape(*self.real.shape, *[1] * features), 0)
         return picked.sum(dim=1)
 
-    # -- one rollout at a time, for operations that are run again for each --------------------------------------------
-
     def piece(self, x: Tensor, i: int) -> Tensor | None:
         """The part of x that is rollout i's, in the layout of a smaller batch; None where x is not laid out by rows."""
         at = self.pieces[i] if self.pieces else slice(i, i + 1)
@@ -167,7 +149,6 @@ class RowOwners:
 
 def _sorted(batch: int, width: int | None, count: int, owner: Tensor, device: torch.device,
             picked: bool = False) -> RowOwners:
-    """Units side by side by their owners; an owner may have none where they were picked."""
     flat = owner.flatten().cpu()
     present = torch.bincount(flat[flat >= 0], minlength=count)
     pieces = [(flat == i).nonzero().squeeze(1) for i in range(count)]

@@ -5,8 +5,8 @@
         loss.backward()
     scope.gram          # K_ij = ⟨g_i, g_j⟩ over all trainable parameters
 
-Nothing of the model or the loss is changed. While the context is open, torch calls that use trainable parameters are
-seen (`watch`) and go through the rules of `operations`; modules run as they are, once, in their own mode.
+Neither model nor loss is changed. While the context is open, torch calls that use trainable parameters are intercepted
+(`watch`) and go through the rules of `operations`; modules run unchanged, once, in their own mode.
 """
 
 from __future__ import annotations
@@ -41,13 +41,11 @@ ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-3, tor
 
 
 @dataclass(frozen=True)
-class SelfCheck:
-    """The self-check of one parameter: two routes to ‖∇‖²."""
+class GramCheck:
+    """The self-check of one parameter: Σ_ij K_ij against ‖∇‖² of the gradient that arrived at it."""
 
     from_gram: float
-    """Σ_ij K_ij."""
     from_grad: float
-    """‖∇‖² of the gradient that arrived at the parameter."""
     error: float
     """|difference| / (Σ_i K_ii + ‖∇‖²)."""
     tolerance: float
@@ -59,32 +57,29 @@ class Microscope:
     Rows of the batch are rollouts. `rows` (B,) merges rows into rollouts; `segments` (B, T) names the rollout of each
     position of packed rows, −1 for padding. `sketch=k` adds a k×k sketch of every row, for pairs in other batches;
     `exact=False` keeps the sketch alone. Parameters whose names match a pattern in `allow` may stay uncovered; autograd
-    functions and operators of other packages whose names match one in `trust` are taken to leave rows in place.
+    functions and operators of other packages whose names match one in `trust` are assumed to leave rows in place.
     """
 
     def __init__(self, model: nn.Module, *, rows: Tensor | None = None, segments: Tensor | None = None,
                  exact: bool = True, sketch: int | Sketcher | None = None, allow: Sequence[str] = (),
-                 trust: Sequence[str] = (), tolerance: float | None = None) -> None:
-        check_arguments(model, rows, segments, exact, sketch, {"allow": allow, "trust": trust}, tolerance)
+                 trust: Sequence[str] = ()) -> None:
+        check_arguments(model, rows, segments, exact, sketch, {"allow": allow, "trust": trust})
         self.model, self._owners, self.exact = model, (rows, segments), exact
         self.sketcher = Sketcher(sketch) if isinstance(sketch, int) else sketch
-        self._allow, self._trust, self._tolerance = tuple(allow), tuple(trust), tolerance
+        self._allow, self._trust = tuple(allow), tuple(trust)
         self.parameters = check_model(model, self._allow)
         self._open: Recorder | None = None
         self._watch: Watch | None = None
-        self._walked: set[Any] = set()
-        """Kinds of passes whose graph was looked through."""
+        self._walked: set[Any] = set()  # kinds of passes whose graph was searched
         self._undo: list[Callable[[], None]] = []
         self._norms: dict[str, list[Tensor]] = {}
         self._kept: dict[str, Tensor] = {}
         self._measured: set[int] = set()
         self._older: set[str] = set()
-        """Parameters whose .grad held something when the context was entered, or will hold other ranks' gradients."""
+        """Parameters whose .grad was not empty when the context was entered, or will hold other ranks' gradients."""
         self._weighed: set[str] = set()
-        """Parameters for which an engine put another tensor in place, whose gradient is weighed instead."""
+        """Parameters that an engine replaced by another tensor, whose gradient is weighed instead."""
         self._result: _Result | None = None
-
-    # -- reading ------------------------------------------------------------------------------------------------------
 
     @property
     def gram(self) -> Tensor:
@@ -104,19 +99,19 @@ class Microscope:
         return self._read().coverage
 
     @property
-    def checks(self) -> dict[str, SelfCheck]:
-        """The self-check of each parameter: Σ_ij K_ij against ‖∇‖²."""
+    def checks(self) -> dict[str, GramCheck]:
+        """The self-check of each parameter."""
         return self._read().checks
 
     @property
     def eps(self) -> float:
-        """The relative precision of the Gram's entries, for `spectrum(gram, eps)`: values below its floor are noise."""
+        """The relative precision of the Gram's entries, for `spectrum(gram, eps)`."""
         return max(ROUNDING[self._rounded(precision)] for precision in self._read().precisions)
 
     @property
     def tolerance(self) -> float:
         """The self-check's tolerance, for the coarsest of the activations."""
-        return max(self._tolerate(precision) for precision in self._read().precisions)
+        return max(TOLERANCE[self._rounded(precision)] for precision in self._read().precisions)
 
     @property
     def mesh(self) -> DeviceMesh | None:
@@ -124,10 +119,7 @@ class Microscope:
         return self._read().mesh
 
     def require_only(self, rollout: int) -> None:
-        """An error unless this rollout alone has a gradient: the proof that neither model nor loss mixes rows.
-
-        Read it once after a pass whose loss is that rollout's part of the loss; rows that mix show up in the others.
-        """
+        """After a pass whose loss is one rollout's: an error unless it alone has a gradient, so that no rows mix."""
         norms = self.gram.diagonal()
         others = [i for i, x in enumerate(norms.tolist()) if i != rollout and x > self.eps * float(norms.max())]
         if others:
@@ -137,7 +129,7 @@ class Microscope:
 
     @property
     def sketch(self) -> Sketch:
-        """Sketched rows, for pairs with rollouts of other batches and ranks, and for the path over steps."""
+        """Sketched rows."""
         found = self._read().sketch
         if found is None:
             raise CreditscopeError("this Microscope keeps no sketch; make it with sketch=16")
@@ -148,8 +140,6 @@ class Microscope:
             raise CreditscopeError("the microscope has nothing to read yet: run forward and backward inside its with "
                                    "block, and read after the block has ended")
         return self._result
-
-    # -- the context --------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Microscope:
         if self._open is not None:
@@ -185,8 +175,8 @@ class Microscope:
         for module in entrances(self.model):
             hook = _meet(recorder, watch, module is self.model)
             self._undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        # Where .grad is empty now, it holds this pass's gradient at the end. Elsewhere it is caught as it comes: among
-        # many ranks always, before an engine reduces it.
+        # Where .grad is empty now, it holds this pass's gradient at the end. Elsewhere a hook reads the gradient as it
+        # arrives: among many ranks always, before an engine reduces it.
         for name, p in self.parameters.items():
             if p.grad is not None or ranks:
                 self._undo.append(p.register_hook(self._weigh(name, p)).remove)  # type: ignore[no-untyped-call]
@@ -196,7 +186,7 @@ class Microscope:
     def _remove(self) -> None:
         if self._open is not None:
             self._open.closed = True
-            self._open.roots, self._open.nodes = [], set()  # the graph holds the recorder: nothing would free either
+            self._open.roots, self._open.nodes = [], set()  # the graph refers to the recorder: break the cycle
         self._open = None
         if self._watch is not None:
             self._watch.leave()
@@ -207,7 +197,7 @@ class Microscope:
         self._undo = []
 
     def _stand_in(self, x: Tensor) -> str | None:
-        """The parameter in whose place a sharding engine has put x for a call: weigh what arrives there instead."""
+        """The name of the parameter that a sharding engine has replaced by x for a call; x's gradient is weighed."""
         name = next((name for name, p in self.model.named_parameters() if p is x and name in self.parameters), None)
         if name is not None and name not in self._weighed:
             self._weighed.add(name)
@@ -215,11 +205,11 @@ class Microscope:
         return name
 
     def _weigh(self, name: str, p: Tensor) -> Callable[[Tensor], None]:
-        """‖∇‖² of the gradient as it arrives, before it is added to what .grad holds already."""
+        """A hook that notes ‖∇‖² of the gradient as it arrives, before it is added to .grad."""
 
         def hook(g: Tensor) -> None:
             if self._open is not None and self._open.pulling:
-                return  # rows on their way through what a parameter was made into
+                return  # rows that are pulled back through a tensor made of parameters
             self._norms.setdefault(name, []).append(squared_norms([local(g.detach())])[0])
             if len(self._norms[name]) == 1:
                 recorder = self._open
@@ -241,7 +231,7 @@ class Microscope:
             if forward:
                 raise CreditscopeError("a forward ran inside the Microscope, but no backward; call loss.backward() "
                                        "inside the with block")
-            return None  # nothing happened at all: reading says so
+            return None  # nothing happened: reading raises
         wild = next((name for name, norm in norms.items() if not math.isfinite(norm)), None)
         if wild is not None:
             raise CreditscopeError(f"the gradient of {wild!r} is not finite, so its rows have no geometry: the loss or "
@@ -267,7 +257,7 @@ class Microscope:
             raise CreditscopeError(f"the gradient of {gone!r} is gone before the with block has ended, so nothing is "
                                    f"left to check against; call optimizer.step() and zero_grad() after the block")
         for name, parts in self._norms.items():
-            if len(parts) > 1:  # it came in several parts: read it as a whole
+            if len(parts) > 1:
                 if many_ranks():
                     raise CreditscopeError(f"the gradient of {name!r} came in {len(parts)} parts, as reentrant "
                                            f"checkpoints deliver it, and other ranks' are mixed into their sum; use "
@@ -283,7 +273,7 @@ class Microscope:
     def _judge(self, recorder: Recorder, norms: dict[str, float]) -> _Result:
         """The self-check: every parameter that got a gradient is accounted for, and by the right amount."""
         names = list(norms)
-        for name in recorder.missed:  # what is known of it is not all of it
+        for name in recorder.missed:  # its rows are incomplete
             recorder.precision.pop(name, None)
             recorder.grams.pop(name, None)
         missing = [name for name in names if name not in recorder.precision and norms[name] > 0
@@ -294,9 +284,8 @@ class Microscope:
             raise CreditscopeError(
                 f"{len(missing)} parameter(s) got a gradient that the microscope cannot split into rows, first "
                 f"{missing[0]!r}: {why}. Name it in allow=[{missing[0]!r}] to measure without it")
-        total = sum(norms.values())
         covered = sum(norms[name] for name in names if name in recorder.precision)
-        coverage = covered / total if total > 0 else 1.0
+        coverage = covered / sum(norms.values()) if sum(norms.values()) > 0 else 1.0
         precisions = frozenset(recorder.precision.values())
         sketch = None
         if recorder.sketch is not None and recorder.sketcher is not None:
@@ -312,9 +301,11 @@ class Microscope:
         stacked = (stacked + stacked.transpose(1, 2)) / 2
         layers = dict(zip(order, stacked.unbind(), strict=True))
         totals, traces = stacked.sum(dim=(1, 2)).tolist(), stacked.diagonal(dim1=1, dim2=2).sum(dim=1).tolist()
-        checks = {name: self._compare(total, trace, norms.get(name, 0.0), recorder.precision[name])
-                  for name, total, trace in zip(order, totals, traces, strict=True)}
-        for name, check in checks.items():
+        checks: dict[str, GramCheck] = {}
+        for name, total, trace in zip(order, totals, traces, strict=True):
+            norm, tolerance = norms.get(name, 0.0), TOLERANCE[self._rounded(recorder.precision[name])]
+            error = abs(total - norm) / (trace + norm) if trace + norm != 0 else 0.0
+            check = checks[name] = GramCheck(total, norm, error, tolerance)
             if not check.error <= check.tolerance:
                 raise CreditscopeError(
                     f"self-check failed for {name!r}: Σ K = {check.from_gram:.6g}, but ‖∇‖² = {check.from_grad:.6g} "
@@ -323,49 +314,42 @@ class Microscope:
                     f"changed its gradient{_out_of_range(check, recorder.precision[name])}")
         return _Result(layers, checks, coverage, sketch, precisions, recorder.mesh)
 
-    def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, SelfCheck]:
+    def _check_sketch(self, sketch: Sketch | None, recorder: Recorder) -> dict[str, GramCheck]:
         """Without Grams: Σ_i S_i against the sketch of the gradient, over all parameters at once."""
         if sketch is None or self.sketcher is None or self._older & recorder.precision.keys():
-            return {}  # what .grad held before is in it, and cannot be taken out again
+            return {}  # .grad also holds earlier gradients
         grads = ((name, p.grad) for name, p in self.parameters.items() if name in recorder.precision)
         arrived = self.sketcher.gradient((name, g.detach()) for name, g in grads if g is not None).double().cpu()
         rows = sketch.rows.double().cpu()
-        worst = max(recorder.precision.values(), key=self._tolerate)
+        tolerance = max(TOLERANCE[self._rounded(precision)] for precision in recorder.precision.values())
         summed = rows.sum(dim=0)
         scale = float(rows.square().sum() + arrived.square().sum())
         error = float((summed - arrived).square().sum()) / scale if scale != 0 else 0.0
-        check = SelfCheck(float(summed.square().sum()), float(arrived.square().sum()), error, self._tolerate(worst))
+        check = GramCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
         if not error <= check.tolerance:
             raise CreditscopeError(f"self-check failed: the rows' sketches do not add up to the sketch of the gradient "
                                    f"(off by {error:.2g}, tolerance {check.tolerance:.0g}). A parameter is used in a "
                                    f"way the microscope did not see; exact=True says which")
         return {"all parameters, sketched": check}
 
-    def _tolerate(self, precision: torch.dtype) -> float:
-        return TOLERANCE[self._rounded(precision)] if self._tolerance is None else self._tolerance
-
     def _rounded(self, precision: torch.dtype) -> torch.dtype:
         """The precision of products: bfloat16 stands for TF32, to which a GPU may round float32 products."""
         short = precision == torch.float32 and next(iter(self.parameters.values())).is_cuda and _tf32()
         return torch.bfloat16 if short else precision
 
-    def _compare(self, total: float, trace: float, norm: float, precision: torch.dtype) -> SelfCheck:
-        scale = trace + norm
-        return SelfCheck(total, norm, abs(total - norm) / scale if scale != 0 else 0.0, self._tolerate(precision))
-
 
 @dataclass(frozen=True)
 class _Result:
     layers: dict[str, Tensor]
-    checks: dict[str, SelfCheck]
+    checks: dict[str, GramCheck]
     coverage: float
     sketch: Sketch | None
     precisions: frozenset[torch.dtype]
     mesh: DeviceMesh | None
 
 
-def _out_of_range(check: SelfCheck, precision: torch.dtype) -> str:
-    """Whether numbers of this precision may be too short for such a gradient, and what to do then."""
+def _out_of_range(check: GramCheck, precision: torch.dtype) -> str:
+    """The advice for a gradient whose products leave the range of this precision; "" for any other."""
     low, high = SQUARABLE if precision != torch.float16 else (1e-9, 1e9)
     if precision == torch.float64 or low <= check.from_grad <= high:
         return ""
@@ -375,16 +359,11 @@ def _out_of_range(check: SelfCheck, precision: torch.dtype) -> str:
             f"Gram by 4**k and changes no rank")
 
 
-# -- before anything runs ----------------------------------------------------------------------------------------------
-
-
 _MEASURED: set[int] = set()
 """Parameters (by identity) that an open Microscope measures."""
 
 
-def check_arguments(model: Any, rows: Any, segments: Any, exact: Any, sketch: Any, patterns: dict[str, Any],
-                    tolerance: Any) -> None:
-    """Refuse arguments that mean nothing, with what they may be."""
+def check_arguments(model: Any, rows: Any, segments: Any, exact: Any, sketch: Any, patterns: dict[str, Any]) -> None:
     if not isinstance(model, nn.Module):
         raise CreditscopeError(f"Microscope measures a torch.nn.Module, got {type(model).__name__}")
     for what, ids, where in (("rows", rows, "row, shape (B,)"), ("segments", segments, "position, shape (B, T)")):
@@ -402,14 +381,10 @@ def check_arguments(model: Any, rows: Any, segments: Any, exact: Any, sketch: An
         if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(a, str) for a in given):
             raise CreditscopeError(f"{what}= is a list of patterns for names, such as {what}=['lm_head.*']; got "
                                    f"{given!r}")
-    if tolerance is not None and not (isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
-                                      and 0 < tolerance < math.inf):
-        raise CreditscopeError(f"tolerance= is a number above 0, the share of Σ K by which the self-check may be off; "
-                               f"got {tolerance!r}")
 
 
 def check_model(model: nn.Module, allow: Sequence[str] = ()) -> dict[str, nn.Parameter]:
-    """The trainable parameters by name; an error where the model cannot be measured. Nothing of the model is run."""
+    """The trainable parameters by name; an error where the model cannot be measured."""
     for where, module in model.named_modules():
         if ("_orig_mod" in module._modules or module._compiled_call_impl is not None
                 or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")):
@@ -437,7 +412,7 @@ def check_model(model: nn.Module, allow: Sequence[str] = ()) -> dict[str, nn.Par
 
 
 def _tf32() -> bool:
-    """Whether float32 products on the GPU keep ten bits only."""
+    """Whether float32 products on the GPU are rounded to ten bits."""
     matmul = torch.backends.cuda.matmul
     try:
         return bool(matmul.fp32_precision == "tf32")
@@ -472,9 +447,8 @@ def _meet(recorder: Recorder, watch: Watch,
                     raise _two_forwards()
                 recorder.entered_with_grad = True
             recorder.entered = True
-            features = 0 if not first.is_floating_point() else 1
-            lead = tuple(first.shape[: min(2, first.dim() - features)])
-            if outer or recorder.batch is None:  # a model may put more positions before its embedding (prompts)
+            lead = tuple(first.shape[: min(2, first.dim() - int(first.is_floating_point()))])
+            if outer or recorder.batch is None:  # a model may insert positions before its embedding (prompts)
                 recorder.meet(lead, first.device)
             watch.given([x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim() > 0
                          and len(x) == recorder.batch])

@@ -1,8 +1,8 @@
 """Layers and parameters of which this rank holds a part, as torch.distributed.tensor lays them out.
 
-A sharded data-parallel engine (FSDP2, ZeRO) cuts parameters where they are kept and puts whole ones in place for the
-length of a call: the rules of `operations` see those. Tensor parallel cuts the call itself. Then it is measured on its
-own part, dW_i = [δ_i^(1); δ_i^(2)] a_iᵀ or δ_i [a_i^(1), a_i^(2)]ᵀ, with no traffic, and
+A sharded data-parallel engine (FSDP2, ZeRO) gathers whole parameters for each call, which the rules of `operations`
+read. Tensor parallel cuts the call itself, dW_i = [δ_i^(1); δ_i^(2)] a_iᵀ or δ_i [a_i^(1), a_i^(2)]ᵀ. Each rank
+measures its part without communication, and
 
     K_ij = Σ_ranks ⟨dW_i^(rank), dW_j^(rank)⟩        S_i = Σ_ranks P_out^(rank) dW_i^(rank) P_in^(rank)ᵀ
 
@@ -26,18 +26,17 @@ from creditscope.microscope.sources import ParameterSource
 
 
 def many_ranks() -> bool:
-    """Whether this process is one of several that train together, so that `.grad` may hold others' gradients too."""
+    """Whether several processes may train together, so that `.grad` may hold other ranks' gradients."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def is_shard(x: Any) -> bool:
-    """Whether x is a DTensor; torch's module for them is heavy, and is loaded only by who makes some."""
+    """Whether x is a DTensor; torch's module for them is slow to load, and is not loaded for this."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
 
 def local(x: Tensor) -> Tensor:
-    """The part that this rank holds."""
     return x.to_local() if is_shard(x) else x  # type: ignore[attr-defined]
 
 
@@ -62,9 +61,6 @@ def parts(x: Tensor) -> int:
                                    f"after the engine has")
         count *= 1 if placement.is_replicate() else x.device_mesh.size(dim)  # type: ignore[attr-defined]
     return count
-
-
-# -- tensor parallel ---------------------------------------------------------------------------------------------------
 
 
 def on_shards(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
@@ -93,7 +89,7 @@ def on_shards(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[s
 
 
 def _cut(weight: Any) -> int | None:
-    """The dimension along which a weight is cut; None where it is cut in another way than we read."""
+    """The dimension along which a weight is cut; None for any other layout."""
     if not is_shard(weight) or len(weight.placements) != 1 or not weight.placements[0].is_shard():
         return None
     return int(weight.placements[0].dim)
@@ -148,10 +144,7 @@ def add_norms(recorder: Recorder, norms: dict[str, float]) -> dict[str, float]:
 
 
 def add_parts(recorder: Recorder) -> None:
-    """Grams and sketches of cut parameters become those of the whole ones, on every rank; the others stay as they are.
-
-    What every rank holds as a whole every rank has measured as a whole: adding that up too would count it again.
-    """
+    """Add up Grams and sketches of cut parameters over the ranks; every rank has measured the others as a whole."""
     if recorder.mesh is None:
         return
     group = recorder.mesh.get_group()

@@ -2,9 +2,8 @@
 
     S_i = Σ_parameters P_out dW_i P_inᵀ / k        E⟨S_i, S_j⟩ = ⟨g_i, g_j⟩
 
-The exact Gram needs two rollouts in one backward pass. Rollouts of different micro-batches, ranks or steps are compared
-through their sketches, which are k × k and linear in the gradient. The error is estimated from the sketch itself
-(`Sketch.relative_error`).
+The exact Gram needs two rollouts in one backward pass. Sketches, k × k and linear in the gradient, compare rollouts of
+different micro-batches, ranks or steps; `Sketch.relative_error` estimates their error from the sketch itself.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ VECTOR_CHUNK = 4096  # entries of a 1-D parameter at a time: (N, 4096, k) is the
 def signs(seed: int, name: str, side: str, size: int, k: int) -> Tensor:
     """The projection of one side of one parameter: ±1, (size, k) int8, E[p pᵀ] = I for each column p.
 
-    The signs are the bits of SHAKE-256 of (seed, side, name). A published function, not a library's generator, decides
-    them, so every process, rank, device and version of torch has the same ones. Signs and not Gaussians: they are exact
-    in bfloat16, cost one bit each, and p² = 1 is not random, which can only lower the variance.
+    The signs are the bits of SHAKE-256 of (seed, side, name): the same in every process, on every device and in every
+    version of torch. Signs and not Gaussians: they are exact in bfloat16, and p² = 1 lowers the variance.
 
     >>> signs(0, "head.weight", "out", 3, 4).tolist()
     [[-1, -1, 1, -1], [-1, -1, -1, 1], [1, 1, 1, -1]]
@@ -42,7 +40,7 @@ def signs(seed: int, name: str, side: str, size: int, k: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ParameterBlock:
-    """The part of a parameter of this `shape` that begins at `start`: what one rank of several holds."""
+    """The part of a parameter of this `shape` that begins at `start`: one rank's part."""
 
     shape: tuple[int, ...]
     start: tuple[int, ...]
@@ -52,8 +50,8 @@ class Sketcher:
     """Makes sketches, (N, k²), of per-rollout gradients. Those of different parameters are added.
 
     Every parameter has its own projections, drawn from its name, so that E⟨S of one, S of another⟩ = 0 and the sum over
-    parameters is a sketch of the whole gradient. Layers that read the same input (q, k, v) do not share the projection
-    of it: that would save a product, but adds Σ ‖A_q B_kᵀ‖²/k over their pairs to the variance.
+    parameters is a sketch of the whole gradient. Layers with the same input (q, k, v) do not share its projection: that
+    would add Σ ‖A_q B_kᵀ‖²/k over their pairs to the variance.
 
     >>> sketcher = Sketcher(k=4)
     >>> delta, a = torch.ones(2, 3, 5), torch.ones(2, 3, 7)
@@ -71,14 +69,8 @@ class Sketcher:
     def matrix(self, name: str, delta: Tensor, a: Tensor, block: ParameterBlock | None = None) -> Tensor:
         """S_i = Σ_t (P_out δ_it)(P_in a_it)ᵀ / k, for dW_i = Σ_t δ_it a_itᵀ; (N, T, d_out), (N, T, d_in) -> (N, k²).
 
-        Both sides are projected first: N·T·k·(d_out + d_in + k) products, and nothing wider than k is made. `delta`
-        belongs to the parameter's first dimension: for GPT-2's Conv1D, which stores (d_in, d_out), swap the two.
-        Where the factors are a `block` of wider ones they meet its part of the signs: the sketches of all blocks add up
-        to that of the whole.
+        `delta` belongs to the parameter's first dimension. The sketches of all blocks add up to that of the parameter.
         """
-        if delta.dim() != 3 or a.dim() != 3 or delta.shape[:2] != a.shape[:2]:
-            raise CreditscopeError(f"{name}: a sketch needs factors (N, T, d_out) and (N, T, d_in), got "
-                                   f"{tuple(delta.shape)} and {tuple(a.shape)}")
         out, into = (None, None) if block is None else zip(block.shape, block.start, strict=True)
         return self._outer(delta @ self._projection(name, "out", delta, delta.shape[-1], out),
                            a @ self._projection(name, "in", a, a.shape[-1], into))
@@ -87,12 +79,9 @@ class Sketcher:
     def rows(self, name: str, index: Tensor, delta: Tensor, count: int, block: ParameterBlock | None = None) -> Tensor:
         """S_i = Σ_t (column index_it of P_out)(P_in δ_it)ᵀ / k, for an embedding: dW_i = Σ_t e_{index_it} δ_itᵀ.
 
-        A head tied to the embedding has the same name, hence the same projections: the two sketches add up to the
-        sketch of the summed (count, d) gradient. In a `block`, index counts from its own first row.
+        A head tied to the embedding has the same name and projections, so the two sketches add up to that of their
+        summed (count, d) gradient. In a `block`, index counts from its first row.
         """
-        if delta.dim() != 3 or delta.shape[:2] != index.shape:
-            raise CreditscopeError(f"{name}: a sketch of rows needs index (N, T) and delta (N, T, d), got "
-                                   f"{tuple(index.shape)} and {tuple(delta.shape)}")
         into = None
         if block is not None:
             index, count, into = index + block.start[0], block.shape[0], (block.shape[1], block.start[1])
@@ -104,12 +93,9 @@ class Sketcher:
     def vector(self, name: str, g: Tensor, block: ParameterBlock | None = None) -> Tensor:
         """S_i = P_out diag(g_i) P_inᵀ / k, for a 1-D parameter: (N, d) -> (N, k²).
 
-        A scale is the diagonal matrix it multiplies by. Entry (r, s) is then Σ_c p_rc q_sc g_c with signs that are
-        independent for every pair (r, s), as good as k²·d drawn signs while only 2·k·d are kept. Sparser schemes (count
-        sketch) have the same variance, but lose the rows and columns that `Sketch.variance` measures the error from.
+        Entry (r, s) is Σ_c p_rc q_sc g_c with signs that are independent for every pair (r, s). A count sketch has the
+        same variance, but lacks the rows and columns from which `Sketch.variance` estimates the error.
         """
-        if g.dim() != 2:
-            raise CreditscopeError(f"{name}: a sketch of a 1-D parameter needs (N, d), got {tuple(g.shape)}")
         whole = None if block is None else (block.shape[0], block.start[0])
         left, right = (self._projection(name, side, g, g.shape[1], whole) for side in ("out", "in"))
         total = torch.zeros(len(g), self.k * self.k, device=g.device, dtype=_wide(g.dtype))
@@ -119,10 +105,7 @@ class Sketcher:
 
     @torch.no_grad()
     def dense(self, name: str, g: Tensor, block: ParameterBlock | None = None) -> Tensor:
-        """S_i = P_out dW_i P_inᵀ / k of explicit gradients (N, *shape); leading dimensions of the shape are rows.
-
-        So a stack of experts (E, d_out, d_in) is one (E·d_out, d_in) matrix. The longer side is projected first.
-        """
+        """S_i = P_out dW_i P_inᵀ / k of explicit gradients (N, *shape); a stack (E, d_out, d_in) is (E·d_out, d_in)."""
         if g.dim() < 3:
             return self.vector(name, g.reshape(len(g), -1), block)
         out = into = None
@@ -157,10 +140,7 @@ class Sketcher:
 
     def _projection(self, name: str, side: str, like: Tensor, size: int,
                     whole: tuple[int, int] | None = None) -> Tensor:
-        """±1 as (size, k), which is the fast layout for x @ P, beside the tensor it will multiply.
-
-        With `whole` = (size of the side, first row), those rows of the side's signs.
-        """
+        """±1 as (size, k); with `whole` = (size of the side, first row), those rows of the side's signs."""
         if whole is not None:
             return self._projection(name, side, like, whole[0])[whole[1]:whole[1] + size]
         key = (name, side, like.device, like.dtype)
@@ -169,13 +149,13 @@ class Sketcher:
             made = signs(self.seed, name, side, size, self.k)
             found = self._projections[key] = made.to(device=like.device, dtype=like.dtype)
         if len(found) != size:
-            # Two parameters under one name would share signs, and their cross terms would not average out.
+            # Two parameters of one name would share signs, and their cross terms would not average out.
             raise CreditscopeError(f"parameter {name!r} had size {len(found)} on its {side} side and now has {size}: "
                                    f"one name is one parameter; pass its full name in the model")
         return found
 
     def _outer(self, u: Tensor, v: Tensor) -> Tensor:
-        """Σ_t u_it v_itᵀ / k in float32 or wider: (N, T, k) twice -> (N, k²). The skinny factors are cheap to widen."""
+        """Σ_t u_it v_itᵀ / k in float32 or wider: (N, T, k) twice -> (N, k²)."""
         wide = _wide(torch.promote_types(u.dtype, v.dtype))
         if torch.is_autocast_enabled(u.device.type):
             # A backward pass inside autocast would silently round the sketch to bfloat16.
@@ -215,14 +195,10 @@ class Sketch:
     def variance(self) -> Tensor:
         """An unbiased estimate of Var K̂_ij, (N, N), from the sketch alone: a two-way analysis of variance.
 
-        K̂_ij is the mean of the k × k table X_rs = k² S_irs S_jrs, whose rows and columns are independent draws. X is
-        its mean, a part of the row (variance σ_f²), a part of the column (σ_h²) and a rest (σ_w²), all uncorrelated.
-        With mean squares MS between rows, between columns and of the rest, E MS_row = k σ_f² + σ_w²,
-        E MS_col = k σ_h² + σ_w², E MS_rest = σ_w², so
-
             Var K̂ = E (MS_row + MS_col − MS_rest)/k²
 
-        Single entries are noisy and can be below 0; sums over entries are what `relative_error` uses.
+        K̂_ij is the mean of the k × k table X_rs = k² S_irs S_jrs, whose rows and columns are independent draws; MS are
+        the mean squares between its rows, between its columns and of the rest. Single entries can be below 0.
         """
         k, s = self.k, self._double().view(-1, self.k, self.k)
         square = self.gram.square()
@@ -245,34 +221,22 @@ class Sketch:
 
     @staticmethod
     def cat(sketches: Sequence[Sketch]) -> Sketch:
-        """The rollouts of several micro-batches or ranks, one after another: then `gram` has their pairs too."""
-        first = _comparable(sketches)
+        """The rollouts of several micro-batches or ranks, one after another."""
+        if not sketches:
+            raise CreditscopeError("no sketches were given: give at least one")
+        first = sketches[0]
         for i, other in enumerate(sketches):
-            if set(other.names) != set(first.names):
-                raise CreditscopeError(f"sketches must cover the same parameters: {_difference(first, other, i)}")
+            for what, mine, theirs in (("k", first.k, other.k), ("seed", first.seed, other.seed)):
+                if mine != theirs:
+                    raise CreditscopeError(f"sketches are comparable only with the same projections: {what} is {mine} "
+                                           f"in the first and {theirs} in number {i}. Give every rank the same "
+                                           f"Sketcher(k, seed)")
+            here, there = set(first.names), set(other.names)
+            if here != there:
+                raise CreditscopeError(f"sketches must cover the same parameters: only the first has "
+                                       f"{', '.join(sorted(here - there)[:4]) or 'nothing'}, only number {i} has "
+                                       f"{', '.join(sorted(there - here)[:4]) or 'nothing'}")
         return Sketch(torch.cat([s.rows.to(first.rows.device) for s in sketches]), first.k, first.seed, first.names)
-
-    @staticmethod
-    def sum(sketches: Sequence[Sketch]) -> Sketch:
-        """Sketches of the same rollouts from ranks that hold parts of them, added before any Gram is taken.
-
-        Parts of the tokens (context parallel) have the same names. Parts of the parameters (tensor or pipeline
-        parallel) have disjoint names: shards of one parameter need a name each, and a replicated one is counted once.
-        """
-        first = _comparable(sketches)
-        same = all(set(s.names) == set(first.names) for s in sketches)
-        every = [name for s in sketches for name in dict.fromkeys(s.names)]
-        if not same and len(set(every)) < len(every):
-            several = sorted({name for name in every if every.count(name) > 1})
-            raise CreditscopeError(f"sketches to be added have the same parameters (parts of the tokens) or disjoint "
-                                   f"ones (parts of the model); {', '.join(several[:4])} are in several but not all "
-                                   f"the others are. Count a replicated parameter on one rank only")
-        for i, s in enumerate(sketches):
-            if s.rows.shape != first.rows.shape:
-                raise CreditscopeError(f"sketches to be added are of the same rollouts: the first has "
-                                       f"{len(first.rows)}, number {i} has {len(s.rows)}. To stack, use Sketch.cat")
-        rows = torch.stack([s.rows.to(first.rows.device) for s in sketches]).sum(0)
-        return Sketch(rows, first.k, first.seed, first.names if same else tuple(every))
 
     def _double(self) -> Tensor:
         # On the CPU: some accelerators have no float64, and N × k² is small.
@@ -282,22 +246,3 @@ class Sketch:
 def _slices(s: Tensor) -> Iterable[Tensor]:
     """The Gram's k summands, one for each row r of the k × k sketches: Σ_s S_irs S_jrs, (N, N)."""
     return (s[:, r] @ s[:, r].T for r in range(s.shape[1]))
-
-
-def _comparable(sketches: Sequence[Sketch]) -> Sketch:
-    if not sketches:
-        raise CreditscopeError("no sketches were given: give at least one")
-    first = sketches[0]
-    for i, other in enumerate(sketches):
-        for what, mine, theirs in (("k", first.k, other.k), ("seed", first.seed, other.seed)):
-            if mine != theirs:
-                raise CreditscopeError(f"sketches are comparable only with the same projections: {what} is {mine} in "
-                                       f"the first and {theirs} in number {i}. Give every rank the same Sketcher(k, "
-                                       f"seed)")
-    return first
-
-
-def _difference(first: Sketch, other: Sketch, i: int) -> str:
-    here, there = sorted(set(first.names) - set(other.names)), sorted(set(other.names) - set(first.names))
-    return (f"only the first has {', '.join(here[:4]) or 'nothing'}, "
-            f"only number {i} has {', '.join(there[:4]) or 'nothing'}")

@@ -1,8 +1,8 @@
-"""Tensors that are parameters, or were made of parameters alone: what they are, and how rows return through them.
+"""Tensors made of parameters alone, and how rows are pulled back through them.
 
     D = h(p)        rows of D, (N, *D.shape)  →  rows of p: (∂h/∂p)ᵀ applied to each
 
-Where h only turns, reshapes, casts, shifts or takes one matrix of a stack, its transpose is known in closed form and
+Where h transposes, reshapes, casts, shifts or takes one matrix of a stack, its transpose is known in closed form and
 factors of a row stay factors. Any other h is pulled back through autograd's own graph of D, once per rollout.
 """
 
@@ -28,25 +28,18 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ParameterSource:
-    """One tensor, and what it is in terms of parameters."""
+    """A tensor D = h(p) made of the parameters `names`."""
 
     tensor: Tensor
     names: tuple[str, ...]
-    """The parameters that it was made of."""
-    key: Key | None
-    """The parameter (or part of one) of which it is a plain image; None where h is anything else."""
-    shape: tuple[int, ...]
-    """The key's own shape; () where there is no key."""
-    turned: bool = False
-    """Whether the last two axes are swapped."""
+    key: Key | None  # the parameter (or part of one) of which it is a plain image; None where h is anything else
+    shape: tuple[int, ...]  # the key's own shape; () where there is no key
+    turned: bool = False  # whether the last two axes are swapped
     ids: Tensor | None = None
     """Where it holds rows of the key that were looked up, alike for all rollouts: their ids, flat."""
-    padding: int = -1
-    """The id that gets no gradient."""
-    precision: torch.dtype = torch.float64
-    """The coarsest precision on the way from the parameters to it."""
-    node: Any = None
-    """The graph node of `tensor` when it was made: a later change in place would give it another."""
+    padding: int = -1  # the id that gets no gradient
+    precision: torch.dtype = torch.float64  # the coarsest precision between the parameters and this tensor
+    node: Any = None  # the graph node of `tensor` when it was made: a later change in place gives it another
 
     @staticmethod
     def parameter(name: str, p: Tensor) -> ParameterSource:
@@ -54,7 +47,7 @@ class ParameterSource:
 
     @property
     def matrix(self) -> bool:
-        """Whether it is a matrix of the key's own shape, or that shape turned: factors of rows stay factors."""
+        """Whether it is a matrix of the key's own shape, or its transpose: factors of rows stay factors."""
         return (self.key is not None and self.ids is None and len(self.shape) == 2
                 and tuple(self.tensor.shape) == self._own)
 
@@ -68,29 +61,27 @@ class ParameterSource:
         return rows.reshape(len(rows), *self.shape)
 
     def pull(self, rows: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """(N, *tensor.shape) → name → (N, *shape), through the graph of D: the user's own, in its own random state."""
+        """(N, *tensor.shape) → name → (N, *shape), through the user's own graph of D."""
         if self.tensor.grad_fn is not self.node:
             raise CreditscopeError(f"a tensor made of {' and '.join(self.names)} was changed in place after its use, "
                                    f"so rows cannot return through it; write the change out of place")
         sought = [parameters[name] for name in self.names]
-        # A checkpoint may run a forward inside, which has to be seen as the first one was.
+        # A checkpoint may run a forward inside, which has to be watched as the first one was.
         with _hooks_off([*sought, self.tensor]), torch._C._EnableTorchFunction():
-            return self._pulled(rows, sought)
-
-    def _pulled(self, rows: Tensor, sought: list[Tensor]) -> dict[str, Tensor]:
-        try:
-            found: Sequence[Tensor | None] = torch.autograd.grad(self.tensor, sought, rows, retain_graph=True,
-                                                                 allow_unused=True, is_grads_batched=True)
-        except RuntimeError:  # an operation of h that knows no axis of copies
-            each = [torch.autograd.grad(self.tensor, sought, row, retain_graph=True, allow_unused=True) for row in rows]
-            found = [None if some[0] is None else torch.stack([g.to_dense() if g.is_sparse else g for g in some])
-                     for some in zip(*each, strict=True)]
+            try:
+                found: Sequence[Tensor | None] = torch.autograd.grad(self.tensor, sought, rows, retain_graph=True,
+                                                                     allow_unused=True, is_grads_batched=True)
+            except RuntimeError:  # an operation of h that has no batched form
+                each = [torch.autograd.grad(self.tensor, sought, row, retain_graph=True, allow_unused=True)
+                        for row in rows]
+                found = [None if some[0] is None else torch.stack([g.to_dense() if g.is_sparse else g for g in some])
+                         for some in zip(*each, strict=True)]
         return {name: g for name, g in zip(self.names, found, strict=True) if g is not None}
 
 
 @contextmanager
 def _hooks_off(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """The users' hooks on these tensors wait: they are for the gradient, once, not for each row."""
+    """The users' hooks on these tensors do not run: they are for the gradient, once, not for each row."""
     held = [(hooks, dict(hooks)) for t in tensors if (hooks := t._backward_hooks)]
     try:
         for hooks, _ in held:
@@ -102,36 +93,34 @@ def _hooks_off(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def coarsest(*dtypes: torch.dtype) -> torch.dtype:
-    """
-    >>> coarsest(torch.float32, torch.bfloat16)
-    torch.bfloat16
-    """
     return max((d for d in dtypes if d.is_floating_point), key=lambda d: torch.finfo(d).eps)
 
 
 SAME, RESHAPE, TURN, SHIFT, SELECT = "same", "reshape", "turn", "shift", "select"
 
 
-def _functions(names: str, *owners: Any) -> list[Any]:
-    return [getattr(owner, name) for name in names.split() for owner in owners if hasattr(owner, name)]
+def torch_functions(names: str, *owners: Any, ends: Sequence[str] = ("",)) -> list[Any]:
+    """Torch's functions of these names, by default of torch and Tensor; `ends` ("", "_") adds those in place."""
+    found = [getattr(owner, name + end, None) for name in names.split() for owner in owners or (torch, Tensor)
+             for end in ends]
+    return [f for f in found if callable(f)]
 
 
 IMAGES: dict[Any, str] = {
-    **dict.fromkeys(_functions("to float double half bfloat16 type type_as contiguous clone cuda cpu",
-                               torch.Tensor, torch), SAME),
-    **dict.fromkeys(_functions("view reshape flatten unflatten unsqueeze squeeze view_as reshape_as ravel",
-                               torch.Tensor, torch), RESHAPE),
-    **dict.fromkeys(_functions("t transpose swapaxes swapdims adjoint", torch.Tensor, torch), TURN),
+    **dict.fromkeys(torch_functions("to float double half bfloat16 type type_as contiguous clone cuda cpu"), SAME),
+    **dict.fromkeys(torch_functions("view reshape flatten unflatten unsqueeze squeeze view_as reshape_as ravel"),
+                    RESHAPE),
+    **dict.fromkeys(torch_functions("t transpose swapaxes swapdims adjoint"), TURN),
     torch.Tensor.T.__get__: TURN, torch.Tensor.mT.__get__: TURN,  # type: ignore[attr-defined]
-    **dict.fromkeys(_functions("add", torch.Tensor, torch), SHIFT),
+    **dict.fromkeys(torch_functions("add"), SHIFT),
     torch.Tensor.__getitem__: SELECT,
 }
-"""Torch's functions of one parameter whose transpose is known: what it does to rows."""
+"""Torch's functions of one parameter whose transpose is known."""
 
 
 def made(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor,
          of: Sequence[ParameterSource]) -> ParameterSource:
-    """What `out` = func(...) is, made of these sources and constants."""
+    """The source that `out` = func(...) of these sources and constants is."""
     names = tuple(dict.fromkeys(name for source in of for name in source.names))
     precision = coarsest(out.dtype, *(source.precision for source in of))
     general = ParameterSource(out, names, None, (), precision=precision, node=out.grad_fn)
@@ -167,8 +156,10 @@ def _is_number(index: Any) -> bool:
 def _last_two(func: Any, axes: Sequence[Any], kwargs: Mapping[str, Any], dim: int) -> bool:
     """Whether a call of TURN's functions swaps the last two axes of a tensor of so many."""
     given = [*axes, *kwargs.values()]
+    if func == torch.Tensor.mT.__get__:  # type: ignore[attr-defined]
+        return True
+    if func == torch.Tensor.T.__get__:  # type: ignore[attr-defined]
+        return dim == 2
     if not given:
-        return dim == 2 or func == torch.Tensor.mT.__get__ or func in _functions("adjoint", torch.Tensor, torch)  # type: ignore[attr-defined]
-    if func == torch.Tensor.T.__get__ or func == torch.Tensor.mT.__get__:  # type: ignore[attr-defined]
-        return dim == 2 or func == torch.Tensor.mT.__get__  # type: ignore[attr-defined]
+        return dim == 2 or func in torch_functions("adjoint")
     return len(given) == 2 and {int(a) % dim for a in given} == {dim - 2, dim - 1}

@@ -1,7 +1,6 @@
-"""Singular values of the matrix whose rows are per-rollout gradients, and every "rank" people read off them.
+"""Singular values of the matrix G (N rollouts × P parameters) of per-rollout gradients, and ranks by every definition.
 
-The matrix G (N rollouts × P parameters) is never formed: σ_i² are the eigenvalues of K = G Gᵀ. Definitions disagree, so
-each has its own name and none is called just "rank". numpy only: reading a record needs no torch.
+σ_i² are the eigenvalues of K = G Gᵀ. No definition is called just "rank". numpy only: no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Spectrum:
 
     values: NDArray[np.float64]
     floor: float
-    """Values at or below it are noise of the arithmetic that made the Gram, not directions."""
+    """Values at or below it are rounding of the Gram."""
 
     @property
     def effective_rank(self) -> float:
@@ -52,7 +51,7 @@ class Spectrum:
 
     @property
     def numerical_rank(self) -> int:
-        """How many values stand above the floor."""
+        """The number of values above the floor."""
         return int((self.values > self.floor).sum())
 
     def energy_rank(self, q: float) -> int:
@@ -63,7 +62,7 @@ class Spectrum:
         return int(np.searchsorted(share, q - 1e-12) + 1)
 
     def truncated(self, k: int) -> Spectrum:
-        """The spectrum that a truncated SVD of k values would report. Its ranks cannot exceed k, whatever the data."""
+        """The spectrum of a truncated SVD of k values. Its ranks are at most k, whatever the data."""
         if at_least(1, k, "truncated: k") > len(self.values):
             raise CreditscopeError(f"truncated needs 1 ≤ k ≤ {len(self.values)}, got {k}")
         return Spectrum(self.values[:k], self.floor)
@@ -74,7 +73,7 @@ class Spectrum:
 
     @property
     def _unitless(self) -> NDArray[np.float64]:
-        """The values in a unit of about σ₁, a power of two, so that nothing is rounded and σ⁴ of any σ can be held."""
+        """The values divided by a power of two near σ₁: exact, and σ⁴ does not overflow."""
         return unitless(self.values)
 
 
@@ -105,16 +104,12 @@ def spectrum(gram: Any, eps: float = float(np.finfo(np.float64).eps)) -> Spectru
 
 
 def unitless(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values divided by the power of two below the largest: exact.
-
-    >>> bool(unitless(np.array([3e200, 0.0])).max() < 2)
-    True
-    """
+    """Values divided by the power of two below the largest: exact."""
     return np.ldexp(values, 1 - int(np.frexp(np.abs(values).max())[1]))
 
 
 def square(gram: Any, reader: str) -> NDArray[np.float64]:
-    """A Gram matrix as it came in, checked: (N, N) and finite."""
+    """A Gram matrix as float64; an error unless it is (N, N) and finite."""
     k = reals(gram, "a Gram matrix")
     if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape[0] == 0:
         raise CreditscopeError(f"{reader} needs a square Gram matrix (N, N), got shape {k.shape}")
@@ -125,11 +120,7 @@ def square(gram: Any, reader: str) -> NDArray[np.float64]:
 
 
 def reals(values: Any, what: str) -> NDArray[np.float64]:
-    """An array, a list or a tensor on the CPU as float64. Complex numbers and text are refused.
-
-    >>> reals([[1, 2]], "a row").tolist()
-    [[1.0, 2.0]]
-    """
+    """An array, a list or a tensor on the CPU as float64. Complex numbers and text are refused."""
     found = as_array(values, what)
     if found.dtype.kind not in "biuf":
         raise CreditscopeError(f"{what} must hold real numbers, got {found.dtype} from {type(values).__name__}; a "
@@ -138,7 +129,7 @@ def reals(values: Any, what: str) -> NDArray[np.float64]:
 
 
 def as_array(values: Any, what: str) -> NDArray[Any]:
-    """An array, a list or a tensor on the CPU as an array of whatever kind; no torch is loaded for it."""
+    """An array, a list or a tensor on the CPU as an array of any dtype, without loading torch."""
     try:
         return np.asarray(values.detach() if hasattr(values, "detach") else values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -147,7 +138,6 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
 
 
 def precision(eps: Any) -> float:
-    """A relative precision: a finite number that is not negative."""
     if isinstance(eps, bool) or not isinstance(eps, SupportsFloat) or not 0 <= float(eps) < np.inf:
         raise CreditscopeError(f"eps is the relative precision of the Gram's entries, a finite number of at least 0, "
                                f"got {eps!r}; take scope.eps, or 1e-6 for float32")
@@ -155,7 +145,6 @@ def precision(eps: Any) -> float:
 
 
 def at_least(least: int, value: Any, what: str) -> int:
-    """A whole number that is not below `least`."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
         raise CreditscopeError(f"{what} must be a whole number of at least {least}, got {value!r}")
     return operator.index(value)

@@ -1,8 +1,8 @@
-"""Every torch call of a pass is seen; those that use parameters go through the rules of `operations`.
+"""Intercepts every torch call of a pass; those that use parameters go through the rules of `operations`.
 
-A `TorchFunctionMode` is open from the beginning of the forward to the end of the backward. It knows which tensors are
-made of parameters alone (`sources`), which descend from what the model was given, and how those are laid out
-(`layouts`). A tensor that descends from neither is a constant.
+A `TorchFunctionMode` is open from the beginning of the forward to the end of the backward. It keeps which tensors are
+made of parameters alone (`sources`), which descend from the model's inputs, and how those are laid out (`layouts`). Any
+other tensor is a constant.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BACKWARDS = {Tensor.backward, torch.autograd.grad, torch.autograd.backward}
 ENGINES = ("torch.distributed.", "torch.nn.parallel.", "deepspeed.")
 """Modules whose autograd functions gather, scatter and hook tensors for a training engine."""
 TRUSTED = (*ENGINES, "torch.utils.checkpoint", "creditscope.microscope.", "bitsandbytes.", "flash_attn.")
-"""Modules whose autograd functions leave rows where they are. The last two, and deepspeed's, were not run here."""
+"""Modules whose autograd functions leave rows in place. The last two, and deepspeed's, were not run here."""
 CONSTANT = "constant"
-"""Set as an attribute of tensors that belong to no row."""
+"""The attribute of tensors that belong to no row."""
 _Getter = types.MethodWrapperType
 
 
@@ -45,20 +45,18 @@ class Mark:
 
     tensor: Tensor
     owner: Tensor | None
-    """The rollout of each unit, over as few leading axes as tell it, on the CPU; None where it cannot be told."""
+    """The rollout of each unit, over the leading axes that it depends on, on the CPU; None where unknown."""
     graded: bool
-    """Whether it had a gradient then: one that has it only later came out of an unwatched function."""
+    """Whether it required a gradient then: one that requires it only later came out of an unwatched function."""
 
 
 class Watch(TorchFunctionMode):
-    """Sees every torch call of one pass."""
-
     def __init__(self, recorder: Recorder, model: nn.Module, stand_in: Callable[[Tensor], str | None] | None,
                  trust: Sequence[str]) -> None:
         super().__init__()
         self._recorder = recorder
         self._stand_in = stand_in
-        """Among many ranks: the name of the parameter in whose place an engine has put this tensor, if it has."""
+        """Among many ranks: the name of the parameter that an engine has replaced by this tensor, or None."""
         self._known: dict[int, ParameterSource | Mark] = {
             id(p): ParameterSource.parameter(name, p) for name, p in recorder.parameters.items() if not p.is_complex()}
         fixed = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad),
@@ -66,25 +64,23 @@ class Watch(TorchFunctionMode):
         self._constants: dict[int, Tensor] = {id(t): t for t in fixed}
         self._inputs: list[Tensor] = []
         self._token, self._still = object(), object()
-        """Set as an attribute of tensors that descend from rows in the usual layout, with and without a gradient: no
-        reference is kept. One marked as without that has a gradient later came out of an unwatched function."""
+        """Attributes of tensors that descend from rows in the usual layout, with and without a gradient. One marked
+        as without that requires a gradient later came out of an unwatched function."""
         self._picked: dict[int, tuple[Tensor, RowOwners]] = {}
         self._places: dict[tuple[int, torch.Size], Mark] = {}
         """By address and shape: a reentrant checkpoint gives the same numbers in another tensor."""
         self._trust = tuple(trust)
-        self._unseen_code: set[str] = set()
-        """Autograd functions and operators, not torch's own, that activations came through."""
-        self.nodes: set[Any] = set()
-        """The graph nodes through which parameters are known to be used."""
+        self._unseen_code: set[str] = set()  # autograd functions and operators, not torch's own, that made activations
+        self.nodes: set[Any] = set()  # the graph nodes through which parameters are known to be used
 
     def given(self, tensors: list[Tensor]) -> None:
-        """The model was given these tensors: they are laid out by rows, whatever their shape may be taken for."""
+        """The model's inputs: they are laid out by rows, whatever their shape."""
         for x in tensors:
             self._lay(x, USUAL)
         self._inputs += tensors
 
     def leave(self) -> None:
-        """Close the mode, also where others were opened after it and are open still."""
+        """Close the mode, also where modes that were opened after it are still open."""
         above = []
         stack: Any = overrides
         while self in stack._get_current_function_mode_stack():
@@ -138,7 +134,7 @@ class Watch(TorchFunctionMode):
         return self._moved(func, args, kwargs)
 
     def _backward(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Checkpoints run forwards inside a backward: see those too."""
+        """Run a backward under the watch: checkpoints run forwards inside it."""
         self._recorder.nodes = self.nodes
         roots = kwargs.get("tensors", kwargs.get("outputs", args[0] if args else None))
         self._recorder.roots += [x for x in pytree.tree_leaves(roots) if isinstance(x, Tensor)]
@@ -149,17 +145,14 @@ class Watch(TorchFunctionMode):
             return opened(func)(*args, **kwargs)
 
     def _constant(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """A call without rows and parameters: what it makes belongs to no row, if all it was made of is constant."""
+        """A call without rows and parameters: its result is a constant where all its arguments are."""
         out = func(*args, **kwargs)
         if isinstance(out, Tensor) and not out.requires_grad and all(
                 getattr(x, "_creditscope", None) is CONSTANT or id(x) in self._constants for x in tensors):
             out._creditscope = CONSTANT  # type: ignore[attr-defined]
         return out
 
-    # -- parameters ---------------------------------------------------------------------------------------------------
-
     def _touched(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor]) -> Any:
-        """A call with a tensor that is known."""
         if func in BACKWARDS:
             return self._backward(func, args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -167,7 +160,7 @@ class Watch(TorchFunctionMode):
         sources = [s for x in leaves if (s := self._source(x)) is not None]
         if not sources:
             return self._moved(func, args, kwargs)
-        if isinstance(func, types.FunctionType) and not (func in RULES or _one_call(func)):
+        if isinstance(func, types.FunctionType) and func not in RULES and func not in ONE_CALL:
             with self:
                 return opened(func)(*args, **kwargs)
         if not torch.is_grad_enabled():
@@ -179,14 +172,13 @@ class Watch(TorchFunctionMode):
         return self._met(func, args, kwargs, leaves, sources)
 
     def _unseen(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Inside vmap, grad and other transforms a tensor's shape is not that of the batch."""
         for x in tensors_of(args, kwargs):
             if isinstance(source := self._known.get(id(x)), ParameterSource):
                 self._recorder.miss(source, "it is used inside a transform of torch.func, where rows cannot be told")
         return func(*args, **kwargs)
 
     def _count(self, func: Any, args: Any, kwargs: Any, sources: list[ParameterSource]) -> None:
-        """A pass without a graph may be a checkpoint's: its uses return in the backward, and are counted here."""
+        """A pass without a graph may be a checkpoint's, whose uses return in the backward: they are counted here."""
         rule = RULES.get(func)
         found = looked_up(func, args, kwargs)
         for source in sources:
@@ -197,7 +189,7 @@ class Watch(TorchFunctionMode):
                 self._recorder.forward("matrix" if rule is product and source.tensor.dim() == 2 else "dense", source)
 
     def _derived(self, func: Any, args: Any, kwargs: Any, sources: list[ParameterSource]) -> Any:
-        """A call of parameters and constants alone: its results are made of parameters."""
+        """A call of parameters and constants alone."""
         out = func(*args, **kwargs)
         for y in pytree.tree_leaves(out):
             if isinstance(y, Tensor) and y.requires_grad:
@@ -215,7 +207,6 @@ class Watch(TorchFunctionMode):
         return out
 
     def _met(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor], sources: list[ParameterSource]) -> Any:
-        """A call that brings parameters and activations together."""
         if any(is_shard(source.tensor) for source in sources):
             layouts = [layout for x in leaves if (layout := self._layout(x)) is not False]
             out = on_shards(self._recorder, func, args, kwargs, self._source, self._on_part)
@@ -253,7 +244,7 @@ class Watch(TorchFunctionMode):
         for y, layout in zip(results, found, strict=True):
             if any(y is z for z in self._recorder.turned):
                 layout = settled(rows, self._recorder.turned_owner(y), y)
-            elif layout is None and ran_again:  # it was shown to act on each rollout's part alone
+            elif layout is None and ran_again:  # `again` has shown that it acts on each rollout's part alone
                 owner = usual_owner(rows, x) if kept[id(x)] is USUAL else kept[id(x)]
                 if isinstance(owner, Tensor) and tuple(y.shape[: owner.dim()]) == tuple(owner.shape):
                     layout = settled(rows, owner, y)
@@ -283,7 +274,7 @@ class Watch(TorchFunctionMode):
         return found
 
     def _meets_stand_in(self, args: Any) -> bool:
-        """Whether an argument is a parameter that an engine has put in the place of one of the model's."""
+        """Whether an argument is a parameter with which an engine has replaced one of the model's."""
         assert self._stand_in is not None
         met = False
         for x in args:
@@ -295,10 +286,8 @@ class Watch(TorchFunctionMode):
                     met = True
         return met
 
-    # -- rows ---------------------------------------------------------------------------------------------------------
-
     def _descends(self, x: Tensor) -> bool:
-        """Whether a tensor that is not known belongs to rows: it carries a gradient or was made of what was given."""
+        """Whether an unknown tensor belongs to rows: it requires a gradient or was made of the model's inputs."""
         tag = getattr(x, "_creditscope", None)
         return tag is self._token or tag is self._still or (x.requires_grad and id(x) not in self._constants)
 
@@ -322,7 +311,7 @@ class Watch(TorchFunctionMode):
     def _came_from_outside(self, x: Tensor) -> bool:
         """Whether a tensor that was there before, and is no buffer, has the shape of rows: the user's own data."""
         rows = self._recorder.known
-        if self._recorder.entered:  # all that comes from outside is what the model was given
+        if self._recorder.entered:  # the model's inputs are known
             return False
         if rows is None:
             return x.dim() > (1 if x.is_floating_point() else 0)
@@ -336,13 +325,13 @@ class Watch(TorchFunctionMode):
     def _strange(self, x: Tensor) -> Layout | bool:
         """A tensor with a gradient that no torch call made: an autograd function's, a checkpoint's, or the user's."""
         same = self._places.get((x.data_ptr(), x.shape)) if self._places and type(x) is Tensor else None
-        if x.grad_fn is None:  # inside a reentrant checkpoint, a part of the model's input; else what all rows share
+        if x.grad_fn is None:  # inside a reentrant checkpoint, a part of the model's input; else shared by all rows
             rows = in_backward() or getattr(x, "_creditscope", None) is self._still
             return same.owner if same is not None else USUAL if rows else False
         own: Any = torch.autograd.function.BackwardCFunction
         if not isinstance(x.grad_fn, own) and getattr(x, "_creditscope", None) is CONSTANT:
-            return None  # a constant that was written into, in a way that was not seen
-        if not isinstance(x.grad_fn, own):  # torch's own function, in an unwatched call: by an engine, maybe
+            return None  # a constant that an unwatched call has written into
+        if not isinstance(x.grad_fn, own):  # torch's own function, in an unwatched call: an engine's, perhaps
             before = [node for node, _ in x.grad_fn.next_functions if node is not None]
             engine = before and all(isinstance(node, own) and _module_of(node).startswith(ENGINES) for node in before)
             return same.owner if same is not None else USUAL if engine else None
@@ -356,7 +345,7 @@ class Watch(TorchFunctionMode):
         return same.owner if same is not None and layout is USUAL else layout
 
     def _trusted(self, name: str, module: str) -> Layout:
-        """The usual layout after code that no torch call shows, where it is known or said to leave rows in place."""
+        """The usual layout after code that no torch call shows, where it is trusted to leave rows in place."""
         if module.startswith(TRUSTED) or any(fnmatchcase(name, pattern) for pattern in self._trust):
             return USUAL
         self._unseen_code.add(name)
@@ -382,7 +371,7 @@ class Watch(TorchFunctionMode):
         if layout is USUAL:
             self._known.pop(id(y), None)
             y._creditscope = self._token if y.requires_grad else self._still  # type: ignore[attr-defined]
-        elif layout is None and not y.requires_grad:  # it cannot carry a gradient from row to row: a constant
+        elif layout is None and not y.requires_grad:  # no gradient flows through it: a constant
             self._known.pop(id(y), None)
             y._creditscope = CONSTANT  # type: ignore[attr-defined]
         else:
@@ -392,7 +381,6 @@ class Watch(TorchFunctionMode):
                 self._places[place, y.shape] = mark
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A call of activations: its results descend from rows too, in the usual layout or in another."""
         if func is Tensor.__setitem__:
             return self._set(args)
         kept = self._layouts(func, args, tensors_of(args, kwargs))
@@ -401,7 +389,7 @@ class Watch(TorchFunctionMode):
         return out
 
     def _layouts(self, func: Any, args: Any, tensors: list[Tensor]) -> dict[int, Layout | bool]:
-        """The layouts of a call's tensors, and of what the first is a view of, before it runs and writes into them."""
+        """The layouts of a call's tensors, and of the first one's base, before the call may write into them."""
         kept = {id(x): self._layout(x) for x in tensors}
         if args and _in_place(func) and isinstance(args[0], Tensor) and args[0]._base is not None:
             kept[id(args[0]._base)] = self._layout(args[0]._base)
@@ -431,7 +419,7 @@ class Watch(TorchFunctionMode):
             base = y._base if _in_place(func) else None
             before = kept.get(id(y))
             self._lay(y, layout)
-            if base is not None and not _same(before, layout):  # what was written into a view is in its base too
+            if base is not None and not _same(before, layout):  # a view's base was written into too
                 part = layout is USUAL and base.dim() == y.dim() and base.shape[0] == y.shape[0] \
                     and base.stride(0) == y.stride(0) and (kept.get(id(base), False) is USUAL or not kept.get(id(base)))
                 self._constants.pop(id(base), None)
@@ -445,7 +433,6 @@ class Watch(TorchFunctionMode):
         return after(func, args, kwargs, results, rows, lambda x: kept.get(id(x), False))
 
     def _set(self, args: Any) -> None:
-        """into[index] = value."""
         into, index, value = args
         came = self._layout(value) if isinstance(value, Tensor) else False
         held, rows = self._layout(into), self._recorder.known
@@ -463,12 +450,7 @@ class Watch(TorchFunctionMode):
         self._lay(into, layout)
 
 
-def _one_call(func: Any) -> bool:
-    return func in ONE_CALL
-
-
 def _module_of(node: Any) -> str:
-    """Where the autograd function of a graph node was written."""
     return str(getattr(getattr(type(node), "_forward_cls", None), "__module__", ""))
 
 

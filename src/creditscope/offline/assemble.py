@@ -1,14 +1,10 @@
-"""A batch of samples as Rollouts: with a model, in its tokens and with its log-probs; without one, as far as it goes.
-
-What the file says is kept. Tokens that it does not have come from the model's tokenizer, and log-probs from its forward
-pass: then every ratio is 1 by construction.
-"""
+"""A batch of samples as Rollouts. Fields of the file are kept; missing tokens come from the model's tokenizer, missing
+log-probs from its forward pass: then every ratio is 1 by construction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,25 +19,19 @@ from creditscope.policy.scoring import score_tokens
 
 @dataclass(frozen=True)
 class Assembled:
-    """Rollouts, and what about them is not the file's."""
+    """Rollouts, and which of their fields are not the file's."""
 
     rollouts: Rollouts
     has_tokens: bool = True
     """False where answers are text alone: then the mask is one blank column, and no length is known."""
     has_logp: bool = True
-    """False where log π_old is 0 because nobody knows it."""
+    """False where log π_old is not known, and set to 0."""
     live: Tensor | None = None
     """(B, T) log π of the model."""
     gap: float | None = None
     """max |log π of the model − log π of the file|; None where the file has none."""
     respelled: int = 0
     """Answers whose tokens do not decode to the text that was logged."""
-
-
-def number_groups(samples: Sequence[Sample]) -> list[int]:
-    """A number for each row's group, in the order of their first rows."""
-    numbers: dict[object, int] = {}
-    return [numbers.setdefault(sample.key, len(numbers)) for sample in samples]
 
 
 def assemble(samples: Sequence[Sample]) -> Assembled:
@@ -71,7 +61,7 @@ def assemble_for(policy: Policy, samples: Sequence[Sample], temperature: float) 
         rows.append(row)
     known = sum("logp" in row for row in rows)
     recompute = not known or (known < len(rows) and any(sample.spelled for sample in samples))
-    if recompute:  # where the model cuts one text otherwise, the batch as a whole
+    if recompute:  # for the whole batch, also where the model tokenises a single text differently
         rows = [row | {"logp": [0.0] * len(row["tokens"])} for row in rows]
     dtype = torch.promote_types(policy.model.dtype, torch.float32)
     rollouts = replace(_collate(rows, samples, dtype), prompt_ids=prompts).to(policy.device)
@@ -85,21 +75,18 @@ def assemble_for(policy: Policy, samples: Sequence[Sample], temperature: float) 
 
 
 def _rows(samples: Sequence[Sample]) -> list[Row]:
-    """Samples as `collate` takes them. Those that share a chat share the text that is made of it."""
+    """Samples as `collate` takes them. The text of a chat is made once for all samples that share it."""
+    groups: dict[object, int] = {}  # key -> number, in the order of their first rows
     chats = {id(sample.prompt): sample.prompt for sample in samples if isinstance(sample.prompt, list)}
-    shown = {key: _chat(messages) for key, messages in chats.items()}
+    shown = {key: "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
+             for key, messages in chats.items()}
     rows = []
-    for sample, group in zip(samples, number_groups(samples), strict=True):
-        row: Row = {"reward": sample.reward, "group": group} | sample.fields
+    for sample in samples:
+        row: Row = {"reward": sample.reward, "group": groups.setdefault(sample.key, len(groups))} | sample.fields
         if sample.prompt is not None:
             row["prompt"] = sample.prompt if isinstance(sample.prompt, str) else shown[id(sample.prompt)]
         rows.append(row | ({} if sample.text is None else {"text": sample.text}))
     return rows
-
-
-def _chat(messages: Sequence[dict[str, object]]) -> str:
-    """Messages for people to read."""
-    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
 
 
 def _collate(rows: list[Row], samples: Sequence[Sample], dtype: torch.dtype = torch.float32) -> Rollouts:
@@ -128,32 +115,27 @@ def _templated(policy: Policy, sample: Sample) -> list[int]:
                                f"chat template; take the model that was trained, or give the prompt as text")
     try:
         text = policy.tokenizer.apply_chat_template(sample.prompt, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a program of the model's author: it may raise anything
+    except Exception as error:  # a template is the model author's program and may raise anything
         raise CreditscopeError(f"{sample.where}: the chat template of {policy.name!r} refuses the messages: "
                                f"{error}") from None
-    return _encoded(sample, partial(_plain, policy), text)
-
-
-def _plain(policy: Policy, text: str) -> list[int]:
-    return policy.tokenize(text)
+    return _encoded(sample, policy.tokenize, text)
 
 
 def _encoded(sample: Sample, encode: Callable[[str], list[int]], text: str) -> list[int]:
     try:
         return encode(text)
-    except (UnicodeEncodeError, TypeError):  # half a character: JSON may hold it, UTF-8 may not
+    except (UnicodeEncodeError, TypeError):  # a lone surrogate: valid in JSON, not in UTF-8
         raise CreditscopeError(f"{sample.where}: the text has a lone surrogate and cannot be tokenised; write whole "
                                f"characters") from None
 
 
 def _tokenised(policy: Policy, sample: Sample, row: Row) -> Row:
-    """The row in the model's tokens. What the file says of its own tokens is kept where both cut the text alike."""
+    """The row in the model's tokens; the file's fields are kept where both tokenise the text alike."""
     if sample.text is None:
         raise CreditscopeError(f"{sample.where}: no text of the answer, and its tokens are not the model's")
-    ids = _encoded(sample, partial(_plain, policy), sample.text)
+    ids = _encoded(sample, policy.tokenize, sample.text)
     alike = sample.spelled and policy.pieces(ids) == row["pieces"]
-    lost = () if alike else (*sample.fields,)
-    return {name: value for name, value in row.items() if name not in lost} | {"tokens": ids}
+    return {name: value for name, value in row.items() if alike or name not in sample.fields} | {"tokens": ids}
 
 
 def _check_ids(policy: Policy, sample: Sample, ids: Sequence[int]) -> None:

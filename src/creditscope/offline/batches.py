@@ -1,7 +1,7 @@
-"""Samples in a row as batches: the rows of one training step, or whole groups up to a number of rows.
+"""Batches of samples: the rows of one training step, or whole groups up to a number of rows.
 
-A named group is never cut, and a prompt that comes again in a later batch is counted. Only one batch is held, and one
-that would not fit is refused; of what came before it, a number is kept for each group.
+A named group is never split, and a prompt that recurs in a later batch is counted. One batch is held in memory, and one
+that would not fit is refused; of earlier batches a 64-bit number per group is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from creditscope.offline.files import LARGEST, START, Place, Source, complain
 
 
 @dataclass
-class Batch:
+class SampleBatch:
     """The samples of one batch, and the place in the source after them."""
 
     samples: list[Sample] = field(default_factory=list)
@@ -28,34 +28,33 @@ class Batch:
 
     @property
     def step(self) -> int | None:
-        """The training step that sampled it, where the file says so."""
         return self.samples[0].batch
 
     @cached_property
     def digest(self) -> str:
-        """Equal for batches of TRL that hold the same answers with the same rewards, whatever step they are under."""
+        """Equal for batches of TRL with the same answers and rewards, at whatever step."""
         found = hashlib.blake2b(digest_size=16)
-        for number, sample in enumerate(self.samples):  # as one list, but never held as one text
+        for number, sample in enumerate(self.samples):  # the JSON of one list, sample by sample to save memory
             content = json.dumps([sample.prompt, sample.text, sample.reward], default=str)
-            found.update(("[" if number == 0 else ", ").encode() + content.encode())
+            found.update(f"{'[' if number == 0 else ', '}{content}".encode())
         found.update(b"]")
         return found.hexdigest()
 
 
 class Reader:
-    """The batches of a source. `shape` and `ignored` are known once the first of them has come."""
+    """The batches of a source. `shape` and `ignored` are known after the first."""
 
     def __init__(self, source: Source, shape: str = "auto", reward_field: str | None = None, rows: int = 512) -> None:
         self._source, self._rows, self._reward_field = source, rows, reward_field
         self.shape = None if shape == "auto" else shape
         self.ignored: list[str] | None = None
-        """Fields of the first object that nobody reads."""
+        """Fields of the first object that are not read."""
         self.repeats = 0
-        """Steps of TRL's that were left out: it logs a generation again at every step that learns from it."""
+        """Steps that were left out: TRL logs a generation again at every update on it."""
         self.again = 0
-        """Groups known by their prompt alone whose prompt was in an earlier batch too."""
+        """Groups without a name whose prompt was in an earlier batch too."""
 
-    def batches(self, start: Place = START, last: str | None = None) -> Iterator[Batch]:
+    def batches(self, start: Place = START, last: str | None = None) -> Iterator[SampleBatch]:
         """Every batch after a place; `last` is the digest of the batch before it."""
         for batch in self._cut(start):
             if self.shape == "trl":
@@ -65,12 +64,12 @@ class Reader:
                 last = batch.digest
             yield batch
 
-    def _cut(self, start: Place) -> Iterator[Batch]:
-        batch, closed = Batch(), self._before(start)
+    def _cut(self, start: Place) -> Iterator[SampleBatch]:
+        batch, closed = SampleBatch(), self._before(start)
         for sample, place, size in self._samples(start):
             if batch.samples and self._ends(batch, sample):
                 yield self._close(batch, closed)
-                batch = Batch()
+                batch = SampleBatch()
             if sample.group is not None and _mark(sample) in closed:
                 raise complain(sample.where, f"group {show(sample.group)} comes again after other groups, and the "
                                              f"batch it began in is closed; sort the file by group, give more --rows, "
@@ -80,12 +79,12 @@ class Reader:
             batch.size += size
             if batch.size > LARGEST:
                 held = "one group" if batch.step is None else f"step {batch.step}"
-                raise complain(sample.where, f"{held} takes more than {LARGEST:,} bytes; split it, or write less a row")
+                raise complain(sample.where, f"{held} takes more than {LARGEST:,} bytes; split it, or shorten rows")
         if batch.samples:
             yield self._close(batch, closed)
 
-    def _close(self, batch: Batch, closed: set[int]) -> Batch:
-        """The batch, its groups put with those that are closed. Groups of a step end with it, and may come again."""
+    def _close(self, batch: SampleBatch, closed: set[int]) -> SampleBatch:
+        """Add the batch's groups to those that are closed; groups of a step end with it, and may come again."""
         if batch.step is None:
             marks = {_mark(sample) for sample in batch.samples}
             self.again += len(marks & closed)
@@ -93,7 +92,7 @@ class Reader:
         return batch
 
     def _before(self, start: Place) -> set[int]:
-        """The groups before a place, read again: a reading that goes on knows what it closed."""
+        """The groups before a place, for a reading that is resumed."""
         closed = set[int]()
         for sample, place, _ in self._samples(START) if start != START else ():
             if sample.batch is not None or (place.file, place.row) > (start.file, start.row):
@@ -101,7 +100,7 @@ class Reader:
             closed.add(_mark(sample))
         return closed
 
-    def _ends(self, batch: Batch, sample: Sample) -> bool:
+    def _ends(self, batch: SampleBatch, sample: Sample) -> bool:
         """Whether a sample belongs to the next batch."""
         if (sample.batch is None) != (batch.step is None):
             raise complain(sample.where, "some rows name the training step they belong to and some do not; give it in "
@@ -130,12 +129,12 @@ class Reader:
 
 
 def _mark(sample: Sample) -> int:
-    """64 bits for a group, so that many can be kept. Of its repr, since hash(-1) is hash(-2)."""
+    """64 bits per group. Of its repr, since hash(-1) == hash(-2)."""
     return hash((sample.group is None, repr(sample.key)))
 
 
 class _Fields(dict[str, Any]):
-    """A row whose missing fields are told by name and line."""
+    """A row that names the line where a field is missing."""
 
     def __init__(self, row: Mapping[str, Any], where: str) -> None:
         super().__init__(row)

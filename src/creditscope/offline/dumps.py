@@ -1,16 +1,15 @@
-"""One logged object, in any of the known shapes, as samples: prompt, answer, reward, and whose group they are of.
+"""One logged object, in any of the known shapes, as samples: prompt, answer, reward and group.
 
-    creditscope   {"prompt": …, "response": …, "reward": 1.0}          and what else docs/offline.md lists
-    trl           step, prompt, completion, a column a reward function, advantage        (log_completions)
+    creditscope   {"prompt": …, "response": …, "reward": 1.0}          and the fields of docs/offline.md
+    trl           step, prompt, completion, a column per reward function, advantage      (log_completions)
     verl          {"input": …, "output": …, "score": 1.0, "step": 3, "uid": …}           (trainer.rollout_data_dir)
-    openai        {"messages": […], "choices": [{"message": …, "reward": 1.0}, …]}       a request a line
+    openai        {"messages": […], "choices": [{"message": …, "reward": 1.0}, …]}       one request per line
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -29,7 +28,7 @@ PER_TOKEN = (*TOKEN_FIELDS, *STEP_FIELDS, "pieces")
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer of one policy to one prompt, as somebody logged it."""
+    """One logged answer to one prompt."""
 
     where: str
     """File and line, for messages."""
@@ -37,41 +36,36 @@ class Sample:
     prompt: str | Messages | None = None
     text: str | None = None
     group: Hashable = None
-    """What its group is called; None where only the prompt says which answers belong together."""
+    """The name of its group; None where a group is the answers to one prompt."""
     batch: int | None = None
     """The training step that sampled it."""
     prompt_tokens: list[int] | None = None
     fields: Row = field(default_factory=dict)
-    """What is known of its tokens: tokens, logp, mask, entropy, step labels …, checked."""
+    """Fields per token: tokens, logp, mask, entropy, step labels …, checked."""
     spelled: bool = False
-    """True where tokens are known by their spelling alone: their ids are ours and mean nothing to a model."""
+    """True where tokens are known by their spelling alone: their ids are hashes, not a model's."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for answers of one group."""
         if self.group is not None:
             return self.group
         return self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, sort_keys=True, default=str)
 
 
-Convert = Callable[[Mapping[str, Any], str | None, str, Bad], list[Sample]]
-"""(object, --reward-field, where it stands, how to complain) -> its samples."""
-
-
 @dataclass(frozen=True)
 class Shape:
-    """A kind of file: how it is recognised, and what its objects mean."""
+    """A kind of file. The functions take the object and --reward-field."""
 
     says: str
-    """Its fields, in a few words."""
     fits: Callable[[Mapping[str, Any], str | None], bool]
-    convert: Convert
+    convert: Callable[[Mapping[str, Any], str | None, str, Bad], list[Sample]]
+    """(object, --reward-field, its place, error from a message) -> its samples."""
     reads: Callable[[Mapping[str, Any], str | None], set[str]]
     """The fields that are read; the others are named to the user."""
 
 
 def recognise(row: Mapping[str, Any], reward_field: str | None, where: str) -> str:
-    """The name of the shape that an object has, or an error with its first keys and the shapes there are.
+    """The name of an object's shape, or an error with its first keys and the known shapes.
 
     >>> recognise({"input": "1+1=", "output": "2", "score": 1.0, "gts": "2", "step": 1}, None, "1.jsonl, line 1")
     'verl'
@@ -83,9 +77,6 @@ def recognise(row: Mapping[str, Any], reward_field: str | None, where: str) -> s
     known = "; ".join(f"{name}: {shape.says}" for name, shape in SHAPES.items())
     raise CreditscopeError(f"{where}: not a shape of rollouts that is known here; its fields are {keys}. Known are "
                            f"{known}. Rename the fields, or say where the reward stands with --reward-field")
-
-
-# -- our own, and anybody's ------------------------------------------------------------------------------------------
 
 
 def _ours(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad) -> list[Sample]:
@@ -111,13 +102,11 @@ def _fits_ours(row: Mapping[str, Any], reward_field: str | None) -> bool:
     return (reward_field or "reward") in row and answered
 
 
-# -- TRL -------------------------------------------------------------------------------------------------------------
-
 TRL_OWN = ("step", "prompt", "completion", "advantage")
 
 
 def _trl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad) -> list[Sample]:
-    """The reward is the column of the reward function. Of several, --reward-field names those that TRL summed."""
+    """The reward is the column of the reward function; of several, the sum of those in --reward-field."""
     columns = reward_field.split(",") if reward_field else _numbers(row)
     if len(columns) != 1 and not reward_field:
         have = f"several columns that may be rewards: {', '.join(columns)}" if columns else "no column of a reward"
@@ -125,29 +114,23 @@ def _trl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad)
     for column in columns:
         if column not in row:
             raise bad(str(unknown("--reward-field", column, _numbers(row))))
-    given = [value for value in (row[column] for column in columns) if not _absent(value)]
+    # TRL writes NaN where a reward function returned None.
+    given = [value for value in map(row.get, columns) if value is not None and value == value]
     if not given:
-        raise bad(f"no reward: {', '.join(columns)} gave no number")  # TRL leaves NaN where a function returned None
+        raise bad(f"no reward: {', '.join(columns)} gave no number")
     return [Sample(where=where, reward=sum(_number(value, columns[0], bad) for value in given),
                    prompt=_prompt(row["prompt"], bad), text=_said(row["completion"], "completion", bad),
                    batch=_step(row["step"], bad))]
 
 
-def _fits_trl(row: Mapping[str, Any], reward_field: str | None) -> bool:
-    return all(name in row for name in TRL_OWN)
-
-
 def _numbers(row: Mapping[str, Any]) -> list[str]:
-    """Columns that TRL did not name itself and that hold a number."""
+    """Columns with a number that are not TRL's own."""
     return [name for name, value in row.items()
             if name not in TRL_OWN and isinstance(value, int | float | Decimal | None)]
 
 
-# -- verl ------------------------------------------------------------------------------------------------------------
-
-
 def _verl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad) -> list[Sample]:
-    """Its uid is SAMPLE_ROLLOUT_OUTPUT, and rows of one SAMPLE are a group; older dumps have none, and prompts tell."""
+    """uid is SAMPLE_ROLLOUT_OUTPUT, and rows of one SAMPLE are a group; without uid, rows of one prompt are."""
     group = None
     if row.get("uid") is not None:
         parts = str(_name(row["uid"], bad)).rsplit("_", 2)
@@ -156,18 +139,12 @@ def _verl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad
                    text=_said(row["output"], "output", bad), group=group, batch=_step(row.get("step"), bad))]
 
 
-def _fits_verl(row: Mapping[str, Any], reward_field: str | None) -> bool:
-    return all(name in row for name in ("input", "output", reward_field or "score"))
-
-
-# -- OpenAI ----------------------------------------------------------------------------------------------------------
-
 REQUESTS = ((), ("request",), ("request", "body"), ("body",))
 RESPONSES = ((), ("response",), ("response", "body"), ("body",))
 
 
 def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad) -> list[Sample]:
-    """The choices of one request are a group; a request with one choice is grouped with its equals."""
+    """The choices of one request are a group; requests with one choice are grouped by their messages."""
     name = reward_field or "reward"
     messages, response = _inside(row, REQUESTS, "messages"), _inside(row, RESPONSES, "choices")
     if messages is None:
@@ -178,7 +155,7 @@ def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: B
     rewards = row.get(name)
     if isinstance(rewards, list) and len(rewards) != len(choices):
         raise bad(f"{name!r} has {len(rewards)} entries for {len(choices)} choices")
-    prompt = _prompt(messages["messages"], bad)  # once: a line may have a thousand choices to a long prompt
+    prompt = _prompt(messages["messages"], bad)  # once per request, which may have many choices
     samples = []
     for i, choice in enumerate(choices):
         reward = choice if name in choice else {name: rewards[i]} if isinstance(rewards, list) else row
@@ -195,12 +172,8 @@ def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: B
     return samples
 
 
-def _fits_openai(row: Mapping[str, Any], reward_field: str | None) -> bool:
-    return _inside(row, RESPONSES, "choices") is not None
-
-
 def _logprobs(choice: Mapping[str, Any], bad: Bad) -> tuple[Row, bool]:
-    """(what `logprobs` says of the tokens, whether it spells them only); some servers add `token_ids`."""
+    """(fields per token from `logprobs`, whether it has no ids); some servers add `token_ids`."""
     found = choice.get("logprobs")
     entries = found.get("content") if isinstance(found, dict) else None
     ids = _ids(choice, "token_ids", bad)
@@ -216,7 +189,7 @@ def _logprobs(choice: Mapping[str, Any], bad: Bad) -> tuple[Row, bool]:
 
 
 def spelling_number(piece: str) -> int:
-    """A number of 31 bits for a token of which only the spelling is known: equal where spellings are.
+    """A 31-bit hash as the id of a token of which only the spelling is known.
 
     >>> spelling_number(" the") == spelling_number(" the") != spelling_number("the")
     True
@@ -235,9 +208,6 @@ def _inside(row: Mapping[str, Any], paths: Iterable[Sequence[str]], name: str) -
     return None
 
 
-# -- one value -------------------------------------------------------------------------------------------------------
-
-
 def _reward(row: Mapping[str, Any], name: str, bad: Bad) -> float:
     if name not in row:
         raise bad(f"no field {name!r} for the reward; say where it stands with --reward-field")
@@ -245,24 +215,19 @@ def _reward(row: Mapping[str, Any], name: str, bad: Bad) -> float:
 
 
 def _number(value: Any, name: str, bad: Bad) -> float:
-    """A finite number; true and false are 1 and 0, and a decimal of parquet is the float next to it."""
+    """A finite number; true and false are 1 and 0, and a decimal of parquet becomes a float."""
     found: float = check_scalar(name, float(value) if isinstance(value, bool | Decimal) else value, float, bad)
     return found
 
 
 def _step(value: Any, bad: Bad) -> int | None:
-    """The number of a training step; tables with gaps have it as a float."""
+    """The training step; tables with gaps have it as a float."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
     found: int | None = None if whole is None else check_scalar("step", whole, int, bad)
     return found
 
 
-def _absent(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
 def _prompt(value: Any, bad: Bad) -> str | Messages:
-    """A text, or the messages of a chat."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value):
@@ -271,7 +236,7 @@ def _prompt(value: Any, bad: Bad) -> str | Messages:
 
 
 def _said(value: Any, name: str, bad: Bad) -> str:
-    """A text; of messages, what they say, one after the other."""
+    """A text; of messages, their contents joined."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(m, dict) and isinstance(m.get("content"), str | None) for m in value):
@@ -290,15 +255,18 @@ def _ids(row: Mapping[str, Any], name: str, bad: Bad) -> list[int] | None:
 
 
 SHAPES: dict[str, Shape] = {
-    "trl": Shape("step, prompt, completion, advantage and the columns of the reward functions", _fits_trl, _trl,
+    "trl": Shape("step, prompt, completion, advantage and the columns of the reward functions",
+                 lambda row, _: row.keys() >= set(TRL_OWN), _trl,
                  lambda row, reward: {*TRL_OWN, *(reward.split(",") if reward else _numbers(row))}),
-    "verl": Shape("input, output, score, step", _fits_verl, _verl,
+    "verl": Shape("input, output, score, step",
+                  lambda row, reward: row.keys() >= {"input", "output", reward or "score"}, _verl,
                   lambda _, reward: {"input", "output", "step", "uid", reward or "score"}),
-    "openai": Shape("messages and choices, with a reward in each choice or a list of them", _fits_openai, _openai,
+    "openai": Shape("messages and choices, with a reward in each choice or a list of them",
+                    lambda row, _: _inside(row, RESPONSES, "choices") is not None, _openai,
                     lambda _, reward: {"messages", "choices", "request", "response", "body", "step",
                                        reward or "reward"}),
     "creditscope": Shape("prompt, response and reward, or tokens, logp, reward and group", _fits_ours, _ours,
                          lambda _, reward: {"prompt", "prompt_tokens", reward or "reward", *TEXTS, *GROUPS, *BATCHES,
                                          *PER_TOKEN}),
 }
-"""In the order in which they are tried: our own asks for the least."""
+"""In the order in which they are tried: our own has the fewest required fields."""

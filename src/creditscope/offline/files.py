@@ -1,12 +1,13 @@
-"""A file of objects, or a folder with one a step, read as a stream that can be taken up again where it was left.
+"""A file of objects, or a folder with one per step, as a stream that can be resumed at a place.
 
-JSON lines are read line by line, parquet a few hundred rows at a time and repeated texts once: little is held.
+JSON lines are read line by line, parquet ROWS rows at a time with repeated texts held once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ CHUNK = 2**20
 LARGEST = 2**30
 """Bytes that one batch may take, or one row group of a parquet file."""
 AT_ONCE = 1000
-"""Parquet files that one process looks at: a command line has an end."""
+"""Parquet files per process: the length of a command line is limited."""
 SURVEY = """
 import sys
 import pyarrow.parquet
@@ -39,19 +40,18 @@ for number, file in enumerate(sys.argv[1:]):
         values = sum(group.column(i).num_values for i in range(group.num_columns))
         print(number, at, max(group.total_byte_size, 8 * values), flush=True)
 """
-"""Prints the number of each file, then of each of its row groups, with the bytes it may take once it is unpacked: its
-own, or 8 for each of its values."""
+"""Prints the number of each file, and of each of its row groups with its unpacked bytes, at least 8 per value."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """How far a source was read."""
+    """A position in a source."""
 
     file: int = 0
     row: int = 0
     """Lines, or rows of parquet, that were read of that file."""
     end: int = 0
-    """Bytes of that file that were read; all of them for parquet, which is not read in order."""
+    """Bytes of that file that were read; for parquet, which is not read in order, all."""
 
 
 START = Place()
@@ -65,7 +65,7 @@ class Object:
     where: str
     place: Place
     size: int
-    """Bytes it took, or for parquet about so many."""
+    """Bytes; for parquet approximately."""
 
 
 class Source:
@@ -82,16 +82,14 @@ class Source:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
         return sum(self.sizes)
 
     @property
     def again(self) -> bool:
-        """Whether it can be read twice: a pipe cannot."""
+        """Whether it can be read twice; a pipe cannot."""
         return all(file.is_file() for file in self.files)
 
     def done(self, place: Place) -> int:
-        """Bytes before a place."""
         return sum(self.sizes[:place.file]) + place.end
 
     def objects(self, start: Place = START) -> Iterator[Object]:
@@ -108,12 +106,7 @@ class Source:
                 yield from _lines(file, first)
 
     def _parquet(self, file: Path, first: Place) -> Iterator[Object]:
-        """Rows of a parquet file. Its place is the whole file and the number of rows that were read."""
-        number = 0
-        for row in _parquet_rows(file):
-            number += 1
-            if number <= first.row:
-                continue
+        for number, row in itertools.islice(enumerate(_parquet_rows(file), start=1), first.row, None):
             where = f"{file}, row {number}"
             size = _extent(row)
             if size > MAX_LINE:
@@ -122,7 +115,7 @@ class Source:
 
 
 class Trail:
-    """A hash that follows the reading: so many bytes as were read, and no more."""
+    """A hash of exactly the bytes that were read."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._at = source, Place()
@@ -133,7 +126,7 @@ class Trail:
         return self._hash.hexdigest()
 
     def advance(self, place: Place) -> None:
-        """Hash what lies between the last place and this one."""
+        """Hash the bytes between the last place and this one."""
         while self._at.file < place.file:
             self._read(self._at.end, self._source.sizes[self._at.file])
             self._at = Place(self._at.file + 1)
@@ -141,7 +134,7 @@ class Trail:
         self._at = place
 
     def _read(self, start: int, end: int) -> None:
-        if start >= end:  # nothing to read, and a pipe must not be opened for it
+        if start >= end:  # a pipe must not be opened
             return
         file = self._source.files[self._at.file]
         try:
@@ -163,7 +156,7 @@ def _files(path: Path) -> list[Path]:
                    key=lambda file: [(int(part), "") if part.isdecimal() else (0, part)
                                      for part in re.split(r"(\d+)", file.name)])
     if not found:
-        trl = path / "completions"  # where TRL puts them in its output_dir
+        trl = path / "completions"  # TRL's folder in its output_dir
         raise CreditscopeError(f"{path} holds no rollouts: no file in it ends in {' or '.join(SUFFIXES)}"
                                + (f"; try {trl}" if trl.is_dir() else ""))
     return found
@@ -178,7 +171,6 @@ def _lines(file: Path, first: Place) -> Iterator[Object]:
 
 
 def complain(where: str, what: str) -> CreditscopeError:
-    """An error that names the place of its fault."""
     return CreditscopeError(f"{where}: {what}")
 
 
@@ -189,7 +181,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
     try:
         about = pyarrow.parquet.read_metadata(file)
         columns = [about.schema.column(i) for i in range(about.num_columns)]
-        # A few bits of a file can repeat a long text: it is held once, and rows are made one at a time.
+        # A small file can repeat a long text: dictionaries hold it once, and rows are made one at a time.
         texts = [column.path for column in columns
                  if column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"]
         with pyarrow.parquet.ParquetFile(file, read_dictionary=texts) as table:
@@ -203,10 +195,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
 
 
 def _survey(files: Sequence[Path]) -> None:
-    """Refuse files that are damaged, or have a row group that may not fit once it is unpacked.
-
-    In a process of its own: a few wrong bits in what a file says of its columns, and pyarrow ends the process.
-    """
+    """Refuse damaged files and row groups over LARGEST bytes. In a subprocess: damaged metadata can crash pyarrow."""
     if importlib.util.find_spec("pyarrow") is None:
         raise CreditscopeError(f"reading {files[0].name} needs pyarrow: pip install 'creditscope[trl]'")
     for file in files:
@@ -226,7 +215,7 @@ def _survey(files: Sequence[Path]) -> None:
 
 
 def _extent(value: Any) -> int:
-    """Characters and numbers in a value, whatever its shape."""
+    """Size of a value: its characters, and 8 per number."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, dict):

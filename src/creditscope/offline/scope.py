@@ -3,7 +3,6 @@
     samples ─▶ batch ─▶ Rollouts ─▶ A ─▶ w = ∂J/∂log π ─▶ credit/…            without a model, at ratio 1
                             └─ log π of the model ─▶ w at its ratios ─▶ K, gram/…, policy/sampler_gap
 
-Nothing is learned: parameters and file stay as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from creditscope.objective.kept import kept_arrays
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.objective.weights import with_limit
 from creditscope.offline.assemble import Assembled, assemble, assemble_for
-from creditscope.offline.batches import Batch, Reader
+from creditscope.offline.batches import Reader, SampleBatch
 from creditscope.offline.files import Place, Source, Trail
 from creditscope.offline.settings import Settings
 from creditscope.policy.loading import Policy, load_policy
@@ -44,27 +43,28 @@ from creditscope.runs.record import Record
 from creditscope.runs.stopped import stopped
 
 KEPT_ROWS = 64
-"""Rollouts of a batch that are kept to be read by people: its first groups."""
+"""Rollouts of a batch that are kept: its first groups."""
 KEPT_BYTES = 2**28
-"""Room that their texts may take. Text arrays have cells of one width, so one long answer costs as much as many."""
+"""Most bytes of their texts. Text arrays have cells of one width, so one long answer costs as much as many."""
 PROBES = (0.0, -20.0)
-"""Two log-probs, of a certain token and of an impossible one: what is the same under both does not hang on them."""
+"""Two log-probs, of a certain and of an improbable token: a number that is equal under both does not depend on them."""
+
+BatchResult = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+"""(metrics, arrays of the microscope, rollouts to keep); the last two may be empty."""
 
 
 @dataclass(frozen=True)
-class Read:
-    """A batch that was read: its metrics, and how far the file is done."""
+class ScopedBatch:
+    """The metrics of a batch, and how many of the file's bytes are done."""
 
     line: dict[str, Any]
     done: int
-    """Bytes, those before a resumed reading included."""
     size: int
     reader: Reader
-    """What is known of the file by now."""
 
 
 def scope_file(path: Path, settings: Settings, out: Path | None = None, versions: Mapping[str, Any] | None = None,
-               resume: bool = False, stop: Callable[[], bool] = lambda: False) -> Generator[Read, None, bool]:
+               resume: bool = False, stop: Callable[[], bool] = lambda: False) -> Generator[ScopedBatch, None, bool]:
     """Read a file batch by batch and yield each once it is on disk. Returns whether the end was reached.
 
     Without `out` nothing is written. `stop` is asked before each batch but the first.
@@ -73,7 +73,7 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
     if out is not None and not source.again:
         raise CreditscopeError(f"{path} is a pipe, which cannot be read a second time to go on with --resume; write it "
                                f"to a file first, or leave --out away")
-    bench = Bench(settings)
+    read_batch = BatchReader(settings).read
     reader, trail = Reader(source, settings.format, settings.reward_field, settings.rows), Trail(source)
     config = _config(source, settings)
     record = None
@@ -86,7 +86,7 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
                 return False
             clock = time.perf_counter()
             try:
-                line, reading, group = bench.read(batch, number)
+                line, reading, group = read_batch(batch, number)
             except CreditscopeError as error:
                 raise _placed(error, batch, source) from None
             if record is not None:
@@ -98,36 +98,34 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
                     record.save_group(number, group)
                 record.append(number, line)
                 record.thin(number, settings.keep_most, {"scope": settings.every, "groups": settings.keep_every})
-            yield Read(line, source.done(batch.place), source.size, reader)
+            yield ScopedBatch(line, source.done(batch.place), source.size, reader)
     if record is not None:
         _finish(record.path, config)
     return True
 
 
-def _placed(error: CreditscopeError, batch: Batch, source: Source) -> CreditscopeError:
-    """The error with the rows it is about, where it does not name one itself."""
+def _placed(error: CreditscopeError, batch: SampleBatch, source: Source) -> CreditscopeError:
+    """The error with the batch's rows, where it names none itself."""
     if str(error).startswith(str(source.path)):
         return error
     first, last = batch.samples[0].where, batch.samples[-1].where
     return CreditscopeError(f"{first} to {last.rsplit(', ', 1)[1]}: {error}")
 
 
-# -- the record ------------------------------------------------------------------------------------------------------
-
 _FREE = frozenset({"keep_every", "keep_most", "device", "command", "steps", "group", "prompts"})
-"""What may differ when a reading goes on: no number hangs on it, or it is known at the end alone."""
+"""Settings that may differ in a resumed reading: no number depends on them, or they are known only at the end."""
 
 
 def _config(source: Source, settings: Settings) -> dict[str, Any]:
-    """config of run.json, in the words of `creditscope train` where it has them."""
+    """config of run.json, under the names of `creditscope train` where it has them."""
     name = source.path.name
     return asdict(settings) | {"engine": "offline", "file": name, "size": source.size, "task": name, "probe": "off",
                                "scope": settings.scope if settings.model else "off",
                                "command": shlex.join(["creditscope", "scope", name, *settings.flags()])}
 
 
-def _position(batch: Batch, digest: str) -> dict[str, Any]:
-    """Where the file was after a batch, so that a later reading can go on from there and prove that it is the same."""
+def _position(batch: SampleBatch, digest: str) -> dict[str, Any]:
+    """The place after a batch and the hash of the bytes before it, for --resume."""
     place = batch.place
     found: dict[str, Any] = {schema.FILE_PART: place.file, schema.FILE_ROW: place.row, schema.FILE_BYTE: place.end,
                              schema.FILE_HASH: digest}
@@ -135,8 +133,8 @@ def _position(batch: Batch, digest: str) -> dict[str, Any]:
 
 
 def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place, str | None]:
-    """(batches done, the place after them, the digest of the last) of a record whose file is still the same."""
-    steps = [line for line in record.steps() if schema.RUN_STOPPED not in line]  # why it stopped is no batch
+    """(batches done, the place after them, the digest of the last), where the file has not changed."""
+    steps = [line for line in record.steps() if schema.RUN_STOPPED not in line]
     record.rewind(len(steps))  # arrays of a batch whose line was not written
     if not steps:
         return 0, Place(), None
@@ -152,7 +150,7 @@ def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place,
 
 
 def _finish(out: Path, config: dict[str, Any]) -> None:
-    """Say in run.json how many batches there were, and R and P where they never changed."""
+    """Write into run.json the number of batches, and R and P where all batches have the same."""
     steps = Record.open(out).steps()
     late: dict[str, Any] = {"steps": len(steps)}
     for name, metric in {"group": schema.ROLLOUTS_PER_GROUP, "prompts": schema.SIGNAL_GROUPS}.items():
@@ -162,11 +160,8 @@ def _finish(out: Path, config: dict[str, Any]) -> None:
     Record.resume(out, config | late, _FREE).close()
 
 
-# -- one batch -------------------------------------------------------------------------------------------------------
-
-
-class Bench:
-    """What stays the same from batch to batch: method, estimator, and the model with its observer."""
+class BatchReader:
+    """Method, estimator, and the model with its observer: a batch -> metrics and arrays."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -182,12 +177,10 @@ class Bench:
                 self._observer = Observer(self._policy.model, full=settings.scope == "full")
 
     @enough_memory("passing a batch through the model", "lower --rows, or give --scope light or off")
-    def read(self, batch: Batch, number: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """(metrics, what the microscope saw, rollouts to keep) of a batch; the last two may be empty."""
+    def read(self, batch: SampleBatch, number: int) -> BatchResult:
         settings, policy = self._settings, self._policy
         if policy is None:
-            got = assemble(batch.samples)
-            return self._without_model(got, batch) if got.has_tokens else (_signal(got, batch), {}, {})
+            return self._without_model(assemble(batch.samples), batch)
         got = assemble_for(policy, batch.samples, settings.temperature)
         rollouts, live = got.rollouts, got.live
         assert live is not None
@@ -208,10 +201,11 @@ class Bench:
             self._observer.reset()
         return line, reading, to_keep(self._method, rollouts, credit, w, live)
 
-    def _without_model(self, got: Assembled, batch: Batch) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        rollouts = got.rollouts
-        credit, w = weigh(self._method, self._credit, rollouts) if got.has_logp else \
-            weigh_without_logp(self._method, self._credit, rollouts)
+    def _without_model(self, got: Assembled, batch: SampleBatch) -> BatchResult:
+        if not got.has_tokens:
+            return _signal(got, batch), {}, {}
+        rollouts, find_w = got.rollouts, weigh if got.has_logp else weigh_without_logp
+        credit, w = find_w(self._method, self._credit, rollouts)
         line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
         return line, {}, to_keep(self._method, rollouts, credit, w, rollouts.logp)
 
@@ -223,7 +217,7 @@ def weigh(method: Method, credit: Chosen, rollouts: Rollouts) -> tuple[Tensor, T
 
 
 def weigh_without_logp(method: Method, credit: Chosen, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-    """(A, w) at ratio 1 where nobody knows log π_old. Most methods do not ask; one that does is found by trying two."""
+    """(A, w) at ratio 1 where log π_old is not known; an error where the two PROBES differ, so that it is needed."""
     (given, w), other = (weigh(method, credit, replace(rollouts, logp=torch.where(rollouts.mask, probe, 0.0)))
                          for probe in PROBES)
     if not (torch.allclose(given, other[0]) and torch.allclose(w, other[1])):
@@ -233,8 +227,8 @@ def weigh_without_logp(method: Method, credit: Chosen, rollouts: Rollouts) -> tu
     return given, w
 
 
-def _signal(got: Assembled, batch: Batch) -> dict[str, Any]:
-    """What the samples hold before any method looks at them."""
+def _signal(got: Assembled, batch: SampleBatch) -> dict[str, Any]:
+    """Metrics of the samples that depend on no method."""
     rollouts, rows = got.rollouts, len(got.rollouts)
     line = {schema.ROLLOUTS_SAMPLED: rows, schema.ROLLOUTS_USED: rows,
             schema.ROLLOUTS_SPENT: rows} | metrics.signal(rollouts)
@@ -248,7 +242,7 @@ def _signal(got: Assembled, batch: Batch) -> dict[str, Any]:
 
 
 def to_keep(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor) -> dict[str, Any]:
-    """The first groups of a batch as plain arrays; nothing where their texts would take too much room."""
+    """The first groups of a batch as plain arrays; nothing where their texts take more than KEPT_BYTES."""
     order = Groups(rollouts.group)
     room = max(1, int((order.counts.cumsum(0) <= KEPT_ROWS).sum()))
     rows = (order.index < room).nonzero().squeeze(1)
@@ -263,27 +257,19 @@ def to_keep(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live:
     return kept_arrays(method, part, credit[rows, :width], w[rows, :width], live[rows, :width])
 
 
-# -- geometry --------------------------------------------------------------------------------------------------------
-
-
 def chunks_of(rollouts: Rollouts, vocabulary: int) -> list[Tensor]:
-    """Rows of each pass through the model: so many whole groups as LOGITS allows, and one group at least."""
-    groups = Groups(rollouts.group)
-    width = int(rollouts.extents.max()) + 1
-    parts: list[list[int]] = [[]]
-    held = 0
-    for number, count in enumerate(groups.counts.tolist()):
-        if parts[-1] and (held + count) * width * vocabulary > LOGITS:
-            parts.append([])
-            held = 0
-        parts[-1].append(number)
-        held += count
-    index = groups.index.cpu()
-    return [torch.isin(index, torch.tensor(part)).nonzero().squeeze(1) for part in parts]
+    """Rows of each pass through the model: as many whole groups as LOGITS allows, at least one."""
+    groups, most = Groups(rollouts.group), LOGITS / ((int(rollouts.extents.max()) + 1) * vocabulary)
+    parts, held = [0], 0
+    for count in groups.counts.tolist():
+        held = held + count if not held or held + count <= most else count
+        parts.append(parts[-1] + (held == count))
+    part = torch.tensor(parts[1:])[groups.index.cpu()]
+    return [(part == number).nonzero().squeeze(1) for number in range(1, parts[-1] + 1)]
 
 
 class FileTools(Tools):
-    """What a model and a file can give an estimator: a Gram. Nobody can continue the answers, or judge them."""
+    """Tools of an estimator over a file: a Gram, no continuations and no judge."""
 
     def __init__(self, passes: PolicyPasses) -> None:
         self._passes = passes
@@ -308,15 +294,11 @@ def read(observer: Observer, minibatch: Minibatch, w: Tensor) -> dict[str, Any]:
     return line | {schema.GRAD_NORM: norm}
 
 
-# -- over batches ----------------------------------------------------------------------------------------------------
-
-
 class Summary:
-    """The readings of all batches as one: counts add up, extremes stay, the rest are means weighted by rollouts."""
+    """The metrics of all batches as one: counts are summed, extremes kept, the rest are means weighted by rollouts."""
 
     COUNTS = (schema.ROLLOUTS_USED, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.LENGTH_EMPTY,
-              schema.GRAM_LIVE_GROUPS,
-              schema.SCORES_LIVE_GROUPS, schema.POLICY_RESPELLED)
+              schema.GRAM_LIVE_GROUPS, schema.SCORES_LIVE_GROUPS, schema.POLICY_RESPELLED)
     EXTREMES = (schema.LENGTH_MAX, schema.POLICY_SAMPLER_GAP)
     LEFT_OUT = (schema.ROLLOUTS_SAMPLED, schema.ROLLOUTS_SPENT, schema.ROLLOUTS_PER_GROUP)
 
@@ -327,7 +309,6 @@ class Summary:
         self._weight: dict[str, int] = {}
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """One batch more."""
         self.batches += 1
         rows = line[schema.ROLLOUTS_USED]
         for name, value in line.items():
@@ -343,7 +324,6 @@ class Summary:
                 self._weight[name] = self._weight.get(name, 0) + rows
 
     def facts(self) -> dict[str, Any]:
-        """name -> reading."""
         found = {name: value if name in self.COUNTS + self.EXTREMES else value / self._weight[name]
                  for name, value in self._found.items()}
         size: dict[str, Any] = {"batches": self.batches, "rollouts": found.pop(schema.ROLLOUTS_USED)}

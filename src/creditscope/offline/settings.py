@@ -1,4 +1,4 @@
-"""Every setting of a reading, with what it means. The command line is made from this class."""
+"""The settings of `creditscope scope`; its flags are made from this class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMATS = ("auto", "creditscope", "trl", "verl", "openai")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a file of rollouts is read."""
+    """Settings for a file of rollouts."""
 
     model: str | None = None
     """tiny, a folder, a .gguf file, or owner/name on the hub: gives the tokens and log-probs that the file lacks,
@@ -21,7 +21,7 @@ class Settings:
     method: str = "grpo"
     """A row of the table: creditscope methods."""
     credit: str | None = None
-    """Who gets the credit: creditscope credit. What needs continuations or a critic cannot be had from a file."""
+    """The credit estimator: creditscope credit. Those with continuations or a critic do not work on a file."""
     format: str = "auto"
     """auto, creditscope, trl, verl or openai."""
     reward_field: str | None = None
@@ -38,8 +38,7 @@ class Settings:
     keep_every: int = 10
     """Batches between kept rollouts (groups/*.npz), the first groups of a batch; 0 keeps none."""
     keep_most: int = 0
-    """Most files of each kind (groups, scope) that are kept, spread evenly: each time there would be more, every second
-    goes. 0 keeps all."""
+    """Most files of each kind (groups, scope), spread evenly: above it every second is deleted. 0 keeps all."""
     temperature: float = 1.0
     """Sampling temperature at which the file's log-probs were taken."""
     chat: str = "auto"
@@ -67,7 +66,7 @@ class Settings:
             raise CreditscopeError(f"--temperature must be a finite number above 0, got {self.temperature}")
 
     def flags(self) -> list[str]:
-        """The words of `creditscope scope` that give these settings: what is not a default.
+        """The flags of `creditscope scope` that differ from their defaults.
 
         >>> Settings(model="tiny", keep_every=0).flags()
         ['--model', 'tiny', '--keep-every', '0']

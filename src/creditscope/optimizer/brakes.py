@@ -1,14 +1,13 @@
 """Brakes: rules that take the optimiser's momentum into account and keep a token at its bound.
 
-The clip sets a token's gradient to 0; it does not undo what earlier gradients left in the first moment. A brake wraps
-any torch optimiser and stands between the objective and its step:
+The clip sets a token's gradient to 0; its earlier gradients stay in the first moment. A brake wraps a torch optimiser:
 
     brake = Recall(torch.optim.AdamW(model.parameters(), lr=1e-4))
     brake.begin(method, rollouts)              # a new batch
     brake.ascend(forward)                      # an inner step, in place of backward() and step()
 
-A loop keeps a loss of its own: `logp = brake.watch(logp)` before it, `brake.step(forward)` in place of the step.
-Derivations and what each rule did in training: docs/optimizer.md.
+A loop with its own loss calls `logp = brake.watch(logp)` before it and `brake.step(forward)` in place of the step.
+Derivations and measurements: docs/optimizer.md.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Forward = Callable[[], Tensor]
 
 
 class Brake(StepObserver):
-    """No rule: the optimiser as it is. The others say where they differ."""
+    """No rule: the optimiser's own step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -55,7 +54,7 @@ class Brake(StepObserver):
         self._rows = torch.arange(len(rollouts), device=rollouts.mask.device)
 
     def ascend(self, forward: Forward, clip_norm: float | None = None, probe: Probe | None = None) -> bool:
-        """One inner step up the surrogate under the rule. False when the rule wants no further step on this batch."""
+        """One inner step up the surrogate under the rule. False when the rule ends the updates on this batch."""
         logp = forward()
         if not self.goes_on(logp.detach()):
             return False
@@ -68,12 +67,12 @@ class Brake(StepObserver):
         clipped = 1.0
         if clip_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(self._parameters(), clip_norm)
-            clipped = clip_factor(float(norm), clip_norm)
+            clipped = Clipping(clip_norm).coefficient(float(norm))
         self.step(forward, clipped)
         return True
 
     def watch(self, logp: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The same log-probs, on which any loss may be built: the rule changes the gradient that comes back to them."""
+        """The same log-probs, for any loss: the rule changes the gradient that arrives at them."""
         self._batch()
         if not logp.requires_grad:
             raise CreditscopeError("brake.watch needs log-probs that carry a gradient; take them outside of no_grad")
@@ -82,9 +81,7 @@ class Brake(StepObserver):
         out.register_hook(lambda grad: -self.reweigh(-grad, seen, rows).to(grad.dtype))  # type: ignore[no-untyped-call]
         return out
 
-    # -- what a rule may change --------------------------------------------------------------------------------------
-
-    # `goes_on` and `reweigh` of `StepObserver`, and the step itself.
+    # A rule may change `goes_on` and `reweigh` of `StepObserver`, and the step.
 
     def step(self, forward: Forward | None = None, clipped: float = 1.0) -> None:
         """The optimiser's step. `clipped` is the factor by which a norm clip has shortened the gradient.
@@ -94,10 +91,7 @@ class Brake(StepObserver):
         self.optimizer.step()
 
     def metrics(self) -> dict[str, float]:
-        """What the rule did to the batch, for the record."""
         return {}
-
-    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _batch(self) -> tuple[Method, Rollouts, Tensor]:
         if self.method is None:
@@ -106,7 +100,7 @@ class Brake(StepObserver):
         return self.method, self.rollouts, self.credit
 
     def _past(self, logp: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(B, T) bool each, of those rows: tokens past their bound, and tokens that have one."""
+        """(B, T) bool each: tokens of these rows past their bound, and tokens that have one."""
         method, rollouts, credit = self._batch()
         rows = self._rows if rows is None else rows
         old, mask, own = rollouts.logp[rows], rollouts.mask[rows], credit[rows]
@@ -114,14 +108,6 @@ class Brake(StepObserver):
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-
-def clip_factor(norm: float, limit: float) -> float:
-    """min(1, limit / (‖g‖ + 1e-6)), as torch's clip_grad_norm_ has it."""
-    return Clipping(limit).coefficient(norm)
-
-
-# -- recall ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,7 @@ class Blend:
 
     @property
     def debt(self) -> float:
-        """The w that makes the update's share of a token with moment 1 vanish is −debt: −bβ/(a + bγ)."""
+        """bβ/(a + bγ): with w = −debt, the update's share of a token with moment 1 is 0."""
         return self.b * self.beta / (self.a + self.b * self.gamma)
 
 
@@ -170,14 +156,14 @@ def _blend_of(optimizer: torch.optim.Optimizer, group: Mapping[str, object]) -> 
 
 
 class Recall(Brake):
-    """A token past its bound pulls back with what momentum still owes it, so that its share of the update is 0.
+    """A token past its bound gets the w that makes its share of the update 0, its moment included.
 
         w'_it = w_it − debt·(1 − d_it)·c_it  past the bound,  else w_it        d = clip(w_it / w_it(first sight), 0, 1)
         c_it ← β·c_it + γ·w'_it              debt = β/γ = 9 for β₁ = 0.9
 
-    c_it is the token's own share of the first moment, in units of w: the optimiser keeps Σ_it c_it ∇log π_it, up to
-    what the scores ∇log π_it changed since. With a hard clip w = 0 and d = 0 past the bound, so c becomes 0 and stays
-    there; under a soft bound the moment is brought down in step with the credit. It costs no pass.
+    c_it is the token's share of the first moment in units of w: the moment is Σ_it c_it ∇log π_it, up to the change of
+    the scores ∇log π_it. With a hard clip w = 0 and d = 0 past the bound, so c becomes 0 and stays 0; under a soft one
+    c falls in proportion to w. It costs no pass.
     """
 
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
@@ -191,7 +177,7 @@ class Recall(Brake):
         rows = self._rows if rows is None else rows
         self._account, self._first = self._account.to(w.dtype), self._first.to(w.dtype)
         first = self._first[rows]
-        self._first[rows] = first = torch.where(first == 0, w, first)  # one that starts past its bound has none yet
+        self._first[rows] = first = torch.where(first == 0, w, first)  # 0 while a token has only been past its bound
         damped = torch.where(first == 0, 1.0, w / first).clamp(0, 1)
         past, _ = self._past(logp, rows)
         owed = torch.where(past, blend(self.optimizer).debt * (1 - damped) * self._account[rows], 0.0)
@@ -217,15 +203,12 @@ class Recall(Brake):
         return {schema.BRAKE_RECALLED: self._recalled / self._total} if self._total else {}
 
 
-# -- the others ------------------------------------------------------------------------------------------------------
-
-
 class Shorten(Brake):
-    """A step is shortened until at most a share of the bounded tokens stands past the bound.
+    """A step is shortened until at most a share of the bounded tokens is past the bound.
 
         θ ← θ + a·Δ,   a the largest of 1, 0.95, …, 0 with share{x⁰ + a(x¹ − x⁰) past its bound} ≤ share
 
-    x⁰ and x¹ are the log-probs before and after the whole step Δ; between them the line stands in for the path.
+    x⁰ and x¹ are the log-probs before and after the whole step Δ; between them they are interpolated.
     """
 
     LENGTHS = tuple(1 - k / 20 for k in range(20))
@@ -260,7 +243,6 @@ class Shorten(Brake):
         self._seen = []
 
     def length(self, before: Tensor, after: Tensor, rows: Tensor | None = None) -> float:
-        """a: how much of the step may be taken."""
         for a in self.LENGTHS:
             past, bounded = self._past(torch.lerp(before, after, a), rows)
             if int(past.sum()) <= self._share * int(bounded.sum()):
@@ -272,22 +254,22 @@ class Shorten(Brake):
 
 
 class Restart(Brake):
-    """The first moment starts from 0 with every batch, so no older batch moves the tokens of this one.
+    """The first moment is set to 0 with every batch.
 
-    v stays, and so does Adam's step counter: the first inner steps are short, 1 − β₁, 1 − β₁², … of a full one.
+    v and Adam's step counter are kept: the first inner steps are short, 1 − β₁, 1 − β₁², … of a full one.
     """
 
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         super().begin(method, rollouts, credit)
         for p in self._parameters():
-            # A probe's average of what does not scale with reward is part of the same moment.
+            # The average of the part that does not scale with reward (RewardParts) belongs to the same moment.
             for moment in (first_moment(self.optimizer, p), self.optimizer.state.get(p, {}).get(REST[0])):
                 if moment is not None:
                     moment.zero_()
 
 
 class KlStop(Brake):
-    """Early stopping, the usual remedy: no further inner step once KL(old ‖ new) per token is above a limit.
+    """Early stopping: no further inner step once KL(old ‖ new) per token is above a limit.
 
         KL ≈ mean_it (ρ_it − 1 − log ρ_it)
     """

@@ -1,7 +1,6 @@
-"""The families of optimisers with a closed form: what the next update of one parameter is made of, and one row each.
+"""Optimisers whose next update has a closed form: its parts, and one row of `FAMILIES` each.
 
-A row of `FAMILIES` holds all that the probes know of a family. Other optimisers have no row; `state` reads those by
-really taking steps on copies.
+Other optimisers have no row; `state` reads those by taking steps on copies.
 """
 
 from __future__ import annotations
@@ -24,16 +23,12 @@ State = Mapping[str, Any]
 class Parts:
     """One parameter's next update as a sum."""
 
-    momentum: Tensor
-    """From the first moment as it stood before this step."""
-    fresh: Tensor
-    """From this step's gradient. Coupled (L2) weight decay is part of the gradient, so it counts here."""
-    decay: Tensor
-    """From decoupled weight decay, −lr·λ·θ."""
+    momentum: Tensor  # from the first moment before this step
+    fresh: Tensor  # from this step's gradient, of which coupled (L2) weight decay is a part
+    decay: Tensor  # from decoupled weight decay, −lr·λ·θ
 
     @property
     def total(self) -> Tensor:
-        """The whole update."""
         return self.momentum + self.fresh + self.decay
 
 
@@ -45,10 +40,7 @@ def adam_parts(group: Group, state: State, theta: Tensor, grad: Tensor) -> Parts
 
 
 def adam_moments(group: Group, state: State, theta: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(β₁m/(1−β₁^t), (1−β₁)g/(1−β₁^t), v̂_t): the corrected moments of step t, the first one in its two parts.
-
-    m and v are those of step t−1, 0 before the first. With amsgrad, v̂_t = max(v_max, v_t)/(1−β₂^t).
-    """
+    """(β₁m/(1−β₁^t), (1−β₁)g/(1−β₁^t), v̂_t) with m and v of step t−1; with amsgrad, v̂_t = max(v_max, v_t)/(1−β₂^t)."""
     (beta1, beta2), t = map(float, group["betas"]), step_number(state)
     g = descent(group, theta, grad)
     m, v = torch.zeros_like(g), (1 - beta2) * g.square()
@@ -73,7 +65,7 @@ def sgd_parts(group: Group, state: State, theta: Tensor, grad: Tensor) -> Parts:
 
 
 def descent(group: Group, theta: Tensor, grad: Tensor) -> Tensor:
-    """The gradient that enters the moments: −grad with `maximize`, + λθ with coupled weight decay; float32 or wider."""
+    """The gradient in the moments: −grad with `maximize`, + λθ with coupled weight decay; float32 or wider."""
     g = grad.to(torch.promote_types(grad.dtype, torch.float32))
     g = -g if group["maximize"] else g
     return g if decoupled(group) or not group["weight_decay"] else g + group["weight_decay"] * theta
@@ -85,56 +77,46 @@ def decoupled_decay(group: Group, theta: Tensor) -> Tensor:
 
 
 def decoupled(group: Group) -> bool:
-    """Whether weight decay acts on the parameter itself (AdamW) and not through the gradient (Adam, SGD)."""
+    """Whether weight decay acts on the parameter (AdamW) and not through the gradient (Adam, SGD)."""
     return bool(group.get("decoupled_weight_decay", False))
 
 
 def learning_rate(group: Group) -> float | Tensor:
-    """lr as a number or, where it is a tensor of one element, as a tensor without dimensions: no sync."""
+    """lr as a number or, where it is a tensor of one element, as a 0-d tensor: no sync."""
     lr: float | Tensor = group["lr"]
     return lr.squeeze() if isinstance(lr, Tensor) else lr
 
 
 def step_number(state: State) -> Tensor:
-    """t, the number of the step that is about to be taken, in float64 and where the optimiser keeps it."""
+    """t, the number of the coming step, in float64, on the device of the optimiser's counter."""
     return torch.as_tensor(state.get("step", 0)).double() + 1
 
 
 @dataclass(frozen=True)
-class Family:
-    """What the probes know of one family."""
-
-    parts: Callable[[Group, State, Tensor, Tensor], Parts]
-    """(group, state, θ, gradient) → the next update as a sum."""
-    normalises: bool
-    """Whether the update is divided by √v̂, so that the scale of the gradients cancels up to ε."""
-    remembers: Callable[[Group], bool]
-    """Whether gradients of past steps enter the update."""
+class OptimizerFamily:
+    parts: Callable[[Group, State, Tensor, Tensor], Parts]  # (group, state, θ, gradient) → the next update as a sum
+    normalises: bool  # whether the update is divided by √v̂, so that the scale of the gradients cancels up to ε
+    remembers: Callable[[Group], bool]  # whether gradients of past steps enter the update
     carry: Callable[[Group, int], float | None]
     """(group, T) → the share of a full step made at step T, when a constant gradient became 0 at T: C_{T,0} for Adam, μ
-    for a long constant gradient under SGD; None where there is no closed form."""
+    for SGD; None where there is no closed form."""
 
 
-_ADAM = Family(adam_parts, normalises=True, remembers=lambda group: True,
+_ADAM = OptimizerFamily(adam_parts, normalises=True, remembers=lambda group: True,
                carry=lambda group, step: carry(step, 0, group["betas"]) if group["betas"][1] > 0 else None)
-_SGD = Family(sgd_parts, normalises=False, remembers=lambda group: bool(group["momentum"]),
+_SGD = OptimizerFamily(sgd_parts, normalises=False, remembers=lambda group: bool(group["momentum"]),
               carry=lambda group, step: None if group["nesterov"] or group["dampening"] else float(group["momentum"]))
-FAMILIES: Mapping[type[torch.optim.Optimizer], Family] = MappingProxyType(
+FAMILIES: Mapping[type[torch.optim.Optimizer], OptimizerFamily] = MappingProxyType(
     {torch.optim.Adam: _ADAM, torch.optim.AdamW: _ADAM, torch.optim.SGD: _SGD})
-"""By exact class: a subclass may have another step, so it does not count."""
+"""By exact class: a subclass may have another step."""
 
 
-def family_of(optimizer: Any) -> Family | None:
-    """The optimiser's row; None where it has none.
-
-    >>> family_of(torch.optim.NAdam([torch.nn.Parameter(torch.ones(1))])) is None
-    True
-    """
+def family_of(optimizer: Any) -> OptimizerFamily | None:
     return FAMILIES.get(type(bare(optimizer)))
 
 
 def bare(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimiser inside the wrapper that accelerate (and so TRL) puts around it."""
+    """The optimiser inside accelerate's (and so TRL's) wrapper."""
     # By name: accelerate may not be installed, and other wrappers (Lookahead) have a step of their own.
     wrapped = type(optimizer).__name__ == "AcceleratedOptimizer"
     inner: torch.optim.Optimizer = optimizer.optimizer if wrapped else optimizer

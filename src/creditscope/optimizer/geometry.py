@@ -1,4 +1,4 @@
-"""The geometry of updates: where they point, how large they are beside the weights, and how many weights they reach."""
+"""The geometry of updates: direction, size relative to the weights, and the share of weights that they change."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NAMES = (schema.UPDATE_COSINE, schema.UPDATE_RATIO, schema.UPDATE_ZERO, schema.U
 
 
 class UpdateGeometry:
-    """What one optimiser step did, from the parameters before and after it; `before`, step(), `after`, zero_grad().
+    """The update Δ of one step, from the parameters before and after it; `before`, step(), `after`, zero_grad().
 
-        update/cosine      cos(Δ, −g): 1 for plain SGD; below where momentum, normalisation or decay turn the step
+        update/cosine      cos(Δ, −g): 1 for plain SGD
         update/ratio       ‖Δ‖/‖θ‖
-        update/zero        share of coordinates with Δ = 0 exactly, in the precision they are stored in
-        update/zero_bf16   share with bf16(θ+Δ) = bf16(θ): the update would be lost if weights were kept in bfloat16
+        update/zero        share of coordinates with Δ = 0 exactly, in their stored precision
+        update/zero_bf16   share with bf16(θ+Δ) = bf16(θ): lost if weights were kept in bfloat16
 
-    With a `sketcher` the update is also sketched, for the path of updates: `sketch`, (k²,).
+    With a `sketcher` the update is also sketched: `sketch`, (k²,).
 
     >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     >>> theta.grad = torch.tensor([1.0, 0.0])
@@ -34,23 +34,18 @@ class UpdateGeometry:
 
     def __init__(self, named_parameters: Iterable[tuple[str, Tensor]], sketcher: Sketcher | None = None) -> None:
         self.sketch: Tensor | None = None
-        self.layers: dict[str, dict[str, float]] = {}
-        """Parameter name -> the same numbers for it alone, of the last step."""
+        self.layers: dict[str, dict[str, float]] = {}  # parameter name -> the same numbers for it alone
         self._parameters = dict(named_parameters)
         self._before: dict[str, Tensor] = {}
         self._sketcher = sketcher
 
     @torch.no_grad()
     def before(self) -> None:
-        """Copy what the step is about to change: every parameter that has a gradient."""
         self._before = {name: p.clone() for name, p in self._parameters.items() if p.grad is not None and p.numel()}
 
     @torch.no_grad()
     def after(self) -> dict[str, float]:
-        """The numbers of the step since `before`, over all parameters; `layers` has them one by one.
-
-        A number that does not exist, as the cosine of an update that is 0, is absent.
-        """
+        """The numbers over all parameters; one that does not exist, as the cosine of an update of 0, is absent."""
         if not self._before:
             raise CreditscopeError("no parameter was copied: call before() between backward() and step()")
         if self._sketcher is not None:
@@ -74,14 +69,13 @@ class UpdateGeometry:
 
 
 def _read(sums: Tensor, count: Tensor) -> dict[str, float]:
-    """The numbers from their `_sums`, those that exist."""
     delta, theta, g, dot, zero, rounded = sums
     values = torch.stack([dot / (delta * g).sqrt(), (delta / theta).sqrt(), zero / count, rounded / count])
     return {name: value for name, value in zip(NAMES, values.tolist(), strict=True) if math.isfinite(value)}
 
 
 def square(x: Tensor) -> Tensor:
-    """‖x‖², without a float64 copy of x and without the error of a long float32 sum."""
+    """‖x‖², summed in float64 without a float64 copy of x."""
     norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
     return norm.square()
 

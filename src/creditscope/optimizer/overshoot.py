@@ -1,7 +1,7 @@
-"""Overshoot: how far tokens go past their bound while one batch is used for several updates, and what took them there.
+"""Overshoot: how far tokens go past their bound while one batch is used for several updates.
 
-A bound stops a token's own gradient, not the token: momentum, weight decay and the gradients of other tokens still
-move it. `Overshoot` reads the log-probs that a trainer computes anyway: pass k shows what k updates did.
+A bound stops a token's own gradient; momentum, weight decay and the gradients of other tokens still move the token.
+`Overshoot` reads the log-probs that a trainer computes anyway: pass k shows the effect of k updates.
 """
 
 from __future__ import annotations
@@ -24,29 +24,23 @@ from creditscope.runs import schema
 
 @dataclass(frozen=True)
 class OvershootReading:
-    """The batch as it stood after k updates. A number that does not exist is None."""
+    """The batch after k updates. A number that does not exist is None."""
 
     updates: int
-    """k: how often each row had been seen before. Between two sights of a row lies one update, or one a minibatch."""
-    tokens: int
-    """Tokens that have an edge."""
-    past: float | None
-    """The share of them that stand past it."""
-    distance: float | None
-    """Mean nats past the edge, over those past it."""
-    overshoot: float | None
-    """Mean nats past the edge, over all that have one: past · distance."""
-    max: float | None
-    """The largest distance."""
+    """k: the earlier readings of each row. One update happened between two readings of a row, or one per minibatch."""
+    tokens: int  # tokens that have an edge
+    past: float | None  # the share of them past it
+    distance: float | None  # mean nats past the edge, over those past it
+    overshoot: float | None  # mean nats past the edge, over all that have one: past · distance
+    max: float | None  # the largest distance
     after: float | None
-    """Σ (distance − distance when first seen past) / Σ distance: the share that was moved after the token's own
-    gradient was stopped. Negative where tokens came back on the whole."""
-    kl: float | None
-    """KL(π_old ‖ π) a token: mean over chosen tokens of ρ − 1 − log ρ, ρ = π/π_old."""
+    """Σ (distance − distance when first seen past) / Σ distance: the share moved after the token's own gradient was
+    stopped. Negative where tokens came back on the whole."""
+    kl: float | None  # KL(π_old ‖ π) per token: mean over chosen tokens of ρ − 1 − log ρ, ρ = π/π_old
 
 
 class Overshoot:
-    """Follows the tokens of one batch over its updates, from the log-probs of every pass.
+    """The tokens of one batch over its updates, from the log-probs of every pass.
 
     >>> from creditscope.methods.table import METHODS
     >>> batch = Rollouts(tokens=torch.tensor([[5]]), mask=torch.tensor([[True]]), logp=torch.tensor([[-1.]]),
@@ -61,8 +55,8 @@ class Overshoot:
     def __init__(self, method: Method, rollouts: Rollouts, credit: Tensor) -> None:
         """`credit` is (B,), (B, 1) or (B, T). Tokens that the method does not learn from (α = 0) have no edge."""
         self.stops = method.stops
-        """What crossing does to a token's own gradient: "zero", "half" or "cap"; None where the method has no edge.
-        Where it is not "zero", read "stopped" as "first seen past the edge"."""
+        """The token's own gradient past the edge: "zero", "half" or "cap"; None where the method has no edge. Where
+        not "zero", "stopped" means "first seen past the edge"."""
         self._mask, self._old = rollouts.mask, rollouts.logp.double()
         credit = check_credit(credit, rollouts).detach().double()
         learns = alpha(method, rollouts, kept(method, rollouts, credit), torch.float64) != 0
@@ -70,8 +64,8 @@ class Overshoot:
         self._edges = edges_of(method, self._old, self._mask, self._credit)
 
         self._sights = torch.zeros(len(rollouts), dtype=torch.int64, device=self._mask.device)
-        # Of every token: its overhang in the direction of A when last seen; sights past the edge without a break; and
-        # of this stay past the edge, the distance when first seen and the move that carried it there (0: not seen).
+        # Of every token: its overhang in the direction of A when last seen; consecutive sights past the edge; and of
+        # these, the distance at the first and the move that led to it (0: not seen).
         self._forward = torch.zeros_like(self._old)
         self._held = torch.zeros_like(self._mask, dtype=torch.int64)
         self._entry = torch.zeros_like(self._old)
@@ -84,8 +78,7 @@ class Overshoot:
     def see(self, logp: Tensor, rows: Tensor | None = None) -> None:
         """One pass: log π of the chosen tokens before the coming update, of the whole batch or of its rows `rows`.
 
-        The first sight of a row is where it starts, at ratio 1 or near it. What the last update did is seen only if
-        the caller pays for one more pass without gradient.
+        The effect of the last update is seen only if the caller runs one more pass.
         """
         index = self._index(logp, rows)
         logp, old, mask = logp.double(), self._old[index], self._mask[index]
@@ -115,34 +108,31 @@ class Overshoot:
 
     @property
     def bounded(self) -> int:
-        """Tokens of the batch that have an edge."""
         found = torch.zeros_like(self._mask)
         for edge in self._edges:
             found = found | edge.low.isfinite() | edge.high.isfinite()
         return int(found.sum())
 
     def loss(self, logp: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Σ_it distance_it, differentiable in `logp`: its gradient in θ is the slope that `first_order` needs."""
+        """D = Σ_it distance_it, differentiable in `logp`; `first_order` takes its gradient in θ."""
         return torch.maximum(*self._overhang(logp, self._index(logp, rows))).clamp(min=0).sum()
 
     def readings(self) -> list[OvershootReading]:
-        """One reading for each sight number k = 0, 1, ...: rows count their own passes."""
+        """One reading for each sight number k = 0, 1, ... of the rows."""
         if not self._rows:
             return []
-        sums = torch.cat(self._rows).cpu()  # one transfer, not one a number
+        sums = torch.cat(self._rows).cpu()  # one transfer
         return [_reading(sums[sums[:, 0] == k]) for k in range(int(sums[:, 0].max()) + 1)]
 
     def carry(self, lag: int = 0) -> float | None:
-        """How much of the step that carried tokens across is repeated after their own gradient is zero.
+        """The share of the step across the edge that is repeated while the token's own gradient is stopped.
 
             carry(k) = Σ Δ_{c+k+1} / Σ Δ_c
 
-        Δ_j is a token's move between its sights j − 1 and j, in the log-ratio that its edge bounds, signed: positive
-        in the direction of A. Move c took it from inside to outside, so during moves c + 1, ..., c + k + 1 its own
-        gradient was stopped. Both sums run over the tokens that crossed in the direction of A and were outside at
-        sights c, ..., c + k, wherever the last move left them; None where there is no such token. It equals
-        C_{T,k} of arXiv:2601.05002, Eq. 36, where a token moves alone under a gradient that was constant for c = T − 1
-        updates.
+        Δ_j is a token's move between its sights j − 1 and j, in the log-ratio that its edge bounds, positive in the
+        direction of A. Move c crossed the edge. Both sums run over the tokens that crossed in the direction of A and
+        were outside at sights c, ..., c + k; None where there is no such token. It equals C_{T,k} of arXiv:2601.05002,
+        Eq. 36, where a token moves alone under a gradient that was constant for c = T − 1 updates.
         """
         if not 0 <= lag < len(self._lags):
             return None
@@ -153,7 +143,7 @@ class Overshoot:
         readings = self.readings()[1:]
         if not readings:
             return {}
-        # Rows may have been seen unequally often, where minibatches stopped early; a pass over all of them settles it.
+        # Where minibatches stopped early, rows were seen unequally often: a last pass over all rows counts alone.
         last = _reading(self._rows[-1].cpu()) if len(self._rows[-1]) == len(self._mask) else readings[-1]
         found: dict[str, float | None] = {schema.OPTIMIZER_OVERSHOOT: last.overshoot,
                                           schema.OVERSHOOT_CARRY: self.carry()}
@@ -168,7 +158,6 @@ class Overshoot:
                         self._credit[index])
 
     def _index(self, logp: Tensor, rows: Tensor | None) -> Tensor:
-        """(n,) the rows of the batch that `logp` (n, T) belongs to."""
         size, width = self._mask.shape
         index = torch.arange(size, device=self._mask.device) if rows is None else rows.to(self._mask.device)
         if index.dim() != 1 or index.dtype != torch.int64:
@@ -196,12 +185,11 @@ def _per(total: float, count: float) -> float | None:
 
 
 def first_order(slope: Mapping[Tensor, Tensor], parts: Mapping[Tensor, Parts]) -> dict[str, float]:
-    """What each part of the coming update will do to the total overshoot D = Σ_it distance_it, to first order.
+    """The change of the total overshoot D = Σ_it distance_it by each part of the coming update, to first order.
 
         ΔD ≈ ⟨∇D, Δθ⟩ = ⟨∇D, momentum⟩ + ⟨∇D, fresh⟩ + ⟨∇D, decay⟩
 
-    `slope` is ∇D by parameter, the gradient of `Overshoot.loss`; `parts` is `state.split(optimizer)`. Tokens that are
-    still inside have no slope, so what the update will carry across is not in it.
+    `slope` is ∇D by parameter; `parts` is `state.split(optimizer)`. Tokens that are still inside have no slope.
     """
     missing = sum(p not in slope for p in parts)
     if missing:

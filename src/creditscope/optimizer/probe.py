@@ -1,12 +1,12 @@
-"""All probes of the optimiser in one, for any torch loop: four lines around the step, which is not changed.
+"""All probes of the optimiser, for any torch loop: four lines around the step, which is not changed.
 
     probe = Probe(optimizer, model.named_parameters())
     probe.begin(method, rollouts)              # a new batch
     probe.see(logp)                            # each inner step, between the forward pass and backward()
     metrics = probe.finish(forward)            # after the last one
 
-It registers step hooks on the optimiser. `light` reads a sample of the coordinates and the log-probs of passes that are
-made anyway; on schedule it makes one forward pass, to see the last update. `full`, on the same schedule, reads every
+It registers step hooks on the optimiser. `light` reads a sample of the coordinates and the log-probs of the loop's own
+passes; on schedule it runs one forward pass after the last update. `full`, on the same schedule, reads every
 coordinate, sweeps the reward's scale, and takes the gradient of the overshoot to measure momentum's part in it.
 """
 
@@ -35,24 +35,23 @@ from creditscope.optimizer.state import moving, split
 from creditscope.runs import schema
 
 LEVELS = ("light", "full")
-SAMPLE = 65_536  # coordinates that a light reading looks at, about
+SAMPLE = 65_536  # coordinates of a light reading, about
 
 
 class Probe(StepObserver):
-    """What the optimiser does to the credit, batch by batch: overshoot, reward scale, update geometry."""
+    """Overshoot, reward scale and update geometry, batch by batch."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]],
                  level: str = "light", every: int = 30, clipping: Clipping | None = None,
                  parts: RewardParts | None = None) -> None:
         """`every` is the schedule, in batches. With norm clipping give `clipping`, and append each step's norm to it.
-        Where part of the gradient does not scale with reward, `parts` follows it; without, the scale is not read."""
+        `parts` follows the part of the gradient that does not scale with reward; without it the scale is not read."""
         if level not in LEVELS:
             raise unknown("level of the probe:", level, LEVELS)
         if every < 1:
             raise CreditscopeError(f"every is the number of batches between readings, at least 1, got {every}")
         self.level, self.every, self.clipping, self.parts = level, every, clipping, parts
-        self.batches = 0
-        """Batches begun so far: a resumed loop sets it."""
+        self.batches = 0  # batches so far; a resumed loop sets it
         self._optimizer = optimizer
         named = list(named_parameters)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
@@ -67,14 +66,14 @@ class Probe(StepObserver):
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         """A new batch, with the credit that the objective uses; by default the method's own advantage."""
         self._batch = method, rollouts, token_advantage(method, rollouts) if credit is None else credit
-        self.early = self.parts is not None and method.has_loss_kl  # a pass of its own tells the KL term apart
+        self.early = self.parts is not None and method.has_loss_kl  # another pass separates the KL term
         self._track: Overshoot | None = None
         self._first: list[tuple[Tensor, Tensor | None]] = []
-        self.due = self.batches % self.every == 0
-        """Whether this batch is on schedule."""
+        self.due = self.batches % self.every == 0  # whether this batch is on schedule
         self._whole = self.due and self.level == "full"
-        # The scale of the reward reaches a KL term in the loss as little as weight decay.
-        self._scales = self.parts is not None or not (method.has_loss_kl or self._coupled())
+        # A KL term in the loss and weight decay do not scale with the reward.
+        self._scales = self.parts is not None or not (method.has_loss_kl or any(
+            group.get("weight_decay", 0) and not decoupled(group) for group in self._optimizer.param_groups))
         self._metrics: dict[str, float] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
         self._geometry: UpdateGeometry | None = None
@@ -87,7 +86,6 @@ class Probe(StepObserver):
         """One pass: log π of the chosen tokens, of the whole batch or of its rows `rows`, before the coming update."""
         self._live()
         if self._updates == 0:
-            # Where tokens start: looked at once an update has moved them.
             self._first.append((logp.detach().clone(), rows))
             return
         track = self._tracker()
@@ -116,7 +114,7 @@ class Probe(StepObserver):
         self._rewards = {p: torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self._named.values()}
 
     def clipped(self, factor: float) -> None:
-        """What of the gradient scales with reward, for `parts`."""
+        """The part of the gradient that scales with reward, for `parts`."""
         if self.parts is not None:
             self.parts.update({p: g * factor for p, g in self._rewards.items()} if self.early else
                               {p: p.grad for p in self._named.values() if p.grad is not None})
@@ -124,8 +122,7 @@ class Probe(StepObserver):
     def finish(self, forward: Callable[[], Tensor] | None = None) -> dict[str, float]:
         """The batch's metrics. `forward` gives log π (B, T) after the last update; it is called on schedule only.
 
-        Readings after the last update, as `optimizer/overshoot`, exist only where `forward` was called. The readings
-        after k updates, `overshoot/k/…`, come from the passes that were seen.
+        Without it there are no readings after the last update, as `optimizer/overshoot`.
         """
         self._live()
         closed = self.due and forward is not None and self._updates > 0
@@ -141,10 +138,8 @@ class Probe(StepObserver):
         return found | {k: v for k, v in (self._metrics | predicted).items() if v is not None} | self._moved
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What the last scheduled reading of a `full` probe holds for each layer; empty where there was none."""
+        """The arrays of the last scheduled reading of a `full` probe; empty where there was none."""
         return self._arrays
-
-    # -- around each step --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -184,7 +179,7 @@ class Probe(StepObserver):
         self._updates += 1
 
     def _of_sample(self) -> dict[str, float]:
-        """The geometry of the sample's update. ‖θ‖ is taken whole: few weights, as a norm's, may hold most of it."""
+        """The geometry of the sample's update, with ‖θ‖ over all weights: few of them may hold most of it."""
         assert self._sample is not None
         assert self._geometry is not None
         sample, whole = ([p.detach() for p in some] for some in
@@ -200,7 +195,7 @@ class Probe(StepObserver):
     def _read_scale(self, optimizer: torch.optim.Optimizer, sampled: bool) -> None:
         """`optimizer/scale_change`, since the start and from this step on, and on schedule the sweep."""
         closed = family_of(optimizer) is not None
-        # Parts are followed parameter by parameter: a sample has none.
+        # Parts are kept parameter by parameter: a sample has none.
         if self._scales and closed and not (sampled and self.parts is not None):
             for key, since in ((schema.OPTIMIZER_SCALE_CHANGE, "start"), (schema.OPTIMIZER_SCALE_CHANGE_NOW, "now")):
                 change = sensitivity(optimizer, parts=self.parts, clipping=self.clipping, since=since)
@@ -216,21 +211,20 @@ class Probe(StepObserver):
     def _momentum_share(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
         """⟨Δ_momentum, Δ⟩ / ‖Δ‖²: the share of the batch's first update that older gradients make."""
         if family_of(optimizer) is None and not self._whole:
-            return {}  # it would take two more steps of the optimiser
+            return {}  # `split` would take two more steps of the optimiser
         dot, whole = gather(torch.stack([(part.momentum * part.total).sum(dtype=torch.float64), square(part.total)])
                             for part in split(optimizer).values()).sum(0).tolist()
         return {schema.UPDATE_MOMENTUM: dot / whole} if whole > 0 else {}
 
     def _step(self) -> int:
-        """The number of the step that is about to be taken, of a parameter that has been moved before; 1 at first."""
+        """The number of the coming step, of a parameter that has been moved before; 1 at first."""
         states = (bare(self._optimizer).state.get(p, {}) for p in self._named.values())
         return int(step_number(next((state for state in states if "step" in state), {})))
 
     def _predicted(self) -> float | None:
-        """What momentum alone makes of `Overshoot.carry(0)`; None where it has no closed form.
+        """`Overshoot.carry(0)` by momentum alone; None where it has no closed form, or with minibatches.
 
-        Adam: C_{T,0}, T = s + c, for tokens that the batch's c-th update carried across, s being the number of its
-        first; the mean over c = 1, 2, … SGD: μ. Both take every update as seen, which minibatches are not.
+        Adam: the mean over c = 1, 2, … of C_{T,0}, T = s + c, s the number of the batch's first step. SGD: μ.
         """
         family = family_of(self._optimizer)
         if family is None or self._track is None or self._track.stops != "zero" \
@@ -240,17 +234,12 @@ class Probe(StepObserver):
         shares = [share for c in crossings if (share := family.carry(group, self._first_step + c)) is not None]
         return sum(shares) / len(shares) if shares else None
 
-    def _coupled(self) -> bool:
-        """Whether weight decay is part of the gradient."""
-        return any(group.get("weight_decay", 0) and not decoupled(group) for group in self._optimizer.param_groups)
-
     def _live(self) -> tuple[Method, Rollouts, Tensor]:
         if self._batch is None:
             raise CreditscopeError("the probe has no batch: call probe.begin(method, rollouts) first")
         return self._batch
 
     def _tracker(self) -> Overshoot:
-        """The batch's tokens, followed from the first pass on."""
         if self._track is None:
             self._track = Overshoot(*self._live())
             for logp, rows in self._first:

@@ -1,7 +1,5 @@
-"""The updates of Adam and AdamW from a history of gradients in closed form: no loop over steps, no state.
-
-And the update that is left after the gradient has become 0 (arXiv:2601.05002, Prop. 3 and 7). The parameter moves by
-the update Δ: θ_T = θ_{T−1} + Δ_T.
+"""The updates of Adam and AdamW from a history of gradients in closed form, θ_T = θ_{T−1} + Δ_T, and the update that is
+left after the gradient has become 0 (arXiv:2601.05002, Prop. 3 and 7).
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def adamw(start: Tensor, grads: Tensor, lr: float, betas: tuple[float, float] = 
 
 
 def carry(step: int, lag: int, betas: tuple[float, float] = (0.9, 0.999)) -> float:
-    """C_{T,k}: the share of a full step that Adam still makes at step T+k, when a constant gradient became 0 at step T.
+    """C_{T,k}: the share of a full step that Adam makes at step T+k, when a constant gradient became 0 at step T.
 
         C_{T,k} = β₁^{k+1}(1−β₁^{T−1})/(1−β₁^{T+k}) · √(β₂^{−(k+1)}(1−β₂^{T+k})/(1−β₂^{T−1}))
 
@@ -44,17 +42,13 @@ def carry(step: int, lag: int, betas: tuple[float, float] = (0.9, 0.999)) -> flo
     >>> round(carry(step=2, lag=0, betas=(0.9, 0.95)), 4)
     0.6786
     """
-    # (β₁/√β₂)^{k+1} is taken as one power: alone, β₂^{−(k+1)} overflows.
+    # (β₁/√β₂)^{k+1} as one power: β₂^{−(k+1)} overflows.
     limit, first = carry_limit(lag, betas), _lasting(step, lag, betas[0])
     return float(limit * first / _lasting(step, lag, betas[1]) ** 0.5)
 
 
 def carry_limit(lag: int, betas: tuple[float, float] = (0.9, 0.999)) -> float:
-    """C_{∞,k} = (β₁/√β₂)^{k+1}, the carry after a gradient that lasted long. P2, Eq. 38.
-
-    >>> round(carry_limit(lag=0, betas=(0.9, 0.95)), 3)
-    0.923
-    """
+    """C_{∞,k} = (β₁/√β₂)^{k+1}, the limit of C_{T,k} for T → ∞. P2, Eq. 38."""
     for name, beta in zip(("β₁", "β₂"), betas, strict=True):
         if not 0 <= beta < 1:
             raise CreditscopeError(f"the carry needs 0 ≤ β₁ < 1 and 0 < β₂ < 1, got {name} = {beta}")
@@ -64,7 +58,7 @@ def carry_limit(lag: int, betas: tuple[float, float] = (0.9, 0.999)) -> float:
 
 
 def _lasting(step: int, lag: int, beta: float) -> float:
-    """(1−β^{T−1})/(1−β^{T+k}): a gradient of T−1 steps against one that would have lasted T+k."""
+    """(1−β^{T−1})/(1−β^{T+k})."""
     if step < 2 or lag < 0:
         raise CreditscopeError(f"the carry needs a gradient that lasted, step ≥ 2, and lag ≥ 0; got step = {step} and "
                                f"lag = {lag}")
@@ -72,7 +66,7 @@ def _lasting(step: int, lag: int, beta: float) -> float:
 
 
 def _average(x: Tensor, beta: float) -> Tensor:
-    """(1−β) Σ_t β^{T−t} x_t: an exponential moving average that started at 0."""
+    """(1−β) Σ_t β^{T−t} x_t."""
     return (1 - beta) * _powers(beta, x).mul(x).sum(0)
 
 

@@ -1,8 +1,7 @@
 """A copy of a live optimiser over a sample of its coordinates: the same rule, the same state, few tensors.
 
 Reading every parameter takes dozens of small operations each, which on a GPU can take longer than a small step. Adam
-and SGD treat each coordinate alone, so a sample of coordinates with their moments is an optimiser of its own, and
-whatever reads an optimiser can read the sample.
+and SGD treat each coordinate alone, so a sample of coordinates with their moments is an optimiser too.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from creditscope.optimizer.families import bare, family_of
 class SampledOptimizer:
     """Every stride-th coordinate of each parameter that has a gradient, flat, one parameter per group and age.
 
-    Every parameter is in it: the effect of the reward's scale may sit almost wholly in one, as in an embedding whose
-    rows are seldom used. `take` copies parameters, gradients and state, before the step; `follow` copies the
-    parameters once more, after it.
+    Every parameter is sampled: most of the effect of the reward's scale may be in one, as in an embedding with rarely
+    used rows. `take` copies parameters, gradients and state before the step, `follow` the parameters after it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, stride: int) -> None:
@@ -37,13 +35,13 @@ class SampledOptimizer:
 
     @torch.no_grad()
     def take(self) -> torch.optim.Optimizer:
-        """The sample of the optimiser as it stands now."""
         self._members, groups, states = [], [], []
         for real in self._real.param_groups:
             ages: dict[tuple[bool, float], list[Tensor]] = {}
             for p in real["params"]:
                 if p.grad is not None:
-                    ages.setdefault(self._age(p), []).append(p)
+                    state = self._real.state.get(p, {})
+                    ages.setdefault((bool(state), float(state.get("step", 0))), []).append(p)
             for members in ages.values():
                 flat = nn.Parameter(self._flat(members))
                 flat.grad = self._flat([p.grad for p in members if p.grad is not None])
@@ -60,24 +58,17 @@ class SampledOptimizer:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Copy the present values of the real parameters."""
         assert self.optimizer is not None
         for group, members in zip(self.optimizer.param_groups, self._members, strict=True):
             group["params"][0].copy_(self._flat(members))
 
     @property
     def named(self) -> list[tuple[str, Tensor]]:
-        """The sample's parameters, by their number."""
         assert self.optimizer is not None
         return [(f"sample {k}", group["params"][0]) for k, group in enumerate(self.optimizer.param_groups)]
 
-    def _age(self, p: Tensor) -> tuple[bool, float]:
-        """Whether the optimiser knows the parameter, and since how many steps: what joined later has other moments."""
-        state = self._real.state.get(p, {})
-        return bool(state), float(state.get("step", 0))
-
     def _state(self, members: Sequence[Tensor]) -> dict[str, Any]:
-        """What the optimiser keeps for them: tensors of their shape as a sample, counters as they are."""
+        """The optimiser's state: tensors of the parameters' shapes sampled, counters copied."""
         first = self._real.state.get(members[0], {})
         sampled = {key for key, value in first.items() if isinstance(value, Tensor) and value.dim()}
         return {key: self._flat([self._real.state[p][key] for p in members]) if key in sampled

@@ -2,9 +2,9 @@
 
     Δ(φ) = −lr · m̂ / (√v̂ + ε/φ) − lr·λθ        Adam (arXiv:2601.05002, Prop. 2): φ enters through ε alone
 
-Whatever does not scale with the reward breaks this: a KL term, coupled weight decay, gradient-norm clipping, and an
-optimiser that does not normalise, such as SGD. The live state is read between backward() and step(). The answer is for
-the same sequence of gradients; a run that is trained with other rewards also moves to other parameters.
+Not so with a KL term, coupled weight decay, gradient-norm clipping, or an optimiser that does not normalise, such as
+SGD. The live state is read between backward() and step(), and the sequence of gradients is taken as given: a run
+trained with other rewards also moves to other parameters.
 """
 
 from __future__ import annotations
@@ -19,19 +19,8 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.optimizer.families import (
-    Group,
-    State,
-    adam_moments,
-    bare,
-    decoupled,
-    decoupled_decay,
-    descent,
-    family_of,
-    learning_rate,
-    sgd_parts,
-    step_number,
-)
+from creditscope.optimizer import families
+from creditscope.optimizer.families import Group, State, bare, family_of
 from creditscope.optimizer.geometry import gather, square
 from creditscope.optimizer.state import first_moment, moving, updates
 
@@ -39,9 +28,9 @@ PHIS = tuple(10.0**e for e in range(-6, 4))
 SINCE = ("start", "now")
 REST = ("rest_avg", "rest_sq", "rest_cross")
 TORCH_EPS = 1e-6  # clip_grad_norm_ divides by norm + 1e-6
-ROUNDINGS = 64  # of the numbers that a difference was made from: below so many it says nothing
-LOST = 0.01  # the share of a parameter's coordinates that may say nothing
-SAME = 1e-4  # factors that differ by less count as equal: torch adds 1e-6 to the norm, so they never are exactly
+ROUNDINGS = 64  # a difference below so many roundings of its terms is lost
+LOST = 0.01  # the share of a parameter's coordinates that may be lost
+SAME = 1e-4  # factors that differ by less count as equal: torch adds 1e-6 to the norm, so they are never exactly equal
 
 Update = Callable[[float], Tensor]
 """φ -> one parameter's update."""
@@ -49,7 +38,7 @@ Update = Callable[[float], Tensor]
 
 @dataclass(frozen=True)
 class ScaleSweep:
-    """Change and cosine of the update over φ. nan: the state does not determine the answer, or no update was made."""
+    """Change and cosine of the update over φ; nan where the state does not determine it, or no update was made."""
 
     phis: tuple[float, ...]
     since: str
@@ -69,35 +58,32 @@ class Clipping:
 
         s_t = φ · min(1, c/(φ n_t + 1e-6)) / min(1, c/(n_t + 1e-6))
 
-    For this step alone (since="now") that is all there is to know. Since the start, the state determines the update
-    where all s_t are equal, because a constant factor scales m and v as φ does: never clipped with either reward
-    (s = φ); clipped at every step with both (s = 1 and no change, for every φ ≥ 1 if the recorded run always clipped);
-    or all norms equal. Plain SGD has no memory, so for it every φ is determined. Elsewhere m and v would weigh the past
-    steps differently, which no state can tell: nan.
+    Since the start, the state determines the update where all s_t are equal, for a constant factor scales m and v as
+    φ does: never clipped with either reward (s = φ); clipped at every step with both (s = 1); or all norms equal. Plain
+    SGD has no memory, so every φ is determined. Elsewhere m and v would weigh the past steps differently: nan.
 
-    A rest in the gradient (a KL term) is clipped with it, and then the norms that count are those of φr + k: φ is
-    answered where every step would have been clipped as much as it was, in most runs not at all. `RewardParts` keeps
-    what this needs, but checkpoints do not: after a resume it is nan.
+    A rest in the gradient (a KL term) is clipped with it, and the norms are those of φr + k: φ is determined where each
+    step would have been clipped as much as it was. Checkpoints do not keep these norms: after a resume it is nan.
     """
 
     threshold: float
     norms: list[float] = field(default_factory=list)
-    """n_t of every step since the start, this step's last; a resumed run has those since it went on."""
+    """n_t of every step since the start or the resume, this step's last."""
     before: tuple[float, float, int] = (math.inf, 0.0, 0)
-    """Smallest, largest and number of the norms before those, for a resumed run: the `extent` of its checkpoint."""
+    """The `extent` of a resumed run's checkpoint."""
 
     @property
     def extent(self) -> tuple[float, float, int]:
-        """Smallest norm above 0, largest, and how many: all that `factor` needs, since s_t is monotone in n_t."""
+        """Smallest norm above 0, largest, and count: s_t is monotone in n_t."""
         low, high, count = self.before
         return (min([low, *(n for n in self.norms if n > 0)]), max([high, *self.norms]), count + len(self.norms))
 
     def coefficient(self, norm: float) -> float:
-        """min(1, c/(n + 1e-6)): what a gradient of norm n is multiplied by."""
+        """min(1, c/(n + 1e-6)), the factor on a gradient of norm n."""
         return min(1.0, self.threshold / (norm + TORCH_EPS))
 
     def factor(self, phi: float) -> float:
-        """The s that all steps since the start have in common, nan where they have none. A gradient of 0 has any."""
+        """The s that all steps since the start have in common, nan where they have none."""
         low, high, _ = self.extent
         if not 0 < low <= high:
             return phi
@@ -106,15 +92,12 @@ class Clipping:
 
 
 class RewardParts:
-    """Follows the part of the gradient that does not scale with the reward through the optimiser's averages.
-
-    With g_t = r_t + k_t (k: the rest, from a KL term or coupled weight decay) rewards times φ give φr_t + k_t, hence
+    """Averages of k in g_t = r_t + k_t, the part of a gradient (KL, coupled decay) that does not scale with reward.
 
         m(φ) = φ·m + (1−φ)·avg(k)        v(φ) = φ²·v + 2φ(1−φ)·avg(rk) + (1−φ²)·avg(k²)
 
-    where avg is the optimiser's own average. The three are in its state (`REST`), so its checkpoints have them. The
-    rest is kept, and not the reward's part, because it is mostly the small one: for φ < 1 no large numbers are then
-    subtracted, and where there is no rest all three are exactly 0.
+    avg is the optimiser's own average; the three are in its state (`REST`) and so in its checkpoints. The rest is
+    kept because it is mostly smaller than the reward's part: for φ < 1 no large numbers are subtracted.
 
     Make it before the first step. Every step: backward, clip, `update`, `sweep` if wanted, step.
     """
@@ -125,13 +108,12 @@ class RewardParts:
         if self._family is None:
             raise CreditscopeError(f"the parts of a gradient can be followed through Adam, AdamW and SGD, not "
                                    f"{type(self.optimizer).__name__}; for it there is sweep(..., since='now')")
-        self.rewards: Mapping[Tensor, Tensor] = {}
-        """This step's reward parts, between `update` and step()."""
-        # Torch's Adam makes its state where it finds none, so the averages of a first step wait until it has.
+        self.rewards: Mapping[Tensor, Tensor] = {}  # this step's reward parts, between `update` and step()
+        # Torch's Adam initialises its state where it is empty: the averages of a first step are added after it.
         self._waiting: dict[Tensor, dict[str, Tensor]] = {}
         self._missed = False
         self.squares: list[Tensor] = []
-        """‖r‖², ⟨r, k⟩ and ‖k‖² of every step's gradient, without coupled weight decay, which is not clipped."""
+        """‖r‖², ⟨r, k⟩ and ‖k‖² of every step's gradient without coupled weight decay, which is not clipped."""
         self.optimizer.register_step_post_hook(self._store)
 
     @torch.no_grad()
@@ -149,7 +131,7 @@ class RewardParts:
         for group, p in live:
             r, k = reward_grads[p], _beside(p, reward_grads)
             squares.append(torch.stack([square(r), (r * k).sum(dtype=torch.float64), square(k)]))
-            _fold(group, self.averages(p), -r if group["maximize"] else r, descent(group, p, k),
+            _fold(group, self.averages(p), -r if group["maximize"] else r, families.descent(group, p, k),
                   first_moment(self.optimizer, p) is None)
         self.squares.append(torch.stack([x.to(squares[0].device) for x in squares]).sum(0))
         self.rewards = reward_grads
@@ -193,11 +175,11 @@ def _fold(group: Group, averages: Mapping[str, Tensor], r: Tensor, k: Tensor, fi
 
 def sweep(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]], phis: Sequence[float] = PHIS,
           since: str = "start", parts: RewardParts | None = None, clipping: Clipping | None = None) -> ScaleSweep:
-    """How the update of the coming step would change with rewards times φ, since the start or from this step on.
+    """Change of the coming step's update with rewards times φ, since the start or from this step on.
 
-    Call it between backward() and step(), after clipping. Without `parts` the whole gradient is taken to scale with
-    the reward. since="start" has closed forms for Adam, AdamW and SGD; since="now" really takes the step for any other
-    optimiser (see `state.updates` for its rounding).
+    Call it between backward() and step(), after clipping. Without `parts` the whole gradient is assumed to scale with
+    the reward. since="start" has closed forms for Adam, AdamW and SGD; since="now" works for any optimiser, by
+    `state.updates` where there is no closed form.
     """
     names = {p: name for name, p in named}
     sums = _sums(optimizer, phis, since, parts, clipping)
@@ -212,7 +194,7 @@ def sweep(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]],
 
 def sensitivity(optimizer: torch.optim.Optimizer, parts: RewardParts | None = None, clipping: Clipping | None = None,
                 since: str = "start") -> float:
-    """The change at φ = 0.1: since the start, 0 if the update does not see the reward's scale, 0.9 if it follows it."""
+    """The change at φ = 0.1: 0 if the update does not depend on the reward's scale, 0.9 if it is proportional to it."""
     change, _ = _read(gather(_sums(optimizer, (0.1,), since, parts, clipping).values()).sum(0))
     return float(change[0])
 
@@ -223,7 +205,7 @@ def _sums(optimizer: torch.optim.Optimizer, phis: Sequence[float], since: str, p
     """{parameter: (F, 4), the `_four` of each φ}, each on the parameter's device."""
     optimizer, family = bare(optimizer), family_of(optimizer)
     if family is not None and since == "start" and not any(map(family.remembers, optimizer.param_groups)):
-        since = "now"  # without memory there is no past to ask about
+        since = "now"  # without memory the two are equal
     _check(optimizer, phis, since, parts, clipping)
     if family is not None and since == "start":
         factors, rule = _factors(phis, parts, clipping), _adam_since_start if family.normalises else _sgd_since_start
@@ -248,23 +230,23 @@ def _sums(optimizer: torch.optim.Optimizer, phis: Sequence[float], since: str, p
 def _adam_since_start(group: Group, p: Tensor, state: State, parts: RewardParts | None) -> Update:
     """φ -> −lr·(m̂ + (1/φ−1)·k̂) / (√(v̂ + 2(1/φ−1)·rk + (1/φ²−1)·kk) + ε/φ) − lr·λθ, with k̂, rk, kk = 0 without parts.
 
-    It is the formula of `RewardParts` with φ divided out, so that φ²v does not underflow.
+    The formula of `RewardParts` with φ divided out, so that φ²v does not underflow.
     """
     assert p.grad is not None
-    lr, eps = learning_rate(group), float(group["eps"])
-    before, fresh, v_hat = adam_moments(group, state, p, p.grad)
-    m_hat, decay = before.add_(fresh), decoupled_decay(group, p)
+    lr, eps = families.learning_rate(group), float(group["eps"])
+    before, fresh, v_hat = families.adam_moments(group, state, p, p.grad)
+    m_hat, decay = before.add_(fresh), families.decoupled_decay(group, p)
     if parts is None:
         root = v_hat.sqrt_()
         return lambda phi: decay - lr * m_hat / (root + eps / phi)
-    t, betas = step_number(state), (group["betas"][0], group["betas"][1], group["betas"][1])
+    t, betas = families.step_number(state), (group["betas"][0], group["betas"][1], group["betas"][1])
     kept = parts.averages(p)
     k, kk, rk = (kept[name] / (1 - float(beta) ** t) for name, beta in zip(REST, betas, strict=True))
 
     def update(phi: float) -> Tensor:
         u = 1 / phi
         v = v_hat + 2 * (u - 1) * rk + (u * u - 1) * kk
-        # Where the rest makes nearly all of v, what a large φ would leave of it is below the rounding of its averages.
+        # Where the rest makes nearly all of v, a large φ cancels v down to the rounding of the averages.
         floor = v_hat + 2 * abs(u - 1) * rk.abs() + abs(u * u - 1) * kk
         floor *= ROUNDINGS * torch.finfo(v.dtype).eps
         lost = ((v <= floor) & (v_hat > 0)).double().mean()
@@ -276,15 +258,15 @@ def _adam_since_start(group: Group, p: Tensor, state: State, parts: RewardParts 
 
 
 def _sgd_since_start(group: Group, p: Tensor, state: State, parts: RewardParts | None) -> Update:
-    """φ -> φ·Δ + (1−φ)·Δ_k, Δ_k being the update that the rest alone would have made: 0 without parts."""
+    """φ -> φ·Δ + (1−φ)·Δ_k, Δ_k the update of the rest alone: 0 without parts."""
     assert p.grad is not None
-    total = sgd_parts(group, state, p, p.grad).total
+    total = families.sgd_parts(group, state, p, p.grad).total
     if parts is None:
         return lambda phi: phi * total
     k = parts.averages(p)["rest_avg"]
     if group["nesterov"]:
-        k = descent(group, p, _beside(p, parts.rewards)) + group["momentum"] * k
-    alone = -learning_rate(group) * k
+        k = families.descent(group, p, _beside(p, parts.rewards)) + group["momentum"] * k
+    alone = -families.learning_rate(group) * k
     return lambda phi: phi * total + (1 - phi) * alone
 
 
@@ -309,7 +291,7 @@ def _gradient_now(optimizer: torch.optim.Optimizer, parts: RewardParts | None,
 
 
 def _factors(phis: Sequence[float], parts: RewardParts | None, clipping: Clipping | None) -> list[float]:
-    """What stands for each φ in the formulas since the start: φ itself, or the factor that clipping makes of it."""
+    """The factors on the gradients since the start: φ itself, or φ with clipping."""
     if clipping is None:
         return list(phis)
     if parts is None:
@@ -321,7 +303,6 @@ def _factors(phis: Sequence[float], parts: RewardParts | None, clipping: Clippin
     seen = [clipping.coefficient(n) for n in clipping.norms]
 
     def kept(phi: float) -> bool:
-        """Whether every step would have been clipped as much as it was."""
         norms = ((phi**2 * rr + 2 * phi * rk + kk).clamp(min=0).sqrt()).tolist()
         return all(abs(clipping.coefficient(n / c) / c - 1) <= SAME for n, c in zip(norms, seen, strict=True))
 
@@ -362,10 +343,11 @@ def _check(optimizer: torch.optim.Optimizer, phis: Sequence[float], since: str, 
         raise CreditscopeError(f"since='start' is answered for Adam, AdamW and SGD, not {type(optimizer).__name__}; "
                                f"ask since='now'")
     first = optimizer.state.get(next(p for _, p in moving(optimizer)), {})
-    if clipping is not None and clipping.extent[2] < step_number(first):
-        raise CreditscopeError(f"Clipping has {clipping.extent[2]} norms, but this is step {int(step_number(first))}; "
-                               f"it needs those of every step since the start")
-    coupled = any(group["weight_decay"] and not decoupled(group) for group in optimizer.param_groups)
+    step = int(families.step_number(first))
+    if clipping is not None and clipping.extent[2] < step:
+        raise CreditscopeError(f"Clipping has {clipping.extent[2]} norms, but this is step {step}; it needs those of "
+                               f"every step since the start")
+    coupled = any(group["weight_decay"] and not families.decoupled(group) for group in optimizer.param_groups)
     if coupled and parts is None:
         raise CreditscopeError("coupled weight decay is a part of the gradient that does not scale with reward; follow "
                                "it with RewardParts, ask since='now', or use AdamW")

@@ -1,12 +1,12 @@
-"""Reading a live optimiser between backward() and step(): what the next update is made of, and what it would be.
+"""The next update of a live optimiser, read between backward() and step(): its parts, and under other gradients.
 
-Nothing here changes the parameters, their gradients or the optimiser's state.
+Parameters, gradients and the optimiser's state are not changed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,16 +22,16 @@ from creditscope.optimizer.families import Parts, bare, family_of
 def split(optimizer: torch.optim.Optimizer) -> dict[Tensor, Parts]:
     """The update that step() is about to make, as a sum, for every parameter that has a gradient.
 
-    Adam, AdamW and SGD have closed forms (`adam_parts`, `sgd_parts`). For any other optimiser the step is really taken
-    twice (`counterfactual`): `momentum` is the update with gradient 0, which includes weight decay of either kind,
-    `fresh` is the rest of the true update and `decay` is 0. The two definitions differ for Adam: the closed form
-    divides both parts by the √v̂ of the true step, while a gradient of 0 would also have made v̂ smaller.
+    Adam, AdamW and SGD have closed forms. Any other optimiser takes the step twice on copies: `momentum` is the update
+    with gradient 0, weight decay included, `fresh` the rest of the true update and `decay` 0. The definitions differ
+    for Adam: the closed form divides both parts by the √v̂ of the true step, which a gradient of 0 would change.
     """
     optimizer, family = bare(optimizer), family_of(optimizer)
     if family is not None:
         return {p: family.parts(group, optimizer.state.get(p, {}), p, p.grad) for group, p in moving(optimizer)
                 if p.grad is not None}
-    true, without = counterfactual(optimizer, 1.0), counterfactual(optimizer, 0.0)
+    grads = {p: p.grad for _, p in moving(optimizer) if p.grad is not None}
+    true, without = (updates(optimizer, {p: scale * g for p, g in grads.items()}) for scale in (1.0, 0.0))
     return {p: Parts(without[p], true[p] - without[p], torch.zeros_like(p)) for p in true}
 
 
@@ -42,22 +42,13 @@ def first_moment(optimizer: torch.optim.Optimizer, param: Tensor) -> Tensor | No
     return found if isinstance(found, Tensor) else None
 
 
-def counterfactual(optimizer: torch.optim.Optimizer,
-                   scale: float | Callable[[Tensor], Tensor]) -> dict[Tensor, Tensor]:
-    """The update that step() would make with every gradient times `scale`, or `scale(gradient)`: see `updates`."""
-    change = scale if callable(scale) else lambda g: g.mul_(scale)
-    optimizer = bare(optimizer)
-    return updates(optimizer, {p: change(p.grad.detach().clone()) for _, p in moving(optimizer) if p.grad is not None})
-
-
 @torch.no_grad()
 def updates(optimizer: torch.optim.Optimizer, grads: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-    """The update that step() would make with these gradients: the step is really taken, on copies.
+    """The update that step() would make with these gradients: the step is taken on copies.
 
     Works for any optimiser whose step() needs no closure. Parameters, gradients, state, parameter groups, attributes
-    and random numbers are afterwards what they were, to the bit: the originals are set aside, not written to. Step
-    hooks do not run, and a scheduler that has patched step() does not hear of it. An update is the difference of two
-    parameters, so in float32 it carries a rounding error of about 1e-7·|θ|.
+    and random state are not changed; neither step hooks nor a scheduler's patch of step() run. In float32 the update,
+    a difference of two parameters, has a rounding error of about 1e-7·|θ|.
     """
     optimizer = bare(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -73,7 +64,7 @@ def updates(optimizer: torch.optim.Optimizer, grads: Mapping[Tensor, Tensor]) ->
 
 @contextmanager
 def _aside(optimizer: torch.optim.Optimizer) -> Iterator[dict[Tensor, Tensor]]:
-    """Put copies in the place of everything that step() may change, then the originals back. Yields {p: its data}."""
+    """Replace everything that step() may change by copies, then restore the originals. Yields {p: its data}."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     data, grads = {p: p.data for p in params}, {p: p.grad for p in params}
     attributes, groups = dict(vars(optimizer)), [dict(group) for group in optimizer.param_groups]
@@ -106,5 +97,5 @@ def _aside(optimizer: torch.optim.Optimizer) -> Iterator[dict[Tensor, Tensor]]:
 
 
 def moving(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """(group, parameter) for every parameter that step() will move: those with a gradient."""
+    """(group, parameter) for every parameter with a gradient."""
     return ((group, p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None)

@@ -1,4 +1,4 @@
-"""The optimisers and brakes by name, with equation, price and options: what is known before use. No torch."""
+"""The optimisers and brakes by name, with equation, cost and options. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from creditscope.methods.bounds import BOUNDS
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRow:
-    """An optimiser of --optimizer: which class of torch.optim it is, and what its settings mean."""
+    """An optimiser of --optimizer: a class of torch.optim."""
 
     kind: str
     memory: str
@@ -35,13 +35,13 @@ OPTIMIZERS: Mapping[str, OptimizerRow] = MappingProxyType({
 
 @dataclass(frozen=True, kw_only=True)
 class BrakeRow:
-    """One row of the list; its class, of the name in CamelCase, stands in `brakes.py`."""
+    """One row of the list; its class, of the name in CamelCase, is in `brakes.py`."""
 
     name: str
     title: str
     equation: str
     cost: str
-    """What it takes beyond the inner step."""
+    """The cost beyond the inner step."""
     idle: frozenset[str | None] = frozenset()
     """Values of `Method.stops` under which it would do nothing."""
     several: bool = False
@@ -57,7 +57,6 @@ class BrakeRow:
         return sorted(name for name, bound in BOUNDS.items() if bound.stops in self.idle)
 
     def require(self, method: Method, updates: int, momentum: float) -> None:
-        """Refuse settings under which the brake would do nothing."""
         if self.several and updates < 2:
             raise CreditscopeError(f"--brake {self.name} acts from the second update on a batch, and there is one; "
                                    f"give --inner-steps 2 or more, or leave --brake out")
@@ -73,18 +72,18 @@ class BrakeRow:
 BRAKES: Mapping[str, BrakeRow] = MappingProxyType({row.name: row for row in (
     BrakeRow(name="none", title="The optimiser as it is", equation="w'_it = w_it", cost="nothing"),
     BrakeRow(
-        name="recall", title="A stopped token takes back what momentum still owes it",
+        name="recall", title="A stopped token cancels its share of the momentum",
         equation="w'_it = w_it − β/γ·(1 − d_it)·c_it past the bound,  c ← βc + γw',  d = w/w(1)",
-        cost="nothing: one multiply-add a token", several=True, momentum=True,
+        cost="nothing: one multiply-add per token", several=True, momentum=True,
         idle=frozenset({None, "cap"}),
         note="c_it is the token's own share of the first moment, kept with the optimiser's own β and γ."),
     BrakeRow(
         name="shorten", title="A step length that keeps tokens inside their bound",
         equation="θ ← θ + a·Δ,  a the largest of 1, 0.95 … 0 with at most that share of tokens past the bound",
         cost="one forward pass and a copy of the weights", idle=frozenset({None}),
-        options={"share": Option(0.01, "of bounded tokens that may stand past; 0 holds the worst one", low=0.0,
+        options={"share": Option(0.01, "of bounded tokens that may be past it; 0 stops the worst one", low=0.0,
                                  high=1.0)},
-        note="Each step looks at the rows it was made from: with --minibatches the others may go further."),
+        note="Each step compares its own rows alone: with --minibatches the others may go further."),
     BrakeRow(
         name="restart", title="The first moment starts from 0 with every batch",
         equation="m ← 0 when a batch is new; v stays", cost="nothing", momentum=True,
@@ -92,8 +91,8 @@ BRAKES: Mapping[str, BrakeRow] = MappingProxyType({row.name: row for row in (
     BrakeRow(
         name="kl_stop", title="Early stopping: no further inner step once the policy has left the sampler",
         equation="stop when mean_it (ρ − 1 − log ρ) > limit", cost="nothing", several=True,
-        options={"limit": Option(0.003, "of KL(old ‖ new) a token, in nats", low=0.0)},
-        note="The usual remedy, here to compare with."),
+        options={"limit": Option(0.003, "of KL(old ‖ new) per token, in nats", low=0.0)},
+        note="The usual remedy, for comparison."),
 )})
 
 

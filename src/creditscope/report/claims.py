@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from creditscope.claims.evidence import ENOUGH, Evidence, read_evidence
 from creditscope.claims.page import SHAPES, observed, sample, told
 from creditscope.claims.table import CLAIMS, check
-from creditscope.claims.verdict import Claim, Verdict
+from creditscope.claims.verdict import Claim, ClaimVerdict
 from creditscope.errors import CreditscopeError
 from creditscope.report.markup import Html, join, table, tag
 from creditscope.report.run import Run
@@ -62,9 +62,9 @@ def _section(body: Html, counts: Mapping[str, int]) -> Section:
                    body=body, data={"counts": counts} if counts else None)
 
 
-def _checked(evidence: Sequence[Evidence]) -> tuple[dict[str, list[Verdict]], list[str]]:
+def _checked(evidence: Sequence[Evidence]) -> tuple[dict[str, list[ClaimVerdict]], list[str]]:
     """(claim -> its verdicts, the claims whose test raised)."""
-    found: dict[str, list[Verdict]] = {}
+    found: dict[str, list[ClaimVerdict]] = {}
     broken: list[str] = []
     for claim in CLAIMS.values():
         if claim.runs is None:
@@ -84,11 +84,11 @@ def command(line: str) -> Html:
     return tag("code", *(tag("span", word, " ") for word in line.split(" ")), class_="command")
 
 
-def _cards(claims: Mapping[str, Sequence[Verdict]], where: str) -> Html:
+def _cards(claims: Mapping[str, Sequence[ClaimVerdict]], where: str) -> Html:
     return tag("div", *(_card(CLAIMS[claim], some, where) for claim, some in claims.items()), class_="cards")
 
 
-def _card(claim: Claim, verdicts: Sequence[Verdict], where: str) -> Html:
+def _card(claim: Claim, verdicts: Sequence[ClaimVerdict], where: str) -> Html:
     """One claim: its verdict, the leading number, and the other definitions and subjects in a table."""
     lead = min(verdicts, key=lambda verdict: (_order(verdict), verdict.observed is None))
     rest = [verdict for verdict in verdicts if verdict is not lead]
@@ -107,11 +107,11 @@ def _card(claim: Claim, verdicts: Sequence[Verdict], where: str) -> Html:
         data_verdict=" ".join(sorted({verdict.outcome for verdict in verdicts})))
 
 
-def _order(verdict: Verdict) -> int:
+def _order(verdict: ClaimVerdict) -> int:
     return ("refuted", "holds", "undecided").index(verdict.outcome)
 
 
-def _others(claim: Claim, verdicts: Sequence[Verdict]) -> Html:
+def _others(claim: Claim, verdicts: Sequence[ClaimVerdict]) -> Html:
     subjects = len({verdict.subject for verdict in verdicts}) > 1
     rows: list[list[object]] = [
         [f"{SHAPES[v.outcome]} {v.outcome}", v.definition + (f" ({v.subject})" if subjects else ""), observed(v) or "–",
@@ -120,7 +120,7 @@ def _others(claim: Claim, verdicts: Sequence[Verdict]) -> Html:
                table(["verdict", "definition", "observed", "rule"], rows, aria_label=f"{claim.id} by definition"))
 
 
-def _undecided(claims: Mapping[str, Sequence[Verdict]], where: str, runs: int) -> Html:
+def _undecided(claims: Mapping[str, Sequence[ClaimVerdict]], where: str, runs: int) -> Html:
     """Claims with a number that does not decide; folded up for few runs."""
     few = runs < ENOUGH
     why = tag("p", f"A number of fewer than {ENOUGH} runs has no interval. Train the same with ",

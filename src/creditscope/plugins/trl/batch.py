@@ -1,7 +1,7 @@
 """From TRL's buffered inputs to Rollouts, with the weight that TRL's loss gives each token.
 
-TRL shuffles the rows of a generation over its micro-batches and forgets which is which. `number` puts a number on
-every row as it is generated; TRL's own shuffling carries it along, and with it group, reward and answer are found.
+TRL shuffles the rows of a generation over its micro-batches. `number` adds a number to every generated row, which TRL
+shuffles along; group, reward and answer are found by it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,20 @@ LABELS = {name: f"creditscope_{name}" for name in ("step", "step_reward", "step_
 
 @dataclass(frozen=True)
 class Generation:
-    """What TRL said of the answers it generated last, in the order of their numbers, all ranks together."""
+    """The answers that TRL generated last, all ranks together, in the order of their numbers."""
 
-    reward: Tensor
-    """(N,) the weighted sum of its reward functions; 0 where none of them gave a number."""
-    size: int
-    """R."""
-    metrics: dict[str, Any]
-    """What is known of them before any loss looks at them."""
+    reward: Tensor  # (N,) the weighted sum of its reward functions; 0 where none of them gave a number
+    size: int  # R
+    metrics: dict[str, Any]  # metrics that do not depend on the loss
 
     @property
     def group(self) -> Tensor:
-        """(N,) TRL generates R answers to a prompt in a row."""
+        """(N,): TRL generates the R answers to a prompt one after another."""
         return torch.arange(len(self.reward)) // self.size
 
 
 def number(trainer: Any, seen: Callable[[Generation], None]) -> None:
-    """From now on this trainer numbers the rows of what it generates, and `seen` is told of it."""
+    """Wrap the trainer's generation: rows are numbered, and `seen` is called with each `Generation`."""
     inner = trainer._generate_and_score_completions
 
     @wraps(inner)
@@ -63,23 +60,17 @@ def number(trainer: Any, seen: Callable[[Generation], None]) -> None:
 
 
 def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
-    """Put the numbers into a batch that was just generated, and say what TRL logged of it."""
+    """Add the numbers to a batch that was just generated; what TRL logged of it."""
     names.require("a batch", found, names.batch_keys(trainer))
-    rows = len(found["completion_ids"])
-    first = trainer.accelerator.process_index * rows
-    found[ROW] = torch.arange(first, first + rows, device=found["completion_ids"].device)
-    return generation(trainer, rows * trainer.accelerator.num_processes)
-
-
-def generation(trainer: Any, rows: int) -> Generation:
-    """What the trainer has just logged of the `rows` answers of all ranks."""
-    columns = [list(logged)[-rows:] for logged in trainer._logs["rewards"].values()]
-    each = torch.tensor(columns).T
+    here = len(found["completion_ids"])
+    first, rows = trainer.accelerator.process_index * here, trainer.accelerator.num_processes * here
+    found[ROW] = torch.arange(first, first + here, device=found["completion_ids"].device)
+    each = torch.tensor([list(logged)[-rows:] for logged in trainer._logs["rewards"].values()]).T
     reward = (each * torch.as_tensor(trainer.reward_weights).cpu()).nansum(dim=1)
-    found = Generation(reward, int(trainer.num_generations), {})
+    made = Generation(reward, int(trainer.num_generations), {})
     blank = torch.ones(rows, 1, dtype=torch.bool)
     about = signal(Rollouts(tokens=blank.long(), mask=blank, logp=torch.zeros(rows, 1), reward=reward,
-                            group=found.group))
+                            group=made.group))
     about = {name: value for name, value in about.items() if not name.startswith("length/")}
     logged = {schema.LENGTH_MEAN: "mean_length", schema.LENGTH_MAX: "max_length",
               schema.LENGTH_TRUNCATED: "clipped_ratio"}
@@ -89,45 +80,35 @@ def generation(trainer: Any, rows: int) -> Generation:
     unscored = int(each.isnan().all(dim=1).sum())
     if unscored:
         about |= {schema.REWARD_ERRORS: unscored, schema.REWARD_FIRST_ERROR: "no reward function gave a number"}
-    return replace(found, metrics=about)
-
-
-# -- the rows of one optimiser step ----------------------------------------------------------------------------------
+    return replace(made, metrics=about)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The rows that one optimiser step of this rank learns from, and all of its loss but the live log-probs.
+    """The rows of one optimiser step of this rank, and all of its loss but the live log-probs.
 
         −loss = Σ_it α_it · bound(s_it, A_it) − β Σ_it a_it · R_it
     """
 
     method: Method
     inputs: dict[str, Any]
-    rollouts: Rollouts
-    """Their `logp` is 0 until `sampled_by` says what π_old was."""
-    credit: Tensor
-    """(B, T) A."""
-    alpha: Tensor
-    """(B, T) α, over the whole step: accumulation, ranks and TRL's own counts are in it."""
-    share: Tensor
-    """(B, T) a: α without the token weights of a method that has some."""
-    old: Tensor | None
-    """(B, T) log π_old; (B,) of whole answers, which is all that RLOO keeps; None where π_old is the live policy."""
+    rollouts: Rollouts  # their `logp` is 0; `sampled_by` sets it to log π_old
+    credit: Tensor  # (B, T) A
+    alpha: Tensor  # (B, T) α over the whole step: accumulation, ranks and TRL's own counts included
+    share: Tensor  # (B, T) a: α without token weights
+    old: Tensor | None  # (B, T) log π_old; (B,) of whole answers for RLOO; None where π_old is the live policy
 
     def rows(self, index: Tensor) -> Window:
-        """The chosen rows, weights as they were."""
         return replace(self, inputs=take(self.inputs, index), rollouts=self.rollouts.rows(index),
                        credit=self.credit[index], alpha=self.alpha[index], share=self.share[index],
                        old=None if self.old is None else self.old[index])
 
     def sampled_by(self, live: Tensor) -> Rollouts:
-        """The rollouts with log π_old, given the live log-probs."""
         live = live.detach().masked_fill(~self.rollouts.mask, 0.0)
         if self.old is None:
             old = live
         elif self.old.dim() == 1:
-            # RLOO's ratio is the answer's; how its log is spread over the tokens changes nothing.
+            # RLOO's ratio is the answer's: its log may be spread over the tokens in any way.
             missing = (self.old - live.sum(dim=1)) / self.rollouts.lengths.clamp(min=1)
             old = (live + missing[:, None]).masked_fill(~self.rollouts.mask, 0.0)
         else:
@@ -136,10 +117,7 @@ class Window:
 
 
 def objective(window: Window, live: Tensor) -> Tensor:
-    """J = Σ_it α_it · bound(s_it, A_it) − β Σ_it a_it · R_it, with weights that were fixed on more rows than these.
-
-    With the weights of its own rows it is `surrogate`.
-    """
+    """J = Σ_it α_it · bound(s_it, A_it) − β Σ_it a_it · R_it: `surrogate` with weights of more rows than these."""
     rollouts = window.sampled_by(live)
     live = live.to(torch.promote_types(live.dtype, torch.float32)).masked_fill(~rollouts.mask, 0.0)
     old = rollouts.logp.to(live.dtype).masked_fill(~rollouts.mask, 0.0)
@@ -148,7 +126,7 @@ def objective(window: Window, live: Tensor) -> Tensor:
 
 
 def micro_batches(trainer: Any) -> list[Inputs]:
-    """What the trainer has pulled back since its last optimiser step."""
+    """The micro-batches since the trainer's last optimiser step."""
     every = trainer.args.steps_per_generation
     taken = trainer.current_gradient_accumulation_steps
     return [trainer._buffered_inputs[i % every] for i in range(trainer._step - taken, trainer._step)]
@@ -156,7 +134,7 @@ def micro_batches(trainer: Any) -> list[Inputs]:
 
 def window_of(trainer: Any, method: Method, parts: Sequence[Inputs], made: Generation,
               policy: Policy | None) -> Window:
-    """The rows of these micro-batches as one; `policy` gives the words, where somebody will read them."""
+    """The rows of these micro-batches as one; `policy` decodes the texts for a record."""
     if not any(bool(mask_of(part).any()) for part in parts):
         raise CreditscopeError("no token of the step is learned from: every answer was masked, or is empty")
     inputs = {name: torch.cat([part[name] for part in parts]) for name, value in parts[0].items()
@@ -177,7 +155,7 @@ def window_of(trainer: Any, method: Method, parts: Sequence[Inputs], made: Gener
 
 
 def rollouts_of(inputs: Inputs, made: Generation, policy: Policy | None) -> Rollouts:
-    """A numbered batch as Rollouts; `policy` gives the words."""
+    """A numbered batch as Rollouts; `policy` decodes the texts."""
     mask, row = mask_of(inputs), inputs[ROW].cpu()
     found: dict[str, Any] = {"tokens": inputs["completion_ids"], "mask": mask,
                              "logp": torch.zeros(mask.shape, device=mask.device),
@@ -194,16 +172,14 @@ def rollouts_of(inputs: Inputs, made: Generation, policy: Policy | None) -> Roll
 
 
 def mask_of(inputs: Inputs) -> Tensor:
-    """(B, T) True where the policy chose the token: not on padding, nor on what a tool wrote."""
+    """(B, T) True where the policy chose the token: not on padding, nor on a tool's output."""
     mask: Tensor = inputs["completion_mask"].bool()
     return mask if inputs.get("tool_mask") is None else mask & inputs["tool_mask"].bool()
 
 
 def _weights(trainer: Any, method: Method, part: Inputs, made: Generation) -> tuple[Tensor, Tensor]:
-    """(α, a) of a micro-batch under TRL's own loss: an equal part of the step, or by TRL's count of tokens.
-
-    Without a token, such as one of answers cut at the limit, it adds 0 to the step.
-    """
+    """(α, a) of a micro-batch under TRL's own loss: an equal part of the step, or by TRL's count of tokens; 0 where no
+    token was chosen."""
     mask = mask_of(part)
     if not bool(mask.any()):
         return torch.zeros_like(mask, dtype=torch.float64), torch.zeros_like(mask, dtype=torch.float64)

@@ -1,12 +1,11 @@
-"""A GRPOTrainer or RLOOTrainer under the microscope: one line, on schedule, and the training does not notice.
+"""A GRPOTrainer or RLOOTrainer under the microscope, in one line; the training is not changed.
 
     trainer.add_callback(ScopeCallback(trainer, every=10, out="runs/mine"))
 
-A reading takes the rows that the coming optimiser step learns from, at the weights it was computed at: one forward and
-backward of our own, and after the step one forward more; the first reading, every 25th and the first after the model
-has changed take some passes more, which prove that each row is attributed to the right rollout. Every rank reads its
-own rows. The numbers that people watch go into TRL's logs as
-`creditscope/…`, and all of them into a record that `creditscope check` and `creditscope report` read.
+A reading takes the rows of the coming optimiser step, at the weights before it: one forward and backward pass, and one
+forward pass after the step; the first reading, every 25th and the first after the model has changed also prove, by
+further passes, that each row is attributed to the right rollout. Every rank reads its own rows. The metrics in WATCHED
+go into TRL's logs as `creditscope/…`, all of them into a record for `creditscope check` and `creditscope report`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,34 +47,22 @@ from creditscope.runs import schema
 from creditscope.runs.record import Record
 
 AGREE = 0.99
-"""Cosine of TRL's gradient and ours below which the row is not what the trainer descends on."""
+"""Cosine of TRL's gradient and ours below which the row of the table is not the trainer's loss."""
 
 WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, schema.W_TOP10_MASS,
-           schema.GRAM_GROUP_EFFECTIVE_RANK,
-           schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE,
-           schema.OVERSHOOT_KL,
-           schema.GRAD_NORM, schema.SCOPE_AGREEMENT)
-"""What goes into TRL's logs; the record has all."""
-
-
-@dataclass
-class Reading:
-    """The rows of one optimiser step, as they stood before it."""
-
-    window: Window
-    """Of this rank."""
-    rows: Rows
-    """Of all ranks on the first, of this one elsewhere."""
+           schema.GRAM_GROUP_EFFECTIVE_RANK, schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL,
+           schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_KL, schema.GRAD_NORM,
+           schema.SCOPE_AGREEMENT)
+"""The metrics in TRL's logs; the record has all."""
 
 
 class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     """Reads a GRPOTrainer, an RLOOTrainer or a subclass every `every` optimiser steps.
 
-    `out` is the folder of the record, new or empty unless training resumes; without it TRL's logs have what is WATCHED,
-    and the rest is lost. A reading takes so many `groups` of the step, None for all; the first at each pass over a
-    batch takes all, and holds our gradient against TRL's. `gram=False` leaves the geometry out, and with it the
-    backward pass. `tell` is called with each line of the record, and `config` says what was run in other words than
-    the trainer's arguments.
+    `out` is the folder of the record, new or empty unless training resumes; without it only the metrics in WATCHED are
+    kept, in TRL's logs. A reading takes at most `groups` groups of the step, None for all; the first at each pass over
+    a batch takes all, and compares our gradient with TRL's. `gram=False` leaves out the geometry and the backward pass.
+    `tell` is called with each line of the record; `config` replaces the trainer's arguments in it.
     """
 
     def __init__(self, trainer: Any, *, every: int = 10, out: str | Path | None = None, groups: int | None = 4,
@@ -88,40 +75,34 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if groups is not None and not _counts(groups):
             raise CreditscopeError(f"groups is how many of them a reading takes, a whole number of at least 1, or None "
                                    f"for all; got {groups!r}")
-        self._trainer, self._every, self._gram, self._tell = trainer, every, gram, tell
-        self._groups: int | None = groups
+        self._trainer, self._every, self._groups, self._gram, self._tell = trainer, every, groups, gram, tell
         self._out, self._config = Path(out) if out is not None else None, config
         self.method: Method = getattr(trainer, "row", None) or stated(trainer)
-        """The row of the table that says what the trainer's loss is."""
+        """The row of the table with the trainer's loss."""
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-        self._observer: RankObserver | None = None
-        self._held = 0
-        """Readings in which our gradient was held against TRL's."""
+        self._held = 0  # readings in which our gradient was compared with TRL's
         self._record: Record | None = None
         self._made: Generation | None = None
         self._fresh = False
-        self._reading: Reading | None = None
+        self._reading: tuple[Window, Rows] | None = None
+        """The rows of the step: of this rank; of all ranks on the first, of this one elsewhere."""
         self._open = False
-        self.extra: dict[str, Any] = {}
-        """What the next line of the record shall hold besides."""
+        self.extra: dict[str, Any] = {}  # further metrics for the next line of the record
         self._line: dict[str, Any] = {}
         self._start = 0.0
         self._warned: set[str] = set()
-        self._first = bool(trainer.is_world_process_zero())
-        """Whether this rank writes and speaks for all."""
+        self._first = bool(trainer.is_world_process_zero())  # whether this rank writes the record
         if getattr(trainer, "_entropy_bonus_enabled", False) or getattr(trainer, "aux_loss_enabled", False):
             self._warn("terms", "the trainer adds an entropy bonus or a router's loss, which no row has: readings are "
                                 "of the policy term and the KL alone")
-        strange = stranger(self._out) if self._first and self._out is not None else None
-        if strange:
-            raise CreditscopeError(f"{strange}: give ScopeCallback another out=, a folder that is new or empty")
+        other = other_content(self._out) if self._first and self._out is not None else None
+        if other:
+            raise CreditscopeError(f"{other}: give ScopeCallback another out=, a folder that is new or empty")
         number(trainer, self._generated)
 
     def _generated(self, made: Generation) -> None:
         self._made, self._fresh = made, True
-
-    # -- the trainer's events ----------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state is not self._trainer.state:
@@ -157,13 +138,13 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._reading is not None:
             with self._reason("read after the step"):
-                self._look_after(self._reading, state.global_step)
+                self._look_after(*self._reading, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self._first:
             return
         logs = self._trainer._metrics["train"]
-        # A batch that is used again costs nothing and says nothing new.
+        # A batch that is used again has no new rollouts.
         line = dict(self.made.metrics) if self._fresh else {schema.ROLLOUTS_SPENT: 0}
         self._fresh = False
         known = line | self._line
@@ -184,10 +165,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if self._record is not None:
             self._record.close()
             self._record = None
-            if self._tell is None:  # nobody else speaks for the run
+            if self._tell is None:
                 print(f"wrote {self._out}; next: creditscope report {self._out}")
-
-    # -- a reading ---------------------------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:
@@ -195,7 +174,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         known = self._made is not None and self._trainer._buffered_inputs and ROW in self._trainer._buffered_inputs[0]
         if not known:
             return False
-        # Readings take the passes over a batch in turn: a fixed one would see ratio 1 always, or never.
+        # Readings take the passes over a batch in turn: at the first of them the ratio is always 1.
         number, at = divmod(self._trainer.state.global_step, self._every)
         return bool(at == (number - number * self._every) % self._updates % self._every)
 
@@ -206,9 +185,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         return int(max(1, args.steps_per_generation * self._trainer.num_iterations // args.gradient_accumulation_steps))
 
     def _look(self) -> None:
-        """One pass of our own over this rank's rows, groups whole, under the microscope; then all ranks' together."""
+        """One pass over this rank's rows, groups whole, under the microscope; then the rows of all ranks."""
         start = time.perf_counter()
-        model, observer = self._policy.model, self._fresh_observer()
+        model, observer = self._policy.model, self.observer
+        observer.reset()
         window, chunks, whole = self._chosen()
         live = torch.zeros(window.rollouts.mask.shape, dtype=torch.float64, device=window.rollouts.mask.device)
         w, spread = torch.zeros_like(live), torch.zeros_like(live)
@@ -247,7 +227,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             if self._gram and many_ranks():
                 self._prove_ranks(model, window, chunks, pull)
                 together.agreed(observer.require_proof)
-        if window.old is None:  # the policy that sampled is the one that was read
+        if window.old is None:  # the sampling policy is the live one
             window = replace(window, rollouts=replace(window.rollouts, entropy=spread))
 
         def mine() -> Rows:
@@ -257,11 +237,11 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
         self._note(window, together.agreed(mine), found)
         if whole and self._reading is not None:
-            self._line[schema.OBJECTIVE_VALUE] = self._reading.rows.value
+            self._line[schema.OBJECTIVE_VALUE] = self._reading[1].value
         self._line[schema.TIME_SCOPE] = time.perf_counter() - start
 
     def _prove(self, inputs: Inputs) -> None:
-        """Where one is due, `microscope.proof` on some rows of one process; many ranks have `_prove_ranks`."""
+        """`microscope.proof` on some rows of one process, where one is due; many ranks have `_prove_ranks`."""
         if not self._gram or many_ranks():
             return
         mask = inputs["completion_mask"]
@@ -270,7 +250,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             logp = chosen(self._logits(inputs), inputs)
             torch.autograd.backward(logp, mask.to(logp) * weights.to(logp)[:, None])
 
-        observer = self._fresh_observer(keep=True)
+        observer = self.observer
         due = observer.proofs.due(self._policy.model)
         try:
             if due is not None:
@@ -282,9 +262,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
     def _prove_ranks(self, model: nn.Module, window: Window, chunks: list[Tensor],
                      pull: Callable[[Tensor, Tensor], None]) -> None:
-        """The passes once more without the microscope, rollouts weighted at random: the sketches of all ranks' rows,
-        weighted alike, must add up to the sketch of what comes."""
-        observer = self._fresh_observer(keep=True)
+        """`distributed.prove_rows`: the passes once more without the microscope, rollouts weighted at random."""
+        observer = self.observer
         if observer.proofs.due(self._policy.model) is None:
             return
         weights = ranks.draw_weights(len(window.rollouts), self._trainer.state.global_step, dist.get_rank())
@@ -298,10 +277,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def _chosen(self) -> tuple[Window, list[Tensor], bool]:
         """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""
         size = int(self._trainer.args.per_device_train_batch_size)
-        # Ours is held against TRL's gradient once at each pass over a batch: at ratio 1 neither clip nor KL shows.
+        # Our gradient is compared with TRL's at each pass over a batch: at ratio 1 neither clip nor KL has an effect.
         limit = None if self._gram and self._held < self._updates else self._groups
         window = together.agreed(lambda: self._window(micro_batches(self._trainer)))
-        # A group of answers that are all masked has nothing to pass through the model, and w = 0.
+        # A group of answers that are all masked has w = 0 and needs no pass.
         ids = torch.unique(window.rollouts.group[window.rollouts.mask.any(dim=1)])
         cut = limit is not None and len(ids) > limit
         if cut:
@@ -311,10 +290,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         chunks = [heard[chunk] for chunk in by_groups(window.rollouts.group[heard], parts)]
         return window, chunks, not together.most(int(cut), heard.device)
 
-    def _look_after(self, reading: Reading, step: int) -> None:
-        """What the step did to the same rows; then everything is on disk."""
+    def _look_after(self, window: Window, rows: Rows, step: int) -> None:
+        """The same rows after the step; then the record is written."""
         start = time.perf_counter()
-        model, window, rows = self._policy.model, reading.window, reading.rows
+        model = self._policy.model
         size = int(self._trainer.args.per_device_train_batch_size)
         places = torch.arange(len(window.credit), device=window.credit.device)
         seen: list[Tensor] = []
@@ -334,26 +313,26 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         track.see(rows.live)
         track.see(after)
         told = track.metrics()
-        # What counts updates is left out: the batch may have been used before this step.
-        self._line |= {name: told[name] for name in (schema.OPTIMIZER_OVERSHOOT, schema.OVERSHOOT_PAST,
-                                                     schema.OVERSHOOT_DISTANCE,
-                                                     schema.OVERSHOOT_MAX, schema.OVERSHOOT_KL) if name in told}
+        # Metrics that count updates are left out: the batch may have been used before this step.
+        kept = (schema.OPTIMIZER_OVERSHOOT, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_MAX,
+                schema.OVERSHOOT_KL)
+        self._line |= {name: told[name] for name in kept if name in told}
         if self._record is not None:
             self._record.save_group(step, kept_arrays(self.method, rows.rollouts, rows.credit, rows.w, rows.live,
                                                       after))
             if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
-                self._record.save_reading(step, self._fresh_observer(keep=True).arrays(rows.rollouts, rows.w))
+                self._record.save_reading(step, self.observer.arrays(rows.rollouts, rows.w))
         self._line[schema.TIME_SCOPE] = self._line.get(schema.TIME_SCOPE, 0.0) + time.perf_counter() - start
 
     def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None) -> None:
-        """All that is known before the step, on the first rank."""
+        """The metrics before the step, on the first rank."""
         gathered = together.to_first(mine)
         rows = together.joined(gathered) if gathered else mine
-        self._reading = Reading(window, rows)
+        self._reading = window, rows
         if not self._first:
             return
-        observer = self._fresh_observer(keep=True)
+        observer = self.observer
         observer.blocks = rows.blocks
         self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.spread(rows.w, rows.rollouts.mask)
         if rows.blocks:
@@ -363,7 +342,6 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def made(self) -> Generation:
-        """What the trainer generated last."""
         assert self._made is not None
         return self._made
 
@@ -376,21 +354,18 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             return logits(self._policy.model, inputs, self._trainer.temperature)
 
     def _idle(self, window: Window) -> None:
-        """A pass that learns nothing, beside the ranks that have one more."""
+        """A pass with gradient 0, while other ranks have one more pass."""
         z = self._logits(take(window.inputs, slice(1)))
         if z.requires_grad:
             torch.autograd.backward(0 * z.sum())
 
-    def _fresh_observer(self, keep: bool = False) -> RankObserver:
-        """The observer, which is made at the first reading: only then are all adapters and wrappers in place."""
-        if self._observer is None:
-            self._observer = RankObserver(self._policy.model)
-        if not keep:
-            self._observer.reset()
-        return self._observer
+    @cached_property
+    def observer(self) -> RankObserver:
+        """Made at the first reading: only then are all adapters and wrappers in place."""
+        return RankObserver(self._policy.model)
 
     def _agreement(self, theirs: dict[nn.Parameter, Tensor | None]) -> dict[str, float]:
-        """The cosine of TRL's gradient and ours, and our norm, which no clipping has touched."""
+        """The cosine of TRL's gradient and ours, and the norm of ours, which is not clipped."""
         dot, ours, other = together.products([(p.grad, g) for p, g in theirs.items()
                                               if p.grad is not None and g is not None])
         if not ours * other > 0:
@@ -399,16 +374,16 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._held += 1
         if cosine < AGREE:
             self._warn("agreement", f"the trainer's gradient and that of row {self.method.name!r} have cosine "
-                                    f"{cosine:.3f}: a subclass, dropout, an entropy bonus or a router's loss adds what "
-                                    f"the row does not say. Readings are of the row")
+                                    f"{cosine:.3f}: a subclass, dropout, an entropy bonus or a router's loss adds "
+                                    f"terms that the row does not have. Readings are of the row")
         return {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
 
     @contextmanager
     def _reason(self, what: str) -> Iterator[None]:
-        """A reading that cannot be made is absent, with the reason in the record; the training goes on."""
+        """A reading that fails is absent, with the reason in the record; the training goes on."""
         try:
             yield
-        except Exception as error:  # a diagnostic must not end somebody's training
+        except Exception as error:  # a diagnostic must not end the training
             self._reading = None
             why = str(error) if isinstance(error, CreditscopeError) else f"{type(error).__name__}: {error}"
             self._line[schema.SCOPE_ABSENT] = why
@@ -419,28 +394,29 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             self._warned.add(cause)
             warnings.warn(f"creditscope: {text}", stacklevel=2)
 
-    # -- inside the trainer's own backward: the mixin's way ----------------------------------------------------------
+    # -- inside the trainer's own backward, for the mixin ------------------------------------------------------------
 
     def open(self) -> bool:
-        """Open the observer around a forward that is about to run, where the coming backward may be read."""
+        """Open the observer before a forward, where the coming backward is to be read."""
         self._open = self.due and self._gram and self._reading is None
         if self._open:
-            self._fresh_observer().open()
+            self.observer.reset()
+            self.observer.open()
         return self._open
 
     def seen(self, inputs: Inputs, live: Tensor) -> None:
-        """The forward's log-probs: w and what hangs on it wait until the backward has run."""
+        """The forward's log-probs; w is computed after the backward."""
         self._pending = inputs, live.detach()
 
     def close(self) -> None:
-        """After the backward, before anything scales its gradient."""
+        """Read the pass, after the backward and before its gradient is scaled."""
         if not self._open:
             return
         self._open = False
         start = time.perf_counter()
         inputs, live = self._pending
         with self._reason("read"):
-            observer = self._fresh_observer(keep=True)
+            observer = self.observer
             observer.close(torch.arange(len(live), device=live.device))
             window = self._window([inputs])
             with untouched(self._policy.model):
@@ -452,14 +428,14 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._line[schema.TIME_SCOPE] = time.perf_counter() - start
 
     def abort(self) -> None:
-        """An exception came between the forward and the close: the model is as it was."""
+        """Restore the model after an exception between `open` and `close`."""
         if self._open:
             self._open = False
-            self._fresh_observer(keep=True).abort()
+            self.observer.abort()
 
 
-def stranger(out: Path) -> str | None:
-    """What is in the way of a record there, if it is not a run."""
+def other_content(out: Path) -> str | None:
+    """Why no record can be written there, where it holds anything but a run."""
     if out.exists() and not out.is_dir():
         return f"{out} is a file"
     if not out.is_dir() or (out / "run.json").exists():
@@ -474,5 +450,4 @@ def holds_run(out: Path) -> bool:
 
 
 def _counts(value: object) -> bool:
-    """Whether it is a whole number of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,7 +1,6 @@
-"""`creditscope train --engine trl`: the lab's command line, run by TRL's loop.
+"""`creditscope train --engine trl`: the lab's command line, run by TRL's loop, also under `torchrun` or `accelerate`.
 
-The same model, task, method and credit, TRL's sampling, shuffling and steps; launched by itself, by `torchrun` or by
-`accelerate launch`. What TRL cannot do is refused by the name of its flag.
+Settings that TRL does not have are refused by the name of the flag.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from creditscope.errors import CreditscopeError
 from creditscope.lab.evaluate import evaluate
 from creditscope.lab.setup import check_problems, make_optimizer, problem_stream
 from creditscope.lab.tools import task_gives
-from creditscope.plugins.trl.callback import holds_run, stranger
+from creditscope.plugins.trl.callback import holds_run, other_content
 from creditscope.plugins.trl.mixin import ScopedGRPOTrainer
 from creditscope.plugins.trl.passes import untouched
 from creditscope.policy.loading import Policy, load_policy
@@ -45,12 +44,12 @@ DIFFERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "probe": (("off", "light"), "use --probe light"),
     "device": (("auto", "cpu", "cuda"), "use --device auto, and choose GPUs with the launcher"),
 }
-"""Field -> (the values that TRL can do, what to do otherwise)."""
+"""Field -> (the values that TRL supports, what to do otherwise)."""
 
 
 def train_by_trl(config: Config, out: Path, tell: Callable[[dict[str, Any]], None],
                  stop: Callable[[], bool] = lambda: False) -> bool:
-    """Train and record, and `tell` each line; whether the run came to its end. Rank 0 writes."""
+    """Train, record, and `tell` each line; whether the run was completed. Rank 0 writes."""
     refuse(config)
     refuse_folder(out)
     task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
@@ -96,7 +95,6 @@ def train_by_trl(config: Config, out: Path, tell: Callable[[dict[str, Any]], Non
 
 
 def refuse(config: Config) -> None:
-    """Say what TRL cannot do, before anything is loaded."""
     for name, (allowed, repair) in DIFFERS.items():
         value = getattr(config, name)
         if value not in allowed and value != ():  # --also is none by default
@@ -118,19 +116,17 @@ def refuse(config: Config) -> None:
 
 
 def refuse_folder(out: Path) -> None:
-    """Say what is in the way of the record; the process that will write it says so."""
     if os.environ.get("RANK", "0") != "0":
         return
-    strange = stranger(out)
-    if strange:
-        raise CreditscopeError(f"{strange}; choose another --out")
+    other = other_content(out)
+    if other:
+        raise CreditscopeError(f"{other}; choose another --out")
     if holds_run(out):
         raise CreditscopeError(f"{out} already holds a run, and --engine trl cannot go on with one; choose another "
                                f"--out, or delete the folder")
 
 
 def arguments(config: Config, max_tokens: int, scratch: str) -> GRPOConfig:
-    """The command line in TRL's words."""
     row, parts = config.row, config.minibatches * config.accumulate
     schedule = "constant_with_warmup" if config.schedule == "constant" else config.schedule
     return GRPOConfig(
@@ -146,14 +142,13 @@ def arguments(config: Config, max_tokens: int, scratch: str) -> GRPOConfig:
 
 
 class Judge:
-    """A task as TRL asks it: rewards for a batch, and the steps of an answer for credits that need them."""
+    """A task for TRL: rewards of a batch, and the steps of an answer for credits that need them."""
 
     def __init__(self, task: Task, policy: Policy, problems: list[Problem]) -> None:
         self._task, self._policy, self._problems = task, policy, problems
         self._seen: dict[tuple[int, str], Verdict] = {}
 
     def prompt(self, number: int) -> Any:
-        """Text, or a conversation for a model that is spoken to in one."""
         text = self._problems[number].prompt
         return [{"role": "user", "content": text}] if self._policy.chat else text
 
@@ -168,8 +163,6 @@ class Judge:
 
 
 class _Stopping(TrainerCallback):  # type: ignore[misc]
-    """Ends the training after the step in which it was asked to."""
-
     def __init__(self, stop: Callable[[], bool]) -> None:
         self._stop = stop
 
@@ -183,5 +176,4 @@ def _evaluation(policy: Policy, task: Task, config: Config, max_tokens: int) -> 
 
 
 def ranks() -> int:
-    """Processes that the launcher started."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,11 +1,10 @@
-"""One reading from the rows of all ranks: each rank measures its own, and the first puts them together.
+"""One reading from the rows of all ranks: each rank measures its own, and the first joins them.
 
 A rank's loss is scaled so that the engine's mean over ranks is the loss of the step. So its rows count s = 1/W:
 
     ∇ = s Σ_ranks Σ_i g_i        J = s Σ_ranks J_rank        w_it = s ∂J_rank/∂log π(y_it)
 
-s is read from the engine and proven by `microscope.ranks`. Nothing here runs, or sends a byte, on a step without a
-reading; on one process it is the process's own rows, untouched.
+s is read from the engine and proven by `microscope.distributed`. Nothing is sent on a step without a reading.
 """
 
 from __future__ import annotations
@@ -30,46 +29,36 @@ from creditscope.runs import schema
 Found = TypeVar("Found")
 
 SKETCHED = ("effective_rank", "top1", "conflict", "group/effective_rank", "group/top1", "group/conflict")
-"""Readings of all pairs, from the sketches of all ranks; those of groups are of all groups, cut ones too."""
+"""Readings of all pairs and of all groups, cut ones too, from the sketches of all ranks."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one step as they stood before it: a rank's own, or all of them."""
+    """Rows of one step before it: a rank's own, or all of them."""
 
     rollouts: Rollouts
-    credit: Tensor
-    """(B, T) A."""
-    live: Tensor
-    """(B, T) log π."""
-    w: Tensor
-    """(B, T) ∂J/∂log π of the step."""
-    value: float
-    """Their part of J."""
-    blocks: list[Block]
-    """The Grams of rows that met, in the units of the step's gradient."""
+    credit: Tensor  # (B, T) A
+    live: Tensor  # (B, T) log π
+    w: Tensor  # (B, T) ∂J/∂log π of the step
+    value: float  # their part of J
+    blocks: list[Block]  # the Grams of rows of one pass, in the units of the step's gradient
 
     def in_step(self, s: float, cut: Sequence[int]) -> Rows:
-        """As they count in the step and travel: w and J times s, Grams times s².
-
-        No block keeps rows of the groups that were cut: part of a group is not the group.
-        """
+        """On the CPU, w and J times s, Grams times s² and without the groups that were cut."""
         away = torch.isin(self.rollouts.group.cpu(), torch.tensor(cut, dtype=torch.int64))
-        blocks = [_rescaled(block, (~away[block.rows.cpu()]).nonzero().squeeze(1), s**2) for block in self.blocks]
+        blocks = []
+        for block in self.blocks:
+            keep = (~away[block.rows.cpu()]).nonzero().squeeze(1)
+            at = np.ix_(keep.numpy(), keep.numpy())
+            layers = {name: s**2 * k[at] for name, k in block.layers.items()}
+            blocks.append(Block(block.rows.cpu()[keep], s**2 * block.gram[at], layers, block.eps))
         here: dict[str, Any] = dict(vars(self.rollouts))
         here |= {name: x.cpu() for name, x in here.items() if isinstance(x, Tensor)}
         return Rows(Rollouts(**here), self.credit.cpu(), self.live.cpu(), s * self.w.cpu(), s * self.value,
                     [block for block in blocks if len(block.rows)])
 
 
-def _rescaled(block: Block, keep: Tensor, factor: float) -> Block:
-    here = np.ix_(keep.numpy(), keep.numpy())
-    return Block(block.rows.cpu()[keep], factor * block.gram[here],
-                 {name: factor * k[here] for name, k in block.layers.items()}, block.eps)
-
-
 def joined(found: Sequence[Rows]) -> Rows:
-    """The rows of all ranks, rank after rank."""
     if len(found) == 1:
         return found[0]
     first = np.cumsum([0, *(len(one.live) for one in found)])
@@ -81,16 +70,13 @@ def joined(found: Sequence[Rows]) -> Rows:
 
 
 def stacked(found: Sequence[Tensor]) -> Tensor:
-    """(Σ B, T) of (B, T) tensors that may differ in T; 0 where nothing was."""
+    """(Σ B, T) of (B, T) tensors that may differ in T, padded with 0."""
     width = max(x.shape[1] for x in found)
     return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in found])
 
 
-# -- what the ranks tell each other ------------------------------------------------------------------------------------
-
-
 def agreed(find: Callable[[], Found]) -> Found:
-    """What `find` gives on this rank. Where it fails on one, it is an error on all: none waits for another."""
+    """find() on this rank. Where it fails on one rank, all raise: none waits for another."""
     if not many_ranks():
         return find()
     mine: Found | None = None
@@ -110,7 +96,7 @@ def agreed(find: Callable[[], Found]) -> Found:
 
 
 def to_first(mine: Found) -> list[Found]:
-    """What every rank has, on the first; nothing on the others."""
+    """The values of all ranks on the first; [] on the others."""
     if not many_ranks():
         return [mine]
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -119,7 +105,6 @@ def to_first(mine: Found) -> list[Found]:
 
 
 def most(count: int, device: torch.device) -> int:
-    """The largest of the ranks' numbers."""
     if not many_ranks():
         return count
     found = torch.tensor(count, device=device)
@@ -127,13 +112,11 @@ def most(count: int, device: torch.device) -> int:
     return int(found)
 
 
-# -- passes and gradients ----------------------------------------------------------------------------------------------
-
-
 def run(model: nn.Module, passes: Sequence[Callable[[], None]], idle: Callable[[], None]) -> None:
     """All passes of this rank; where one fails on any rank, all raise.
 
-    Ranks meet in every pass where weights are sharded: one that has fewer idles along, one whose pass failed goes on.
+    Where weights are sharded every rank takes part in every pass: one with fewer passes runs `idle`, and a rank whose
+    pass failed continues.
     """
     cut = sharded(model)
     rounds = most(len(passes), next(model.parameters()).device) if cut else len(passes)
@@ -145,7 +128,7 @@ def run(model: nn.Module, passes: Sequence[Callable[[], None]], idle: Callable[[
             failed.append(error)
             if not cut:
                 break
-    if cut:  # a forward without a backward leaves whole weights in place, which the coming step would not reach
+    if cut:  # a forward without a backward leaves gathered weights in place, which the coming step would not update
         for module in model.modules():
             if hasattr(module, "reshard"):
                 module.reshard()  # type: ignore[operator]
@@ -158,12 +141,11 @@ def run(model: nn.Module, passes: Sequence[Callable[[], None]], idle: Callable[[
 
 
 def sharded(model: nn.Module) -> bool:
-    """Whether the ranks hold parts of the weights."""
     return any(is_shard(p) for p in model.parameters())
 
 
 def scale(model: nn.Module) -> float:
-    """s, by which the sum of the ranks' gradients is multiplied; without shards it is `reduce` that does it."""
+    """s, by which the sum of the ranks' gradients is multiplied: by the engine, or without shards by `reduce`."""
     world = dist.get_world_size()
     return ranks.loss_scale(model, world) if sharded(model) else 1 / world
 
@@ -174,7 +156,7 @@ def reduce(model: nn.Module) -> None:
         return
     for p in model.parameters():
         if p.requires_grad:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # other ranks' rows may have reached it
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # it may have a gradient on other ranks
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
 
@@ -193,7 +175,7 @@ def products(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float, floa
 
 
 def sketched(found: ranks.RanksReading, eps: float) -> dict[str, float]:
-    """`sketch/…`: all pairs of all ranks' rollouts, with the sketch's error; and how many groups have nothing else."""
+    """`sketch/…`: all pairs of all ranks' rollouts, with the sketch's error; and the number of cut groups."""
     about = geometry.summary(found.sketch.gram.numpy(), group=found.group.numpy(), eps=eps)
     out = {f"sketch/{name}": about[f"gram/{name}"] for name in SKETCHED if f"gram/{name}" in about}
     out |= {schema.SKETCH_RELATIVE_ERROR: found.sketch.relative_error} if out else {}

@@ -2,8 +2,8 @@
 
     ScopedGRPOTrainer(model=..., args=..., reward_funcs=..., train_dataset=..., method="gspo", credit="prefix_tree")
 
-Credit and the weight α of every token are fixed once, on the whole generation, all ranks together, and travel with the
-rows through TRL's shuffling: so accumulation, minibatches and ranks change neither, whatever a method's denominators.
+Credit and the weight α of every token are fixed once, on the whole generation of all ranks, and shuffled with the rows:
+accumulation, minibatches and ranks change neither, whatever a method's denominators.
 """
 
 from __future__ import annotations
@@ -25,19 +25,7 @@ from creditscope.lab.rollout import step_tensors
 from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import find
 from creditscope.objective.weights import aggregate, alpha, kept, with_limit
-from creditscope.plugins.trl import names
-from creditscope.plugins.trl.batch import (
-    ALPHA,
-    LABELS,
-    ROW,
-    SHARE,
-    Generation,
-    mask_of,
-    numbered,
-    objective,
-    rollouts_of,
-    window_of,
-)
+from creditscope.plugins.trl import batch, names
 from creditscope.plugins.trl.callback import ScopeCallback
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, score
 from creditscope.policy.loading import Policy
@@ -58,8 +46,8 @@ DECIDED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling
 class CreditMixin:
     """Before a GRPOTrainer: `class Mine(CreditMixin, GRPOTrainer)`. Its loss is a row of the table.
 
-    `method` and `credit` are written as for `creditscope train`; `steps` tells the steps of an answer, for credits that
-    need them. β is TRL's: `GRPOConfig(beta=...)`. The rest is ScopeCallback's, whose readings here take all groups.
+    `method` and `credit` are written as for `creditscope train`; `steps` gives the steps of an answer, for credits that
+    need them. β is TRL's: `GRPOConfig(beta=...)`. The rest are ScopeCallback's, whose readings here take all groups.
     """
 
     def __init__(self, *args: Any, method: str = "grpo", credit: str | None = None, steps: Judge | None = None,
@@ -71,7 +59,6 @@ class CreditMixin:
         names.require(type(self).__name__, self, names.OVERRIDDEN)
         here: Any = self
         self.row: Method = row_for(method, here)
-        """The row of the table whose loss is descended on."""
         self.credit = credit or OWN_CREDIT
         self._estimator, self._steps = find_estimator(self.credit), steps
         gives = {"entropy", "collision"} | ({"steps", "states"} if steps else set())
@@ -82,40 +69,38 @@ class CreditMixin:
         self.scope = ScopeCallback(here, every=every, out=out, groups=None, gram=gram, tell=tell, config=config)
         here.add_callback(self.scope)
 
-    # -- what TRL calls ----------------------------------------------------------------------------------------------
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         here: Any = self
         if not here.model.training:
             return found
-        made = numbered(here, found)
+        made = batch.numbered(here, found)
         if schema.REWARD_ERRORS in made.metrics:
             raise CreditscopeError(f"{made.metrics[schema.REWARD_ERRORS]} answers have no reward: no function gave a "
                                    f"number, and the table has no rule for that. Return 0.0 in place of None")
         whole = self._whole(inputs, found, made)
         credit = self._estimator(self.row, whole, _Progress(here))
         keep = kept(self.row, whole, credit)
-        # Ranks average their gradients, so each gives its rows the weight they have among all, times the ranks.
+        # Ranks average their gradients, so weights among all rows are multiplied by the number of ranks.
         ranks = here.accelerator.num_processes
-        mine, width = found[ROW], found["completion_ids"].shape[1]
+        mine, width = found[batch.ROW], found["completion_ids"].shape[1]
         found["advantages"] = credit[mine, :width]
         if whole.step is not None:
-            found |= {key: getattr(whole, name)[mine] for name, key in LABELS.items()
+            found |= {key: getattr(whole, name)[mine] for name, key in batch.LABELS.items()
                       if getattr(whole, name) is not None}
-            found[LABELS["step"]] = found[LABELS["step"]][:, :width]
+            found[batch.LABELS["step"]] = found[batch.LABELS["step"]][:, :width]
         if not self.row.local:
-            for key, weigh in ((ALPHA, alpha), (SHARE, aggregate)):
+            for key, weigh in ((batch.ALPHA, alpha), (batch.SHARE, aggregate)):
                 found[key] = weigh(self.row, whole, keep, torch.float64)[mine, :width] * ranks
         return found
 
     def _compute_loss(self, model: Any, inputs: Inputs) -> Tensor:
         here: Any = self
-        if not here.model.training:  # evaluation: TRL's own, for the answers carry no weights of ours
+        if not here.model.training:  # evaluation is TRL's own: its answers have no weights of ours
             loss: Tensor = super()._compute_loss(model, inputs)  # type: ignore[misc]
             return loss
-        # The lens needs whole groups, and accumulation deals their rows out over micro-batches. Elsewhere the callback
-        # takes a pass of its own.
+        # The observer needs whole groups, and accumulation spreads their rows over micro-batches: then the callback
+        # runs a pass of its own.
         whole = here.args.steps_per_generation == 1 and here.accelerator.num_processes == 1 and not here.args.fp16
         inside = whole and self.scope.open()
         with here.accelerator.autocast():
@@ -124,13 +109,13 @@ class CreditMixin:
         if inside:
             self.scope.seen(inputs, live)
         self._log("entropy", entropy(z), inputs)
-        if not bool(mask_of(inputs).any()):
+        if not bool(batch.mask_of(inputs).any()):
             return live.sum() * 0.0
-        window = window_of(here, self.row, [inputs], self.scope.made, None)
+        window = batch.window_of(here, self.row, [inputs], self.scope.made, None)
         if self.row.has_loss_kl and self.row.kl_to == "ref":
             apart = inputs["ref_per_token_logps"] - live.detach()
             self._log("kl", apart.exp() - apart - 1, inputs)
-        return -objective(window, live)
+        return -batch.objective(window, live)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -143,12 +128,10 @@ class CreditMixin:
         self.scope.close()
         return super()._clip_grad_norm(model)  # type: ignore[misc]
 
-    # -- what they need ----------------------------------------------------------------------------------------------
-
-    def _whole(self, asked: list[dict[str, Any]], found: Inputs, made: Generation) -> Rollouts:
-        """The generation of all ranks, in the order of its numbers, with what method and credit ask for."""
+    def _whole(self, asked: list[dict[str, Any]], found: Inputs, made: batch.Generation) -> Rollouts:
+        """The generation of all ranks, in the order of its numbers, with what method and credit need."""
         here: Any = self
-        keys = ("completion_ids", "completion_mask", "tool_mask", "ref_per_token_logps", ROW)
+        keys = ("completion_ids", "completion_mask", "tool_mask", "ref_per_token_logps", batch.ROW)
         mine = {key: everywhere(here, found[key]) for key in keys if found.get(key) is not None}
         extra: dict[str, Tensor] = {}
         method = self.row
@@ -159,13 +142,13 @@ class CreditMixin:
             told = zip(("step", "step_reward", "step_state"), self._labels(self._steps, asked, found), strict=True)
             extra |= {name: everywhere(here, x, 0 if name == "step_reward" else -1) for name, x in told
                       if x is not None}
-        return replace(rollouts_of(mine, made, None), **extra)  # type: ignore[arg-type]
+        return replace(batch.rollouts_of(mine, made, None), **extra)  # type: ignore[arg-type]
 
     def _labels(self, steps: Judge, asked: list[dict[str, Any]],
                 found: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
         here: Any = self
         policy = Policy("the trainer's", here.model, here.processing_class)
-        mask = mask_of(found)
+        mask = batch.mask_of(found)
         verdicts, pieces = [], []
         for tokens, chose, row in zip(found["completion_ids"], mask, asked, strict=True):
             ids = tokens[chose].tolist()
@@ -179,9 +162,9 @@ class CreditMixin:
         return step_tensors(verdicts, pieces, mask.shape[1])
 
     def _log(self, name: str, values: Tensor, inputs: Inputs) -> None:
-        """The mean over chosen tokens, into TRL's logs under TRL's name."""
+        """Add the mean over chosen tokens to TRL's logs."""
         here: Any = self
-        mask = mask_of(inputs)
+        mask = batch.mask_of(inputs)
         totals = here.accelerator.reduce(torch.stack([values.detach().masked_fill(~mask, 0.0).sum().double(),
                                                       mask.sum().double()]), reduction="sum")
         here._metrics["train"][name].append(float(totals[0] / totals[1].clamp(min=1)))
@@ -192,8 +175,6 @@ class ScopedGRPOTrainer(CreditMixin, GRPOTrainer):  # type: ignore[misc]
 
 
 class _Progress(Tools):
-    """Nothing at hand but how far the training is."""
-
     def __init__(self, trainer: Any) -> None:
         self.progress = trainer.state.global_step / max(1, trainer.state.max_steps)
 

@@ -1,4 +1,4 @@
-"""What of TRL we lean on. Much of it is private there, so it is named here, and a trainer without it is refused."""
+"""The names of TRL that we use. Many are private, so they are listed here, and a trainer without one is refused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ TESTED = ("1.14.2", "1.16.0")
 ATTRIBUTES = ("_buffered_inputs", "_step", "_metrics", "_logs", "_generate_and_score_completions", "accelerator",
               "args", "current_gradient_accumulation_steps", "epsilon_high", "epsilon_low", "max_completion_length",
               "model", "num_generations", "num_iterations", "processing_class", "reward_weights", "temperature")
-"""Of a trainer: what the callback reads, or wraps."""
+"""Of a trainer: read or wrapped by the callback."""
 OVERRIDDEN = ("_generate_and_score_completions", "_compute_loss", "_clip_grad_norm")
-"""Of a trainer: what the mixin extends."""
+"""Of a trainer: extended by the mixin."""
 TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
-"""Of every batch; what else one must hold, `batch_keys` says."""
-
-# The training loop sets it at the start of the first step.
-LATE = ("current_gradient_accumulation_steps",)
+"""Of every batch; `batch_keys` has the others."""
+LATE = ("current_gradient_accumulation_steps",)  # set at the start of the first step
 
 
 def require(what: str, given: object, names: tuple[str, ...]) -> None:
@@ -35,10 +33,10 @@ def require(what: str, given: object, names: tuple[str, ...]) -> None:
 
 
 def batch_keys(trainer: Any) -> tuple[str, ...]:
-    """Of a batch that this trainer generated: under which settings TRL puts what into it.
+    """The keys of a batch that this trainer generated, by its settings.
 
-    Where a key may be absent, its absence means something (π_old is the live policy, no tool wrote), so one that TRL
-    renamed would be read as another loss.
+    The absence of a key has a meaning (π_old is the live policy, no tool output), so a key that TRL renamed would be
+    read as another loss.
     """
     if isinstance(trainer, RLOOTrainer):
         return (*TENSORS, "old_logps")
@@ -52,7 +50,6 @@ def batch_keys(trainer: Any) -> tuple[str, ...]:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse, before anything runs, a trainer that cannot be read."""
     if not isinstance(trainer, GRPOTrainer | RLOOTrainer):
         raise CreditscopeError(f"ScopeCallback reads GRPOTrainer, RLOOTrainer and their subclasses; this is "
                                f"{type(trainer).__name__}")
@@ -69,7 +66,7 @@ def check_trainer(trainer: Any) -> None:
                                f"to 2, or {readable}")
     if kind == "DEEPSPEED":
         raise CreditscopeError(f"the trainer runs under DeepSpeed, which accelerate steps inside its own backward: the "
-                               f"weights have moved before a callback can look; {readable}")
+                               f"weights have moved before a callback is called; {readable}")
     if kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP"):
         raise CreditscopeError(f"the trainer runs under {kind}, which cannot be read; {readable}")
     shape = getattr(trainer.accelerator, "parallelism_config", None)

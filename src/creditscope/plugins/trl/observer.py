@@ -1,4 +1,4 @@
-"""The observer of the microscope inside a trainer that somebody else runs, on one rank or on many."""
+"""The observer of the microscope inside another library's trainer, on one rank or on many."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from creditscope.microscope.shards import many_ranks
 
 
 class RankObserver(Observer):
-    """Among many ranks every pass has a microscope of its own, with a sketch: the ranks compare all of them."""
+    """Among many ranks every pass has its own microscope, with a sketch for pairs over ranks."""
 
-    _wrong = ""
-    """What the last proof found: nothing, or what is wrong."""
+    _wrong = ""  # the error of the last proof
 
     def reset(self) -> None:
         super().reset()
@@ -33,7 +32,7 @@ class RankObserver(Observer):
             yield
 
     def prove(self, due: str, pull: Callable[[Tensor], None], rollouts: int) -> None:
-        """Where it fails, no reading is believed until another proof has passed."""
+        """Where it fails, `require_proof` refuses readings until another proof has passed."""
         with self._judged():
             self.proofs.run(due, self.scope, pull, rollouts)
 
@@ -60,5 +59,4 @@ class RankObserver(Observer):
 
     @property
     def eps(self) -> float:
-        """The relative precision of what this rank measured."""
         return max(scope.eps for scope in self._scopes)

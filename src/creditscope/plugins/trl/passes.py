@@ -1,8 +1,7 @@
-"""A pass of our own over TRL's batch that leaves the trainer as it was.
+"""A pass over TRL's batch that does not change the trainer.
 
-TRL multiplies by the head's weight itself, tile by tile, so nothing that watches layers sees its head. This is the
-model's plain forward on the same ids, the same attention mask and no positions of our own: what TRL's log-probs are,
-to rounding.
+TRL multiplies by the head's weight itself, tile by tile, where the microscope cannot read it. This is the model's plain
+forward on the same ids and attention mask: it gives TRL's log-probs to rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Inputs = Mapping[str, Any]
 
 
 def logits(model: nn.Module, inputs: Inputs, temperature: float) -> Tensor:
-    """(B, T, V) z/τ from which each completion token was chosen, in float32 or wider."""
+    """(B, T, V) z/τ of each completion token, in float32 or wider."""
     if inputs.get("pixel_values") is not None:
         raise CreditscopeError("the batch has images, and only text is read so far; leave the callback out")
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -61,17 +60,16 @@ def score(trainer: Any, inputs: Inputs) -> Scores:
 
 
 def take(inputs: Inputs, rows: Any) -> dict[str, Any]:
-    """The chosen rows of a batch; what has no rows stays as it is."""
+    """The chosen rows of a batch; values without rows are kept."""
     return {name: value[rows] if isinstance(value, Tensor) and value.dim() else value
             for name, value in inputs.items()}
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[dict[nn.Parameter, Tensor | None]]:
-    """Inside, dropout is off and gradients start empty; afterwards gradients, modes and random numbers are as before.
+    """Inside, dropout is off and gradients start empty; afterwards gradients, modes and random state are restored.
 
-    The gradients that were there are at hand. Layers that recompute their activations keep doing so: HF switches that
-    off together with training mode.
+    Yields the trainer's gradients. Gradient checkpointing stays on: HF switches it off together with training mode.
     """
     modes = {module: module.training for module in model.modules()}
     grads = {p: p.grad for p in model.parameters()}

@@ -1,4 +1,4 @@
-"""A TRL run in the words of a record: what `creditscope train` would call its settings. No token, no path but one."""
+"""A TRL run's settings under the names of `creditscope train`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from creditscope.methods.axes import Method
 ARGUMENTS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "scale_rewards",
              "off_policy_mask_threshold", "mask_truncated_completions", "steps_per_generation", "use_vllm",
              "gradient_checkpointing", "bf16", "optim", "lr_scheduler_type")
-"""Settings of TRL that have no name here."""
+"""Settings of TRL without such a name."""
 
 
 def settings_of(trainer: Any, method: Method, every: int, gram: bool) -> dict[str, Any]:
-    """config of run.json."""
     args = trainer.args
     inner = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(inner.config, "_name_or_path", "") or type(inner).__name__)
@@ -37,7 +36,6 @@ def settings_of(trainer: Any, method: Method, every: int, gram: bool) -> dict[st
 
 
 def versions() -> dict[str, Any]:
-    """What it ran on."""
     packages = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "numpy")
     return software(packages) | {"devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}
 

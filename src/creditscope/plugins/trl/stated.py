@@ -1,4 +1,4 @@
-"""The loss that a TRL trainer's settings state, as a row of our table."""
+"""The loss of a TRL trainer's settings, as a row of our table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NUMBERS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def stated(trainer: Any) -> Method:
-    """The row behind the trainer's settings. What no axis of the table can say is refused by its name.
+    """The row of the trainer's settings; settings that no axis of the table has are refused by name.
 
-    A subclass with a loss of its own is not seen here: the reading's `scope/agreement` tells.
+    `scope/agreement` detects a subclass with another loss.
     """
     kind = getattr(trainer, "loss_type", None)
     if kind is None:  # RLOO: its KL is in its rewards, and so in the advantages that we read
@@ -41,11 +41,11 @@ def stated(trainer: Any) -> Method:
             (bool(args.beta) and weighs and args.use_bias_correction_kl, "use_bias_correction_kl",
              "set it to False")):
         if broken:
-            raise CreditscopeError(f"{name}={getattr(args, name)!r} with loss_type={kind!r}: no row of the table says "
-                                   f"what it makes of the loss; {repair} to read this trainer")
+            raise CreditscopeError(f"{name}={getattr(args, name)!r} with loss_type={kind!r}: no row of the table has "
+                                   f"such a loss; {repair} to read this trainer")
     if row.bound == "clip" and args.delta is not None and args.delta <= 1 + trainer.epsilon_high:
         raise CreditscopeError(f"delta={args.delta} is not above 1 + epsilon_high = {1 + trainer.epsilon_high:g}: it "
-                               f"then binds before the clip does, which no row of the table says; raise delta, or set "
+                               f"then binds before the clip does, which no row of the table has; raise delta, or set "
                                f"it to None, to read this trainer")
     changes = NUMBERS[row.bound](trainer)
     if row.aggregate == "constant":

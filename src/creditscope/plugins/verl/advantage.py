@@ -1,8 +1,7 @@
 """Our credit as verl's advantages: `algorithm.adv_estimator=creditscope_NAME`.
 
-NAME is a method (its own advantage) or an estimator (scaled as `algorithm.creditscope_method` says, grpo by default).
-Groups come from verl's uid. Rows in which the policy chose nothing, in groups where nobody did, are the padding that
-verl appends to make batches divisible: they count nowhere.
+NAME is a method (its own advantage) or an estimator (scaled as in the method `algorithm.creditscope_method`, by default
+grpo). Groups come from verl's uid. A group without a chosen token is padding that verl appends: it is not counted.
 """
 
 from __future__ import annotations
@@ -29,50 +28,36 @@ METHOD_KEY = "creditscope_method"
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
 
 
-def advantages_of(method: Method) -> AdvantageFn:
-    """verl's estimator for a method: A_it = λ_it · A_i."""
+def estimator_of(credit: str, method: Method | None = None) -> AdvantageFn:
+    """verl's estimator: A_it = λ_it · credit_it in the units of `method`, or of the configured one."""
 
     def compute(token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None,
                 **_: Any) -> tuple[Tensor, Tensor]:
-        if method.external:
+        row = method or find((config.get(METHOD_KEY, None) if config is not None else None) or "grpo")
+        if method is not None and method.external:
             raise CreditscopeError(f"method {method.name!r} takes its credit from a critic: set "
                                    f"algorithm.adv_estimator=gae, and keep creditscope_{method.name} as the loss")
-        return _given(method, "outcome", token_level_rewards, response_mask, index)
+        refuse_method(row)
+        refuse_credit(credit)
+        if index is None:
+            raise CreditscopeError("verl passed no uid, so answers to one prompt are unknown; put 'uid' into the "
+                                   "batch, as verl's own trainers do")
+        rewards, chosen = token_level_rewards, response_mask.bool()
+        group = numbered(index).to(chosen.device)
+        real = Groups(group).sum(chosen.sum(dim=1)) > 0
+        out = torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
+        if bool(real.any()):
+            rollouts = rollouts_of(rewards[real], chosen[real], group[real])
+            estimate = find_estimator(credit)(lenient(row, rollouts.group), rollouts, Tools())
+            out[real] = estimate * group_share(row, rollouts, estimate, len(chosen))
+        out = out.to(rewards.dtype)
+        return out, out
 
     return compute
-
-
-def credit_of(name: str) -> AdvantageFn:
-    """verl's estimator for one of ours: A_it = λ_it · credit_it, in the units of the row that the settings name."""
-
-    def compute(token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None,
-                **_: Any) -> tuple[Tensor, Tensor]:
-        told = config.get(METHOD_KEY, None) if config is not None else None
-        return _given(find(told or "grpo"), name, token_level_rewards, response_mask, index)
-
-    return compute
-
-
-def _given(method: Method, credit: str, rewards: Tensor, mask: Tensor, index: Any) -> tuple[Tensor, Tensor]:
-    refuse_method(method)
-    refuse_credit(credit)
-    if index is None:
-        raise CreditscopeError("verl handed over no uid, so nobody knows which answers belong to one prompt; put 'uid' "
-                               "into the batch, as verl's own trainers do")
-    chosen = mask.bool()
-    group = numbered(index).to(mask.device)
-    real = Groups(group).sum(chosen.sum(dim=1)) > 0
-    out = torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
-    if bool(real.any()):
-        rollouts = rollouts_of(rewards[real], chosen[real], group[real])
-        estimate = find_estimator(credit)(lenient(method, rollouts.group), rollouts, Tools())
-        out[real] = estimate * group_share(method, rollouts, estimate, len(mask))
-    out = out.to(rewards.dtype)
-    return out, out
 
 
 def rollouts_of(rewards: Tensor, mask: Tensor, group: Tensor) -> Rollouts:
-    """verl's padded tensors as Rollouts; the tokens are not known. Steps are turns."""
+    """verl's padded tensors as Rollouts, without tokens. Steps are turns."""
     step, step_reward = turns(rewards, mask)
     return Rollouts(tokens=torch.zeros_like(mask, dtype=torch.int64), mask=mask,
                     logp=torch.zeros(mask.shape, dtype=torch.float64, device=mask.device),
@@ -86,14 +71,14 @@ def turns(rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([[ 0,  0, -1,  1]]), tensor([[3., 4.]], dtype=torch.float64))
     """
     before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-    turn = ((mask & ~before).cumsum(dim=1) - 1).clamp(min=0)  # what stands before the first turn belongs to it
+    turn = ((mask & ~before).cumsum(dim=1) - 1).clamp(min=0)  # positions before the first turn belong to it
     paid = torch.zeros(len(mask), int(turn.max()) + 1, dtype=torch.float64, device=mask.device)
     paid.scatter_add_(1, turn, rewards.double())
     return turn.masked_fill(~mask, -1), paid
 
 
 def group_share(method: Method, rollouts: Rollouts, credit: Tensor, rows: int) -> Tensor:
-    """(B, T) λ_it = α_it / a⁰_it, with `rows` the rows that the loss will count, padding included."""
+    """(B, T) λ_it = α_it / a⁰_it, with `rows` the rows that the loss counts, padding included."""
     plain = countable(method)
     weight = alpha(method, rollouts, kept(method, rollouts, credit), torch.float64)
     counted = aggregate(plain, rollouts, torch.ones_like(rollouts.mask[:, 0]), torch.float64)
@@ -103,7 +88,7 @@ def group_share(method: Method, rollouts: Rollouts, credit: Tensor, rows: int) -
 
 
 def lenient(method: Method, group: Tensor) -> Method:
-    """The row with 0 for a rollout alone in its group, which a failed sibling may leave; all alone are refused."""
+    """The row with A = 0 for a rollout alone in its group; refused where all are alone."""
     if method.centred and bool((Groups(group).size == 1).all()):
         raise CreditscopeError(f"method {method.name!r} compares a rollout with its group, and each of the "
                                f"{len(group)} groups has one rollout; set actor_rollout_ref.rollout.n to 2 or more")
@@ -111,10 +96,6 @@ def lenient(method: Method, group: Tensor) -> Method:
 
 
 def numbered(index: Sequence[Any]) -> Tensor:
-    """(B,) group ids, in the order in which the prompts appear.
-
-    >>> numbered(["b", "a", "b"]).tolist()
-    [0, 1, 0]
-    """
+    """(B,) group ids, in the order in which the prompts appear: b, a, b → 0, 1, 0."""
     seen: dict[Any, int] = {}
     return torch.tensor([seen.setdefault(uid.item() if isinstance(uid, Tensor) else uid, len(seen)) for uid in index])

@@ -1,13 +1,13 @@
 """verl's FSDP2 engine under the microscope, under any loss: `VERL_ENGINE_VENDOR=creditscope`.
 
 verl cuts a mini-batch into ranks and micro-batches. Each micro-batch's own forward and backward runs inside a
-`Microscope`, and w is read where the loss's gradient arrives at the log-probs. A prompt group whose rows all lie in one
-micro-batch has an exact Gram; a group that was cut has none, is counted, and is read from the ranks' sketches.
+`Microscope`, and w is the gradient of the loss at the log-probs. A prompt group whose rows all lie in one micro-batch
+has an exact Gram; a group that was cut is read from the ranks' sketches.
 
-How the ranks' gradients become one is read from FSDP and proven at every reading (`microscope.ranks`): a wrong scale, a
-layer that was missed or a row counted twice is an error. The first reading, every 25th and the first after the model
-has changed also prove that each row is attributed to the right rollout: the passes are run once more without the
-microscope, rollouts weighted at random.
+The scale of the reduced gradient is read from FSDP and proven at every reading (`microscope.distributed`): a wrong
+scale, a missed layer or a row counted twice is an error. The first reading, every 25th and the first after the model
+has changed also prove that each row is attributed to the right rollout, by passes without the microscope in which
+rollouts are weighted at random.
 """
 
 from __future__ import annotations
@@ -35,28 +35,26 @@ from creditscope.microscope.sketch import Sketcher
 from creditscope.plugins.verl.names import assert_registered, installed, load, require_engine
 from creditscope.runs import schema
 
-# Without verl there is nothing to extend, but the readings below need none.
+# The readings below are also used without verl.
 Engine: Any = load("verl.workers.engine.fsdp.transformer_impl").FSDPEngineWithLMHead if installed() else object
 if installed():
     require_engine(Engine)
 
 EVERY = "CREDITSCOPE_EVERY"
-"""Environment variable: updates between two readings, 10 unless set. The first update is read."""
+"""Environment variable: updates between two readings, by default 10. The first update is read."""
 SKETCHED = ("effective_rank", "top1", "conflict")
-"""Readings of a group that are also taken from its sketch: verl's trainer always deals groups out over the ranks."""
+"""Readings of a group that are also taken from its sketch: verl's trainer always spreads groups over the ranks."""
 
 
 @dataclass
 class EngineReading:
-    """One mini-batch on one rank, while it is read."""
+    """One mini-batch on one rank; the lists have one item per micro-batch, `w` and `masks` (B, T)."""
 
-    number: dict[str, int]
-    """Prompt id → group number, the same on every rank."""
+    number: dict[str, int]  # prompt id → group number, the same on every rank
     sketcher: Sketcher = field(default_factory=Sketcher)
     scopes: list[Microscope] = field(default_factory=list)
     groups: list[Tensor] = field(default_factory=list)
     w: list[Tensor] = field(default_factory=list)
-    """(B, T) of each micro-batch, and where it was chosen."""
     masks: list[Tensor] = field(default_factory=list)
 
 
@@ -74,10 +72,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         self._stack = ExitStack()
         self._slope: Tensor | None = None
         self._proofs = Proofs()
-        self._weights: list[Tensor] | None = None
-        """While rows are proven: the weights of each coming micro-batch's rollouts."""
-
-    # -- what verl calls ----------------------------------------------------------------------------------------------
+        self._weights: list[Tensor] | None = None  # during a proof: the weights of each coming micro-batch's rollouts
 
     def forward_backward_batch(self, data: Any, loss_function: Callable[..., Any], forward_only: bool = False) -> Any:
         if forward_only:
@@ -109,21 +104,20 @@ class ScopedEngine(Engine):  # type: ignore[misc]
 
     def prepare_model_outputs(self, *args: Any, **kwargs: Any) -> Any:
         found = super().prepare_model_outputs(*args, **kwargs)
+        if self._reading is None and self._weights is None:
+            return found
+        nested = found["log_probs"]
+        flat = nested.values()
         if self._reading is not None:
-            nested = found["log_probs"]
-            flat = nested.values()
             flat.register_hook(self._see)
-            found["log_probs"] = torch.nested.nested_tensor_from_jagged(flat, nested.offsets())
         elif self._weights is not None:
-            nested = found["log_probs"]
-            flat, lengths = nested.values(), nested.offsets().diff()
-            given = self._weights.pop(0).to(flat).repeat_interleave(lengths)
+            given = self._weights.pop(0).to(flat).repeat_interleave(nested.offsets().diff())
             flat.register_hook(lambda slope: slope * given)
-            found["log_probs"] = torch.nested.nested_tensor_from_jagged(flat, nested.offsets())
+        found["log_probs"] = torch.nested.nested_tensor_from_jagged(flat, nested.offsets())
         return found
 
     def _prove(self, reading: EngineReading, data: Any, loss_function: Callable[..., Any]) -> None:
-        """The same micro-batches without the microscope, rollout i's slopes times h_i; gradients are put back."""
+        """The same micro-batches without the microscope, rollout i's slopes times h_i; gradients are restored."""
         held = {p: p.grad for p in self.module.parameters()}
         rank = dist.get_rank(self.get_data_parallel_group())
         weights = [ranks.draw_weights(len(ids), 1000 * self._updates + i, rank) for i, ids in enumerate(reading.groups)]
@@ -138,11 +132,8 @@ class ScopedEngine(Engine):  # type: ignore[misc]
             for p, grad in held.items():
                 p.grad = grad
 
-    # -- one micro-batch ----------------------------------------------------------------------------------------------
-
     @contextmanager
     def _watched(self, reading: EngineReading, micro_batch: Any) -> Iterator[None]:
-        """Around the forward and the backward of one micro-batch."""
         self._slope = None
         with Microscope(self.module, segments=self._owners(micro_batch), sketch=reading.sketcher) as scope:
             yield
@@ -157,7 +148,7 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         self._slope = grad.detach()
 
     def _w(self, micro_batch: Any) -> Tensor:
-        """(B, T) w_it = −∂loss/∂log π(y_it), from what arrived at the log-probs of all positions."""
+        """(B, T) w_it = −∂loss/∂log π(y_it), from the slope at all positions."""
         if self._slope is None:
             raise CreditscopeError("the loss has no gradient at the log-probs, so there is no w to read: it is "
                                    "not a policy loss. Unset VERL_ENGINE_VENDOR for this worker")
@@ -165,28 +156,26 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         return w
 
     def _owners(self, micro_batch: Any) -> Tensor | None:
-        """(1, tokens) the row of each position of a packed micro-batch, −1 on its tail; None where rows are padded."""
+        """(1, tokens) the row of each position of a packed micro-batch, −1 at its end; None where rows are padded."""
         if not load("verl.utils.tensordict_utils").get(micro_batch, "use_remove_padding", True):
             return None
         lengths = micro_batch["input_ids"].offsets().diff().cpu()
         owners = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         return torch.nn.functional.pad(owners, (0, self._get_packed_pad_size(len(owners))), value=-1)[None]
 
-    # -- all ranks ----------------------------------------------------------------------------------------------------
-
     def _numbered(self, uids: Sequence[str]) -> dict[str, int]:
         everyones = dict.fromkeys(uid for part in self._gathered(list(uids)) for uid in part)
         return {uid: number for number, uid in enumerate(everyones)}
 
     def _gathered(self, mine: Any) -> list[Any]:
-        """What every data-parallel rank has, on each of them."""
+        """The values of all data-parallel ranks, on each of them."""
         group = self.get_data_parallel_group()
         found: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(found, mine, group=group)
         return found
 
     def _readings(self, reading: EngineReading) -> dict[str, float]:
-        """Of the whole mini-batch, the same on every rank: verl takes a mean over ranks."""
+        """The metrics of the whole mini-batch, equal on every rank: verl takes a mean over ranks."""
         found = ranks.across(reading.scopes, reading.groups, ranks=self.get_data_parallel_group())
         w_i, eps = _row_w(reading), max(scope.eps for scope in reading.scopes)
         whole = {number: gram.numpy() for number, gram in found.blocks.items() if number in w_i}
@@ -204,7 +193,6 @@ class ScopedEngine(Engine):  # type: ignore[misc]
         return out | group_means(groups) | sketched_means(found, real, eps)
 
     def _refuse(self, data: Any) -> None:
-        """What the microscope cannot read, by its name in verl's settings."""
         for broken, name, repair in (
                 (self.ulysses_sequence_parallel_size > 1, "ulysses_sequence_parallel_size", "set it to 1"),
                 (self.model_config.use_fused_kernels, "use_fused_kernels", "set it to False"),
@@ -220,11 +208,7 @@ Group = tuple[NDArray[np.float64], NDArray[np.float64] | None, float]
 
 
 def group_means(groups: Sequence[Group]) -> dict[str, float]:
-    """`gram/group/…`: means over the live groups, those whose gradient is not 0; absent where there is none.
-
-    >>> group_means([(np.eye(2), None, 1e-14)])["gram/group/effective_rank"]
-    2.0
-    """
+    """`gram/group/…`: means over the live groups, those whose gradient is not 0; absent where there is none."""
     live = [geometry.summary(gram, w_i, np.zeros(len(gram), dtype=np.int64), eps=eps)
             for gram, w_i, eps in groups if np.diag(gram).any()]
     out: dict[str, float] = {schema.GRAM_LIVE_GROUPS: float(len(live))} if groups else {}
@@ -234,7 +218,7 @@ def group_means(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def sketched_means(found: ranks.RanksReading, numbers: Iterable[int], eps: float) -> dict[str, float]:
-    """`sketch/group/…`: the same for all groups, cut ones too, from sketched Grams, with their error beside them."""
+    """`sketch/group/…`: the same for all groups, cut ones too, from sketched Grams, and the sketch's error."""
     gram, owner = found.sketch.gram.numpy(), found.group.numpy()
     blocks = [(gram[np.ix_(owner == number, owner == number)], None, eps) for number in sorted(numbers)]
     means = group_means(blocks)
@@ -243,7 +227,7 @@ def sketched_means(found: ranks.RanksReading, numbers: Iterable[int], eps: float
 
 
 def _row_w(reading: EngineReading) -> dict[int, NDArray[np.float64] | None]:
-    """Group number → w of its rows in a micro-batch; verl's padding, where nobody chose, is left out."""
+    """Group number → w of its rows in a micro-batch; verl's padding is left out."""
     out: dict[int, NDArray[np.float64] | None] = {}
     for w, mask, numbers in zip(reading.w, reading.masks, reading.groups, strict=True):
         given = row_w(w, mask)
@@ -255,7 +239,6 @@ def _row_w(reading: EngineReading) -> dict[int, NDArray[np.float64] | None]:
 
 
 def _uids(data: Any) -> list[str]:
-    """verl's prompt id of each row; nothing where it handed over none."""
     return [str(uid) for uid in load("verl.utils.tensordict_utils").get(data, "uid", [])]
 
 

@@ -2,9 +2,8 @@
 
     loss = −J = −Σ_it a⁰_it · bound(s_it, A_it) · dp_size
 
-The row decides ratio, bound, clip and what the sum is divided by; A comes from verl's advantages. Divisors are those
-of the global mini-batch, which verl counts before it cuts it up, so micro-batches and ranks change nothing. verl's own
-KL and entropy terms stand beside the loss as ever.
+The row decides ratio, bound, clip and divisor; A comes from verl's advantages. Divisors are those of the global
+mini-batch, so micro-batches and ranks change nothing. verl adds its own KL and entropy terms to the loss.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ DECIDED = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "cl
 
 
 def loss_of(method: Method) -> PolicyLossFn:
-    """verl's policy loss for a row; its first call is step 0, where wrong settings are refused."""
+    """verl's policy loss for a row; the first call refuses wrong settings."""
     checked: list[bool] = []
 
     def compute(old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor,
@@ -45,7 +44,7 @@ def loss_of(method: Method) -> PolicyLossFn:
             refuse_method(method)
             refuse_settings(method, loss_agg_mode, config)
             checked.append(True)
-        # A correction of the sampler multiplies the policy term, and bounds are homogeneous: it multiplies A.
+        # A correction of the sampler multiplies the policy term; bounds are homogeneous, so it multiplies A.
         credit = advantages if rollout_is_weights is None else advantages * rollout_is_weights
         told = getattr(config, "global_batch_info", None) or {}
         return policy_loss(method, old_log_prob, log_prob, credit, response_mask.bool(), told)
@@ -55,7 +54,7 @@ def loss_of(method: Method) -> PolicyLossFn:
 
 def policy_loss(method: Method, old: Tensor, logp: Tensor, credit: Tensor, mask: Tensor,
                 told: Mapping[str, Any]) -> tuple[Tensor, dict[str, float]]:
-    """(loss, readings) of a micro-batch; `told` is verl's global_batch_info. Its slope is −w, so w costs nothing."""
+    """(loss, readings) of a micro-batch; `told` is verl's global_batch_info. The loss's slope is −w."""
     row = limited(countable(method), told)
     if not bool(mask.any()):  # a micro-batch of verl's padding
         return logp.sum() * 0.0, readings(logp, credit, mask)
@@ -71,7 +70,7 @@ def policy_loss(method: Method, old: Tensor, logp: Tensor, credit: Tensor, mask:
 
 
 class _Known(torch.autograd.Function):
-    """A loss whose slope ∂loss/∂log π was computed already: it is w, and it is what goes back."""
+    """A loss whose slope ∂loss/∂log π = −w was computed already."""
 
     @staticmethod
     def forward(ctx: Any, log_prob: Tensor, value: Tensor, slope: Tensor) -> Tensor:
@@ -85,7 +84,7 @@ class _Known(torch.autograd.Function):
 
 
 def share(row: Method, rollouts: Rollouts, told: Mapping[str, Any]) -> float:
-    """What a sum divided by this micro-batch's count is worth in the mini-batch, times the ranks that will average.
+    """The factor from a mean over this micro-batch to its part of the mini-batch, times the ranks that average.
 
         token mean       ΣL_here / ΣL_global · dp        else      B_here / B_global · dp
     """
@@ -114,7 +113,6 @@ def limited(row: Method, told: Mapping[str, Any]) -> Method:
 
 
 def refuse_settings(method: Method, mode: str, config: Any) -> None:
-    """An error for a setting of verl's losses that the row decides."""
     fits = MODES[countable(method).aggregate]
     if mode not in ("token-mean", fits):
         raise CreditscopeError(f"loss_agg_mode={mode!r}: the row of method {method.name!r} decides that; leave it out, "
@@ -128,10 +126,7 @@ def refuse_settings(method: Method, mode: str, config: Any) -> None:
 
 @torch.no_grad()
 def readings(w: Tensor, credit: Tensor, mask: Tensor) -> dict[str, float]:
-    """Shares of this micro-batch's tokens and rows; verl means them over micro-batches and ranks.
-
-    verl wants every key from every micro-batch, so one without a chosen token says NaN: it has no share.
-    """
+    """Shares of this micro-batch's tokens and rows, NaN without a chosen token; verl averages them."""
     tokens, rows = int(mask.sum()), int(mask.any(dim=1).sum())
     given = (credit != 0) & mask
     silent = mask.any(dim=1) & ~given.any(dim=1)

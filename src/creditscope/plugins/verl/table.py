@@ -2,10 +2,9 @@
 
     J = Σ_it α_it · bound(s_it, A_it)        α_it = λ_it · a⁰_it
 
-The estimator runs once, in the driver, on the whole batch: it alone knows groups. The loss runs on every rank and
-micro-batch and knows rows and tokens. So a⁰ is what the loss can count (rows, tokens), and all that needs groups, λ,
-is multiplied into the advantage. That is exact, because every bound is positively homogeneous: bound(s, λA) =
-λ·bound(s, A) for λ ≥ 0.
+The estimator runs once, in the driver, on the whole batch with its groups; the loss runs on every rank and micro-batch.
+So a⁰ is made of counts of rows and tokens, and λ, which needs groups, is multiplied into the advantage. That is exact,
+because every bound is positively homogeneous: bound(s, λA) = λ·bound(s, A) for λ ≥ 0.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 
 GIVEN = frozenset({"steps"})
-"""What an estimator gets in verl besides rewards, mask and prompt id: its steps are the turns of the answer."""
+"""Needs of an estimator that verl meets besides rewards, mask and prompt id: steps are the turns of the answer."""
 BY_TOKENS = ("prefix_tree", "prefix_share")
-"""Estimators that compare the tokens of siblings: verl hands an estimator none."""
+"""Estimators that compare the tokens of siblings, which verl does not pass."""
 
 
 def countable(method: Method) -> Method:
-    """The row whose weights a⁰ a loss can count by itself: all rows, no weights of tokens or groups."""
+    """The row with the weights a⁰: all rows, no weights of tokens or groups."""
     aggregate = "token_mean" if method.aggregate == "group_token_mean" else method.aggregate
     return method.replace(keep="all", keep_threshold=None, denominator="all", token_weight="none",
                       aggregate=aggregate)
 
 
 def refuse_method(method: Method) -> None:
-    """An error for a row that asks for what verl's estimators are not given."""
     lacks = "the tokens" if method.token_weight != "none" else \
         "the entropy of each token" if method.entropy_cost or method.keep == "low_entropy" else ""
     if lacks:
@@ -37,7 +35,6 @@ def refuse_method(method: Method) -> None:
 
 
 def refuse_credit(name: str) -> None:
-    """An error for an estimator that asks for what verl's estimators are not given."""
     missing = next((need for need in ESTIMATORS[name].needs if need not in GIVEN), None)
     lacks = "the tokens" if name in BY_TOKENS else "" if missing is None else NEEDS[missing]
     if lacks:
