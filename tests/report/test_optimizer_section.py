@@ -94,7 +94,7 @@ def test_a_run_that_was_only_looked_at_in_the_end_has_one_row(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("brake", "said"), [
-    ("shorten,share=0.02", "share = 0.02"), ("recall", "takes back"), ("vapour", "does not know")])
+    ("shorten,share=0.02", "share = 0.02"), ("recall", "cancels its share"), ("vapour", "does not know")])
 def test_the_brake_is_told_with_its_options(tmp_path: Path, brake: str, said: str) -> None:
     assert said in section(recorded(tmp_path / "run", [{"overshoot/past": 0.25}], brake=brake)).body
 
