@@ -315,7 +315,7 @@ def test_of_too_many_rows_the_start_and_the_end_are_kept(tmp_path: Path, monkeyp
 def test_a_document_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_DOCUMENT", 100)
     shutil.copy(LOGS / "trl-dapo" / "trainer_state.json", tmp_path)
-    with pytest.raises(CreditscopeError, match="larger than 100 bytes; give a log with one row a line"):
+    with pytest.raises(CreditscopeError, match="larger than the 100 bytes.*; give a log with one row per line"):
         read(tmp_path)
 
 

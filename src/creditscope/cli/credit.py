@@ -48,10 +48,8 @@ class Credit:
         return 0
 
     def _list(self) -> None:
-        if self.output.json:
-            self.output.emit({name: asdict(row) for name, row in ESTIMATORS.items()})
+        if (console := self.output.console_or_json({name: asdict(row) for name, row in ESTIMATORS.items()})) is None:
             return
-        console = self.output.console()
         wide = console.width >= WIDE
         table = new_table("credit", *("equation",) * wide, "needs", "cost", "from", justify="left")
         for name, row in ESTIMATORS.items():
@@ -65,10 +63,8 @@ class Credit:
         console.next("creditscope credit NAME", "creditscope train --credit NAME", "creditscope compare credit")
 
     def _one(self, row: Estimator) -> None:
-        if self.output.json:
-            self.output.emit(asdict(row) | {"example": example(row)})
+        if (console := self.output.console_or_json(asdict(row) | {"example": example(row)})) is None:
             return
-        console = self.output.console()
         console.print(f"[bold]{row.name}[/]  {escape(row.title)}\n")
         console.print(f"{escape(row.equation)}\n")
         facts = {"made from": BASES[row.builds_on], "cost": row.cost,

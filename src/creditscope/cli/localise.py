@@ -57,10 +57,8 @@ class Localise:
     def run(self) -> int:
         with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
-        if self.output.json:
-            self.output.emit(outcome.as_dict())
+        if (console := self.output.console_or_json(outcome.as_dict())) is None:
             return 0
-        console = self.output.console()
         for name, findings in outcome.tables.items():
             console.print(as_table(TITLES[name], findings))
         console.print("AUC over tokens: ½ is chance, 1 is perfect. Credit on one token of n in the wrong step gets at "

@@ -83,10 +83,8 @@ class Optimizer:
 
     def _runs(self) -> None:
         found = [read(path) for path in self.runs]
-        if self.output.json:
-            self.output.emit({"runs": [as_dict(one) for one in found]})
+        if (console := self.output.console_or_json({"runs": [as_dict(one) for one in found]})) is None:
             return
-        console = self.output.console()
         if len(found) == 1:
             show(console, found[0])
         else:
@@ -98,10 +96,9 @@ class Optimizer:
         console.next(after if any(one.measured for one in found) else MEASURE)
 
     def _brakes(self) -> None:
-        if self.output.json:
-            self.output.emit({"brakes": [asdict(row) | {"idle": row.idle_bounds} for row in BRAKES.values()]})
+        rows = [asdict(row) | {"idle": row.idle_bounds} for row in BRAKES.values()]
+        if (console := self.output.console_or_json({"brakes": rows})) is None:
             return
-        console = self.output.console()
         for row in BRAKES.values():
             console.print(f"[bold]{row.name}[/]  {row.title}")
             options = [f"{name}={option.default}: {option.meaning}" for name, option in row.options.items()]
@@ -121,10 +118,9 @@ class Optimizer:
         except OverflowError:
             raise CreditscopeError(f"--betas {self.betas[0]} {self.betas[1]}: the carry is too large for a float; give "
                                    f"a larger β₂") from None
-        if self.output.json:
-            self.output.emit({"betas": self.betas, "lags": list(CARRY_LAGS), "steps": rows, "limit": limit})
+        data = {"betas": self.betas, "lags": list(CARRY_LAGS), "steps": rows, "limit": limit}
+        if (console := self.output.console_or_json(data)) is None:
             return
-        console = self.output.console()
         table = new_table("T", *(f"k = {lag}" for lag in CARRY_LAGS), left=(),
                           title=f"C_{{T,k}} of Adam, β₁ = {self.betas[0]:g}, β₂ = {self.betas[1]:g}")
         for name, row in [*rows.items(), ("∞", limit)]:

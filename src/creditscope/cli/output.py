@@ -53,6 +53,13 @@ class Output:
         return Screen(force_terminal=terminal, no_color=not terminal, highlight=False,
                       width=None if sys.stdout.isatty() else 200)
 
+    def console_or_json(self, value: Any) -> Screen | None:
+        """Under --json print the value and return None; else return the console."""
+        if not self.json:
+            return self.console()
+        self.emit(value)
+        return None
+
     def emit(self, value: Any) -> None:
         """Print a value as JSON; NaN is refused. Control characters beyond ASCII, which JSON does not escape, are
         escaped for the terminal, and where the output is not UTF-8 every character beyond ASCII."""

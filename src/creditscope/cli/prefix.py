@@ -102,10 +102,8 @@ class Prefix:
                 left_out[name] = str(error)
         if not found:
             raise CreditscopeError(next(iter(left_out.values())))
-        if self.output.json:
-            self.output.emit(facts | {"methods": found, "left_out": left_out})
+        if (console := self.output.console_or_json(facts | {"methods": found, "left_out": left_out})) is None:
             return
-        console = self.output.console()
         console.print(self._headline(facts, next(iter(found.values()))), markup=False)
         table = new_table("method", "root\ncancels", *COLUMNS.values())
         for name, reading in found.items():
@@ -124,10 +122,9 @@ class Prefix:
         found = prefix_bias(method, rollouts)
         reading = summary(found, rollouts)
         worst = most_biased(found, rollouts)
-        if self.output.json:
-            self.output.emit(facts | {"method": method.name} | reading | {"most_biased": worst})
+        data = facts | {"method": method.name} | reading | {"most_biased": worst}
+        if (console := self.output.console_or_json(data)) is None:
             return
-        console = self.output.console()
         console.print(self._headline(facts, reading), markup=False)
         console.print(f"method {method.name}: the root cancels: {verdict(reading)}")
         for name, value in reading.items():

@@ -321,7 +321,7 @@ def _json(text: str, file: Path) -> Any:
 
 def _small(file: Path, most: int) -> str:
     try:
-        return read_whole(file, most).decode("utf-8-sig", errors="replace")
+        return read_whole(file, most, "give a log with one row per line").decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise CreditscopeError(f"cannot read {file}: {error.strerror}") from None
 

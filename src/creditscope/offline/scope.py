@@ -33,7 +33,7 @@ from creditscope.objective.kept import kept_arrays
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.objective.weights import with_limit
 from creditscope.offline.assemble import Assembled, assemble, assemble_for
-from creditscope.offline.batches import SampleBatch, Reader
+from creditscope.offline.batches import Reader, SampleBatch
 from creditscope.offline.files import Place, Source, Trail
 from creditscope.offline.settings import Settings
 from creditscope.policy.loading import Policy, load_policy
