@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from creditscope import CreditscopeError, Rollouts, advantage
 from creditscope.methods.find import find
-from creditscope.offline.batches import SampleBatch, Reader
+from creditscope.offline.batches import Reader, SampleBatch
 from creditscope.offline.dumps import SHAPES, Sample, recognise
 from creditscope.offline.files import Source, complain
 

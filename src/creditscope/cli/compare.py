@@ -124,18 +124,15 @@ class Compare:
                                    f"× --group {self.group} = {self.group * self.prompts}")
         if self.points > self.rollouts:
             raise CreditscopeError(f"--points {self.points} is more than --rollouts {self.rollouts}; give fewer")
-        return {f"{folder(name)}/seed-{seed}": self._config(name, seed)
+        shared: dict[str, Any] = {name: getattr(self, name) for name in (
+            "model", "task", "method", "group", "prompts", "rollouts", "lr", "every", "eval_problems")}
+        shared |= {"inner_steps": self.kind.inner_steps if self.inner_steps is None else self.inner_steps,
+                   # A step spends at least P·R rollouts, so these are enough; the budget ends the run.
+                   "steps": -(-self.rollouts // max(1, self.group * self.prompts)),
+                   "scope": self.scope or self.kind.scope, "eval_rollouts": self.rollouts // self.points}
+        shared |= self.kind.probe
+        return {f"{folder(name)}/seed-{seed}": Config(**shared | {self.kind.setting: name, "seed": seed})
                 for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
-
-    def _config(self, name: str, seed: int) -> Config:
-        # A step spends at least P·R rollouts, so these steps are enough for any estimator; the budget ends the run.
-        steps = -(-self.rollouts // max(1, self.group * self.prompts))
-        inner_steps = self.kind.inner_steps if self.inner_steps is None else self.inner_steps
-        own: dict[str, Any] = {**self.kind.probe, self.kind.setting: name}
-        return Config(model=self.model, task=self.task, method=self.method, group=self.group, prompts=self.prompts,
-                      steps=steps, rollouts=self.rollouts, inner_steps=inner_steps, lr=self.lr, seed=seed,
-                      scope=self.scope or self.kind.scope, every=self.every, eval_rollouts=self.rollouts // self.points,
-                      eval_problems=self.eval_problems, **own)
 
     def _found(self) -> list[CandidateRun]:
         runs, unfinished = read_folder(self.place, self.kind)

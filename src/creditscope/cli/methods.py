@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.markup import escape
 
-from creditscope.cli.output import Output, new_table
+from creditscope.cli.output import WIDE, Output, new_table
 from creditscope.methods import words
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
@@ -19,8 +19,6 @@ from creditscope.methods.table import METHODS
 
 _COLUMNS = {"zero_sum": "Σ A\n= 0", "uniform_credit": "even\ncredit", "prefix_cancels": "prefix\ncancels",
             "scale_invariant": "reward\nscale", "shift_invariant": "reward\nshift"}
-WIDE = 150
-"""Columns of a terminal from which the formulas fit into the table."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from rich.text import Text
 
 from creditscope.errors import printable
 
+WIDE = 150
+"""Columns of a terminal from which a table has its equations."""
+
 
 class Screen(Console):
     """A console that escapes control characters: paths and names are untrusted."""

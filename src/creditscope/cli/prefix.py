@@ -56,7 +56,10 @@ class Prefix:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        method = None if self.method is None else find_even(self.method)  # before torch is loaded: it may be unknown
+        name = self.method or ""
+        plain = name if name in METHODS else name.removesuffix("_even")
+        # A wrong name is an error before torch is loaded.
+        method = None if self.method is None else find(name) if plain == name else even(find(plain))
         rollouts, facts = self._read()
         if method is None:
             self._table(rollouts, facts)
@@ -148,12 +151,6 @@ class Prefix:
         return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, "
                 f"{reading[schema.PREFIX_TOKENS]:.1%} of them on {reading[schema.PREFIX_NODES]} shared tokens; "
                 f"{reading[schema.PREFIX_ROOT_NODES]} of these are of a whole group")
-
-
-def find_even(name: str) -> Method:
-    """A row by its name, or the variant with even weights that NAME_even asks for."""
-    plain = name.removesuffix("_even")
-    return even(find(plain)) if plain != name and name not in METHODS else find(name)
 
 
 def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
