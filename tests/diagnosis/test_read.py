@@ -8,6 +8,7 @@ import os
 import pickle
 import resource
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,7 @@ def test_of_too_many_rows_the_start_and_the_end_are_kept(tmp_path: Path, monkeyp
 def test_a_document_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_DOCUMENT", 100)
     shutil.copy(LOGS / "trl-dapo" / "trainer_state.json", tmp_path)
-    with pytest.raises(CreditscopeError, match="larger than 100 bytes; give a log with one row a line"):
+    with pytest.raises(CreditscopeError, match=r"larger than the 100 bytes.*; give a log with one row per line"):
         read(tmp_path)
 
 
@@ -351,4 +352,4 @@ def test_no_file_makes_the_doctor_fall(tmp_path: Path, data: list[bytes], suffix
         found = diagnose(read(file))
     except CreditscopeError:
         return
-    json.dumps([finding.as_dict() for finding in found], allow_nan=False)
+    json.dumps([asdict(finding) for finding in found], allow_nan=False)

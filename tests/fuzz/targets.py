@@ -171,7 +171,7 @@ def doctor(data: bytes, place: Path) -> None:
         with refusal():
             found = read_log(path, config)
             for finding in diagnose(found):
-                json.dumps(finding.as_dict(), default=str)
+                json.dumps(asdict(finding), default=str)
                 assert len(finding.sentence + finding.evidence) < 20_000
 
 

@@ -110,11 +110,9 @@ class Check:
         return 1 if self.strict and refuted else 0
 
     def _list(self, claims: Sequence[Claim]) -> int:
-        if self.output.json:
-            self.output.emit({"claims": [{key: value for key, value in asdict(claim).items() if key != "runs"}
-                                         for claim in claims]})
+        told = [{key: value for key, value in asdict(claim).items() if key != "runs"} for claim in claims]
+        if (console := self.output.console_or_json({"claims": told})) is None:
             return 0
-        console = self.output.console()
         table = new_table("id", "claim", "where", "exact", "on runs: needs", justify="left")
         for claim in claims:
             table.add_row(*map(Text, (claim.id, claim.title, claim.where, "yes" if claim.exact else "",

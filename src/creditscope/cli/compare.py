@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from rich.markup import escape
-from rich.table import Table
 
 from creditscope.claims.evidence import from_json
 from creditscope.cli.output import Output, new_table
@@ -112,8 +111,6 @@ class Compare:
                 if is_done(self.place / name, config, free)]
         return self._write(runs, failed)
 
-    # -- which runs --------------------------------------------------------------------------------------------------
-
     def _asked(self) -> dict[str, Config]:
         """Folder -> settings of every run, the flags checked. Seed by seed, so that all names are there early."""
         check_sweep(self.place, seeds=self.seeds, points=self.points, eval_problems=self.eval_problems,
@@ -127,18 +124,15 @@ class Compare:
                                    f"× --group {self.group} = {self.group * self.prompts}")
         if self.points > self.rollouts:
             raise CreditscopeError(f"--points {self.points} is more than --rollouts {self.rollouts}; give fewer")
-        return {f"{folder(name)}/seed-{seed}": self._config(name, seed)
+        shared: dict[str, Any] = {name: getattr(self, name) for name in (
+            "model", "task", "method", "group", "prompts", "rollouts", "lr", "every", "eval_problems")}
+        shared |= {"inner_steps": self.kind.inner_steps if self.inner_steps is None else self.inner_steps,
+                   # A step spends at least P·R rollouts, so these are enough; the budget ends the run.
+                   "steps": -(-self.rollouts // max(1, self.group * self.prompts)),
+                   "scope": self.scope or self.kind.scope, "eval_rollouts": self.rollouts // self.points}
+        shared |= self.kind.probe
+        return {f"{folder(name)}/seed-{seed}": Config(**shared | {self.kind.setting: name, "seed": seed})
                 for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
-
-    def _config(self, name: str, seed: int) -> Config:
-        # A step spends at least P·R rollouts, so these steps are enough for any estimator; the budget ends the run.
-        steps = -(-self.rollouts // max(1, self.group * self.prompts))
-        inner_steps = self.kind.inner_steps if self.inner_steps is None else self.inner_steps
-        own: dict[str, Any] = {**self.kind.probe, self.kind.setting: name}
-        return Config(model=self.model, task=self.task, method=self.method, group=self.group, prompts=self.prompts,
-                      steps=steps, rollouts=self.rollouts, inner_steps=inner_steps, lr=self.lr, seed=seed,
-                      scope=self.scope or self.kind.scope, every=self.every, eval_rollouts=self.rollouts // self.points,
-                      eval_problems=self.eval_problems, **own)
 
     def _found(self) -> list[CandidateRun]:
         runs, unfinished = read_folder(self.place, self.kind)
@@ -153,8 +147,6 @@ class Compare:
             print(f"left out: {len(unfinished)} runs that are not finished, such as {unfinished[0]}", file=sys.stderr)
         return runs
 
-    # -- writing -----------------------------------------------------------------------------------------------------
-
     def _write(self, runs: Sequence[CandidateRun], failed: dict[str, str]) -> int:
         if not runs:
             refuse_none(failed)
@@ -168,12 +160,14 @@ class Compare:
             write_file(out / "figure.svg", page.figure(found), REPAIR)
         write_file(out / "table.json", json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", REPAIR)
         write_file(out / "table.md", markdown(found, said, failed, figure=can_draw()), REPAIR)
-        if self.output.json:
-            self.output.emit(data | {"out": str(out), "files": files})
+        if (console := self.output.console_or_json(data | {"out": str(out), "files": files})) is None:
             return 1 if failed else 0
-        console = self.output.console()
         for columns in page.tables:
-            console.print(_table(found, columns))
+            table = new_table(*columns)
+            for line in found.lines:
+                table.add_row(*(escape(cell(line)) for cell in columns.values()),
+                              style="dim" if line.name == kind.baseline else "")
+            console.print(table)
         console.print(f"{page.legend}\n", markup=False)
         for sentence in said:
             console.print(f"[bold]{escape(sentence)}[/]")
@@ -188,9 +182,6 @@ def folder(name: str) -> str:
     ('monte_carlo,samples=2', 'mine.credit+halves')
     """
     return "".join(c if c.isalnum() or c in "._-+,=" else "_" for c in name.replace(":", "+"))
-
-
-# -- the table -------------------------------------------------------------------------------------------------------
 
 
 def _number(value: Interval | None, digits: int, share: bool = False) -> str:
@@ -283,14 +274,11 @@ Intervals are over training seeds alone: all runs answer the same test problems 
 
 @dataclass(frozen=True)
 class Page:
-    """How a kind of comparison is shown."""
-
     title: str
     tables: tuple[TableColumns, ...]
     legend: str
     figure: Callable[[Comparison], str]
     shows: str
-    """The figure in words."""
 
 
 PAGES: Mapping[str, Page] = MappingProxyType({
@@ -299,14 +287,6 @@ PAGES: Mapping[str, Page] = MappingProxyType({
     "brake": Page("Brakes", (BRAKE_RESULT, BRAKE_OVERSHOOT), ACCURACY.format(baseline="none") + BRAKE + INTERVALS,
                   brake_svg, "distance past the bound, and accuracy"),
 })
-
-
-def _table(found: Comparison, columns: TableColumns) -> Table:
-    table = new_table(*columns)
-    for line in found.lines:
-        cells = (escape(cell(line)) for cell in columns.values())
-        table.add_row(*cells, style="dim" if line.name == found.kind.baseline else "")
-    return table
 
 
 def markdown(found: Comparison, said: Sequence[str], failed: dict[str, str], figure: bool) -> str:

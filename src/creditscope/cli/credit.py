@@ -8,12 +8,10 @@ from typing import Annotated, Any
 import tyro
 from rich.markup import escape
 
-from creditscope.cli.output import Output, new_table
+from creditscope.cli.output import WIDE, Output, new_table
 from creditscope.credit.table import ESTIMATORS, NEEDS, Estimator, parse
 from creditscope.errors import CreditscopeError
 
-WIDE = 150
-"""Columns of a terminal from which equations fit into the list."""
 BASES = {"reward": "the rewards; the method scales and whitens it",
          "advantage": "the method's own advantage, which it reshapes"}
 
@@ -37,21 +35,19 @@ class Credit:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        if self.name is None:
+        name = parse(self.name)[0] if self.name else None
+        if name is None:
             self._list()
-        else:
-            name, _ = parse(self.name)
-            if name not in ESTIMATORS:
-                raise CreditscopeError(f"{name} is your own function, and is not in the list; creditscope train "
-                                       f"--credit {name} uses it")
+        elif name in ESTIMATORS:
             self._one(ESTIMATORS[name])
+        else:
+            raise CreditscopeError(f"{name} is your own function, and is not in the list; creditscope train --credit "
+                                   f"{name} uses it")
         return 0
 
     def _list(self) -> None:
-        if self.output.json:
-            self.output.emit({name: asdict(row) for name, row in ESTIMATORS.items()})
+        if (console := self.output.console_or_json({name: asdict(row) for name, row in ESTIMATORS.items()})) is None:
             return
-        console = self.output.console()
         wide = console.width >= WIDE
         table = new_table("credit", *("equation",) * wide, "needs", "cost", "from", justify="left")
         for name, row in ESTIMATORS.items():
@@ -65,20 +61,16 @@ class Credit:
         console.next("creditscope credit NAME", "creditscope train --credit NAME", "creditscope compare credit")
 
     def _one(self, row: Estimator) -> None:
-        if self.output.json:
-            self.output.emit(asdict(row) | {"example": example(row)})
+        if (console := self.output.console_or_json(asdict(row) | {"example": example(row)})) is None:
             return
-        console = self.output.console()
-        console.print(f"[bold]{row.name}[/]  {escape(row.title)}\n")
-        console.print(f"{escape(row.equation)}\n")
+        console.print(f"[bold]{row.name}[/]  {escape(row.title)}\n\n{escape(row.equation)}\n")
         facts = {"made from": BASES[row.builds_on], "cost": row.cost,
                  "needs": "; ".join(NEEDS[need] for need in row.needs) or "nothing but rewards and tokens",
                  "claim": row.claim, "note": row.note, "from": row.cites}
-        for name, text in facts.items():
+        options = [("option", f"{name}={_text(one.default)}   {one.meaning}") for name, one in row.options.items()]
+        for name, text in (*facts.items(), *options):
             if text:
                 console.print(f"[bold]{name}[/]  {escape(text)}")
-        for name, option in row.options.items():
-            console.print(f"[bold]option[/]  {name}={_text(option.default)}   {escape(option.meaning)}")
         console.print(f"\nTry: {example(row)}", markup=False)
         console.print("Its bias and variance, by enumeration, are in docs/credit.md of the repository.")
 

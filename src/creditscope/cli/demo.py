@@ -37,7 +37,8 @@ class Demo:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        out = self.out or _free(Path("runs") / "demo")
+        free = (Path("runs") / f"demo{'' if number == 1 else f'-{number}'}" for number in itertools.count(1))
+        out = self.out or next(path for path in free if not path.exists())
         if out.exists() and any(out.iterdir()):
             raise CreditscopeError(f"{out} is not empty; choose another --out")
         console = self.output.console()
@@ -111,9 +112,3 @@ def summary(path: Path) -> dict[str, Any]:
 
 def _accuracy(share: float, low: float, high: float) -> str:
     return f"{share:.1%} [{100 * low:.0f}, {100 * high:.0f}]"
-
-
-def _free(path: Path) -> Path:
-    """The first of path, path-2, path-3 ... that is not there yet."""
-    places = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
-    return next(place for place in places if not place.exists())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +57,7 @@ class Doctor:
         if self.output.json:
             first = root(findings)
             self.output.emit({"trainer": log.trainer.name, "rows": len(log.rows), "notes": list(log.notes),
-                              "first": first and first.rule, "findings": [finding.as_dict() for finding in findings]})
+                              "first": first and first.rule, "findings": [asdict(finding) for finding in findings]})
         else:
             console = self.output.console()
             show(console, log, findings, self.why)

@@ -23,10 +23,8 @@ class Env:
 
     def run(self) -> int:
         facts = environment()
-        if self.output.json:
-            self.output.emit(facts)
+        if (console := self.output.console_or_json(facts)) is None:
             return 0
-        console = self.output.console()
         packages = {name: version or "not installed" for name, version in facts.pop("packages").items()}
         for name, value in (facts | packages).items():
             console.print(f"{name:<14}{value}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.table import Table
 
 from creditscope.cli.output import Output, new_table
 from creditscope.cli.progress import Progress
@@ -15,7 +14,7 @@ from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
 
 if TYPE_CHECKING:
-    from creditscope.studies.localise import ScoreResult, StudyResult
+    from creditscope.studies.localise import StudyResult
 
 PROBLEMS = 200
 TITLES = {"planted": "planted errors: one wrong number in a reference solution, all later lines follow from it",
@@ -57,12 +56,15 @@ class Localise:
     def run(self) -> int:
         with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
-        if self.output.json:
-            self.output.emit(asdict(outcome))
+        if (console := self.output.console_or_json(asdict(outcome))) is None:
             return 0
-        console = self.output.console()
-        for name, findings in outcome.tables.items():
-            console.print(as_table(TITLES[name], findings))
+        for name, rows in outcome.tables.items():
+            table = new_table("score", "AUC of |A|", "AUC of −A", "top step", "chance",
+                              title=f"{TITLES[name]} (n = {rows[0].n if rows else 0})")
+            for row in rows:
+                table.add_row(row.name + mark(row.name), str(row.size), str(row.blame), str(row.hit),
+                              f"{row.chance:.3f}")
+            console.print(table)
         console.print("AUC over tokens: ½ is chance, 1 is perfect. Credit on one token of n in the wrong step gets at "
                       "most ½ + 1/2n: then read the top step.")
         console.print("top step: the step with the largest mean |A| is the wrong one; ties share. In brackets: 95 %, "
@@ -95,14 +97,6 @@ class Localise:
         return localise_planted(load_policy(self.model, device=self.device), task, problems=problems, group=self.group,
                                 samples=self.samples, seed=self.seed, credit=self.credit, critic=self.critic,
                                 tick=bar.tick)
-
-
-def as_table(title: str, findings: list[ScoreResult]) -> Table:
-    table = new_table("score", "AUC of |A|", "AUC of −A", "top step", "chance",
-                      title=f"{title} (n = {findings[0].n if findings else 0})")
-    for row in findings:
-        table.add_row(row.name + mark(row.name), str(row.size), str(row.blame), str(row.hit), f"{row.chance:.3f}")
-    return table
 
 
 def mark(spec: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 import signal
 import sys
@@ -12,22 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from creditscope import __version__
-from creditscope.cli.check import Check
-from creditscope.cli.compare import Compare
-from creditscope.cli.credit import Credit
-from creditscope.cli.demo import Demo
-from creditscope.cli.doctor import Doctor
-from creditscope.cli.env import Env
-from creditscope.cli.localise import Localise
-from creditscope.cli.methods import Methods
-from creditscope.cli.optimizer import Optimizer
-from creditscope.cli.prefix import Prefix
-from creditscope.cli.report import Report
-from creditscope.cli.reproduce import Reproduce
-from creditscope.cli.scope import Scope
-from creditscope.cli.selftest import Selftest
 from creditscope.cli.train import Train
-from creditscope.cli.warmup import Warmup
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.memory import is_short, sentence
 from creditscope.files.streams import ReaderLeft
@@ -35,9 +21,10 @@ from creditscope.files.streams import ReaderLeft
 DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
 
 VERBS: dict[str, type[Any]] = {
-    verb.__name__.lower(): verb for verb in (
-        Demo, Warmup, Train, Report, Doctor, Check, Reproduce, Compare, Localise, Scope, Prefix, Optimizer, Methods,
-        Credit, Selftest, Env)}
+    name: getattr(importlib.import_module(f"creditscope.cli.{name}"), name.capitalize())
+    for name in ("demo", "warmup", "train", "report", "doctor", "check", "reproduce", "compare", "localise", "scope",
+                 "prefix", "optimizer", "methods", "credit", "selftest", "env")}
+"""A verb is the class of its name in the module of its name; the order is that of --help."""
 
 
 def verbs(asked: str) -> Any:

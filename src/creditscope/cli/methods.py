@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.markup import escape
 
-from creditscope.cli.output import Output, new_table
+from creditscope.cli.output import WIDE, Output, new_table
 from creditscope.methods import words
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
@@ -19,8 +19,6 @@ from creditscope.methods.table import METHODS
 
 _COLUMNS = {"zero_sum": "Σ A\n= 0", "uniform_credit": "even\ncredit", "prefix_cancels": "prefix\ncancels",
             "scale_invariant": "reward\nscale", "shift_invariant": "reward\nshift"}
-WIDE = 150
-"""Columns of a terminal from which the formulas fit into the table."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,8 @@ class Methods:
         return 0
 
     def _table(self, rows: Mapping[str, Method]) -> None:
-        if self.output.json:
-            self.output.emit({name: as_dict(row) for name, row in rows.items()})
+        if (console := self.output.console_or_json({name: as_dict(row) for name, row in rows.items()})) is None:
             return
-        console = self.output.console()
         formulas = ("advantage A", "weight α", "term", "R") if console.width >= WIDE else ()
         texts = ("method", "arXiv", *formulas)
         table = new_table(*texts, *_COLUMNS.values(), justify="center", left=texts,
@@ -69,14 +65,11 @@ class Methods:
         console.next("creditscope methods NAME", *([] if self.dialects else ["creditscope methods --dialects"]))
 
     def _one(self, row: Method) -> None:
-        if self.output.json:
-            self.output.emit(as_dict(row))
+        if (console := self.output.console_or_json(as_dict(row))) is None:
             return
-        console = self.output.console()
         link = f"  arXiv:{row.arxiv}" if row.arxiv else ""
         title = f"  {escape(row.title)}" if row.title != row.name else ""
-        console.print(f"[bold]{row.name}[/]{title}{link}\n")
-        console.print(escape(words.equation(row)) + "\n")
+        console.print(f"[bold]{row.name}[/]{title}{link}\n\n{escape(words.equation(row))}\n")
         if row.parent is not None:
             console.print(f"[bold]differs from {row.parent}[/]")
             for axis, (theirs, ours) in row.diff(find(row.parent)).items():

@@ -83,10 +83,8 @@ class Optimizer:
 
     def _runs(self) -> None:
         found = [read(path) for path in self.runs]
-        if self.output.json:
-            self.output.emit({"runs": [as_dict(one) for one in found]})
+        if (console := self.output.console_or_json({"runs": [as_dict(one) for one in found]})) is None:
             return
-        console = self.output.console()
         if len(found) == 1:
             show(console, found[0])
         else:
@@ -98,10 +96,9 @@ class Optimizer:
         console.next(after if any(one.measured for one in found) else MEASURE)
 
     def _brakes(self) -> None:
-        if self.output.json:
-            self.output.emit({"brakes": [asdict(row) | {"idle": row.idle_bounds} for row in BRAKES.values()]})
+        rows = [asdict(row) | {"idle": row.idle_bounds} for row in BRAKES.values()]
+        if (console := self.output.console_or_json({"brakes": rows})) is None:
             return
-        console = self.output.console()
         for row in BRAKES.values():
             console.print(f"[bold]{row.name}[/]  {row.title}")
             options = [f"{name}={option.default}: {option.meaning}" for name, option in row.options.items()]
@@ -121,10 +118,9 @@ class Optimizer:
         except OverflowError:
             raise CreditscopeError(f"--betas {self.betas[0]} {self.betas[1]}: the carry is too large for a float; give "
                                    f"a larger β₂") from None
-        if self.output.json:
-            self.output.emit({"betas": self.betas, "lags": list(CARRY_LAGS), "steps": rows, "limit": limit})
+        data = {"betas": self.betas, "lags": list(CARRY_LAGS), "steps": rows, "limit": limit}
+        if (console := self.output.console_or_json(data)) is None:
             return
-        console = self.output.console()
         table = new_table("T", *(f"k = {lag}" for lag in CARRY_LAGS), left=(),
                           title=f"C_{{T,k}} of Adam, β₁ = {self.betas[0]:g}, β₂ = {self.betas[1]:g}")
         for name, row in [*rows.items(), ("∞", limit)]:
@@ -135,9 +131,7 @@ class Optimizer:
         console.next(MEASURE, "creditscope optimizer RUN")
 
 
-COLUMNS: Mapping[str, tuple[str, Callable[[Interval], str]]] = {
-    "past the bound": ("past", percent), "distance (nats)": ("distance", spanned), "after": ("after", percent),
-    "KL": ("kl", spanned)}
+COLUMNS = {"past the bound": "past", "distance (nats)": "distance", "after": "after", "KL": "kl"}
 
 
 def show(console: Console, found: Findings) -> None:
@@ -156,11 +150,11 @@ def show(console: Console, found: Findings) -> None:
 
 def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
     rows = {str(k): row for k, row in found.by_update.items()} or {"last": found.overshoot}
-    if any(name in row for row in rows.values() for name, _ in COLUMNS.values()):
+    if any(name in row for row in rows.values() for name in COLUMNS.values()):
         table = new_table("k", "steps", *COLUMNS, title="overshoot by inner update")
         for k, row in rows.items():
             count = max((value.n for value in row.values()), default=0)
-            table.add_row(k, str(count), *(_safe(_optional(row.get(name), text)) for name, text in COLUMNS.values()))
+            table.add_row(k, str(count), *(_safe(_cell_of(row, name)) for name in COLUMNS.values()))
         yield table
     labels = {"overshoot": "mean of all bounded tokens (nats)", "carry": "carry", "carry_predicted": "predicted",
               "by_momentum": "growth by momentum", "by_fresh": "by fresh gradients"}
@@ -196,17 +190,18 @@ def _progress_lines(found: Findings) -> Iterator[str]:
 
 
 def as_table(runs: Sequence[Findings]) -> Table:
-    """Runs beside each other: the last inner update, the reward scale, the update, the loss."""
+    """Runs beside each other."""
     rows: dict[str, Callable[[Findings], str]] = {
         "method": lambda one: f"{one.method or '':.{NAME}}",
         "brake": lambda one: f"{one.brake or '':.{NAME}}",
         "inner updates": lambda one: str(max(one.by_update, default="")),
-        **{label: partial(_at_last, name, text) for label, (name, text) in COLUMNS.items()},
-        "carry": lambda one: _optional(one.overshoot.get("carry"), spanned),
-        "predicted": lambda one: _optional(one.overshoot.get("carry_predicted"), spanned),
-        "change at φ = 0.1": lambda one: _optional(one.scale_change, percent),
-        "cosine with −gradient": lambda one: _optional(one.update.get("cosine"), spanned),
-        "from momentum": lambda one: _optional(one.update.get("momentum"), percent),
+        **{label: partial(lambda name, one: _cell_of(last_update(one)[1], name), name)
+           for label, name in COLUMNS.items()},
+        "carry": lambda one: _cell_of(one.overshoot, "carry"),
+        "predicted": lambda one: _cell_of(one.overshoot, "carry_predicted"),
+        "change at φ = 0.1": lambda one: percent(one.scale_change) if one.scale_change else "",
+        "cosine with −gradient": lambda one: _cell_of(one.update, "cosine"),
+        "from momentum": lambda one: _cell_of(one.update, "momentum"),
         "r of J and reward": lambda one: _correlation(one.progress),
     }
     table = new_table("", *(_safe(one.run) for one in runs))
@@ -219,10 +214,6 @@ def as_table(runs: Sequence[Findings]) -> Table:
 
 def _correlation(seen: Mapping[str, Any]) -> str:
     return "" if seen.get("r") is None else spanned(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
-
-
-def _at_last(name: str, text: Callable[[Interval], str], one: Findings) -> str:
-    return _optional(last_update(one)[1].get(name), text)
 
 
 def _facts(facts: Sequence[str], title: str = "") -> Iterator[str]:
@@ -239,5 +230,6 @@ def _cell(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-def _optional(value: Interval | None, text: Callable[[Interval], str]) -> str:
-    return "" if value is None else text(value)
+def _cell_of(row: Mapping[str, Interval], name: str) -> str:
+    """A reading with its interval, shares in percent; "" where there is none."""
+    return "" if name not in row else (percent if name in ("past", "after", "momentum") else spanned)(row[name])

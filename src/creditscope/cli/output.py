@@ -16,6 +16,9 @@ from rich.text import Text
 
 from creditscope.errors import printable
 
+WIDE = 150
+"""Columns of a terminal from which a table has its equations."""
+
 
 class Screen(Console):
     """A console that escapes control characters: paths and names are untrusted."""
@@ -52,6 +55,13 @@ class Output:
         terminal = sys.stdout.isatty() and not self.plain
         return Screen(force_terminal=terminal, no_color=not terminal, highlight=False,
                       width=None if sys.stdout.isatty() else 200)
+
+    def console_or_json(self, value: Any) -> Screen | None:
+        """Under --json print the value and return None; else return the console."""
+        if not self.json:
+            return self.console()
+        self.emit(value)
+        return None
 
     def emit(self, value: Any) -> None:
         """Print a value as JSON; NaN is refused. Control characters beyond ASCII, which JSON does not escape, are

@@ -56,7 +56,10 @@ class Prefix:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        method = None if self.method is None else find_even(self.method)  # before torch is loaded: it may be unknown
+        name = self.method or ""
+        plain = name if name in METHODS else name.removesuffix("_even")
+        # A wrong name is an error before torch is loaded.
+        method = None if self.method is None else find(name) if plain == name else even(find(plain))
         rollouts, facts = self._read()
         if method is None:
             self._table(rollouts, facts)
@@ -102,10 +105,8 @@ class Prefix:
                 left_out[name] = str(error)
         if not found:
             raise CreditscopeError(next(iter(left_out.values())))
-        if self.output.json:
-            self.output.emit(facts | {"methods": found, "left_out": left_out})
+        if (console := self.output.console_or_json(facts | {"methods": found, "left_out": left_out})) is None:
             return
-        console = self.output.console()
         console.print(self._headline(facts, next(iter(found.values()))), markup=False)
         table = new_table("method", "root\ncancels", *COLUMNS.values())
         for name, reading in found.items():
@@ -124,10 +125,9 @@ class Prefix:
         found = prefix_bias(method, rollouts)
         reading = summary(found, rollouts)
         worst = most_biased(found, rollouts)
-        if self.output.json:
-            self.output.emit(facts | {"method": method.name} | reading | {"most_biased": worst})
+        data = facts | {"method": method.name} | reading | {"most_biased": worst}
+        if (console := self.output.console_or_json(data)) is None:
             return
-        console = self.output.console()
         console.print(self._headline(facts, reading), markup=False)
         console.print(f"method {method.name}: the root cancels: {verdict(reading)}")
         for name, value in reading.items():
@@ -151,12 +151,6 @@ class Prefix:
         return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, "
                 f"{reading[schema.PREFIX_TOKENS]:.1%} of them on {reading[schema.PREFIX_NODES]} shared tokens; "
                 f"{reading[schema.PREFIX_ROOT_NODES]} of these are of a whole group")
-
-
-def find_even(name: str) -> Method:
-    """A row by its name, or the variant with even weights that NAME_even asks for."""
-    plain = name.removesuffix("_even")
-    return even(find(plain)) if plain != name and name not in METHODS else find(name)
 
 
 def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -75,8 +76,7 @@ class Report:
         if self.out is not None:
             refuse_place(self.out)
         inside = places(self.runs)
-        for path in self.runs:
-            refuse_source(path)
+        refuse_sources(self.runs)
         with Progress.beside("reading runs", self.output) as bar:
             found = None if all(map(has_no_step, inside)) else read(self.runs, bar.tick)
         if found is None or (isinstance(found, Run) and not found.trained):
@@ -87,10 +87,12 @@ class Report:
         write_file(out, text)
         seconds, size = time.perf_counter() - start, len(text.encode())
         if self.output.json:
+            # A file of evidence is a summary, and has no answers.
+            runs = [(found.name, found)] if isinstance(found, Run) else [
+                (entry.name, entry.run) for entry in found.entries if entry.run is not None]
             self.output.emit({"file": str(out), "bytes": size, "seconds": seconds, "charts": bool(vega()),
                               "runs": [{"name": name, "path": str(run.record.path),
-                                        "answers": [asdict(answer) for answer in answers(run)]}
-                                       for name, run in recorded(found).items()],
+                                        "answers": [asdict(answer) for answer in answers(run)]} for name, run in runs],
                               "settings": [{"name": name, "state": state, "sentence": sentence}
                                            for name, state, sentence in settings(found)],
                               "faults": list(found.faults)})
@@ -119,8 +121,7 @@ class Report:
         watched = Watched(self.runs, lambda: build(self.runs, live=True, with_claims=self.claims))
         awaited = [path for path in places(self.runs) if not path.exists() or has_no_step(path)]
         if not awaited:
-            for path in self.runs:
-                refuse_source(path)
+            refuse_sources(self.runs)
             watched.page()  # raises here, not in the browser, what cannot be read
         server = Server(watched, self.port)
         if self.output.json:
@@ -138,27 +139,21 @@ class Report:
         return 0
 
 
-def recorded(found: Run | Several) -> dict[str, Run]:
-    """Name -> run, of the runs with a record; a file of evidence has no answers."""
-    if isinstance(found, Run):
-        return {found.name: found}
-    return {entry.name: entry.run for entry in found.entries if entry.run is not None}
-
-
 def settings(found: Run | Several) -> list[tuple[str, str, str]]:
     """(name, state, sentence) of each compared setting; none for one run."""
     return [] if isinstance(found, Run) else [(setting.name, *standing(setting)) for setting in found.settings]
 
 
-def refuse_source(path: Path) -> None:
-    """Raise for a path that no report can be made of."""
-    if not path.exists():
-        raise CreditscopeError(f"{path} does not exist; give a folder written by creditscope train")
-    if path.is_file() and not path.name.endswith(".evidence.json"):
-        raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope check --save")
-    if path.is_dir() and (any(path.glob("trainer_state.json")) or any(path.glob("checkpoint-*/trainer_state.json"))):
-        raise CreditscopeError(f"{path} holds a log of TRL's, no record; read it with "
-                               f"{command_line('doctor', path)}")
+def refuse_sources(paths: Sequence[Path]) -> None:
+    """Raise for paths that no report can be made of."""
+    for path in paths:
+        if not path.exists():
+            raise CreditscopeError(f"{path} does not exist; give a folder written by creditscope train")
+        if path.is_file() and not path.name.endswith(".evidence.json"):
+            raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope check --save")
+        if any(any(path.glob(f"{folder}trainer_state.json")) for folder in ("", "checkpoint-*/")):
+            raise CreditscopeError(f"{path} holds a log of TRL's, no record; read it with "
+                                   f"{command_line('doctor', path)}")
 
 
 def refuse_place(path: Path) -> None:

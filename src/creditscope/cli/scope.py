@@ -110,13 +110,10 @@ class Scope:
         if self.out is not None:
             console.print(f"wrote {self.out}: run.json, steps.jsonl, groups/" + (
                 ", scope/" if self.settings.model and self.settings.scope != "off" else ""), markup=False)
-        console.next(self._next(finished))
-
-    def _next(self, finished: bool) -> str:
-        if finished:
-            return command_line(*(("methods", self.settings.method) if self.out is None else ("report", self.out)))
         keep = [] if self.out is None else ["--out", self.out, "--resume"]
-        return command_line("scope", self.file, *self.settings.flags(), *keep)
+        console.next(command_line("scope", self.file, *self.settings.flags(), *keep) if not finished else
+                     command_line("methods", self.settings.method) if self.out is None else
+                     command_line("report", self.out))
 
 
 def shown(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import datetime
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,20 +100,16 @@ def hushed() -> Iterator[None]:
     import torch
     from transformers.utils import logging as said
 
-    threads, verbosity, bars = torch.get_num_threads(), said.get_verbosity(), said.is_progress_bar_enabled()
     trl = logging.getLogger("trl")
-    level = trl.level
-    torch.set_num_threads(1)
-    said.set_verbosity_error()
-    said.disable_progress_bar()
-    trl.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        said.set_verbosity(verbosity)
-        trl.setLevel(level)
-        if bars:
-            said.enable_progress_bar()
+    with ExitStack() as after, warnings.catch_warnings():
+        after.callback(torch.set_num_threads, torch.get_num_threads())
+        after.callback(said.set_verbosity, said.get_verbosity())
+        after.callback(trl.setLevel, trl.level)
+        if said.is_progress_bar_enabled():
+            after.callback(said.enable_progress_bar)
+        torch.set_num_threads(1)
+        said.set_verbosity_error()
+        said.disable_progress_bar()
+        trl.setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+        yield

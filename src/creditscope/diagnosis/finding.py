@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from creditscope.diagnosis.log import Log, Series
@@ -50,9 +50,6 @@ class Finding:
     @property
     def bad(self) -> bool:
         return self.state in ("broken", "watch")
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def finding(state: State, sentence: str, *evidence: Series | None, why: str = "", change: str = "",

@@ -93,14 +93,10 @@ class LogSettings:
 
     def get(self, path: str) -> Any:
         """The value at a dotted path. An unresolved `${...}` counts as not given."""
-        found = self.given.get(path, _MISSING)
-        if found is _MISSING:
-            found = self.given
-            for key in path.split("."):
-                found = found.get(key, _MISSING) if isinstance(found, Mapping) else _MISSING
-        if isinstance(found, str) and found.startswith("${"):
-            found = _MISSING
-        if found is not _MISSING:
+        found: Any = self.given
+        for key in [path] if path in self.given else path.split("."):
+            found = found.get(key, _MISSING) if isinstance(found, Mapping) else _MISSING
+        if found is not _MISSING and not (isinstance(found, str) and found.startswith("${")):
             return found
         if path in self.deduced:
             return self.deduced[path]

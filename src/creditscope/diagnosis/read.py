@@ -73,7 +73,7 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = ())
         raise CreditscopeError(f"{path} holds no log of TRL's GRPOTrainer, verl or creditscope: {seen}; {SHAPES}")
     trainer = max(found, key=lambda trainer: len(names & set(trainer.metrics.values())))
     trainer = who_wrote(settings) if trainer is OURS else trainer
-    signs = trainer.signs(names)
+    signs = dict(setting for name, setting in trainer.proofs.items() if name in names)
     given, proved = settings.get("loss_type"), signs.get("loss_type")
     if given and proved and given != proved:
         notes.append(f"the settings say loss_type={given}, but the log is of loss_type={proved}: are they of the same "
@@ -321,7 +321,7 @@ def _json(text: str, file: Path) -> Any:
 
 def _small(file: Path, most: int) -> str:
     try:
-        return read_whole(file, most).decode("utf-8-sig", errors="replace")
+        return read_whole(file, most, "give a log with one row per line").decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise CreditscopeError(f"cannot read {file}: {error.strerror}") from None
 

@@ -77,9 +77,6 @@ def _says_bad(rule: Callable[[Log], Finding], log: Log) -> bool:
     return bad
 
 
-# -- the loss and its bound --------------------------------------------------------------------------------------------
-
-
 def loss(log: Log) -> Finding:
     """At ratio 1 the loss is fixed by the method's row, whatever is learnt: `words.law`."""
     series, row, named = series_of(log, "loss", 1), log.fact("method"), log.fact("loss")
@@ -152,9 +149,6 @@ def cispo(log: Log) -> Finding:
                    f"by {ceiling:g} and the ratio corrects nothing", level(log, "cispo"),
                    why="The weight is sg[min(ρ, epsilon_high)]; below 1 it is a constant, and the logged ratio is the "
                    "share of tokens with A > 0.", change=log.trainer.changes["cispo cap"])
-
-
-# -- groups ------------------------------------------------------------------------------------------------------------
 
 
 def dead(log: Log) -> Finding:
@@ -288,9 +282,6 @@ def saturation(log: Log) -> Finding:
                    follows="reward trend" if _says_bad(reward_trend, log) else "")
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
-
-
 def truncation(log: Log) -> Finding:
     """A truncated answer is judged on half a text; masked, it trains nothing."""
     recent, limit, longest = last(series_of(log, "truncated")), log.fact("limit"), level(log, schema.LENGTH_MAX)
@@ -409,9 +400,6 @@ def entropy(log: Log) -> Finding:
     return finding(state, f"{words}: {before:.3g} nats a token, then {after:.3g}", *both,
                    why="An answer of L tokens has exp(L·H) likely forms; at 1 all answers to a prompt are one: A = 0.",
                    change=log.trainer.changes["entropy"])
-
-
-# -- the step ----------------------------------------------------------------------------------------------------------
 
 
 def learning_rate(log: Log) -> Finding:

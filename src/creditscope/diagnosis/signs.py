@@ -98,17 +98,13 @@ def is_clear(found: Trend, unit: float) -> bool:
     return found.change.excludes_zero and abs(found.change.mean) >= FELL * unit
 
 
-def reward_rose(log: Log) -> bool:
-    if not has(log, schema.REWARD_MEAN, THIRDS):
-        return False
-    found = trend(series_of(log, schema.REWARD_MEAN))
-    return found.change.mean > 0 and is_clear(found, reward_unit(log))
-
-
 def learns_all_the_same(log: Log) -> str:
     """The sign, in words, that the run learns although answers are cut; "" where there is none."""
+    found = trend(series_of(log, schema.REWARD_MEAN)) if has(log, schema.REWARD_MEAN, THIRDS) else None
+    if found and found.change.mean > 0 and is_clear(found, reward_unit(log)):
+        return "the reward rose"
     right = nearly_all_right(log)
-    return "the reward rose" if reward_rose(log) else f"the mean reward is {right.mean:.2g}" if right else ""
+    return f"the mean reward is {right.mean:.2g}" if right else ""
 
 
 def calmer(log: Log) -> str:

@@ -50,8 +50,8 @@ class Trainer:
     facts: Mapping[str, Callable[[Settings], Any]]
     changes: Mapping[str, str]
     """Rule -> the setting to change, as this trainer spells it."""
-    signs: Callable[[frozenset[str]], dict[str, Any]] = field(default=lambda _: {})
-    """Names in a log -> settings that follow from them."""
+    proofs: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """Metric -> the setting that alone writes it. Absent metrics prove nothing: an export may be partial."""
 
 
 def trl_method(s: Settings) -> Method | None:
@@ -87,16 +87,10 @@ def _trl_ceiling(s: Settings) -> float | None:
     return s.number("epsilon") if high is None else high
 
 
-def _trl_signs(names: frozenset[str]) -> dict[str, Any]:
-    """Settings proved by metrics that only they write. Absent metrics prove nothing: an export may be partial."""
-    proofs: dict[str, tuple[str, Any]] = {
-        "cispo_clip_ratio": ("loss_type", "cispo"), "vespo/phi_seq_mean": ("loss_type", "vespo"), "kl": ("beta", None),
-        "sampling/sampling_logp_difference/mean": ("use_vllm", True)}
-    return dict(setting for name, setting in proofs.items() if name in names)
-
-
 TRL = Trainer(
-    name="TRL", version="1.16", signs=_trl_signs,
+    name="TRL", version="1.16",
+    proofs={"cispo_clip_ratio": ("loss_type", "cispo"), "vespo/phi_seq_mean": ("loss_type", "vespo"),
+            "kl": ("beta", None), "sampling/sampling_logp_difference/mean": ("use_vllm", True)},
     marks=frozenset({"reward_std", "frac_reward_zero_std", "completions/clipped_ratio"}),
     metrics={
         "loss": "loss", schema.GRAD_NORM: "grad_norm", "lr": "learning_rate", schema.REWARD_MEAN: "reward",
@@ -188,19 +182,13 @@ def verl_updates(s: Settings) -> int | None:
     return max(1, math.ceil(s.number(f"{_ACTOR}.ppo_epochs") * math.ceil(batches)))
 
 
-def _verl_horizon(s: Settings) -> float | None:
-    if s.word(f"{_ACTOR}.loss_agg_mode") != "seq-mean-token-sum-norm":
-        return None
-    return s.optional(f"{_ACTOR}.loss_scale_factor") or s.number("data.max_response_length")
-
-
 VERL = Trainer(
     name="verl", version="0.9.1", marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
     metrics={
-        "loss": "actor/pg_loss", schema.GRAD_NORM: "actor/grad_norm", "lr": "actor/lr",
-        schema.REWARD_MEAN: "critic/score/mean",
-        schema.REWARD_MAX: "critic/score/max", schema.REWARD_MIN: "critic/score/min", "entropy": "actor/entropy",
-        schema.LENGTH_MEAN: "response_length/mean", schema.LENGTH_MAX: "response_length/max",
+        "loss": "actor/pg_loss", schema.GRAD_NORM: "actor/grad_norm", "lr": "actor/lr", "entropy": "actor/entropy",
+        schema.REWARD_MEAN: "critic/score/mean", schema.REWARD_MAX: "critic/score/max",
+        schema.REWARD_MIN: "critic/score/min", schema.LENGTH_MEAN: "response_length/mean",
+        schema.LENGTH_MAX: "response_length/max",
         "truncated": "response_length/clip_ratio", "clip": "actor/pg_clipfrac", "kl": "actor/kl_loss",
         schema.SAMPLER_RATIO: "rollout_corr/rollout_is_mean", schema.SAMPLER_GAP: "training/rollout_probs_diff_mean",
         schema.ADVANTAGE_MAX: "critic/advantages/max", schema.ADVANTAGE_MIN: "critic/advantages/min",
@@ -227,7 +215,8 @@ VERL = Trainer(
         "dead_counted": lambda s: False,
         "per_token": lambda s: s.word(f"{_ACTOR}.loss_agg_mode") in ("token-mean", "seq-mean-token-mean"),
         "sampler": lambda s: True,
-        "horizon": _verl_horizon,
+        "horizon": lambda s: (s.optional(f"{_ACTOR}.loss_scale_factor") or s.number("data.max_response_length")
+                              ) if s.word(f"{_ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" else None,
     },
     changes={
         "clip": f"{_ACTOR}.ppo_epochs=2, or {_ACTOR}.ppo_mini_batch_size below data.train_batch_size, to reuse a "
@@ -258,23 +247,15 @@ def _own_method(s: Settings) -> Method | None:
     return None if row is None else row.under(s.get("credit"))
 
 
-def _own_beta(s: Settings) -> float | None:
-    row = _own_method(s)
-    return None if row is None else row.beta if row.kl_in == "loss" else 0.0
-
-
 OURS = Trainer(
     name="creditscope", version="", marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS,
                                                      schema.POLICY_SAMPLER_GAP}),
     metrics={
-        "loss": schema.OBJECTIVE_VALUE, schema.GRAD_NORM: schema.GRAD_NORM, "lr": schema.OPTIMIZER_LR,
-        schema.REWARD_MEAN: schema.REWARD_MEAN,
-        schema.REWARD_STD: schema.REWARD_STD, "dead": schema.CREDIT_DEAD_GROUPS, "entropy": schema.ENTROPY_MEAN,
-        schema.LENGTH_MEAN: schema.LENGTH_MEAN, schema.LENGTH_MAX: schema.LENGTH_MAX,
-        "truncated": schema.LENGTH_TRUNCATED,
-        schema.SAMPLER_GAP: schema.POLICY_SAMPLER_GAP, "past": schema.OVERSHOOT_PAST, "eval": schema.EVAL_ACCURACY,
-        schema.EVAL_LOW: schema.EVAL_LOW,
-        schema.EVAL_HIGH: schema.EVAL_HIGH,
+        **{key: key for key in (schema.GRAD_NORM, schema.REWARD_MEAN, schema.REWARD_STD, schema.LENGTH_MEAN,
+                                schema.LENGTH_MAX, schema.EVAL_LOW, schema.EVAL_HIGH)},
+        "loss": schema.OBJECTIVE_VALUE, "lr": schema.OPTIMIZER_LR, "dead": schema.CREDIT_DEAD_GROUPS,
+        "entropy": schema.ENTROPY_MEAN, "truncated": schema.LENGTH_TRUNCATED, "past": schema.OVERSHOOT_PAST,
+        "eval": schema.EVAL_ACCURACY, schema.SAMPLER_GAP: schema.POLICY_SAMPLER_GAP,
     },
     defaults={"method": "grpo", "credit": None, "beta": None, "inner_steps": 1, "minibatches": 1, "group": 8,
               "max_tokens": None},
@@ -282,7 +263,7 @@ OURS = Trainer(
         "method": _own_method,
         "loss": lambda s: f"--method {s.word('method')}" + (f" --credit {s.word('credit')}" if s.get("credit") else ""),
         "updates": lambda s: int(s.number("inner_steps") * s.number("minibatches")),
-        "beta": _own_beta,
+        "beta": lambda s: None if (row := _own_method(s)) is None else row.beta if row.kl_in == "loss" else 0.0,
         "group": lambda s: s.number("group"),
         **NOTHING,
         "dropped": lambda s: (row := _own_method(s)) is not None and row.keep == "live_groups",

@@ -66,13 +66,12 @@ def whole_lines(path: Path, max_line: int = MAX_LINE) -> Iterator[bytes]:
             yield line[:-1]
 
 
-def read_whole(path: Path, most: int = MAX_LINE) -> bytes:
+def read_whole(path: Path, most: int = MAX_LINE, repair: str = "is it the one you meant?") -> bytes:
     """The bytes of a file of at most `most`. Raises OSError."""
     with path.open("rb") as data:
         held = data.read(most + 1)
     if len(held) > most:
-        raise CreditscopeError(f"{path} is larger than the {most:,} bytes that are read of such a file; is it the one "
-                               f"you meant?")
+        raise CreditscopeError(f"{path} is larger than the {most:,} bytes that are read of such a file; {repair}")
     return held
 
 

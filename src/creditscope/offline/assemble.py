@@ -55,7 +55,10 @@ def assemble_for(policy: Policy, samples: Sequence[Sample], temperature: float) 
             row = _tokenised(policy, sample, row)
             respelled += policy.decode(row["tokens"]) != sample.text
         _check_ids(policy, sample, row["tokens"])
-        _check_room(policy, sample, len(prompt) + len(row["tokens"]))
+        room = getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if room is not None and (length := len(prompt) + len(row["tokens"])) > room:
+            raise CreditscopeError(f"{sample.where}: prompt and answer have {length:,} tokens, over the context of "
+                                   f"{room:,} of model {policy.name!r}; drop that row, or take a model with more room")
         row.setdefault("pieces", policy.pieces(row["tokens"]))
         row.setdefault("text", policy.decode(row["tokens"]))
         rows.append(row)
@@ -144,10 +147,3 @@ def _check_ids(policy: Policy, sample: Sample, ids: Sequence[int]) -> None:
     if wrong is not None:
         raise CreditscopeError(f"{sample.where}: token {wrong} is not one of the {size:,} of model {policy.name!r}; "
                                f"give the model that sampled it, or leave the tokens out")
-
-
-def _check_room(policy: Policy, sample: Sample, length: int) -> None:
-    room = getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if room is not None and length > room:
-        raise CreditscopeError(f"{sample.where}: prompt and answer have {length:,} tokens, over the context of "
-                               f"{room:,} of model {policy.name!r}; drop that row, or take a model with more room")

@@ -97,11 +97,6 @@ def _ours(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad
         prompt_tokens=_ids(row, "prompt_tokens", bad), fields=check_fields(known, bad))]
 
 
-def _fits_ours(row: Mapping[str, Any], reward_field: str | None) -> bool:
-    answered = "tokens" in row or ("prompt" in row and any(name in row for name in TEXTS))
-    return (reward_field or "reward") in row and answered
-
-
 TRL_OWN = ("step", "prompt", "completion", "advantage")
 
 
@@ -265,7 +260,9 @@ SHAPES: dict[str, Shape] = {
                     lambda row, _: _inside(row, RESPONSES, "choices") is not None, _openai,
                     lambda _, reward: {"messages", "choices", "request", "response", "body", "step",
                                        reward or "reward"}),
-    "creditscope": Shape("prompt, response and reward, or tokens, logp, reward and group", _fits_ours, _ours,
+    "creditscope": Shape("prompt, response and reward, or tokens, logp, reward and group",
+                         lambda row, reward: (reward or "reward") in row and ("tokens" in row or (
+                             "prompt" in row and not row.keys().isdisjoint(TEXTS))), _ours,
                          lambda _, reward: {"prompt", "prompt_tokens", reward or "reward", *TEXTS, *GROUPS, *BATCHES,
                                          *PER_TOKEN}),
 }

@@ -127,24 +127,20 @@ class Trail:
 
     def advance(self, place: Place) -> None:
         """Hash the bytes between the last place and this one."""
-        while self._at.file < place.file:
-            self._read(self._at.end, self._source.sizes[self._at.file])
-            self._at = Place(self._at.file + 1)
-        self._read(self._at.end, place.end)
+        for number in range(self._at.file, place.file + 1):
+            file, start = self._source.files[number], self._at.end if number == self._at.file else 0
+            end = place.end if number == place.file else self._source.sizes[number]
+            if start >= end:  # a pipe must not be opened
+                continue
+            try:
+                with file.open("rb") as data:
+                    data.seek(start)
+                    while start < end and (part := data.read(min(CHUNK, end - start))):
+                        self._hash.update(part)
+                        start += len(part)
+            except OSError as error:
+                raise CreditscopeError(f"cannot read {file}: {error.strerror}") from None
         self._at = place
-
-    def _read(self, start: int, end: int) -> None:
-        if start >= end:  # a pipe must not be opened
-            return
-        file = self._source.files[self._at.file]
-        try:
-            with file.open("rb") as data:
-                data.seek(start)
-                while start < end and (part := data.read(min(CHUNK, end - start))):
-                    self._hash.update(part)
-                    start += len(part)
-        except OSError as error:
-            raise CreditscopeError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _files(path: Path) -> list[Path]:

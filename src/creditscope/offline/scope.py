@@ -88,10 +88,16 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
             try:
                 line, reading, group = read_batch(batch, number)
             except CreditscopeError as error:
-                raise _placed(error, batch, source) from None
+                if str(error).startswith(str(source.path)):
+                    raise
+                first, after = batch.samples[0].where, batch.samples[-1].where
+                raise CreditscopeError(f"{first} to {after.rsplit(', ', 1)[1]}: {error}") from None
             if record is not None:
                 trail.advance(batch.place)
-                line |= _position(batch, trail.digest) | {schema.TIME_STEP: time.perf_counter() - clock}
+                line |= {schema.FILE_PART: batch.place.file, schema.FILE_ROW: batch.place.row,
+                         schema.FILE_BYTE: batch.place.end, schema.FILE_HASH: trail.digest,
+                         schema.TIME_STEP: time.perf_counter() - clock}
+                line |= {} if batch.step is None else {schema.FILE_STEP: batch.step, schema.FILE_BATCH: batch.digest}
                 if reading:
                     record.save_reading(number, reading)
                 if group and settings.keep_every and number % settings.keep_every == 0:
@@ -104,14 +110,6 @@ def scope_file(path: Path, settings: Settings, out: Path | None = None, versions
     return True
 
 
-def _placed(error: CreditscopeError, batch: SampleBatch, source: Source) -> CreditscopeError:
-    """The error with the batch's rows, where it names none itself."""
-    if str(error).startswith(str(source.path)):
-        return error
-    first, last = batch.samples[0].where, batch.samples[-1].where
-    return CreditscopeError(f"{first} to {last.rsplit(', ', 1)[1]}: {error}")
-
-
 _FREE = frozenset({"keep_every", "keep_most", "device", "command", "steps", "group", "prompts"})
 """Settings that may differ in a resumed reading: no number depends on them, or they are known only at the end."""
 
@@ -122,14 +120,6 @@ def _config(source: Source, settings: Settings) -> dict[str, Any]:
     return asdict(settings) | {"engine": "offline", "file": name, "size": source.size, "task": name, "probe": "off",
                                "scope": settings.scope if settings.model else "off",
                                "command": shlex.join(["creditscope", "scope", name, *settings.flags()])}
-
-
-def _position(batch: SampleBatch, digest: str) -> dict[str, Any]:
-    """The place after a batch and the hash of the bytes before it, for --resume."""
-    place = batch.place
-    found: dict[str, Any] = {schema.FILE_PART: place.file, schema.FILE_ROW: place.row, schema.FILE_BYTE: place.end,
-                             schema.FILE_HASH: digest}
-    return found | ({} if batch.step is None else {schema.FILE_STEP: batch.step, schema.FILE_BATCH: batch.digest})
 
 
 def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place, str | None]:
