@@ -110,7 +110,7 @@ def test_readings_of_two_ranks_are_those_of_one_process_with_the_same_rows(name:
     alone, both = steps(folder, f"{name.split()[0]} alone"), steps(folder, name)
     assert len(alone) == len(both) == 2
     for one, two in zip(alone, both, strict=True):
-        assert "scope/absent" not in two
+        assert "scope/absent" not in two, two["scope/absent"]
         for key in set(one) & set(two):
             # A group that lies on both ranks has no exact block, so means over groups are over the others.
             if key == "kept":

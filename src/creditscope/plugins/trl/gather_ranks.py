@@ -52,9 +52,7 @@ class Rows:
             at = np.ix_(keep.numpy(), keep.numpy())
             layers = {name: s**2 * k[at] for name, k in block.layers.items()}
             blocks.append(Block(block.rows.cpu()[keep], s**2 * block.gram[at], layers, block.eps))
-        here: dict[str, Any] = dict(vars(self.rollouts))
-        here |= {name: x.cpu() for name, x in here.items() if isinstance(x, Tensor)}
-        return Rows(Rollouts(**here), self.credit.cpu(), self.live.cpu(), s * self.w.cpu(), s * self.value,
+        return Rows(self.rollouts.to("cpu"), self.credit.cpu(), self.live.cpu(), s * self.w.cpu(), s * self.value,
                     [block for block in blocks if len(block.rows)])
 
 
