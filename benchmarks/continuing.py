@@ -1,12 +1,12 @@
-"""Fresh ends for prefixes of rollouts: from one shared cache beside each prefix as a prompt; and what Σπ² costs.
+"""Continuations of prefixes of rollouts: from one shared cache against each prefix as a prompt; and the cost of Σπ².
 
     OMP_NUM_THREADS=1 python benchmarks/continuing.py            on the GPU where there is one, else on the CPU
 
 Prints tables and writes them to their section of benchmarks/continuing.md. On the CPU the model is the packaged one on
 its own task, rollouts are its own and are cut at the end of each line. On a GPU it is a 135 M Llama shape with random
 weights, of which one token in a hundred ends a completion, cut every 32 tokens. Both ways draw the same uniforms, so
-they write the same completions, up to what a prefix as a prompt may write beyond the limit; among 49,152 tokens of
-nearly equal chance, though, the rounding of bfloat16 alone moves most draws, and the two then go separate ways.
+they write the same completions, except that a prefix as a prompt may write beyond the limit. Among 49,152 tokens of
+nearly equal probability the rounding of bfloat16 alone changes most draws, so there the two differ.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Case:
 
     @torch.no_grad()
     def read_apart(self) -> None:
-        start(self.model, self.prefixes, self.samples, self.max_tokens, 0)
+        start(self.model, self.prefixes, self.samples, self.max_tokens)
 
     def describe(self) -> str:
         lengths = torch.tensor([len(p) for p in self.prompts])
@@ -85,7 +85,7 @@ class Case:
 
 
 def packaged(problems: int = 8, group: int = 8, samples: int = 4) -> Case:
-    """Cut where a line ends and the answer goes on."""
+    """Cuts at ends of lines, but not at the end of the answer."""
     task = find_task("arithmetic")
     policy = load_policy("tiny", device="cpu")
     prompts = [policy.encode(problem.prompt) for problem in islice(task.problems("test"), problems)]
@@ -117,15 +117,15 @@ def random_llama(problems: int = 8, group: int = 16, samples: int = 4) -> Case:
 
 @contextmanager
 def without_collision() -> Iterator[None]:
-    """Inside, `draw` takes one column where it would sum squares: Σπ² costs nothing, and nothing else differs."""
+    """In this context `draw` takes one column in place of Σπ²; nothing else differs."""
     with patch.object(torch.linalg, "vector_norm", lambda p, dim: p.select(dim, 0)):
         yield
 
 
 def medians(jobs: dict[str, Callable[[], object]], repeats: int, gpu: bool) -> dict[str, float]:
-    """Seconds, on a CPU those it worked for us; the jobs take turns, so that a busy machine is busy for all.
+    """Seconds (CPU seconds on a CPU); the jobs take turns, so that other load slows all of them.
 
-    The first turn does not count.
+    The first turn is not counted.
     """
     clock = time.perf_counter if gpu else time.process_time
     seen: dict[str, list[float]] = {name: [] for name in jobs}

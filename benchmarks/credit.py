@@ -1,9 +1,9 @@
-"""What each credit estimator adds to a training step: its own time beside that of the plain step, in one run.
+"""The time that each credit estimator adds to a training step, in one run.
 
     python benchmarks/credit.py            the packaged model, P = 8, R = 8; writes benchmarks/credit.md
 
-Each round samples a batch, asks every estimator for its credit, and takes the optimiser's step with outcome credit; so
-all see the same batches and the same noise of the machine. A share is the median of the rounds' ratios.
+Each round samples a batch, computes the credit of every estimator, and takes the optimiser's step with outcome credit,
+so that all have the same batches and the same load of the machine. A share is the median of the rounds' ratios.
 """
 
 from __future__ import annotations

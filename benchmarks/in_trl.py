@@ -1,12 +1,12 @@
-"""What creditscope adds to TRL.
+"""The time that creditscope adds to TRL.
 
     python benchmarks/in_trl.py                               the packaged model on the CPU; writes benchmarks/in_trl.md
     python benchmarks/in_trl.py MODEL --task gsm8k:DIR --max-tokens 256 --device cuda --dtype bfloat16 \\
         --page benchmarks/in_trl_gpu.md                       a model of your own on a GPU
 
-The callback's share is the time inside its calls over the rest of the same steps, over whole schedules, so both see the
-same machine. The mixin is compared pass by pass on one batch, in turn: TRL's own loss and backward, ours, and ours with
-the lens open inside TRL's backward.
+The callback's share is the time inside its calls over the rest of the same steps, over whole schedules, so that both
+have the same load. The mixin is compared pass by pass on one batch, in turn: TRL's own loss and backward, ours, and
+ours with the microscope inside TRL's backward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EVENTS = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_ste
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, and where."""
+    """Model, task and device."""
 
     model: str
     task: str
@@ -67,7 +67,7 @@ def trainer(at: Setting, kind: Any, scratch: str, **extra: Any) -> Any:
 
 
 def now() -> float:
-    """Seconds, once the device has done what it was given."""
+    """Seconds, after a synchronisation of the device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -93,7 +93,7 @@ class Stopwatch:
 
 
 class Steps(transformers.TrainerCallback):
-    """When each step ended; the first warms everything up."""
+    """The time at which each step ended; the first is a warm-up."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self.watch, self.at = watch, []

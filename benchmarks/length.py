@@ -6,9 +6,9 @@ The packaged model is warmed up on its own answers in two forms with equal chanc
 on with lines that the verifier does not read. A form is chosen at one token, a line break or the end, when right and
 wrong are already decided: both forms are equally right, and earn the same. Worlds:
 
-    visible    one answer in four is nonsense: its lines `0 + 0 = 0` are always wrong, and the policy can see that
-    hidden     errors as they come: slips in the working, which the model has not noticed
-    random     as hidden, and rewards are 1 or 0 by the toss of a coin
+    visible    one answer in four has lines `0 + 0 = 0`, which are always wrong, as the policy can tell
+    hidden     the model's own errors of calculation
+    random     as hidden, and rewards are 1 or 0 with probability 1/2
 
 The log-odds of LONG are read at that token, exactly, behind answers of the model's own that are right or wrong,
 and behind nonsense. With 1/L_i (arXiv:2601.05002, Prop. 1) the first should fall, and those behind errors rise.
@@ -61,7 +61,7 @@ class Answer:
 
 
 def answers(policy: Policy, count: int, seed: int) -> list[Answer]:
-    """What the packaged model says to `count` train problems."""
+    """The packaged model's answers to `count` train problems."""
     found = []
     problems = TASK.problems("train", seed)
     for turn in range(count // 64):
@@ -86,7 +86,7 @@ def log_probs(policy: Policy, problems: Sequence[Problem], texts: Sequence[str],
 
 
 def warm_up(policy: Policy, own: Sequence[Answer], world: str, steps: int) -> None:
-    """Supervised steps on the model's own answers, the form drawn anew each time."""
+    """Supervised steps on the model's own answers, with a random form each time."""
     optimizer = torch.optim.AdamW(policy.trainable().values(), 3e-4)
     draw = torch.Generator().manual_seed(0)
     for step in range(steps):
@@ -125,7 +125,7 @@ def sampled(policy: Policy, problems: Sequence[Problem]) -> dict[str, float]:
 
 def train(start: Policy, world: str, name: str, seed: int, steps: int, held: dict[str, list[Answer]],
           test: Sequence[Problem]) -> dict[str, float]:
-    """One run: how far the log-odds of each context moved, and what is sampled at the end."""
+    """One run: the change of the log-odds in each context, and statistics of samples at the end."""
     policy = replace(start, model=copy.deepcopy(start.model))
     method = METHODS[name]
     method = method.replace(max_tokens=MAX_TOKENS) if method.aggregate == "constant" else method

@@ -159,7 +159,7 @@ def main() -> None:
     (ROOT / "benchmarks" / "offline.md").write_text(page)
     found: dict[str, Any] = {"sizes": [asdict(each) for each in sizes], "model": [asdict(each) for each in model]}
     for each in found["sizes"] + found["model"]:
-        each["facts"].pop("out")  # where it lay is nobody's business
+        each["facts"].pop("out")  # the path is not shown
     found["resumed"] = resumed
     (ROOT / "benchmarks" / "offline.json").write_text(json.dumps(found, indent=1) + "\n")
     print(page)

@@ -1,4 +1,4 @@
-"""How long `creditscope report` takes, as a user meets it: the whole command, from records of 5 to 100,000 steps.
+"""Seconds of the whole command `creditscope report`, for records of 5 to 100,000 steps.
 
     python benchmarks/page.py
 
@@ -77,7 +77,7 @@ def spend(words: list[str]) -> tuple[float, float, float]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        # In a process of its own: the kernel counts the memory of whoever starts a child as the child's peak.
+        # In a process of its own: the kernel counts the parent's memory in the child's peak.
         made = {"short": records.rich, "light": records.light}
         for name, make in made.items():
             maker = multiprocessing.get_context("spawn").Process(target=make, args=(Path(folder) / name,))

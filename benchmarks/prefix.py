@@ -1,4 +1,4 @@
-"""Which methods let a shared prefix cancel, on real groups: the tables of docs/prefix_bias.md.
+"""Methods under which a shared prefix cancels, on sampled groups: the tables of docs/prefix_bias.md.
 
     python benchmarks/prefix.py            float64, 4 prompts × 8 rollouts, two policies; prints the tables
 

@@ -1,11 +1,11 @@
-"""What probes and brakes add to a training step.
+"""The time that probes and brakes add to a training step.
 
     python benchmarks/probe.py                        the packaged model, P = 8, R = 8; writes benchmarks/probe.md
     python benchmarks/probe.py --device cuda          on a GPU; adds its own section
-    python benchmarks/probe.py --device cuda --large  a random Llama of 107 million parameters, rewards by a coin
+    python benchmarks/probe.py --device cuda --large  a random Llama of 107 million parameters, random rewards
 
-A probe's share is the time inside its calls over the rest of the same steps, so both see the same machine. Over two
-whole schedules each reading that takes a pass of its own is counted as often as it comes. Brakes change the policy and
+A probe's share is the time inside its calls over the rest of the same steps, so both have the same load. Over two
+whole schedules each reading that takes a pass of its own is counted as often as it occurs. Brakes change the policy and
 with it the answers: two runs take their steps in turn, and the seconds of their inner steps are compared.
 """
 
@@ -80,7 +80,7 @@ def brake_ratio(config: Config, brake: str, steps: int = 16) -> tuple[float, flo
 
 
 def large(folder: Path) -> dict[str, str]:
-    """A random Llama with the packaged tokenizer, prompts that repeat, and rewards that hang on the answer's length."""
+    """A random Llama with the packaged tokenizer, prompts that repeat, and rewards by the answer's length."""
     from transformers import LlamaForCausalLM
 
     from creditscope.policy.loading import load_policy

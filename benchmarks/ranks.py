@@ -1,4 +1,4 @@
-"""What one reading across ranks sends and holds: counted on processes that run here, computed for those that do not.
+"""Bytes that one reading across ranks sends and holds: counted on processes here, computed for large runs.
 
     python benchmarks/ranks.py        2, 3 and 4 gloo processes, FSDP2, the packaged model; writes benchmarks/ranks.md
 

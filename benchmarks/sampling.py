@@ -4,8 +4,8 @@
 
 Prints a table and writes it to its section of benchmarks/sampling.md. `generate` gives tokens alone; ours give their
 log-probs and entropies too. On the CPU the model is the packaged one on its own task. On a GPU it is a 135 M Llama
-shape with random weights, which ends nowhere by itself: there, "spread" makes one token in a hundred an end token, so
-that lengths are geometric up to the limit, and "full" lets every completion run to the limit.
+shape with random weights: there, "spread" makes one token in a hundred an end token, so that lengths are geometric up
+to the limit, and "full" lets every completion run to the limit.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def random_llama(device: str) -> list[Case]:
 
 
 def measure(jobs: dict[str, Callable[[], Tensor]], repeats: int, gpu: bool) -> dict[str, dict[str, float]]:
-    """Medians over `repeats` turns; the jobs take turns, so that a busy machine is busy for both.
+    """Medians over `repeats` turns; the jobs take turns, so that other load slows both.
 
     Memory, allocated and reserved, is that of the first turn: there `generate` runs before ours have anything to keep.
     """

@@ -1,11 +1,11 @@
-"""Does the update see the reward's scale? The probe's answer beside really training again with rewards times φ.
+"""Does the update depend on the reward's scale? The probe's prediction against training again with rewards times φ.
 
     python benchmarks/scale.py            packaged model, one batch of real answers; writes benchmarks/scale.md
 
 Dr.GRPO, which does not divide by a std, takes six updates on the same 32 answers, from the same weights, once with
 rewards as they are and once for each φ with rewards times φ. The probe reads the live state before the sixth update of
-the first run and foretells the change of that update; the other runs tell it. They also went elsewhere in five updates,
-which the probe cannot know: that is what is left between the two numbers.
+the first run and predicts the change of that update; the other runs measure it. The weights also differ after five
+updates, which the probe cannot know: that is the remaining difference of the two numbers.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
     policy, task = load_policy("tiny", device="cpu"), find_task("arithmetic")
     batch = roll_out(policy, task, list(islice(task.problems("train", 0), 4)), 8, max_tokens=64, temperature=1.0,
                      top_p=1.0, generator=torch.Generator().manual_seed(0))
-    # The reference of the KL term is not the policy that starts, else its gradient would begin at 0.
+    # The reference of the KL term differs from the initial policy, else its gradient would start at 0.
     with torch.no_grad():
         for p in policy.trainable().values():
             p.mul_(1 + 0.02 * torch.randn_like(p))

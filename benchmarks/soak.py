@@ -1,4 +1,4 @@
-"""A long run under the whole microscope, watched from outside: does it stay as large and as fast as it was?
+"""A long run with the full microscope, watched from another process: do memory and step time stay constant?
 
     python benchmarks/soak.py [--steps 2000] [--beside 100] [--device cuda] [--limit-seconds 550] [--out runs/soak]
                               [-- TRAIN WORDS]
@@ -217,7 +217,7 @@ def size_of(folder: Path) -> int:
     for file in folder.rglob("*"):
         try:
             sizes += file.stat().st_size if file.is_file() else 0
-        except OSError:  # a checkpoint has just taken its name
+        except OSError:  # a checkpoint was just renamed
             continue
     return sizes
 
@@ -397,7 +397,7 @@ def judge(out: Path, samples: Sequence[Sample]) -> dict[str, Any]:
     return found
 
 
-# -- telling ---------------------------------------------------------------------------------------------------------
+# -- the page ---------------------------------------------------------------------------------------------------------
 
 
 def told(found: Mapping[str, Any], words: Sequence[str], device: str) -> str:

@@ -2,7 +2,7 @@
 
     python benchmarks/trainer.py           writes benchmarks/trainer.md
 
-Each engine runs in a process of its own, in turn, so that memory is its own and noise falls on both alike. A step is
+Each engine runs in a process of its own, in turn, so that each has its own memory and load slows both alike. A step is
 sampling, scoring, loss, backward and AdamW; the first steps of each process warm up and are not counted.
 """
 

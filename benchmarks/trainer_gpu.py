@@ -55,7 +55,7 @@ def generated(policy: Policy, prompts: list[list[int]], group: int, limit: int, 
 
 
 def _judged(tokens: torch.Tensor, mask: torch.Tensor, logp: torch.Tensor, group: int) -> Rollouts:
-    reward = ((tokens * mask).sum(1) % 2).float()  # a coin that depends on the answer
+    reward = ((tokens * mask).sum(1) % 2).float()  # a random reward that depends on the answer
     groups = torch.arange(len(tokens) // group, device=tokens.device).repeat_interleave(group)
     return Rollouts(tokens=tokens, mask=mask, logp=logp, reward=reward, group=groups)
 

@@ -22,7 +22,7 @@ from creditscope.claims.evidence import from_json  # noqa: E402
 from creditscope.claims.page import claims_page as every_claim  # noqa: E402
 from creditscope.claims.page import verdict_table  # noqa: E402
 from creditscope.claims.table import check, run_exact  # noqa: E402
-from creditscope.claims.verdict import Verdict  # noqa: E402
+from creditscope.claims.verdict import ClaimVerdict  # noqa: E402
 from creditscope.credit import ESTIMATORS, NEEDS  # noqa: E402
 from creditscope.credit.table import Estimator  # noqa: E402
 from creditscope.methods.axes import AXES, Method  # noqa: E402
@@ -237,7 +237,7 @@ def claims_page() -> str:
 
 
 @functools.cache
-def all_verdicts() -> tuple[Verdict, ...]:
+def all_verdicts() -> tuple[ClaimVerdict, ...]:
     evidence = [from_json(path) for path in sorted((ROOT / "results").glob("**/*.evidence.json"))]
     return (*run_exact(), *(check(evidence) if evidence else []))
 

@@ -1,8 +1,8 @@
-"""Rollouts that some other system logged, read without training anything.
+"""Rollouts that another system logged, read without training.
 
     python examples/offline.py [FILE] [MODEL]
 
-Without a file it writes one first, as plain as a log can be: prompt, response, reward. The same from the command line:
+Without a file it writes one first, with prompt, response and reward. The same from the command line:
 
     creditscope scope rollouts.jsonl --model tiny --out runs/mine
     creditscope report runs/mine
@@ -25,7 +25,7 @@ from creditscope.tasks import find_task
 
 
 def write_log(file, steps=3, prompts=4, group=4):
-    """What a trainer might log: a line an answer. `step` is all that is given beside the three fields."""
+    """A trainer's log: one line per answer with prompt, response, reward and step."""
     policy, task = load_policy("tiny", device="cpu"), find_task("arithmetic")
     with file.open("w") as out:
         for step in range(steps):
@@ -36,13 +36,13 @@ def write_log(file, steps=3, prompts=4, group=4):
 
 
 def read_log(file, model, out):
-    """Every batch as it comes, and the record that is left of it."""
+    """One line per batch, and the record written from it."""
     for read in scope_file(file, Settings(model=model, method="dapo", device="cpu"), out):
         found = read.line
         rank = f"{found['gram/group/effective_rank']:.1f}" if "gram/group/effective_rank" in found else "no"
         yield (f"{found['signal/live_groups']} of {found['signal/groups']} groups carry signal, reward "
                f"{found['reward/mean']:.2f}, entropy {found['entropy/mean']:.2f} nats, "
-               f"{rank} directions a group; {read.done / read.size:.0%} read")
+               f"{rank} directions per group; {read.done / read.size:.0%} read")
     yield f"{len(Record.open(out).steps())} steps in the record"
 
 

@@ -1,8 +1,8 @@
-"""A training loop of one's own, with its gradients and its optimiser under the lens; and the same with a brake.
+"""A user's own training loop with microscope and probe; and the same with a brake.
 
     python examples/own_loop.py
 
-The five lines marked with an arrow are all that the instruments take; `backward()` and `optimizer.step()` stay.
+The five lines marked with an arrow are added; `backward()` and `optimizer.step()` stay.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from creditscope.tasks import find_task
 
 
 def sample(policy, seed, prompts=4, group=8):
-    """A batch of real answers, and the function that gives log π of their tokens under the present weights."""
+    """A batch of sampled answers, and the function that gives log π of their tokens under the current weights."""
     task = find_task("arithmetic")
     batch = roll_out(policy, task, list(islice(task.problems("train", seed), prompts)), group, max_tokens=64,
                      temperature=1.0, top_p=1.0, generator=torch.Generator().manual_seed(seed))
@@ -30,7 +30,7 @@ def sample(policy, seed, prompts=4, group=8):
 def plain(steps, inner=4):
     policy, method = load_policy("tiny", device="cpu"), METHODS["grpo"]
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-4)
-    probe = Probe(optimizer, policy.model.named_parameters(), every=1)  # ← 1: hangs on the optimiser's own hooks
+    probe = Probe(optimizer, policy.model.named_parameters(), every=1)  # ← 1: uses the optimiser's own hooks
     for step in range(steps):
         rollouts, forward = sample(policy, step)
         probe.begin(method, rollouts)  # ← 2: a new batch
@@ -38,7 +38,7 @@ def plain(steps, inner=4):
             optimizer.zero_grad()
             with Microscope(policy.model) as scope:  # ← 3: scope.gram is ⟨g_i, g_j⟩ of the rollouts' gradients
                 logp = forward(grad=True)
-                probe.see(logp)  # ← 4: what the updates so far did to its tokens
+                probe.see(logp)  # ← 4: log π before the update
                 (-surrogate(method, logp, rollouts)).backward()
             optimizer.step()
         found = probe.finish(partial(forward, grad=False))  # ← 5: all numbers of the batch

@@ -1,4 +1,4 @@
-"""An ordinary TRL script with one line of creditscope. It runs as it stands, on a CPU, in one to three minutes.
+"""An ordinary TRL script with one line of creditscope. It runs on a CPU in one to three minutes.
 
     python examples/trl_callback.py
     creditscope report runs/trl

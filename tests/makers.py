@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import Rollouts
+from creditscope.tasks.turns import Ladder
 
 
 def load_script(path: Path) -> ModuleType:
@@ -47,6 +48,43 @@ def make(reward: Sequence[float], group: Sequence[int], lengths: Sequence[int], 
     return Rollouts(tokens=torch.randint(1, 5, shape, generator=draw) * mask, mask=mask, logp=-noise() - 0.1 * mask,
                     reward=torch.tensor(reward, dtype=dtype), group=torch.tensor(group), ref_logp=-noise(),
                     entropy=noise())
+
+
+def to_rows(rollouts: Rollouts) -> Iterator[dict[str, Any]]:
+    """One plain dictionary per rollout, without padding. float32 values survive the trip through JSON exactly."""
+    for i, extent in enumerate(rollouts.extents.tolist()):
+        row: dict[str, Any] = {name: found[i] for name in ("prompt", "text") if (found := getattr(rollouts, name))}
+        row |= {"group": int(rollouts.group[i]), "reward": float(rollouts.reward[i])}
+        row["tokens"] = rollouts.tokens[i, :extent].tolist()
+        if not bool(rollouts.mask[i, :extent].all()):
+            row["mask"] = rollouts.mask[i, :extent].tolist()
+        for name in ("logp", "ref_logp", "entropy", "collision", "step"):
+            value = getattr(rollouts, name)
+            if value is not None:
+                row[name] = value[i, :extent].tolist()
+        if rollouts.step_reward is not None:
+            # Columns past a row's last step are padding unless something stands in them.
+            values = rollouts.step_reward[i].tolist()
+            states = values if rollouts.step_state is None else rollouts.step_state[i].add(1).tolist()
+            used = max([max(row.get("step", []), default=-1) + 1,
+                        *(s + 1 for s, found in enumerate(zip(values, states, strict=True)) if any(found))])
+            row["step_reward"] = values[:used]
+            if rollouts.step_state is not None:
+                row["step_state"] = rollouts.step_state[i, :used].tolist()
+        if rollouts.pieces:
+            row["pieces"] = [*rollouts.pieces[i], *[""] * extent][:extent]
+        yield row
+
+
+def walk_probability(game: Ladder, policy: Tensor, start: int, moves: tuple[int, ...]) -> Tensor:
+    """Π_h π_h(a_h | s_h)."""
+    states, _ = game.walk(start, moves)
+    return torch.stack([policy[h, states[h], move] for h, move in enumerate(moves)]).prod()
+
+
+def write_jsonl(path: Path, rollouts: Rollouts) -> None:
+    """A batch as JSON lines, exactly as `read_jsonl` reads them."""
+    path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in to_rows(rollouts)))
 
 
 def moved(rollouts: Rollouts, size: float = 0.5, seed: int = 1) -> Tensor:

@@ -1,4 +1,4 @@
-"""The one exception users meet: it says what was given, what is allowed and how to repair it."""
+"""The exception for users: what was given, what is allowed and how to repair it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class CreditscopeError(ValueError):
 
 
 def printable(text: str) -> str:
-    r"""Text that is safe to show on a terminal: control characters, which could move the cursor or worse, are named.
+    r"""Text that is safe to show on a terminal: control characters are escaped.
 
     >>> printable("red \x1b[31m alert")
     'red \\x1b[31m alert'
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def require(value: object, kind: type, what: str, repair: str) -> None:
-    """Refuse an argument of another class, with the way to make the right one.
+    """Refuse an argument of another class, with the repair.
 
     >>> require("grpo", int, "method", "give a number")
     Traceback (most recent call last):
@@ -32,7 +32,7 @@ def require(value: object, kind: type, what: str, repair: str) -> None:
 
 
 def command_line(*words: object) -> str:
-    """A command to copy: each word is quoted, so that a shell takes a path for a path and runs nothing in it.
+    """A command to copy, each word quoted for a shell.
 
     >>> print(command_line("report", "my run $(date)", "--open"))
     creditscope report 'my run $(date)' --open

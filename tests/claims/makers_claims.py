@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from creditscope.claims.evidence import Evidence, read_evidence
-from creditscope.claims.verdict import Verdict
+from creditscope.claims.verdict import ClaimVerdict
 from creditscope.runs.record import Record
 from records import write_record
 
@@ -22,7 +22,7 @@ ALL_RIGHT = {"signal/dead_groups": 1.0, "signal/groups": 1.0, "reward/mean": 1.0
 """A step of one group whose rewards are all 1."""
 
 
-def of(verdicts: Sequence[Verdict], words: str) -> Verdict:
+def of(verdicts: Sequence[ClaimVerdict], words: str) -> ClaimVerdict:
     """The one verdict whose definition holds these words."""
     found = [verdict for verdict in verdicts if words in verdict.definition]
     assert len(found) == 1, [verdict.definition for verdict in verdicts]

@@ -25,14 +25,14 @@ from creditscope.claims.ours import (
     truncated_two,
     truncated_two_runs,
 )
-from creditscope.claims.verdict import Verdict
+from creditscope.claims.verdict import ClaimVerdict
 from creditscope.microscope.spectrum import Spectrum, spectrum
 from each import each
 
 # -- C.1 -------------------------------------------------------------------------------------------------------------
 
 
-def by_order(verdicts: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
+def by_order(verdicts: Sequence[ClaimVerdict]) -> tuple[list[ClaimVerdict], list[ClaimVerdict]]:
     """Norms first, and norms last, each by R."""
     first, last = ([v for v in verdicts if f"explain, {words}, R = " in v.definition] for words in ORDERS.values())
     assert len(first) == len(last) == len(verdicts) / 2
@@ -242,7 +242,7 @@ def test_shares_about_the_threshold_decide_nothing() -> None:
 @each("test", [norm_concentration, truncated_two_runs])
 @each("runs", [[], [evidence()], [Evidence(name="x", config={})], [Evidence(
     name="x", config={"group": 4, "seed": 0}, groups={"step": [0.0], "all/effective_rank": [None]})]])
-def test_without_readings_our_claims_are_undecided(test: Callable[[Sequence[Evidence]], list[Verdict]],
+def test_without_readings_our_claims_are_undecided(test: Callable[[Sequence[Evidence]], list[ClaimVerdict]],
                                                    runs: list[Evidence]) -> None:
     verdict, = test(runs)
     assert verdict.outcome == "undecided"

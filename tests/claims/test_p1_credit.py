@@ -11,7 +11,7 @@ import pytest
 
 from claims.makers_claims import ALL_RIGHT, evidence, of, orthogonal, recorded, seeds
 from creditscope.claims.evidence import Evidence
-from creditscope.claims.p1_credit import baseline, dead_share, is_binary, multi_turn, sparsity, uniform_credit, zero_sum
+from creditscope.claims.p1_credit import baseline, dead_share, multi_turn, sparsity, uniform_credit, zero_sum
 
 # -- P1.1 ------------------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,6 @@ def test_the_law_is_not_decided_by_two_runs_however_many_steps_they_have() -> No
 @pytest.mark.parametrize(("groups", "binary"), [(0.0, False), (0.5, False), (1.0, True), (2.0, True)])
 def test_a_step_with_fewer_rewards_than_R_is_not_binary(groups: float, binary: bool) -> None:
     step = ALL_RIGHT | {"signal/groups": groups}
-    assert is_binary(step, 4) is binary
     found = sparsity([evidence(group=4, seed=seed, steps=[step]) for seed in range(3)])
     assert [(v.outcome, "p^R" in v.definition) for v in found] == [("holds", True) if binary else ("undecided", False)]
 

@@ -10,13 +10,14 @@ import pytest
 from creditscope import CreditscopeError
 from creditscope.claims.evidence import Evidence
 from creditscope.claims.p2_runs import blind_to_scale, loss_value, momentum_aware, overshoot
-from creditscope.claims.verdict import Verdict
+from creditscope.claims.verdict import ClaimVerdict
 from each import each
 
 CONFIG = {"model": "tiny", "task": "arithmetic", "method": "grpo", "group": 8, "inner_steps": 1, "lr": 1e-4,
           "optimizer": "adamw", "beta1": 0.9, "eps": 1e-8, "brake": "none"}
 DAPO = {"method": "dapo"}
-CLAIMS: list[Callable[[Sequence[Evidence]], list[Verdict]]] = [blind_to_scale, overshoot, loss_value, momentum_aware]
+CLAIMS: list[Callable[[Sequence[Evidence]], list[ClaimVerdict]]] = [
+    blind_to_scale, overshoot, loss_value, momentum_aware]
 
 
 def run(seed: int, columns: dict[str, Sequence[float]], accuracy: float = 0.5, finished: bool = True,
@@ -36,7 +37,7 @@ def several(metric: str, means: Sequence[float], **settings: Any) -> list[Eviden
     return [run(seed, {metric: [mean - 0.001, mean + 0.001]}, **settings) for seed, mean in enumerate(means)]
 
 
-def only(verdicts: list[Verdict], words: str = "") -> Verdict:
+def only(verdicts: list[ClaimVerdict], words: str = "") -> ClaimVerdict:
     (found,) = [v for v in verdicts if words in v.definition]
     return found
 
@@ -45,7 +46,7 @@ def only(verdicts: list[Verdict], words: str = "") -> Verdict:
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_without_runs_every_claim_asks_for_them(claim: Callable[[Sequence[Evidence]], list[Verdict]]) -> None:
+def test_without_runs_every_claim_asks_for_them(claim: Callable[[Sequence[Evidence]], list[ClaimVerdict]]) -> None:
     for runs in ([], [Evidence(name="offline", config={"model": "tiny"}, finished=True)]):
         (found,) = claim(runs)
         assert found.outcome == "undecided"
@@ -55,7 +56,7 @@ def test_without_runs_every_claim_asks_for_them(claim: Callable[[Sequence[Eviden
 
 @pytest.mark.parametrize("claim", CLAIMS[:3])
 def test_a_run_without_the_metric_is_undecided_and_says_what_it_needs(
-        claim: Callable[[Sequence[Evidence]], list[Verdict]]) -> None:
+        claim: Callable[[Sequence[Evidence]], list[ClaimVerdict]]) -> None:
     for found in claim([run(0, {"time/step": [1.0]}, inner_steps=4)]):
         assert found.outcome == "undecided"
         assert found.reason.startswith("needs ")
@@ -64,7 +65,7 @@ def test_a_run_without_the_metric_is_undecided_and_says_what_it_needs(
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_runs_with_a_method_that_is_not_in_the_table_are_left_out(
-        claim: Callable[[Sequence[Evidence]], list[Verdict]]) -> None:
+        claim: Callable[[Sequence[Evidence]], list[ClaimVerdict]]) -> None:
     metrics: dict[str, Sequence[float]] = {
         "optimizer/scale_change": [0.01], "overshoot/after": [0.7], "overshoot/distance": [0.4],
         "objective/value": [0.0], "reward/mean": [0.5]}

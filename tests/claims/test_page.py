@@ -26,13 +26,13 @@ from creditscope.claims.page import (
     why_low,
 )
 from creditscope.claims.table import CLAIMS
-from creditscope.claims.verdict import Outcome, Verdict
+from creditscope.claims.verdict import ClaimVerdict, Outcome
 
 RUN = "tiny · arithmetic · p1_grpo"
 
 
-def verdict(claim: str = "P1.5", outcome: Outcome = "holds", **changes: Any) -> Verdict:
-    return Verdict(**{"claim": claim, "definition": "all", "subject": RUN, "outcome": outcome,  # type: ignore[arg-type]
+def verdict(claim: str = "P1.5", outcome: Outcome = "holds", **changes: Any) -> ClaimVerdict:
+    return ClaimVerdict(**{"claim": claim, "definition": "all", "subject": RUN, "outcome": outcome,  # type: ignore[arg-type]
                       "reason": "it is 2"} | changes)
 
 

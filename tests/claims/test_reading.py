@@ -13,7 +13,7 @@ from creditscope.claims.p1_credit import baseline, multi_turn, sparsity, uniform
 from creditscope.claims.p1_learning import larger_groups_learn_faster, rank_aware
 from creditscope.claims.p1_rank import other_credit, rank_about_two, rank_and_spread, top_share
 from creditscope.claims.reading import ratio_over_runs, sweeps
-from creditscope.claims.verdict import Verdict
+from creditscope.claims.verdict import ClaimVerdict
 from each import each
 
 TESTS = (uniform_credit, zero_sum, sparsity, rank_about_two, top_share, larger_groups_learn_faster, multi_turn,
@@ -25,7 +25,7 @@ TESTS = (uniform_credit, zero_sum, sparsity, rank_about_two, top_share, larger_g
                                   [evidence(method="mine", group="eight", seed=None, credit="own:mine")],
                                   [evidence(inner_steps=[1], minibatches={})], [evidence(group=0, steps=[ALL_RIGHT])]])
 def test_without_what_it_needs_a_claim_is_undecided_and_says_which_flags_give_it(
-        test: Callable[[Sequence[Evidence]], list[Verdict]], runs: list[Evidence]) -> None:
+        test: Callable[[Sequence[Evidence]], list[ClaimVerdict]], runs: list[Evidence]) -> None:
     verdict, = test(runs)
     assert (verdict.outcome, verdict.observed) == ("undecided", None)
     assert verdict.reason.startswith("needs ")

@@ -36,8 +36,8 @@ def exact_rms(game: Ladder, policy: torch.Tensor, starts: list[int], h: int) -> 
         mean: dict[int, float] = {}
         chance: dict[int, float] = {}
         for moves in itertools.product((0, 1), repeat=game.turns):
-            p = float(game.probability(policy, start, moves))
-            at = game.walk(start, moves)[0][h]
+            states = game.walk(start, moves)[0]
+            p, at = float(policy[range(game.turns), states[:-1], moves].prod()), states[h]
             mean[at] = mean.get(at, 0.0) + p * float(game.bias(policy, start, moves)[h])
             chance[at] = chance.get(at, 0.0) + p
         total += sum(chance[s] * (mean[s] / chance[s]) ** 2 for s in mean) / len(starts)

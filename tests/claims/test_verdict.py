@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from creditscope.claims.verdict import Band, Verdict, all_of, at_most, exact, missing, needing
+from creditscope.claims.verdict import Band, ClaimVerdict, all_of, at_most, exact, missing, needing
 from creditscope.runs.intervals import Interval
 
 ONE = Interval(1.0, None, None, 1)
@@ -46,7 +46,7 @@ def test_the_sample_that_would_decide_grows_with_the_square_of_the_width() -> No
 def test_what_is_missing_is_undecided_and_says_what_it_needs() -> None:
     found = missing("tiny", "--scope light")
     assert (found.outcome, found.reason) == ("undecided", "needs --scope light")
-    assert found.as_dict()["observed"] is None
+    assert found.observed is None
 
 
 @pytest.mark.parametrize(("band", "words"), [
@@ -70,7 +70,7 @@ def test_a_count_that_was_checked_exactly_is_a_float_in_its_verdict() -> None:
 
 def test_a_test_without_a_verdict_says_what_it_needs() -> None:
     @needing("a run", subject="no run", definition="x")
-    def test(runs: object) -> list[Verdict]:
+    def test(runs: object) -> list[ClaimVerdict]:
         return [missing("tiny", "more")] * len(runs)  # type: ignore[arg-type]
 
     assert [(v.subject, v.reason, v.definition) for v in test([])] == [("no run", "needs a run", "x")]

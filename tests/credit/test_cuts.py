@@ -52,7 +52,7 @@ def test_two_rows_with_two_and_one_cuts_by_hand() -> None:
     # Row 1: V = 1 → 0.6 before token 2 → 0. Gains −0.4, −0.6. Its last column is padding.
     tools = Values(torch.tensor([[9., .3, 9., .8], [9., 9., .6, 9.]], dtype=D))
     batch = make([1, 0], [5, 5], [4, 3])
-    found = between(batch, where(".|.|", "..|."), tools, 3, "x").masked_fill(~batch.mask, 0.0)
+    found = between(batch, where(".|.|", "..|."), tools, 3).masked_fill(~batch.mask, 0.0)
     check(found, [.3, .5, .5, .2], [-.4, -.4, -.6, 0])
     assert tools.asked == [[1, 3], [2, -1]]
     assert tools.samples == 3
@@ -61,21 +61,21 @@ def test_two_rows_with_two_and_one_cuts_by_hand() -> None:
 def test_without_a_cut_nothing_is_asked_and_credit_is_that_of_leave_one_out() -> None:
     batch = make([1, 0, .5], [0, 0, 0], [2, 2, 2])
     # Others of 1: ¼, of 0: ¾, of ½: ½.
-    check(between(batch, where("..", "..", ".."), Tools(), 4, "x"), [.75, .75], [-.75, -.75], [0, 0])
+    check(between(batch, where("..", "..", ".."), Tools(), 4), [.75, .75], [-.75, -.75], [0, 0])
 
 
 def test_cuts_at_the_start_and_past_the_end_are_known_and_not_asked_for() -> None:
     # Only the cut before row 1's last token is left: V = 1 → 0.25 → 0.
     tools = Values(torch.tensor([[9., 9., 9.], [9., 9., .25]], dtype=D))
     batch = make([1, 0], [0, 0], [2, 3])
-    found = between(batch, where("|.|", "|.|"), tools, 1, "x").masked_fill(~batch.mask, 0.0)
+    found = between(batch, where("|.|", "|.|"), tools, 1).masked_fill(~batch.mask, 0.0)
     check(found, [1, 1, 0], [-.75, -.75, -.25])
     assert tools.asked == [[-1], [2]]
 
 
 def test_a_cut_before_every_token_asks_for_one_value_less_than_there_are_tokens() -> None:
     tools = Values(torch.tensor([[9., .5, .25], [9., .5, .75]], dtype=D))
-    check(between(make([0, 1], [0, 0], [3, 3]), where("|||", "|||"), tools, 1, "x"), [-.5, -.25, -.25], [.5, .25, .25])
+    check(between(make([0, 1], [0, 0], [3, 3]), where("|||", "|||"), tools, 1), [-.5, -.25, -.25], [.5, .25, .25])
     assert tools.asked == [[1, 2], [1, 2]]
 
 
@@ -83,14 +83,14 @@ def test_a_rollout_alone_in_its_group_asks_for_the_start_s_value_too() -> None:
     # Row 2 has no sibling: V(start) = 0.5 is asked for, the first segment lost 0.25 and the second won 0.75. The two
     # siblings take each other's reward: 0.25 − 0 and 1 − 0.25; 0.75 − 1 and 0 − 0.75.
     tools = Values(torch.tensor([[9., .25], [9., .75], [.5, .25]], dtype=D))
-    found = between(make([1, 0, 1], [0, 0, 1], [2, 2, 2]), where(".|", ".|", ".|"), tools, 1, "x")
+    found = between(make([1, 0, 1], [0, 0, 1], [2, 2, 2]), where(".|", ".|", ".|"), tools, 1)
     check(found, [.25, .75], [-.25, -.75], [-.25, .75])
     assert tools.asked == [[-1, 1], [-1, 1], [0, 1]]
 
 
 def test_a_lone_rollout_without_a_cut_is_compared_with_the_start_alone() -> None:
     tools = Values(torch.tensor([[.25, 9.]], dtype=D))
-    check(between(make([1], [0], [2]), where(".."), tools, 1, "x"), [.75, .75])
+    check(between(make([1], [0], [2]), where(".."), tools, 1), [.75, .75])
 
 
 def test_a_row_without_steps_is_cut_at_its_line_breaks_whatever_the_others_have() -> None:
@@ -105,7 +105,7 @@ def test_the_segments_sum_to_the_reward_minus_the_value_of_the_start(batch: Roll
     draw = torch.Generator().manual_seed(seed)
     shape = tuple(batch.mask.shape)
     cut, table = torch.rand(shape, generator=draw) < 0.4, torch.rand(shape, generator=draw, dtype=D)
-    found = between(batch, cut, Values(table), 2, "x")
+    found = between(batch, cut, Values(table), 2)
     start = BASELINES["leave_one_out"](batch.reward, Groups(batch.group), batch.reward)
     for i, length in enumerate(batch.lengths.tolist()):
         first = [0, *(t for t in range(1, length) if cut[i, t])]  # one token of each segment

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditscope import METHODS, CreditscopeError, Rollouts
+from creditscope.credit import find_estimator
 from creditscope.credit.entropy_mask import entropy_mask, threshold
 from creditscope.credit.entropy_shaping import LEAST, entropy_shaping
 from creditscope.credit.tools import Tools
@@ -68,8 +69,8 @@ def test_padding_changes_neither_the_mask_nor_the_shape(batch: Rollouts) -> None
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
 def test_a_share_outside_0_to_1_is_refused(share: float) -> None:
-    with pytest.raises(CreditscopeError, match=f"share of credit 'entropy_mask' must be above 0.*got {share}"):
-        entropy_mask(PLAIN, make([1, 0], [0, 0], [1, 1]), Tools(), share=share)
+    with pytest.raises(CreditscopeError, match=f"share of credit 'entropy_mask' must be .* in 0.001 .. 1, got {share}"):
+        find_estimator(f"entropy_mask,share={share}")
 
 
 # -- shaping -----------------------------------------------------------------------------------------------------------
@@ -123,8 +124,8 @@ def test_without_a_bonus_and_with_a_base_of_one_it_is_the_outcome() -> None:
 
 @pytest.mark.parametrize(("base", "bonus"), [(-0.1, 0.5), (0.5, -0.1), (float("nan"), 0.5), (0.5, float("inf"))])
 def test_weights_that_cannot_work_are_refused(base: float, bonus: float) -> None:
-    with pytest.raises(CreditscopeError, match=f"must be finite and at least 0, got {base} and {bonus}"):
-        entropy_shaping(PLAIN, make([1, 0], [0, 0], [1, 1]), Tools(), base=base, bonus=bonus)
+    with pytest.raises(CreditscopeError, match=r"(base|bonus) of credit 'entropy_shaping' must be a finite number"):
+        find_estimator(f"entropy_shaping,base={base},bonus={bonus}")
 
 
 @pytest.mark.parametrize("estimate", [entropy_mask, entropy_shaping])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from creditscope import METHODS, CreditscopeError, Rollouts
+from creditscope.credit import find_estimator
 from creditscope.credit.salt import salt, split
 from creditscope.credit.tools import Tools
 from creditscope.objective.advantages import token_advantage
@@ -118,9 +119,9 @@ def test_what_never_met_may_be_unknown_between_groups_and_not_inside_one() -> No
 def test_a_rank_below_one_and_a_method_with_credit_by_token_are_refused() -> None:
     batch = make([1, 0], [0, 0], [2, 2])
     tools = Scores(random_scores(batch))
-    with pytest.raises(CreditscopeError, match="rank of credit 'salt' must be at least 1, got 0"):
-        salt(PLAIN, batch, tools, rank=0)
-    with pytest.raises(CreditscopeError, match="'salt' splits one advantage a rollout, but method 'x' has one a token"):
+    with pytest.raises(CreditscopeError, match="rank of credit 'salt' must be a whole number of at least 1, got 0"):
+        find_estimator("salt,rank=0")
+    with pytest.raises(CreditscopeError, match="splits one advantage per rollout, but method 'x' has one per token"):
         salt(METHODS["reinforce_pp"].but(name="x", beta=0.1), batch, tools)
 
 

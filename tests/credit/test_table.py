@@ -245,12 +245,12 @@ def with_nan() -> Tensor:
 
 
 @each(("function", "says"), [
-    (lambda: torch.zeros(3, 2), r"'mine' must return \(B, T\) = \(2, 3\) or \(B,\) = \(2,\), got \(3, 2\)"),
+    (lambda: torch.zeros(3, 2), r"'mine' must be \(B,\) = \(2,\) or \(B, T\) = \(2, 3\), got \(3, 2\)"),
     (lambda: torch.zeros(3), r"got \(3,\)"), (lambda: torch.zeros(()), r"got \(\)"),
     (lambda: torch.zeros(2, 3, 1), r"got \(2, 3, 1\)"),
-    (lambda: torch.zeros(2, 3).long(), "'mine' must return a float tensor, got torch.int64"),
+    (lambda: torch.zeros(2, 3).long(), "'mine' must be a float tensor, got torch.int64"),
     (lambda: torch.zeros(2, 3).bool(), "got torch.bool"), (lambda: [[0.0]], "got list"), (lambda: None, "got NoneType"),
-    (lambda: torch.zeros(2, 3, device="meta"), "'mine' must return its result on cpu, got it on meta"),
+    (lambda: torch.zeros(2, 3, device="meta"), "'mine' must be on cpu, got it on meta"),
     (with_nan, "'mine' must be finite: row 0, column 2 is nan .and 1 more."),
     (lambda: torch.full((2,), torch.inf), "row 0, column 0 is inf .and 4 more.")])
 def test_what_comes_back_is_refused_by_name_where_it_is_no_credit(function: Callable[[], object], says: str) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from creditscope import METHODS, Method
-from creditscope.claims.verdict import Verdict
+from creditscope.claims.verdict import ClaimVerdict
 
 
-def said(verdicts: list[Verdict], subject: str, definition: str = "") -> Verdict:
+def said(verdicts: list[ClaimVerdict], subject: str, definition: str = "") -> ClaimVerdict:
     """The one verdict on a subject whose definition holds these words."""
     (found,) = [v for v in verdicts if v.subject == subject and definition in v.definition]
     return found
@@ -15,7 +15,3 @@ def said(verdicts: list[Verdict], subject: str, definition: str = "") -> Verdict
 def swapped(**rows: Method) -> dict[str, Method]:
     """Our table with some rows exchanged."""
     return {**METHODS, **{name: row.replace(name=name) for name, row in rows.items()}}
-
-
-def without(*names: str) -> dict[str, Method]:
-    return {name: row for name, row in METHODS.items() if name not in names}

@@ -21,9 +21,10 @@ from creditscope.exact.enumeration import (
     measure,
     tree_world,
 )
-from creditscope.tasks.tree import Tree
 from creditscope.tasks.turns import Ladder
 from each import each
+from makers import walk_probability
+from makers_tree import Tree
 
 MEAN = METHODS["p1_grpo"]
 OTHERS = MEAN.but(name="others", baseline="leave_one_out")
@@ -101,7 +102,7 @@ def test_a_tree_s_world_has_the_tree_s_own_gradient_scores_and_values(tree: Tree
 
 def test_a_ladder_s_world_has_the_gradient_that_autograd_finds() -> None:
     logits = policy(0).log().requires_grad_()
-    chances = [GAME.probability(logits.softmax(dim=-1), START, moves) for moves in GAME.walks()]
+    chances = [walk_probability(GAME, logits.softmax(dim=-1), START, moves) for moves in GAME.walks()]
     earned = [sum(GAME.walk(START, moves)[1]) for moves in GAME.walks()]
     (auto,) = torch.autograd.grad(torch.stack([c * r for c, r in zip(chances, earned, strict=True)]).sum(), logits)
     w = ladder_world(GAME, policy(0), START)
@@ -159,15 +160,11 @@ def test_the_expected_gradient_is_what_expected_credit_leaves_after_its_mean_in_
         torch.testing.assert_close(found.gradient, w.visits * (found.by_token - own), **TINY)
 
 
-def test_worlds_that_cannot_be_enumerated_or_are_half_given_are_refused() -> None:
-    logits, reward, step_reward = draw(EQUAL, 0)
+def test_worlds_that_cannot_be_enumerated_are_refused() -> None:
     with pytest.raises(CreditscopeError, match="8 sequences cannot be enumerated"):
         world(EQUAL, 0).groups(30)
     with pytest.raises(CreditscopeError, match="groups of 0"):
         world(EQUAL, 0).groups(0)
-    for options in ({}, {"reward": reward, "step_reward": step_reward}):
-        with pytest.raises(CreditscopeError, match="either reward or step_reward"):
-            tree_world(EQUAL, logits, **options)
 
 
 # -- outcome credit ------------------------------------------------------------------------------------------------

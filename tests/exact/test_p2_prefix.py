@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from creditscope import METHODS, surrogate
-from creditscope.claims.verdict import Verdict
+from creditscope.claims.verdict import ClaimVerdict
 from creditscope.exact import p2_prefix
 from creditscope.exact.p2_prefix import BY_LENGTH, CANCELS, STAYS, STEPS, TabularPolicy, tabular_policy
 from creditscope.exact.prefix_bias import PrefixBias
 from creditscope.exact.prefix_bias import prefix_bias as predict
 from creditscope.methods.table import even
-from exact.makers_exact import said, swapped, without
+from exact.makers_exact import said, swapped
 
 
 @pytest.fixture(scope="module")
@@ -65,27 +65,27 @@ def test_the_small_step_stops_nobody_and_the_large_one_many(world: TabularPolicy
 
 
 @pytest.fixture(scope="module")
-def prefix() -> list[Verdict]:
+def prefix() -> list[ClaimVerdict]:
     return p2_prefix.prefix_bias()
 
 
 @pytest.mark.slow
-def test_prefix_bias_is_predicted_and_falls_on_whom_p2_says(prefix: list[Verdict]) -> None:
+def test_prefix_bias_is_predicted_and_falls_on_whom_p2_says(prefix: list[ClaimVerdict]) -> None:
     for words in ("predicted and by autograd", "who cancels", "after one inner step"):
         assert said(prefix, "tabular policy", words).outcome == "holds", words
     assert said(prefix, "tabular policy", "predicted").n == 3 * len(METHODS)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "gmpo", "sapo"])
-def test_short_good_answers_are_favoured(name: str, prefix: list[Verdict]) -> None:
+def test_short_good_answers_are_favoured(name: str, prefix: list[ClaimVerdict]) -> None:
     assert said(prefix, name, "favours short").outcome == "holds"
 
 
-def test_p2s_claim_says_nothing_of_our_even_weights(prefix: list[Verdict]) -> None:
+def test_p2s_claim_says_nothing_of_our_even_weights(prefix: list[ClaimVerdict]) -> None:
     assert [v.subject for v in prefix] == ["tabular policy"] * 3 + list(BY_LENGTH)
 
 
-def test_the_pair_of_answers_has_the_W_of_a_hand(prefix: list[Verdict]) -> None:
+def test_the_pair_of_answers_has_the_W_of_a_hand(prefix: list[ClaimVerdict]) -> None:
     # A = ±½/σ = ±1/√2; ω = 1/(2·2) for the good answer of 2 tokens, 1/(2·5) for the bad one of 5: W = (1/4 − 1/10)/√2.
     rollouts, tree = p2_prefix._pair(2, 5)
     assert tree.rows.tolist() == [2, 1, 1, 1, 1, 1]
@@ -133,11 +133,6 @@ def test_the_other_ratio_refutes_what_a_step_does(name: str, ratio: str) -> None
     assert said(p2_prefix.prefix_bias(methods=rows), "tabular policy", "after one inner").outcome == "refuted"
 
 
-def test_rows_that_are_not_there_are_asked_for() -> None:
-    (found,) = p2_prefix.prefix_bias(methods=without("rloo", "sapo"))
-    assert (found.outcome, found.reason) == ("undecided", "needs the rows rloo, sapo in the table of methods")
-
-
 def test_whoever_is_listed_has_credit_on_the_shared_prefix(world: TabularPolicy) -> None:
     roots = [p2_prefix._root(world, METHODS[name]) for name in (*CANCELS, *STAYS)]
     assert all(0 <= root <= 1 for root in roots)
@@ -147,21 +142,21 @@ def test_whoever_is_listed_has_credit_on_the_shared_prefix(world: TabularPolicy)
 
 
 @pytest.fixture(scope="module")
-def evened() -> list[Verdict]:
+def evened() -> list[ClaimVerdict]:
     return p2_prefix.even_weights()
 
 
-def test_even_weights_are_judged_on_every_row_that_leaves_something(evened: list[Verdict]) -> None:
+def test_even_weights_are_judged_on_every_row_that_leaves_something(evened: list[ClaimVerdict]) -> None:
     assert [v.subject for v in evened] == [f"{name}_even" for name in STAYS]
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "gmpo", "sapo"])
-def test_even_weights_end_what_a_weight_by_length_leaves(name: str, evened: list[Verdict]) -> None:
+def test_even_weights_end_what_a_weight_by_length_leaves(name: str, evened: list[ClaimVerdict]) -> None:
     assert said(evened, f"{name}_even").outcome == "holds"
 
 
 @pytest.mark.parametrize("name", ["opo", "reinforce_pp", "cppo", "gtpo"])
-def test_even_weights_are_not_enough_where_credit_does_not_sum_to_zero(name: str, evened: list[Verdict]) -> None:
+def test_even_weights_are_not_enough_where_credit_does_not_sum_to_zero(name: str, evened: list[ClaimVerdict]) -> None:
     assert said(evened, f"{name}_even").outcome == "refuted"
 
 
@@ -185,15 +180,8 @@ def test_with_the_groups_mean_for_its_baseline_even_weights_end_what_opo_leaves(
     assert said(p2_prefix.even_weights(methods=rows), "opo_even").outcome == "holds"
 
 
-def test_even_weights_ask_for_the_rows_they_need_and_for_no_others() -> None:
-    (found,) = p2_prefix.even_weights(methods=without("gspo", "gtpo", "rloo"))
-    assert found.outcome == "undecided"
-    assert found.reason == "needs the rows gspo, gtpo in the table of methods"
-    assert len(p2_prefix.even_weights(methods=without("rloo"))) == len(STAYS)
-
-
 @pytest.mark.slow
-def test_every_verdict_says_its_number_in_one_sentence(prefix: list[Verdict]) -> None:
+def test_every_verdict_says_its_number_in_one_sentence(prefix: list[ClaimVerdict]) -> None:
     for verdict in prefix:
         assert any(c.isdigit() for c in verdict.reason)
         assert not verdict.reason.endswith(".")

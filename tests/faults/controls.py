@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from creditscope.files import writing
+from creditscope.files import sums, writing
 from creditscope.runs import record
 from creditscope.runs.record import Record
 
@@ -40,7 +40,7 @@ def no_whole_folders() -> None:
         final.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory() as part:
             yield Path(part)
-            record._seal(Path(part))
+            sums.seal(Path(part))
             for file in Path(part).iterdir():
                 sys.audit("faults.write", str(final))
                 shutil.copy(file, final)

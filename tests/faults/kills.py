@@ -49,7 +49,8 @@ from rich.progress import Progress
 
 import mini
 from creditscope.errors import CreditscopeError
-from creditscope.runs.record import SHELVES, Record, verify
+from creditscope.files.sums import verify
+from creditscope.runs.record import SHELVES, Record
 from faults.controls import CONTROLS
 
 STEPS = 5

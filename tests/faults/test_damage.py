@@ -173,7 +173,7 @@ def test_a_damaged_file_is_named_by_whoever_reads_it_and_no_number_is_another(
             assert code in (0, 2), told
             assert "Traceback" not in told
             if damage is remove and name.endswith(".npz"):
-                assert f"lacks what it had kept: {name};" in json.loads(told)["faults"][0]
+                assert f"lacks files that it had kept: {name};" in json.loads(told)["faults"][0]
 
 
 @pytest.mark.slow

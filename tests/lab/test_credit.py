@@ -149,7 +149,7 @@ def test_a_users_own_estimator_trains_and_a_wrong_one_is_named(tmp_path: Path, m
     monkeypatch.setitem(sys.modules, "own_credit", __import__("own_credit"))
     lines = run(replace(SMALL, credit="own_credit:first_token,size=2"), tmp_path / "run")
     assert lines[-1]["credit/within"] > 0.5
-    with pytest.raises(CreditscopeError, match=r"credit 'own_credit:wrong' must return \(B, T\)"):
+    with pytest.raises(CreditscopeError, match=r"credit 'own_credit:wrong' must be \(B,\)"):
         run(replace(SMALL, credit="own_credit:wrong"), tmp_path / "other")
 
 

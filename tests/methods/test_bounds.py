@@ -119,7 +119,7 @@ def test_a_new_bound_is_one_row_for_surrogate_w_and_overshoot(rooted: Method) ->
 
 def test_a_new_bound_is_one_row_for_words_properties_and_the_command_line(
         rooted: Method, capsys: pytest.CaptureFixture[str]) -> None:
-    assert AXES["bound"]["root"] == ROOT.text
+    assert str(AXES["bound"]["root"]) == ROOT.text
     assert term_text(rooted) == "min(√ρ_it, 1.2)·A_i"
     assert "min(√ρ_it, 1.2)·A_i" in equation(rooted)
     assert law(rooted).kind == "zero"

@@ -245,7 +245,7 @@ def test_the_reward_s_field_may_have_any_name(tmp_path: Path) -> None:
     ("creditscope", ROW | {"step": math.nan}, "'step' must be int, got nan"),
     ("creditscope", ROW | {"reward": Decimal("NaN")}, "'reward' must be finite, got nan"),
     ("creditscope", ROW | {"step": 2**70}, "'step' must fit 64 bits"),
-    ("creditscope", ROW | {"logp": [-1.0]}, "'logp' has one entry a token, but there are no 'tokens'"),
+    ("creditscope", ROW | {"logp": [-1.0]}, "'logp' has one entry per token, but there are no 'tokens'"),
     ("creditscope", ROW | {"tokens": [1], "logp": [-1.0, -1.0]}, "'logp' has 2 entries for 1 tokens"),
     ("creditscope", ROW | {"prompt_tokens": "1"}, "'prompt_tokens' must be a list of int"),
     ("creditscope", {"prompt": "a", "reward": 1}, "neither an answer (response, completion, text) nor its tokens"),

@@ -18,7 +18,6 @@ import mini
 from cli import run
 from creditscope import METHODS, CreditscopeError, Record, Rollouts, advantage, effective_credit, surrogate
 from creditscope.batch import metrics
-from creditscope.batch.jsonl import to_rows
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.lab.rollout import Drawn, roll_out
@@ -28,7 +27,7 @@ from creditscope.offline.scope import Summary, chunks_of, scope_file
 from creditscope.offline.settings import Settings
 from creditscope.policy.loading import Policy, load_policy, rollout_logp, token_logp
 from each import each
-from makers import load_script
+from makers import load_script, to_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 DUMPS = Path(__file__).parent / "dumps"

@@ -121,7 +121,7 @@ def test_a_prefix_cut_from_the_cache_is_continued_as_if_it_were_a_prompt(name: s
 @each("name", MODELS)
 def test_caches_are_cut_where_they_are_whole_and_both_decoders_take_them(name: str) -> None:
     model = make(name)
-    known = decoding.read(model, PROMPTS, 0)
+    known = decoding.read(model, PROMPTS)
     assert decoding.sliceable(known.cache, 6 + LIMIT) == (name not in WHOLE)
     assert type(decoding.begin(model, known, 3, 2 * LIMIT)) is (
         decoding.Growing if name in GROWING else decoding.Slots)
@@ -264,7 +264,7 @@ def test_no_completion_passes_max_tokens_and_one_that_stops_there_is_not_finishe
     model = make()
     prompts, samples = rolled(model)
     row, cut = cuts_of(samples)
-    tails = run(model, prompts, samples.tokens, row, cut, 8, pad=9)
+    tails = run(model, prompts, samples.tokens, row, cut, 8)
     lengths, whole = tails.mask.sum(1), tails.mask.sum(1) + cut.repeat_interleave(8)
     ended = (torch.isin(tails.tokens, torch.tensor(END)) & tails.mask).any(1)
     over = (torch.isin(samples.tokens[row, (cut - 1).clamp(min=0)], torch.tensor(END)) & (cut > 0)).repeat_interleave(8)
@@ -274,7 +274,7 @@ def test_no_completion_passes_max_tokens_and_one_that_stops_there_is_not_finishe
     assert (tails.finished & ~over & (whole == LIMIT)).any(), "an end in the last place finishes the row"
     assert (lengths[over] == 0).all()
     assert torch.equal(tails.mask, torch.arange(tails.mask.shape[1]) < lengths[:, None])
-    assert (tails.tokens[~tails.mask] == 9).all()
+    assert (tails.tokens[~tails.mask] == 0).all()
 
 
 def test_a_prefix_that_leaves_no_room_has_no_continuation() -> None:

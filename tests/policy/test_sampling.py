@@ -117,7 +117,7 @@ def test_logp_and_entropy_are_those_of_a_plain_forward(name: str) -> None:
 @each("name", MODELS)
 def test_models_take_the_fast_path_where_it_is_right(name: str) -> None:
     model = make(name)
-    decoder, _ = decoding.start(model, PROMPTS, 3, 12, 0)
+    decoder, _ = decoding.start(model, PROMPTS, 3, 12)
     assert type(decoder) is (decoding.Growing if name in GROWING else decoding.Slots)
 
 
@@ -224,7 +224,7 @@ def test_a_smaller_limit_cuts_the_same_completions() -> None:
 
 
 def test_the_end_token_counts_and_what_follows_is_padding() -> None:
-    samples = run(make(), group=8, max_tokens=30, pad=7)
+    samples = run(make(), group=8, max_tokens=30)
     lengths = samples.mask.sum(1)
     ended = torch.isin(samples.tokens, torch.tensor(END)) & samples.mask
     assert samples.tokens.shape[1] == lengths.max()
@@ -232,7 +232,7 @@ def test_the_end_token_counts_and_what_follows_is_padding() -> None:
     assert torch.equal(ended.any(1), samples.finished)
     assert torch.equal(ended.sum(1), samples.finished.long())
     assert ended[samples.finished, lengths[samples.finished] - 1].all()
-    assert (samples.tokens[~samples.mask] == 7).all()
+    assert (samples.tokens[~samples.mask] == 0).all()
     assert samples.logp[~samples.mask].abs().max() == samples.entropy[~samples.mask].abs().max() == 0
 
 

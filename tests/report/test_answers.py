@@ -141,7 +141,7 @@ def test_answers_that_could_not_be_judged_are_to_watch(make: Make) -> None:
 def test_entropy_that_fell_below_a_fiftieth_of_a_nat_is_to_watch(make: Make, now: float, state: str) -> None:
     found = signal(make([*but(entropy__mean=0.2), *but(entropy__mean=now)]))
     assert found.state == state
-    assert ("entropy fell from 0.2 to 0.019 nats a token" in found.sentence) == (state == "watch")
+    assert ("entropy fell from 0.2 to 0.019 nats per token" in found.sentence) == (state == "watch")
 
 
 def test_entropy_that_was_always_low_did_not_fall(make: Make) -> None:
@@ -368,9 +368,9 @@ def test_low_rank_is_no_fault_but_one_line_is_to_watch_where_there_could_be_thre
     assert found.sentence.endswith(end)
 
 
-def test_one_rollout_a_group_has_one_direction(make: Make) -> None:
+def test_one_rollout_per_group_has_one_direction(make: Make) -> None:
     found = directions(make(but(), group=1))
-    assert (found.state, found.sentence) == ("unknown", "One rollout a group has one direction.")
+    assert (found.state, found.sentence) == ("unknown", "One rollout per group has one direction.")
 
 
 def test_token_credit_is_held_against_the_null_of_two_rewards(make: Make) -> None:

@@ -97,5 +97,5 @@ def test_definitions_of_rank_are_those_of_the_code() -> None:
 
 def test_no_sentence_is_long_and_no_entry_is_empty() -> None:
     for key, term in glossary.TERMS.items():
-        assert term.text.endswith("."), key
-        assert len(term.text) <= 240, key
+        assert term.sentence.endswith("."), key
+        assert len(term.sentence) <= 240, key

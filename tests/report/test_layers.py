@@ -84,7 +84,7 @@ def test_a_kind_is_the_last_part_of_a_name_that_means_something(name: str, expec
 def test_every_number_is_the_records_own(rich_run: Path) -> None:
     run = read_run(rich_run)
     data = shown(section(run))
-    assert data["steps"] == run.readings()
+    assert data["steps"] == run.record.readings()
     for t, step in enumerate(data["steps"]):
         arrays = run.reading(step)
         assert arrays is not None
@@ -160,7 +160,7 @@ def test_a_long_run_stays_within_its_bytes(long_run: Path) -> None:
     run = read_run(long_run)
     data = shown(section(run))
     assert size(data) <= 250_000
-    assert data["steps"][-1] == run.readings()[-1]
+    assert data["steps"][-1] == run.record.readings()[-1]
 
 
 def test_hostile_names_are_text_in_which_nothing_is_hidden(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_run_that_was_only_looked_at_in_the_end_has_one_row(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("brake", "said"), [
-    ("shorten,share=0.02", "share = 0.02"), ("recall", "takes back"), ("vapour", "does not know")])
+    ("shorten,share=0.02", "share = 0.02"), ("recall", "cancels its share"), ("vapour", "does not know")])
 def test_the_brake_is_told_with_its_options(tmp_path: Path, brake: str, said: str) -> None:
     assert said in section(recorded(tmp_path / "run", [{"overshoot/past": 0.25}], brake=brake)).body
 
@@ -113,10 +113,10 @@ def test_all_means_are_those_of_the_verb(rich_run: Path) -> None:
     assert by_update(run) == {k: {name: row[name] for name in row if name in {m.key for m in BY_UPDATE}}
                               for k, row in found.by_update.items()}
     for metric in FACTS:
-        area, name = metric.key.split("/")
+        area, name = metric.split("/")
         theirs = {"overshoot": found.overshoot, "update": found.update}.get(area, {}).get(name)
         if theirs is not None:
-            assert mean_over(run, metric.key) == theirs
+            assert mean_over(run, metric) == theirs
     assert mean_over(run, "optimizer/scale_change") == found.scale_change
     assert found.by_update
     assert found.update
@@ -126,7 +126,7 @@ def test_all_means_are_those_of_the_verb(rich_run: Path) -> None:
 def test_the_sweep_is_that_of_the_verb(rich_run: Path) -> None:
     run = read_run(rich_run)
     sweeps = shown(section(run))["sweeps"]
-    assert [one["step"] for one in sweeps] == run.probes()
+    assert [one["step"] for one in sweeps] == run.record.optimizer_readings()
     theirs = read(rich_run).sweep
     assert theirs is not None
     mine = sweeps[-1]

@@ -178,15 +178,12 @@ def test_texts_in_place_of_numbers_are_left_out(tmp_path: Path) -> None:
     assert "No step has a number for these charts." in found.html()
 
 
-def test_the_chart_of_rank_has_the_null_and_the_papers_value_dashed(tmp_path: Path) -> None:
+def test_the_chart_of_rank_has_the_null_and_no_value_of_a_paper(tmp_path: Path) -> None:
     found = section(made(tmp_path / "run", [LINE | READ] * 4))
     assert found.data is not None
     spec = found.data["charts"][5]["spec"]
     assert [line["name"] for line in spec["usermeta"]["lines"]] == ["effective rank", "null (same w)"]
-    rule = spec["layer"][-2]
-    assert rule["data"] == {"values": [{"value": 2.0}]}
-    dash = rule["encoding"]["strokeDash"]
-    assert dash["scale"]["range"][dash["scale"]["domain"].index("P1: 2 at any R")] == [5, 4]
+    assert "P1" not in json.dumps(spec)
 
 
 def test_overshoot_is_shown_at_the_end_of_the_batch_and_as_often_as_it_was_seen(tmp_path: Path) -> None:
@@ -248,19 +245,19 @@ def test_a_columns_name_may_hold_dots_brackets_and_quotes(name: str) -> None:
 
 def test_a_band_for_each_line_is_drawn_as_an_area_or_as_upright_lines() -> None:
     rows = [{"step": 0, "a": 1.0, "al": 0.5, "ah": 1.5, "b": 2.0, "bl": 1.5, "bh": 2.5}]
-    spec = over_steps(rows, "t", ["a", "b"], band={"a": ("al", "ah"), "b": ("bl", "bh")}, points=["b"])
+    spec = over_steps(rows, "t", ["a", "b"], bands={"a": ("al", "ah"), "b": ("bl", "bh")}, points=["b"])
     assert [layer["mark"]["type"] for layer in spec["layer"]] == ["area", "line", "rule", "point", "rule"]
     a, b = {"name": "a", "low": "al", "high": "ah"}, {"name": "b", "low": "bl", "high": "bh"}
     assert spec["usermeta"]["lines"] == [a, b]
-    assert over_steps(rows, "t", ["a"], band=("al", "ah"))["usermeta"]["lines"] == [a]
+    assert over_steps(rows, "t", ["a"], bands={"a": ("al", "ah")})["usermeta"]["lines"] == [a]
 
 
 def test_curves_have_a_colour_each_and_a_band_where_there_is_one() -> None:
     vl_convert = pytest.importorskip("vl_convert")
     rows = [{"step": step, "name": name, "value": 1.0 + step, "low": 0.5 if name == "R = 2" else None, "high": 1.5}
             for name in ("R = 2", "R = 4") for step in (0, 5)]
-    spec = curves(rows, "Rank", ["R = 2", "R = 4"], reference={"P1": 2.0})
-    assert spec["layer"][1]["encoding"]["color"]["scale"]["domain"] == ["R = 2", "R = 4", "P1"]
+    spec = curves(rows, "Rank", ["R = 2", "R = 4"])
+    assert spec["layer"][1]["encoding"]["color"]["scale"]["domain"] == ["R = 2", "R = 4"]
     svg = vl_convert.vegalite_to_svg(spec | {"datasets": {"rows": rows}, "width": 200})
     assert svg.count("area mark container") == svg.count("line mark container") - 1 == 1
 

@@ -34,7 +34,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         patch.setattr("creditscope.report.page.vega", lambda: "")
         base = tmp_path_factory.mktemp("pages")
         one = records.hostile(base / "<img src=x onerror=alert(1)>" / "javascript:alert(1)")
-        return build([one]) + build([one, records.hostile(base / "\" autofocus onfocus=\"alert(1)")])
+        other = records.hostile(base / "\" autofocus onfocus=\"alert(1)")
+        return build([one], with_claims=True) + build([one, other], with_claims=True)
 
 
 @pytest.mark.slow

@@ -53,4 +53,5 @@ def arrays() -> dict[str, Any]:
 
 if __name__ == "__main__":
     np.savez_compressed(HOME / conformance.GOLDENS, **arrays())
-    formulas.write_verdicts(HOME / formulas.VERDICTS)
+    (HOME / formulas.VERDICTS).write_text(
+        json.dumps(formulas.exact_verdicts(), indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -25,7 +25,7 @@ from creditscope.microscope import sketch as sketches
 from creditscope.objective import advantages, penalties, ratios, weights
 from creditscope.runs import record
 from creditscope.selftest import conformance, formulas, sketch, table, training, twin
-from creditscope.selftest.check import CheckResult, Measured, lacking, run_checks, worst_of
+from creditscope.selftest.check import CheckResult, WorstError, lacking, run_checks, worst_of
 from creditscope.selftest.citation import commit, counts, digest, sentence, versions
 from depth import FULL
 from plugins.trl_makers import settle
@@ -87,7 +87,7 @@ def test_the_command_prints_a_line_a_check_and_a_block_to_cite(fails: bool, code
                                                                capsys: pytest.CaptureFixture[str]) -> None:
     some = [BY_NAME["selfcheck/green"], BY_NAME["optimizer/carry"], BY_NAME["gram/kernels"]]
     if fails:
-        some[0] = replace(some[0], run=lambda device: Measured(0.25, "planted"))
+        some[0] = replace(some[0], run=lambda device: WorstError(0.25, "planted"))
     monkeypatch.setattr(table, "CHECKS", tuple(some))
     with pytest.raises(SystemExit) as ended:
         cli.main(["selftest", "--device", "cpu"])
@@ -103,7 +103,7 @@ def test_the_command_prints_a_line_a_check_and_a_block_to_cite(fails: bool, code
 
 def test_as_json_it_is_one_object_without_nan(monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
-    broken = replace(BY_NAME["selfcheck/green"], run=lambda device: Measured(float("nan"), "planted"))
+    broken = replace(BY_NAME["selfcheck/green"], run=lambda device: WorstError(float("nan"), "planted"))
     monkeypatch.setattr(table, "CHECKS", (broken, BY_NAME["optimizer/adamw"]))
     with pytest.raises(SystemExit) as ended:
         cli.main(["selftest", "--json", "--device", "cpu"])
@@ -117,7 +117,7 @@ def test_as_json_it_is_one_object_without_nan(monkeypatch: pytest.MonkeyPatch,
 
 def test_ctrl_c_ends_it_with_one_word_and_130(monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(device: torch.device) -> Measured:
+    def interrupt(device: torch.device) -> WorstError:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(table, "CHECKS", (replace(BY_NAME["selfcheck/green"], run=interrupt),))
@@ -128,7 +128,7 @@ def test_ctrl_c_ends_it_with_one_word_and_130(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_check_that_breaks_is_a_failure_with_its_words_and_the_others_go_on() -> None:
-    def breaks(device: torch.device) -> Measured:
+    def breaks(device: torch.device) -> WorstError:
         raise ZeroDivisionError("\x1b[31m planted")
 
     first, second = run_checks([replace(BY_NAME["selfcheck/green"], run=breaks), BY_NAME["optimizer/carry"]], CPU)
@@ -243,9 +243,8 @@ def scaled_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A self-check that never goes red."""
-    right = scope.Microscope._compare
-    monkeypatch.setattr(scope.Microscope, "_compare",
-                        lambda self, *given: replace(right(self, *given), tolerance=float("inf")))
+    right = scope.GramCheck
+    monkeypatch.setattr(scope, "GramCheck", lambda *given: replace(right(*given), tolerance=float("inf")))
 
 
 def patched(where: Any, name: str, wrong: Callable[[Any], Any]) -> Plant:

@@ -11,6 +11,7 @@ from torch import Tensor
 from creditscope import CreditscopeError, Microscope, spectrum
 from creditscope.microscope.gram import squared_norms
 from creditscope.microscope.proof import prove
+from makers import make
 from small_models import COMMON, apart, batch, build, by_loop, double, grams, objective, total
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -83,3 +84,18 @@ def test_the_kernels_rows_belong_to_their_rollouts(dtype: torch.dtype) -> None:
         objective(model, ids, credit * weights.to(credit)[:, None]).backward()
 
     assert prove(Microscope(model), backward, 11) < 0.5
+
+
+def test_rows_moves_and_trimming_do_not_wait_for_the_gpu() -> None:
+    """torch raises at each call that waits; a check of values would."""
+    rollouts = make([0.0, 1.0, 1.0], [0, 0, 1], [3, 5, 2])
+    index = torch.tensor([2, 0])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        part = rollouts.to("cuda").rows(index).trim()
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            bool(part.mask.any())  # can-fail: this one waits
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert part.tokens.shape == (2, 3)
+    assert torch.equal(part.tokens.cpu(), rollouts.tokens[index, :3])

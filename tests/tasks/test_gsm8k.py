@@ -30,19 +30,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-TASKS = {flexible: Gsm8k("unused", flexible=flexible) for flexible in (False, True)}
+TASK = Gsm8k("unused")
 """One process of math-verify for all tests."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _ended() -> Iterator[None]:
     yield
-    for task in TASKS.values():
-        task.close()
+    TASK.close()
 
 
-def judge(text: str, answer: str = "72", flexible: bool = False) -> float:
-    return TASKS[flexible].verify(Problem("p", "", answer), text).reward
+def judge(text: str, answer: str = "72") -> float:
+    return TASK.verify(Problem("p", "", answer), text).reward
 
 
 def test_a_folder_a_file_and_its_sister_are_the_same_source(folder: Path) -> None:
@@ -86,9 +85,8 @@ def test_these_answers_are_wrong_and_do_not_crash(text: str) -> None:
     assert judge(text) == 0
 
 
-def test_an_unmarked_number_counts_only_when_asked_for() -> None:
+def test_an_unmarked_number_does_not_count() -> None:
     assert judge("It is 7, no, 72.") == 0
-    assert judge("It is 7, no, 72.", flexible=True) == 1
 
 
 @needs_math_verify
@@ -112,7 +110,7 @@ def test_an_explosive_expression_is_stopped_and_reported_or_judged_wrong(text: s
 
 @given(st.text(alphabet="#0123456789.,$%e+-*/=(){}\\ \nboxedfrac<>x٣", max_size=120))
 def test_reading_never_raises(text: str) -> None:
-    answer = final_answer(text, flexible=True)
+    answer = final_answer(text)
     if answer is not None:
         number_of(answer)
     for left, right in equations(text):

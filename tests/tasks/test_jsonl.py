@@ -164,8 +164,6 @@ def test_train_is_shuffled_by_the_seed_and_equal_prompts_keep_their_split(file: 
     assert [int(p.id) for p in test] == sorted(int(p.id) for p in test)
     assert not {p.prompt for p in train} & {p.prompt for p in test}
     assert len(train) + len(test) == 40
-    whole = Jsonl(file, reward="my_rewards:same", test=file)
-    assert len(list(whole.problems("train"))) == len(list(whole.problems("test"))) == 40
 
 
 @pytest.mark.slow
@@ -217,8 +215,7 @@ def test_the_process_ends_with_its_task(file: Path) -> None:
     ({}, "module:function"), ({"reward": "no_colon"}, "module:function"),
     ({"reward": "os.system('x'):f"}, "module:function"),
     ({"reward": "absent_module:f"}, "absent_module"), ({"reward": "my_rewards:absent"}, "absent"),
-    ({"reward": "my_rewards:number"}, "not a function"), ({"reward": "my_rewards:same", "held_out": 1.0}, "held_out"),
-    ({"reward": "my_rewards:same", "seconds": 0}, "seconds"), ({"reward": "my_rewards:same", "test": "nope"}, "nope")])
+    ({"reward": "my_rewards:number"}, "not a function"), ({"reward": "my_rewards:same", "seconds": 0}, "seconds")])
 def test_bad_options_are_refused_before_the_run(file: Path, options: dict[str, object], says: str) -> None:
     with pytest.raises(CreditscopeError, match=says):
         find_task("jsonl", source=file, **options)

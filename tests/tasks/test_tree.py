@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from creditscope.errors import CreditscopeError
-from creditscope.tasks.tree import Tree
+from makers_tree import Tree
 
 trees = st.one_of(st.builds(Tree, tokens=st.integers(2, 3), depth=st.integers(1, 3)),
                   st.builds(Tree, tokens=st.integers(2, 3), depth=st.integers(1, 4), stop=st.integers(0, 1)))
@@ -98,8 +98,8 @@ def test_bad_trees_are_refused(options: dict[str, int]) -> None:
 def test_bad_shapes_are_refused() -> None:
     tree = Tree()
     with pytest.raises(CreditscopeError, match=r"\(7, 2\), got \(2, 2\)"):
-        tree.logp(torch.zeros(2, 2))
-    with pytest.raises(CreditscopeError, match="one entry a sequence"):
+        tree.value(torch.zeros(2, 2), torch.zeros(8))
+    with pytest.raises(CreditscopeError, match="one entry per sequence"):
         tree.value(torch.zeros(7, 2), torch.zeros(3))
     with pytest.raises(CreditscopeError, match="cannot be enumerated"):
         tree.groups(20)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from creditscope.errors import CreditscopeError
 from creditscope.tasks import Problem, find_task
 from creditscope.tasks.turns import Ladder
+from makers import walk_probability
 
 
 def random_policy(game: Ladder, seed: int) -> torch.Tensor:
@@ -27,7 +28,7 @@ games = st.builds(Ladder, top=st.integers(1, 4), turns=st.integers(1, 4))
 def test_the_value_is_the_sum_over_all_walks(game: Ladder, seed: int) -> None:
     policy = random_policy(game, seed)
     for start in range(game.top + 1):
-        chance = torch.stack([game.probability(policy, start, m) for m in game.walks()])
+        chance = torch.stack([walk_probability(game, policy, start, m) for m in game.walks()])
         total = torch.tensor([sum(game.walk(start, m)[1]) for m in game.walks()], dtype=torch.float64)
         torch.testing.assert_close(chance.sum(), torch.ones((), dtype=torch.float64))
         torch.testing.assert_close((chance * total).sum(), game.values(policy)[0, start])

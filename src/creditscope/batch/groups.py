@@ -9,24 +9,30 @@ from creditscope.errors import CreditscopeError, require
 
 
 def check_real(value: Tensor, what: str) -> None:
-    """Refuse what is no tensor of real numbers."""
+    """Refuse anything but a tensor of real numbers."""
     require(value, Tensor, what, "convert it with torch.as_tensor(...)")
     if value.is_complex():
         raise CreditscopeError(f"{what} must be real, got {value.dtype}; take its real part")
 
 
+def wide(value: Tensor) -> Tensor:
+    """At least float32: half precision is for storage, not for sums."""
+    return value if value.dtype == torch.float64 else value.float()
+
+
 class Groups:
-    """The partition of B rows into groups; every statistic comes back as one value a row.
+    """The partition of B rows into groups; every statistic has one value per row.
 
     >>> g = Groups(torch.tensor([7, 7, 3]))
     >>> g.mean(torch.tensor([1., 3., 5.])).tolist()
     [2.0, 2.0, 5.0]
     """
 
+    ids: Tensor
+    index: Tensor
+    counts: Tensor
+
     def __init__(self, ids: Tensor) -> None:
-        self.ids: Tensor
-        self.index: Tensor
-        self.counts: Tensor
         self.ids, self.index, self.counts = torch.unique(ids, return_inverse=True, return_counts=True)
 
     def __len__(self) -> int:
@@ -38,8 +44,8 @@ class Groups:
         return self.counts[self.index]
 
     def totals(self, value: Tensor) -> Tensor:
-        """(P,) Σ over each group."""
-        return value.new_zeros(len(self)).index_add_(0, self.index, value)
+        """(P, ...) Σ over each group of value (B, ...)."""
+        return value.new_zeros(len(self), *value.shape[1:]).index_add_(0, self.index, value)
 
     def sum(self, value: Tensor) -> Tensor:
         """(B,) Σ_{j ∈ group(i)} value_j."""
@@ -63,11 +69,10 @@ class Groups:
     def unanimous(self, value: Tensor) -> Tensor:
         """(B,) True where all values of the row's group are equal up to rounding.
 
-        The mean of equal floats may miss them by an ulp, and a std of one ulp would turn that into an advantage of
-        one: so groups that differ by rounding alone are found by their range, not by their std. Rounding is float32's
-        at least: rewards stored in half precision are told apart as far as they differ.
+        max − min ≤ 8·eps·max|value|. The mean of equal floats may miss them by an ulp, and a std of one ulp would
+        turn that into an advantage of one. eps is float32's at most: rewards in half precision stay distinct.
         """
-        value = value if value.dtype == torch.float64 else value.float()
+        value = wide(value)
         high = value.new_full((len(self),), -torch.inf).scatter_reduce_(0, self.index, value, "amax")
         low = value.new_full((len(self),), torch.inf).scatter_reduce_(0, self.index, value, "amin")
         rounding = 8 * torch.finfo(value.dtype).eps * torch.maximum(high.abs(), low.abs())
@@ -75,10 +80,10 @@ class Groups:
 
 
 def binary_unit(largest: Tensor) -> Tensor:
-    """2^k of the size of the largest value, 1 where it is 0: numbers in this unit can be squared.
+    """2^k ≤ largest < 2^(k+1), 1 where it is 0: numbers in this unit can be squared.
 
-    Squares of float32 overflow above 2e19 and vanish below 1e-23, which would silence rewards of 1e30 and 1e-30. To
-    divide by a power of two and multiply by it again is exact, so ordinary numbers come out as without it, to the bit.
+    Squares of float32 overflow above 2e19 and underflow below 1e-23. Dividing by a power of two and multiplying by it
+    is exact, so ordinary numbers keep every bit.
 
     >>> binary_unit(torch.tensor([3e30, 5.0, 0.0])).tolist() == [2.0**101, 4.0, 1.0]
     True

@@ -1,54 +1,58 @@
-"""Rollouts as JSON lines: one rollout a line, streamed, exact both ways, with every fault named by its line.
+"""Rollouts from JSON lines: one rollout per line, every fault named by its line.
 
     {"prompt": "...", "text": "...", "group": 3, "reward": 1.0, "tokens": [5, 9], "logp": [-0.1, -0.7]}
 
 Required: tokens, logp, reward, group. Optional: prompt, text, pieces, ref_logp, entropy, collision, step, step_reward,
-step_state, and mask (absent means that the policy chose every token). Unknown fields are an error: a misspelt name must
-not be dropped.
+step_state, and mask (absent: the policy chose every token). Unknown fields are an error, so that no misspelt name is
+dropped.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from creditscope.batch.rollouts import RANGES, Range, Rollouts
+from creditscope.batch.rollouts import COLUMNS, Range, Rollouts
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.jsonlines import MAX_LINE, numbered_lines, parse_json
-from creditscope.files.writing import new_file
+from creditscope.files.jsonlines import numbered_lines, parse_json
 
 _INT64 = range(-(2**63), 2**63)
-_PER_TOKEN = {"logp": float, "mask": bool, "ref_logp": float, "entropy": float, "collision": float, "step": int,
-              "pieces": str}
+_TYPES = {"int64": int, "float": float, "bool": bool}
 _REQUIRED = ("tokens", "logp", "reward", "group")
-_PER_ROW = {"reward": float, "group": int}
-_PER_STEP = {"step_reward": float, "step_state": int}
-_FIELDS = ("prompt", "text", "group", "reward", "tokens", "mask", "logp", "ref_logp", "entropy", "collision", "step",
-           "step_reward", "step_state", "pieces")
+_FIELDS = (*COLUMNS, "prompt", "text", "pieces")
 
 CELLS = 2**27
 """Rows × columns that a batch may have once every answer is padded to the longest."""
 
 Row = dict[str, Any]
 Bad = Callable[[str], CreditscopeError]
-"""Makes an error of a fault: it knows the file and the line."""
+"""A fault -> an error with the file and the line."""
 
 
-def read_rows(path: str | Path, max_line: int = MAX_LINE) -> Iterator[Row]:
+def read_rows(path: str | Path) -> Iterator[Row]:
     """Checked rows of a file, one at a time; memory is bounded by the longest line allowed."""
-    for number, line in numbered_lines(path, max_line):
-        yield _parse(line, partial(_bad, path, number))
+    for number, line in numbered_lines(path):
+        def bad(what: str, place: str = f"{path}, line {number}") -> CreditscopeError:
+            return CreditscopeError(f"{place}: {what}")
+
+        row = read_object(line, bad)
+        for name in row:
+            if name not in _FIELDS:
+                raise bad(str(unknown("field", name, _FIELDS)))
+        for name in _REQUIRED:
+            if name not in row:
+                raise bad(f"field {name!r} is missing; a rollout needs {', '.join(_REQUIRED)}")
+        yield check_fields(row, bad)
 
 
-def read_jsonl(path: str | Path, max_line: int = MAX_LINE, dtype: torch.dtype = torch.float32) -> Rollouts:
+def read_jsonl(path: str | Path, dtype: torch.dtype = torch.float32) -> Rollouts:
     """A whole file as one batch."""
-    return collate(read_rows(path, max_line), dtype)
+    return collate(read_rows(path), dtype)
 
 
 def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32, where: Sequence[str] = ()) -> Rollouts:
@@ -71,94 +75,24 @@ def collate(rows: Iterable[Row], dtype: torch.dtype = torch.float32, where: Sequ
             raise CreditscopeError(f"{where[at] if where else f'rollout {at}'}: an answer of {width:,} {name} in a "
                                    f"batch of {len(rows):,} rows: padded to it they take {cells:,} cells, over "
                                    f"{CELLS:,}; drop that row, or give a smaller --rows")
-    width = max(len(row["tokens"]) for row in rows)
 
-    def matrix(name: str, kind: torch.dtype, pad: float, fallback: Callable[[Row], list[Any]] | None = None) -> Any:
-        if not present[name] and fallback is None:
-            return None
-        out = torch.full((len(rows), width), pad, dtype=kind)
-        for i, row in enumerate(rows):
-            values = row[name] if name in row else fallback(row) if fallback else []
-            out[i, : len(values)] = torch.tensor(values, dtype=kind)
+    def tensor(name: str) -> Tensor:
+        kind, axis, _, pad, _ = COLUMNS[name]
+        precision = dtype if kind == "float" else getattr(torch, kind)
+        if axis == "row":
+            return torch.tensor([row[name] for row in rows], dtype=precision)
+        values = [row[name] if name in row else [True] * len(row["tokens"]) for row in rows]  # the mask may be absent
+        out = torch.full((len(rows), max(map(len, values))), pad, dtype=precision)
+        for i, found in enumerate(values):
+            out[i, : len(found)] = torch.tensor(found, dtype=precision)
         return out
 
-    def steps(name: str, kind: torch.dtype, pad: float) -> Any:
-        if not present[name]:
-            return None
-        out = torch.full((len(rows), max(len(row[name]) for row in rows)), pad, dtype=kind)
-        for i, row in enumerate(rows):
-            out[i, : len(row[name])] = torch.tensor(row[name], dtype=kind)
-        return out
-
-    return Rollouts(
-        tokens=matrix("tokens", torch.int64, 0),
-        mask=matrix("mask", torch.bool, False, lambda row: [True] * len(row["tokens"])),
-        logp=matrix("logp", dtype, 0.0),
-        reward=torch.tensor([row["reward"] for row in rows], dtype=dtype),
-        group=torch.tensor([row["group"] for row in rows], dtype=torch.int64),
-        ref_logp=matrix("ref_logp", dtype, 0.0),
-        entropy=matrix("entropy", dtype, 0.0),
-        collision=matrix("collision", dtype, 0.0),
-        step=matrix("step", torch.int64, -1),
-        step_reward=steps("step_reward", dtype, 0.0),
-        step_state=steps("step_state", torch.int64, -1),
-        **{name: [row[name] for row in rows] for name in ("prompt", "text", "pieces") if present[name]},
-    )
-
-
-def write_jsonl(path: str | Path, batches: Iterable[Rollouts] | Rollouts) -> int:
-    """Write batches to a file, streaming, and return the number of rollouts. The file appears whole or not at all."""
-    path = Path(path)
-    count = 0
-    try:
-        with new_file(path) as out:
-            for batch in [batches] if isinstance(batches, Rollouts) else batches:
-                for row in to_rows(batch):
-                    out.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-                    count += 1
-    except OSError as error:
-        raise CreditscopeError(f"cannot write {path}: {error.strerror}") from None
-    return count
-
-
-def to_rows(rollouts: Rollouts) -> Iterator[Row]:
-    """One plain dictionary a rollout, without padding. float32 values survive the trip through JSON exactly."""
-    for i, extent in enumerate(rollouts.extents.tolist()):
-        row: Row = {name: getattr(rollouts, name)[i] for name in ("prompt", "text") if getattr(rollouts, name)}
-        row |= {"group": int(rollouts.group[i]), "reward": float(rollouts.reward[i])}
-        row["tokens"] = rollouts.tokens[i, :extent].tolist()
-        if not bool(rollouts.mask[i, :extent].all()):
-            row["mask"] = rollouts.mask[i, :extent].tolist()
-        for name in ("logp", "ref_logp", "entropy", "collision", "step"):
-            value = getattr(rollouts, name)
-            if value is not None:
-                row[name] = value[i, :extent].tolist()
-        if rollouts.step_reward is not None:
-            # Columns past a row's last step are padding unless something stands in them.
-            values = rollouts.step_reward[i].tolist()
-            states = values if rollouts.step_state is None else rollouts.step_state[i].add(1).tolist()
-            used = max([max(row.get("step", []), default=-1) + 1,
-                        *(s + 1 for s, found in enumerate(zip(values, states, strict=True)) if any(found))])
-            row["step_reward"] = values[:used]
-            if rollouts.step_state is not None:
-                row["step_state"] = rollouts.step_state[i, :used].tolist()
-        if rollouts.pieces:
-            row["pieces"] = [*rollouts.pieces[i], *[""] * extent][:extent]
-        yield row
+    found: dict[str, Any] = {name: tensor(name) for name in COLUMNS if present[name] or name == "mask"}
+    found |= {name: [row[name] for row in rows] for name in ("prompt", "text", "pieces") if present[name]}
+    return Rollouts(**found)
 
 
 # -- one line ---------------------------------------------------------------------------------------------------
-
-
-def _parse(line: str, bad: Bad) -> Row:
-    row = read_object(line, bad)
-    for name in row:
-        if name not in _FIELDS:
-            raise bad(str(unknown("field", name, _FIELDS)))
-    for name in _REQUIRED:
-        if name not in row:
-            raise bad(f"field {name!r} is missing; a rollout needs {', '.join(_REQUIRED)}")
-    return check_fields(row, bad)
 
 
 def read_object(line: str, bad: Bad) -> Row:
@@ -177,24 +111,19 @@ def check_fields(row: Row, bad: Bad) -> Row:
     for name in ("prompt", "text"):
         if name in row and not isinstance(row[name], str):
             raise bad(f"{name!r} must be text, got {show(row[name])}")
-    for name, kind in _PER_ROW.items():
-        if name in row:
-            row[name] = check_scalar(name, row[name], kind, bad)
-    if "tokens" in row:
-        row["tokens"] = check_list("tokens", row["tokens"], int, bad)
-    for name, kind in _PER_TOKEN.items():
-        if name in row:
-            row[name] = check_list(name, row[name], kind, bad)
-            if "tokens" not in row:
-                raise bad(f"{name!r} has one entry a token, but there are no 'tokens'")
-            if len(row[name]) != len(row["tokens"]):
-                raise bad(f"{name!r} has {len(row[name])} entries for {len(row['tokens'])} tokens")
-    for name, bounds in RANGES.items():
-        if name in row:
-            _check_range(name, row[name], bounds, row.get("mask"), bad)
-    for name, kind in _PER_STEP.items():
-        if name in row:
-            row[name] = check_list(name, row[name], kind, bad)
+    columns = {name: (_TYPES[column.kind], column.axis) for name, column in COLUMNS.items()}
+    for name, (kind, axis) in (columns | {"pieces": (str, "token")}).items():
+        if name not in row:
+            continue
+        check = check_scalar if axis == "row" else check_list
+        row[name] = check(name, row[name], kind, bad)
+        if axis == "token" and "tokens" not in row:
+            raise bad(f"{name!r} has one entry per token, but there are no 'tokens'")
+        if axis == "token" and len(row[name]) != len(row["tokens"]):
+            raise bad(f"{name!r} has {len(row[name])} entries for {len(row['tokens'])} tokens")
+    for name, column in COLUMNS.items():
+        if name in row and column.range is not None:
+            _check_range(name, row[name], column.range, row.get("mask"), bad)
     if "step_reward" in row and max(row.get("step", []), default=-1) >= len(row["step_reward"]):
         raise bad(f"'step' names step {max(row['step'])}, but 'step_reward' has {len(row['step_reward'])} entries; "
                   f"steps are counted from 0")
@@ -213,7 +142,7 @@ def check_list(name: str, value: Any, kind: type, bad: Bad) -> list[Any]:
 
 
 def _all_plain(value: list[Any], kind: type) -> bool:
-    """True where nothing needs to be looked at one by one. Most lists are like that, and most of the time goes here."""
+    """True where no entry needs a check of its own: the fast path for most lists."""
     if set(map(type, value)) != {kind}:
         return False
     if kind is int:
@@ -222,7 +151,7 @@ def _all_plain(value: list[Any], kind: type) -> bool:
 
 
 def _check_range(name: str, values: list[float], bounds: Range, mask: list[bool] | None, bad: Bad) -> None:
-    """Refuse what cannot be, on a token that the policy chose; what others wrote may have any number."""
+    """Refuse a number outside the range on a token that the policy chose."""
     if not values or (min(values) > bounds.low and max(values) < bounds.high):
         return
     for i, value in enumerate(values):
@@ -250,7 +179,7 @@ def check_scalar(name: str, value: Any, kind: type, bad: Bad) -> Any:
 
 
 def show(value: Any) -> str:
-    """A short picture of a value of any size, for a message."""
+    """A short text for a value of any size."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"an integer of {value.bit_length():,} bits"
     if isinstance(value, list | dict):
@@ -261,7 +190,3 @@ def show(value: Any) -> str:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not allowed; every number must be finite")
-
-
-def _bad(path: str | Path, number: int, what: str) -> CreditscopeError:
-    return CreditscopeError(f"{path}, line {number}: {what}")

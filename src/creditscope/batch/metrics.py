@@ -1,4 +1,4 @@
-"""Readings of a batch, named area/name. A reading that does not exist is absent, never 0."""
+"""Metrics of a batch. A metric that does not exist is absent, never 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from creditscope.runs import schema
 
 
 def signal(rollouts: Rollouts) -> dict[str, Any]:
-    """What the samples hold, before any method looks at them."""
+    """Rewards, live groups, lengths, entropy and step rewards of the samples."""
     groups = Groups(rollouts.group)
     live = len(Groups(rollouts.group[~groups.unanimous(rollouts.reward)]))
     lengths = rollouts.lengths.double()

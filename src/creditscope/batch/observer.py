@@ -1,16 +1,6 @@
 """Observers of an update: one protocol for the microscope, the probe of the optimiser and the brake.
 
-An update of a minibatch runs through these events, in this order:
-
-    begin        a new batch: method, rollouts, credit
-    before       passes of the observer's own, before the update's
-    goes_on      may veto the update
-    reweigh      may change the w that is pulled back
-    weighed      w is known before the update's pass: with several micro-batches, or where an observer is `early`
-    around       each forward and backward pass of a micro-batch
-    see          log π of a micro-batch with its graph, between the two
-    gradient     the whole gradient, before it is clipped
-    clipped      the gradient as the optimiser gets it
+The events of an update are the methods of `StepObserver`, in their order there.
 """
 
 from __future__ import annotations
@@ -31,7 +21,7 @@ Around = Callable[[Tensor], AbstractContextManager[Any]]
 
 
 class Passes(Protocol):
-    """What a minibatch offers an observer: passes through the model, micro-batch by micro-batch."""
+    """A minibatch as an observer sees it: passes through the model, one per micro-batch."""
 
     rollouts: Rollouts
     rows: Tensor
@@ -49,26 +39,25 @@ class Passes(Protocol):
         """Add Σ_it c_it ∇log π_it to the gradients, c = cotangent(log π, chunk)."""
 
     def head_norms(self, chunk: Tensor) -> Tensor:
-        """(B, T) norms of the gradient of log π(y_t) by the output head alone."""
+        """(B, T) ‖∇_W log π(y_t)‖, W the output head."""
 
 
 class StepObserver:
-    """Follows the updates of a batch. Each event does nothing unless a subclass says otherwise."""
+    """Follows the updates of a batch. Each event does nothing unless a subclass overrides it."""
 
     own_pass = False
-    """Whether `see` gets a forward pass of its own: the microscope bears one backward pass per forward."""
-
+    """Whether `see` gets a forward pass of its own: the microscope allows one backward pass per forward."""
     early = False
-    """Whether it asks for `weighed`, which costs one forward pass where there is one micro-batch."""
+    """Whether `weighed` is called with one micro-batch too, at the cost of a forward pass."""
 
     def begin(self, method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> None:
         """A new batch."""
 
     def before(self, minibatch: Passes) -> None:
-        """An update is about to be made. Gradients left behind are cleared."""
+        """Before the update: passes of the observer's own. Gradients left behind are cleared."""
 
     def goes_on(self, logp: Tensor, rows: Tensor | None = None) -> bool:
-        """Whether another update may be made at these log-probs."""
+        """False vetoes the update at these log-probs."""
         return True
 
     def reweigh(self, w: Tensor, logp: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -76,17 +65,17 @@ class StepObserver:
         return w
 
     def weighed(self, minibatch: Passes, logp: Tensor, pulled: Tensor) -> None:
-        """The w that will be pulled back, at `logp`. Gradients left behind are cleared."""
+        """w is known before the update's pass: with several micro-batches, or where `early`."""
 
     def around(self, rows: Tensor) -> AbstractContextManager[None]:
         """The context of one forward and backward pass over `rows` of the batch."""
         return nullcontext()
 
     def see(self, logp: Tensor, rows: Tensor | None = None) -> None:
-        """log π of `rows` before the coming update, with its graph."""
+        """log π of `rows` with its graph, between the forward and the backward pass."""
 
     def gradient(self, norm: float) -> None:
-        """The gradient of the update is complete, and not clipped yet; `norm` is its norm."""
+        """The whole gradient, before it is clipped; `norm` is its norm."""
 
     def clipped(self, factor: float) -> None:
         """The gradient was multiplied by `factor`, 1 where nothing clips; the optimiser's step follows."""

@@ -1,11 +1,11 @@
-"""What a batch is: `Rollouts`, B sampled completions in groups, checked where it is made and trusted afterwards."""
+"""A batch, `Rollouts`: B sampled completions in groups, checked where it is made and trusted afterwards."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -13,31 +13,50 @@ from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 
-# Fields of one shape, so that checks, indexing and concatenation are written once.
-TOKEN_FIELDS = ("tokens", "mask", "logp", "ref_logp", "entropy", "collision", "step")  # (B, T)
-STEP_FIELDS = ("step_reward", "step_state")  # (B, S)
-LIST_FIELDS = ("prompt", "prompt_ids", "text", "pieces")  # lists of length B, or empty when unknown
 ROUNDING = 1e-3
 """How far a log-prob may be above 0: a margin for rounding. float32 numbers near 100 are 8e-6 apart."""
 
 
 class Range(NamedTuple):
-    """low < x < high, and what to do with a number that is outside."""
+    """low < x < high, and how to repair a number outside."""
 
     low: float
     high: float
     says: str
 
 
+class BatchColumn(NamedTuple):
+    """One tensor of a batch."""
+
+    kind: str
+    """int64, float or bool."""
+    axis: str
+    """row: (B,), token: (B, T), step: (B, S)."""
+    required: bool = False
+    pad: int = 0
+    range: Range | None = None
+
+
 _LOG_PROB = Range(-math.inf, ROUNDING, f"a log-probability is at most 0 (up to {ROUNDING:g} is taken for rounding); "
                                        f"give log π, with its minus sign, not π and not −log π")
-RANGES = {
-    "logp": _LOG_PROB,
-    "ref_logp": _LOG_PROB,
-    "entropy": Range(-ROUNDING, math.inf, "an entropy is at least 0; give −Σ π log π, in nats"),
-    "collision": Range(-ROUNDING, 1 + ROUNDING, "Σ π² lies between 0 and 1; give the sum of squared probabilities"),
+_ENTROPY = Range(-ROUNDING, math.inf, "an entropy is at least 0; give −Σ π log π, in nats")
+_COLLISION = Range(-ROUNDING, 1 + ROUNDING, "Σ π² lies between 0 and 1; give the sum of squared probabilities")
+COLUMNS = {
+    "tokens": BatchColumn("int64", "token", required=True),
+    "mask": BatchColumn("bool", "token", required=True),
+    "logp": BatchColumn("float", "token", required=True, range=_LOG_PROB),
+    "reward": BatchColumn("float", "row", required=True),
+    "group": BatchColumn("int64", "row", required=True),
+    "ref_logp": BatchColumn("float", "token", range=_LOG_PROB),
+    "entropy": BatchColumn("float", "token", range=_ENTROPY),
+    "collision": BatchColumn("float", "token", range=_COLLISION),
+    "step": BatchColumn("int64", "token", pad=-1),
+    "step_reward": BatchColumn("float", "step"),
+    "step_state": BatchColumn("int64", "step", pad=-1),
 }
-_PAD = {"step": -1, "step_state": -1}  # everything else pads with 0
+TOKEN_FIELDS = tuple(name for name, column in COLUMNS.items() if column.axis == "token")
+STEP_FIELDS = tuple(name for name, column in COLUMNS.items() if column.axis == "step")
+LIST_FIELDS = ("prompt", "prompt_ids", "text", "pieces")  # lists of length B, or empty when unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +73,7 @@ class Rollouts:
     tokens: Tensor
     """(B, T) int64 token ids of the completion; 0 after a row's last chosen token."""
     mask: Tensor
-    """(B, T) bool: True where the policy chose the token. False on padding and on text that others wrote."""
+    """(B, T) bool: True where the policy chose the token. False on padding and on text from elsewhere."""
     logp: Tensor
     """(B, T) log π_old of the chosen tokens, as sampled."""
     reward: Tensor
@@ -75,7 +94,7 @@ class Rollouts:
     """(B, S) int64 the state in which each step (or turn) begins, equal where states are; -1 past the last step."""
     prompt: Sequence[str] = field(default_factory=list)
     prompt_ids: Sequence[Sequence[int]] = field(default_factory=list)
-    """Token ids of each row's prompt: what a model has to read before the completion."""
+    """Token ids of each row's prompt."""
     text: Sequence[str] = field(default_factory=list)
     pieces: Sequence[Sequence[str]] = field(default_factory=list)
     """The text of each token, for people to read."""
@@ -90,22 +109,17 @@ class Rollouts:
     # -- checks ------------------------------------------------------------------------------------------
 
     def _check_kinds(self) -> None:
-        kinds = {"tokens": "int64", "mask": "bool", "logp": "float", "reward": "float", "group": "int64",
-                 "ref_logp": "float", "entropy": "float", "collision": "float", "step": "int64", "step_reward": "float",
-                 "step_state": "int64"}
-        required = ("tokens", "mask", "logp", "reward", "group")
-        for name, kind in kinds.items():
+        for name, (kind, _, required, *_) in COLUMNS.items():
             value = getattr(self, name)
-            if value is None and name not in required:
+            if value is None and not required:
                 continue
             if not isinstance(value, Tensor):
                 raise CreditscopeError(f"Rollouts.{name} must be a {kind} tensor, got {type(value).__name__}; "
                                        f"use torch.as_tensor(...)")
-            right = value.is_floating_point() if kind == "float" else value.dtype == getattr(torch, kind)
-            if not right:
-                repair = {"float": ".float()", "int64": ".long()", "bool": ".bool()"}[kind]
+            if not (value.is_floating_point() if kind == "float" else value.dtype == getattr(torch, kind)):
+                repair = "long" if kind == "int64" else kind
                 raise CreditscopeError(f"Rollouts.{name} must be {kind}, got {value.dtype}; "
-                                       f"convert it with {name}{repair}")
+                                       f"convert it with {name}.{repair}()")
 
     def _check_shapes(self) -> None:
         if self.tokens.dim() != 2:
@@ -113,63 +127,55 @@ class Rollouts:
         rows, width = self.tokens.shape
         if rows == 0:
             raise CreditscopeError("Rollouts needs at least one row, got 0; skip the step when nothing was sampled")
-        expected: dict[str, tuple[int, ...]] = dict.fromkeys(TOKEN_FIELDS, (rows, width))
-        expected |= {"reward": (rows,), "group": (rows,)}
-        for name, shape in expected.items():
-            value = getattr(self, name)
-            if value is not None and tuple(value.shape) != shape:
-                raise CreditscopeError(f"Rollouts.{name} must have shape {shape} to fit tokens, "
-                                       f"got {tuple(value.shape)}")
-        for name in STEP_FIELDS:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if self.step is None:
+        for name, value in self._tensors().items():
+            axis, shape = COLUMNS[name].axis, tuple(value.shape)
+            if axis == "step" and self.step is None:
                 raise CreditscopeError(f"Rollouts.{name} was given without Rollouts.step; "
                                        f"pass the step index of every token too")
-            if value.dim() != 2 or value.shape[0] != rows:
-                raise CreditscopeError(f"Rollouts.{name} must be (B, S) with B = {rows}, got {tuple(value.shape)}")
+            if axis == "step" and (value.dim() != 2 or shape[0] != rows):
+                raise CreditscopeError(f"Rollouts.{name} must be (B, S) with B = {rows}, got {shape}")
+            expected = (rows,) if axis == "row" else (rows, width)
+            if axis != "step" and shape != expected:
+                raise CreditscopeError(f"Rollouts.{name} must have shape {expected} to fit tokens, got {shape}")
         if self.step_state is not None and (self.step_reward is None
                                             or self.step_state.shape != self.step_reward.shape):
             have = "none" if self.step_reward is None else str(tuple(self.step_reward.shape))
             raise CreditscopeError(f"Rollouts.step_state {tuple(self.step_state.shape)} must have the shape of "
                                    f"step_reward, which is {have}")
         for name in LIST_FIELDS:
-            value = getattr(self, name)
-            if value and len(value) != rows:
+            entries = getattr(self, name)
+            if entries and len(entries) != rows:
                 raise CreditscopeError(f"Rollouts.{name} must have one entry per row ({rows}) or none, "
-                                       f"got {len(value)}")
+                                       f"got {len(entries)}")
 
     def _check_values(self) -> None:
         if not bool(self.mask.any()):
             raise CreditscopeError(f"Rollouts.mask is False everywhere: in none of the {len(self)} rows did the policy "
                                    f"choose a token; skip the batch, or mark the chosen tokens True")
-        # What stands after the last chosen token is padding, whatever id it was padded with.
+        # After the last chosen token stands padding, whatever its id.
         column = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         tail = column >= self.extents[:, None]
         if bool((self.tokens[tail] != 0).any()):
             object.__setattr__(self, "tokens", self.tokens.masked_fill(tail, 0))
         _refuse_rows("tokens", (self.tokens < 0) & self.mask, self.tokens, rule="ids, counted from 0")
         _refuse_rows("reward", ~torch.isfinite(self.reward), self.reward)
-        for name, (low, high, says) in RANGES.items():
-            value = getattr(self, name)
-            if value is None:
+        for name, value in self._tensors().items():
+            possible = COLUMNS[name].range
+            if possible is None:
                 continue
-            right = (value > low) & (value < high)  # False for NaN
+            right = (value > possible.low) & (value < possible.high)  # False for NaN
             if bool(right.all()):
                 continue
             _refuse_rows(name, ~torch.isfinite(value) & self.mask, value)
-            _refuse_rows(name, ~right & self.mask, value, rule=f"possible ({says})")
-            # What stands on padding means nothing, but 0 · NaN would still reach every sum: blank it.
+            _refuse_rows(name, ~right & self.mask, value, rule=f"possible ({possible.says})")
+            # Numbers on padding mean nothing, but 0 · NaN would still reach every sum: set them to 0.
             object.__setattr__(self, name, value.masked_fill(~self.mask, 0.0))
-        if self.step_reward is not None:
-            _refuse_rows("step_reward", ~torch.isfinite(self.step_reward), self.step_reward)
         if self.step is not None:
-            if bool((self.step < -1).any()):
-                _refuse_rows("step", self.step < -1, self.step, rule="an index, or -1 for no step")
+            _refuse_rows("step", self.step < -1, self.step, rule="an index, or -1 for no step")
             if self.step_reward is not None:
-                past = self.step >= self.step_reward.shape[1]
-                _refuse_rows("step", past, self.step, rule=f"below step_reward's {self.step_reward.shape[1]} columns")
+                _refuse_rows("step_reward", ~torch.isfinite(self.step_reward), self.step_reward)
+                steps = self.step_reward.shape[1]
+                _refuse_rows("step", self.step >= steps, self.step, rule=f"below step_reward's {steps} columns")
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -183,7 +189,7 @@ class Rollouts:
 
     @property
     def extents(self) -> Tensor:
-        """(B,) columns up to the last chosen token; what others wrote before it is inside, what follows is padding."""
+        """(B,) columns up to the last chosen token, text from elsewhere included; padding follows."""
         columns = torch.arange(1, self.tokens.shape[1] + 1, device=self.tokens.device)
         return (self.mask * columns).amax(dim=1)
 
@@ -197,18 +203,19 @@ class Rollouts:
     # -- new batches from old ------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[str, Tensor]:
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        return {name: value for name in COLUMNS if (value := getattr(self, name)) is not None}
 
     def _made(self, changes: dict[str, Any]) -> Rollouts:
-        """A batch that is made of this one. It is not checked again: that would wait for the GPU at every use."""
+        """A batch made from this one, not checked again: a check would wait for the GPU."""
         made = copy.copy(self)
         vars(made).update(changes)
         return made
 
     def to(self, device: torch.device | str) -> Rollouts:
         """The same rollouts with every tensor on `device`."""
-        return self._made({name: value.to(device) for name, value in self._tensors().items()})
+        # A copy to the CPU is read at once, so it waits; a copy to a GPU need not.
+        ahead = torch.device(device).type != "cpu"
+        return self._made({name: value.to(device, non_blocking=ahead) for name, value in self._tensors().items()})
 
     def rows(self, index: Tensor) -> Rollouts:
         """The chosen rows, by boolean mask (B,) or by integer index. An integer index on the CPU waits for no GPU."""
@@ -216,7 +223,8 @@ class Rollouts:
             index = index.nonzero().squeeze(1)
         if not len(index):
             raise CreditscopeError("Rollouts.rows needs at least one row, got none")
-        chosen: dict[str, Any] = {name: value[index] for name, value in self._tensors().items()}
+        at = index.to(self.tokens.device, non_blocking=not index.is_cuda)
+        chosen: dict[str, Any] = {name: value[at] for name, value in self._tensors().items()}
         where, ends = index.tolist(), vars(self)["_ends"]
         chosen |= {name: [value[i] for i in where] for name in LIST_FIELDS if (value := getattr(self, name))}
         return self._made(chosen | {"_ends": [ends[i] for i in where]})
@@ -231,35 +239,28 @@ class Rollouts:
         """One batch from several. Group ids are kept, so number them before you join."""
         if not parts:
             raise CreditscopeError("Rollouts.cat needs at least one part, got none")
-        width = max(part.tokens.shape[1] for part in parts)
         joined: dict[str, Any] = {}
-        for f in fields(Rollouts):
-            values = [getattr(part, f.name) for part in parts]
-            if f.name == "step_state":  # where no row has a step, no state is missing
+        for name in (*COLUMNS, *LIST_FIELDS):
+            values = [getattr(part, name) for part in parts]
+            if name == "step_state":  # where no row has a step, no state is missing
                 values = [part.step.new_zeros(len(part), 0) if v is None and part.step is not None
                           and part.step_reward is not None and part.step_reward.shape[1] == 0 else v
                           for v, part in zip(values, parts, strict=True)]
                 values = [None] * len(parts) if all(v is None or v.shape[1] == 0 for v in values) else values
             present = [value is not None and len(value) > 0 for value in values]  # texts are empty when unknown
             if not any(present):
-                joined[f.name] = values[0]
+                joined[name] = values[0]
             elif not all(present):
-                raise CreditscopeError(f"cannot join rollouts: some parts have {f.name!r} and some do not")
-            elif f.name in TOKEN_FIELDS:
-                joined[f.name] = torch.cat([_widen(v, width, _PAD.get(f.name, 0)) for v in values])
-            elif f.name in STEP_FIELDS:
-                steps = max(v.shape[1] for v in values)
-                joined[f.name] = torch.cat([_widen(v, steps, _PAD.get(f.name, 0)) for v in values])
-            elif isinstance(values[0], Tensor):
-                joined[f.name] = torch.cat(values)
+                raise CreditscopeError(f"cannot join rollouts: some parts have {name!r} and some do not")
+            elif name in LIST_FIELDS:
+                joined[name] = [entry for value in values for entry in value]
+            elif COLUMNS[name].axis == "row":
+                joined[name] = torch.cat(values)
             else:
-                joined[f.name] = [entry for value in values for entry in value]
+                width, pad = max(v.shape[1] for v in values), COLUMNS[name].pad
+                joined[name] = torch.cat([torch.nn.functional.pad(v, (0, width - v.shape[1]), value=pad)
+                                          for v in values])
         return Rollouts(**joined)
-
-
-def _widen(value: Tensor, width: int, pad: int) -> Tensor:
-    missing = width - value.shape[1]
-    return torch.nn.functional.pad(value, (0, missing), value=pad) if missing else value
 
 
 def _refuse_rows(name: str, bad: Tensor, value: Tensor, rule: str = "finite") -> None:

@@ -1,10 +1,9 @@
-"""What claims read: a run in a few kilobytes of numbers, from its record or from a file that was saved.
+"""The evidence of a run: the numbers that claims are tested on, from its record or from a saved file.
 
-    config, versions      what was run; paths are cut to their last part
+    config, versions      of the run; paths are cut to their last part
     steps                 the metrics of each step, by column
     groups                one entry per live group of a reading: every rank of its rollout matrix, by column
     readings              one entry per reading: the step, its unanimous groups and the largest entry of their Grams
-    layers                by parameter: means over readings and groups
     turns                 one entry per kept step and turn of a task with turns: the bias of credit (`claims.turns`)
 
 A column of `groups` is OBJECT/DEFINITION. Objects: `all` (every parameter), `qv` (q_proj and v_proj of all layers
@@ -15,9 +14,8 @@ together), `layer` (each q_proj and v_proj by itself, then the mean over them, w
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,28 +38,25 @@ from creditscope.runs.columns import Steps
 from creditscope.runs.compare import is_finished
 from creditscope.runs.formats import upgraded
 from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.numbers import mean, mean_over, spanned
 from creditscope.runs.record import Record
 
 FORMAT = "creditscope evidence 2"
 FORMATS = {"creditscope evidence 1": 1, FORMAT: 2}
-"""Formats that can be read, and those of the records they were made of."""
+"""Formats that can be read -> the format of the records they were made of."""
 TRACKED = (".q_proj.weight", ".v_proj.weight")
-"""What arXiv:2606.29238 looked at."""
+"""The parameters of arXiv:2606.29238."""
 ENOUGH = 3
 """Runs below which there is no interval."""
 KEPT = (
     schema.REWARD_MEAN, schema.REWARD_STD, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS,
-    "eval/", schema.ROLLOUTS_SPENT,
-    schema.ROLLOUTS_SAMPLED, schema.CREDIT_WITHIN, schema.CREDIT_DEAD_GROUPS, schema.GRAM_GROUP_EFFECTIVE_RANK,
-    "baseline/", "tokens/",
-    "also/", "adapt/", schema.OPTIMIZER_SCALE_CHANGE, schema.OPTIMIZER_OVERSHOOT, schema.OPTIMIZER_UPDATES,
-    schema.OVERSHOOT_PAST,
-    schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_AFTER, schema.OVERSHOOT_KL, schema.OVERSHOOT_CARRY,
-    schema.OBJECTIVE_VALUE, schema.ENTROPY_MEAN,
+    "eval/", schema.ROLLOUTS_SPENT, schema.ROLLOUTS_SAMPLED, schema.CREDIT_WITHIN, schema.CREDIT_DEAD_GROUPS,
+    schema.GRAM_GROUP_EFFECTIVE_RANK, "baseline/", "tokens/", "also/", "adapt/", schema.OPTIMIZER_SCALE_CHANGE,
+    schema.OPTIMIZER_OVERSHOOT, schema.OPTIMIZER_UPDATES, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE,
+    schema.OVERSHOOT_AFTER, schema.OVERSHOOT_KL, schema.OVERSHOOT_CARRY, schema.OBJECTIVE_VALUE, schema.ENTROPY_MEAN,
     schema.LENGTH_MEAN, schema.TIME_STEP, schema.TIME_EVAL, schema.TIME_SCOPE, schema.TIME_PROBE, schema.TIME_TRAIN)
 """Metrics that are kept, by the start of their names."""
 TURNS = ("step_state", "step_reward", "group")
-"""Arrays of kept rollouts that the bias of each turn is measured on."""
 
 Columns = dict[str, list[float | None]]
 
@@ -78,7 +73,6 @@ class Evidence:
     """One mapping per step; a metric that a step does not have is absent."""
     groups: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     readings: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     turns: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
     def __getitem__(self, setting: str) -> Any:
@@ -87,12 +81,11 @@ class Evidence:
 
     @property
     def subject(self) -> str:
-        """Model, task and method: what a verdict is about."""
+        """Model, task and method."""
         return " · ".join(str(self.config.get(name, "?")) for name in ("model", "task", "method"))
 
     @cached_property
     def columns(self) -> Steps:
-        """The steps by column."""
         return Steps.of(self.steps)
 
     @cached_property
@@ -106,11 +99,10 @@ class Evidence:
 
     def mean(self, metric: str) -> float | None:
         """Over the steps that have it."""
-        found = [value for _, value in self.series(metric)]
-        return mean(found) if found else None
+        return mean_over(self.steps, metric)
 
     def points(self, by: str = "spent") -> list[tuple[int, float]]:
-        """(rollouts spent, or with by="step" steps taken, until then; accuracy) at each evaluation, in order."""
+        """(rollouts spent, or with by="step" steps taken, so far; accuracy) at each evaluation, in order."""
         at, accuracy = self.columns.column(schema.EVAL_ACCURACY)
         trained, spent = self.columns.column(schema.ROLLOUTS_SPENT)
         taken = np.searchsorted(trained, at)
@@ -124,11 +116,8 @@ class Evidence:
     def by_step(self, name: str) -> dict[int, float]:
         """step -> mean of a column over the reading's live groups that have it."""
         found: dict[int, list[float]] = {}
-        if name not in self.groups:
-            return {}
-        for step, value in zip(self.groups["step"], self.groups[name], strict=True):
-            if value is not None and step is not None:
-                found.setdefault(int(step), []).append(value)
+        for step, value in rows_with(self.groups, "step", name):
+            found.setdefault(int(step), []).append(value)
         return {step: mean(values) for step, values in sorted(found.items())}
 
 
@@ -140,22 +129,19 @@ def rows_with(table: Mapping[str, Sequence[float | None]], *columns: str) -> lis
     """
     if not table.keys() >= set(columns):
         return []
-    rows = [tuple(value for value in row if value is not None)
-            for row in zip(*(table[name] for name in columns), strict=True)]
-    return [row for row in rows if len(row) == len(columns)]
+    rows: Iterable[Any] = zip(*(table[name] for name in columns), strict=True)
+    return [row for row in rows if None not in row]
 
-
-# -- several runs ----------------------------------------------------------------------------------------------------
 
 APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "keep_most", "device", "accumulate", "probe",
                    "probe_every", "scope", "every", "also", "eval_every", "eval_rollouts"})
-"""Settings that do not make another experiment of a run."""
+"""Settings in which runs of one experiment may differ."""
 
 
-def families(runs: Sequence[Evidence], over: Sequence[str]) -> Iterator[list[Evidence]]:
-    """Runs that differ in `over`, in the seed and in what changes no result, and in nothing else.
+def families(runs: Sequence[Evidence], over: Sequence[str]) -> list[list[Evidence]]:
+    """Runs that differ in `over` and in the settings of `APART` alone.
 
-    A setting that is younger than a run had its default then, so one that a run does not know is no difference.
+    A setting that a run does not have is newer than the run, which then had its default: that is no difference.
     """
     found: list[list[Evidence]] = []
     for run in runs:
@@ -163,7 +149,7 @@ def families(runs: Sequence[Evidence], over: Sequence[str]) -> Iterator[list[Evi
         if not home:
             found.append(home)
         home.append(run)
-    yield from found
+    return found
 
 
 def _alike(a: Evidence, b: Evidence, apart: frozenset[str] | set[str]) -> bool:
@@ -187,17 +173,7 @@ class Measured(NamedTuple):
     of: str
 
     def __str__(self) -> str:
-        """The mean with its interval.
-
-        >>> print(Measured(Interval(1.5, 1.25, 1.75, 3), "runs"), Measured(Interval(1.5, None, None, 1), "runs"))
-        1.50 [1.25, 1.75] 1.50
-        """
-        mean, low, high = self.value.mean, self.value.low, self.value.high
-        return f"{mean:.2f}" if low is None or high is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def mean(values: Collection[float]) -> float:
-    return math.fsum(values) / len(values)
+        return spanned(self.value, ".2f")
 
 
 def mean_of(runs: Sequence[Evidence], column: str) -> Measured | None:
@@ -207,7 +183,7 @@ def mean_of(runs: Sequence[Evidence], column: str) -> Measured | None:
 
 def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> Measured | None:
     """From three runs on: the mean of each run's mean, with its interval over runs. Below: the mean of all values,
-    without an interval, because the readings of one or two runs say nothing of other runs. None of no values.
+    without an interval, because one or two runs do not show how much runs differ. None of no values.
     """
     known = [values for values in by_run if values]
     if not known:
@@ -215,21 +191,14 @@ def over_runs(by_run: Sequence[Sequence[float]], unit: str = "readings") -> Meas
     if len(known) >= ENOUGH:
         return Measured(mean_interval([mean(values) for values in known]), "runs")
     values = [value for values in known for value in values]
-    return Measured(Interval(mean(values), None, None, len(values)), some(unit, len(known)))
-
-
-def some(unit: str, runs: int) -> str:
-    """What n counts below three runs."""
-    return f"{unit} of one run" if runs == 1 else f"{unit} of {runs} runs"
-
-
-# -- from a record ---------------------------------------------------------------------------------------------------
+    of = f"{unit} of one run" if len(known) == 1 else f"{unit} of {len(known)} runs"
+    return Measured(Interval(mean(values), None, None, len(values)), of)
 
 
 def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
     """The evidence of a run, finished or not. What was not recorded is absent; what is damaged is an error. `steps` are
     those of the record, where they were read before."""
-    groups, readings, layers = _readings(record)
+    groups, readings = _readings(record)
     turns: Columns = {}
     for step in record.groups():
         arrays = record.group(step)
@@ -240,7 +209,7 @@ def read_evidence(record: Record, steps: Steps | None = None) -> Evidence:
                 turns.setdefault(name, []).append(value)
     steps = record.columns() if steps is None else steps
     return Evidence(name=record.path.name, config=_without_paths(record.config), versions=_plain(record.run),
-                    finished=is_finished(steps), groups=groups, readings=readings, layers=layers, turns=turns,
+                    finished=is_finished(steps), groups=groups, readings=readings, turns=turns,
                     steps=steps.numeric(lambda name: name == "step" or name.startswith(KEPT)))
 
 
@@ -255,37 +224,25 @@ def damaged(record: Record, shelf: str, step: int) -> Iterator[None]:
                                f"leave it out") from None
 
 
-def _readings(record: Record) -> tuple[Columns, Columns, dict[str, dict[str, float]]]:
-    """(groups, readings, layers) of what the microscope saw."""
-    columns: Columns = {}
+def _readings(record: Record) -> tuple[Columns, Columns]:
+    """(groups, readings) of the microscope."""
+    rows: list[dict[str, float | None]] = []
     looks: Columns = {"step": [], "unanimous": [], "unanimous_largest": []}
-    layers: dict[str, dict[str, list[float]]] = {}
-    count = 0
     for step in record.readings():
         look = _look(record, step)
-        for row in look.rows:
-            for name in [name for name in row if name not in columns]:
-                columns[name] = [None] * count
-            count += 1
-            for name, values in columns.items():
-                values.append(float(step) if name == "step" else row.get(name))
-        for name, found in look.layers.items():
-            for key, some in found.items():
-                layers.setdefault(name, {}).setdefault(key, []).extend(some)
+        rows += [{"step": float(step), **row} for row in look.rows]
         for name, value in zip(looks, (step, look.unanimous, look.largest), strict=True):
             looks[name].append(float(value))
-    means = {name: {key: mean(values) for key, values in found.items()} for name, found in layers.items()}
-    return columns, looks if looks["step"] else {}, means
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}, looks if looks["step"] else {}
 
 
-@dataclass(frozen=True)
-class ReadingNumbers:
-    """One reading: the numbers of its groups and of its layers, and the largest |K_ij| of its unanimous groups."""
+class ReadingNumbers(NamedTuple):
+    """One reading: the numbers of its live groups, how many are unanimous, and the largest |K_ij| of those."""
 
     rows: Sequence[Mapping[str, float | None]]
     unanimous: int
     largest: float
-    layers: Mapping[str, Mapping[str, Sequence[float]]]
 
 
 LOOKS = 2048
@@ -295,29 +252,26 @@ remembered: ContextVar[dict[tuple[Any, ...], ReadingNumbers] | None] = ContextVa
 
 
 def _look(record: Record, step: int) -> ReadingNumbers:
-    """The numbers of a reading; of a file that has not changed since, those of the last time."""
+    """The numbers of a reading, remembered as long as its file does not change."""
     known, seen = remembered.get(), record.reading_version(step)
     if known is not None and seen in known:
         return known[seen]
     arrays = record.reading(step)
-    layers: dict[str, dict[str, list[float]]] = {}
     with damaged(record, "scope", step):
-        groups = list(_groups_of(fitting(arrays, READING, ("group", "reward", "gram", "eps")), layers))
+        groups = list(_groups_of(fitting(arrays, READING, ("group", "reward", "gram", "eps"))))
     dead = [largest for row, largest in groups if row is None]
-    look = ReadingNumbers([row for row, _ in groups if row is not None], len(dead), max(dead, default=0.0), layers)
+    look = ReadingNumbers([row for row, _ in groups if row is not None], len(dead), max(dead, default=0.0))
     if known is not None and len(known) < LOOKS:
         known[seen] = look
     return look
 
 
-def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, list[float]]]
-               ) -> Iterator[tuple[dict[str, float | None] | None, float]]:
+def _groups_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, float | None] | None, float]]:
     """For each group of a reading: (its numbers, 0), or (None, largest |K_ij|) where its rewards are unanimous."""
     group, reward, gram = arrays["group"], arrays["reward"], arrays["gram"]
     eps = float(arrays["eps"])
     row_w, scores = arrays.get("row_w"), arrays.get("scores")
-    names = [str(name) for name in arrays.get("layer_names", ())]
-    tracked = [i for i, name in enumerate(names) if name.endswith(TRACKED)]
+    tracked = [i for i, name in enumerate(arrays.get("layer_names", ())) if str(name).endswith(TRACKED)]
     place = {int(g): i for i, g in enumerate(arrays.get("layer_groups", ()))}
     for g in np.unique(group):
         rows = np.flatnonzero(group == g)
@@ -327,7 +281,7 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
             continue
         if not np.isfinite(block).all() or not block.any():
             continue
-        row: dict[str, float | None] = {"step": 0.0, "size": float(len(rows)), "reward_mean": float(mine.mean()),
+        row: dict[str, float | None] = {"size": float(len(rows)), "reward_mean": float(mine.mean()),
                                         "reward_std": float(mine.std())}
         if np.isin(mine, (0, 1)).all():
             row |= {"right": float(mine.sum()), "orthogonal_null": orthogonal_null(int(mine.sum()), len(rows))}
@@ -346,27 +300,18 @@ def _groups_of(arrays: Mapping[str, NDArray[Any]], layers: dict[str, dict[str, l
                 row |= _ranks(inner, eps, f"credit:{name}") | {f"credit:{name}/norm_null": norm_null(inner)}
         if tracked and int(g) in place:
             each = arrays["layers"][tracked, place[int(g)]].astype(np.float64)
-            row |= _of_layers(each, [names[i] for i in tracked], max(eps, 1e-6), layers)
+            row |= _of_layers(each, max(eps, 1e-6))
         yield row, 0.0
 
 
-def _of_layers(each: NDArray[np.float64], names: Sequence[str], eps: float,
-               layers: dict[str, dict[str, list[float]]]) -> dict[str, float | None]:
-    """The tracked layers together, and each by itself with the mean over them."""
-    row: dict[str, float | None] = dict(_ranks(each.sum(axis=0), eps, "qv"))
-    single: dict[str, list[float]] = {}
-    for name, block in zip(names, each, strict=True):
-        if not block.any():
-            continue
-        found = ranks(spectrum(block, eps))
-        for key in ("effective_rank", "effective_rank_truncated_2", "top1"):
-            layers.setdefault(name, {}).setdefault(key, []).append(found[key])
-        for key, value in found.items():
-            single.setdefault(f"layer/{key}", []).append(value)
-    return row | {name: mean(values) for name, values in single.items()}
+def _of_layers(each: NDArray[np.float64], eps: float) -> dict[str, float]:
+    """The ranks of the tracked layers together, and the mean over the layers of the ranks of each."""
+    single = [_ranks(block, eps, "layer") for block in each if block.any()]
+    means = {name: mean([found[name] for found in single]) for name in (single[0] if single else ())}
+    return _ranks(each.sum(axis=0), eps, "qv") | means
 
 
-def _ranks(block: NDArray[np.float64], eps: float, of: str) -> dict[str, float | None]:
+def _ranks(block: NDArray[np.float64], eps: float, of: str) -> dict[str, float]:
     return {f"{of}/{name}": value for name, value in ranks(spectrum(block, eps)).items()} if block.any() else {}
 
 
@@ -381,12 +326,9 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions that are text or numbers; anything else is left out, because the file is untrusted."""
+    """The versions that are text or numbers; the file is untrusted."""
     found = run.get("versions")
     return {str(k): v for k, v in found.items() if isinstance(v, str | int | float)} if isinstance(found, dict) else {}
-
-
-# -- a file of it ----------------------------------------------------------------------------------------------------
 
 
 def to_json(run: Evidence) -> str:
@@ -399,28 +341,24 @@ def to_json(run: Evidence) -> str:
         "format": FORMAT, "name": run.name, "finished": run.finished, "config": dict(run.config),
         "versions": dict(run.versions)}.items()]
     tables: dict[str, Mapping[str, Any]] = {"steps": steps, "groups": run.groups, "readings": run.readings,
-                                            "turns": run.turns, "layers": run.layers}
+                                            "turns": run.turns}
     for key, table in tables.items():
-        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(_short(values), allow_nan=False)}"
+        inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps([_short(x) for x in values], allow_nan=False)}"
                            for name, values in table.items())
         lines.append(f'"{key}": {{\n{inner}}}')
     return "{" + ",\n".join(lines) + "}\n"
 
 
 def _short(value: Any) -> Any:
-    """The value with every float in it to five digits."""
-    if isinstance(value, Mapping):
-        return {key: _short(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(inner) for inner in value]
-    if isinstance(value, float):
-        value = value if value.is_integer() else float(f"{value:.5g}")
-        return int(value) if value.is_integer() and abs(value) < 1e15 else value
-    return value
+    """A float to five digits, as an integer where it is one."""
+    if not isinstance(value, float):
+        return value
+    value = value if value.is_integer() else float(f"{value:.5g}")
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
 def from_json(path: Path) -> Evidence:
-    """A file that `to_json` wrote. It is untrusted: what does not fit the format is refused."""
+    """A file that `to_json` wrote; it is untrusted, so anything that does not fit the format is refused."""
     try:
         found = parse_json(read_whole(path).decode("utf-8"))
     except (OSError, ValueError) as error:
@@ -440,12 +378,11 @@ def from_json(path: Path) -> Evidence:
                      for row in zip(*steps.values(), strict=True))
         if tables["groups"] and "step" not in tables["groups"]:
             raise ValueError("groups without their steps")
-        json.dumps([found["config"], found["layers"]], allow_nan=False)
+        json.dumps(found["config"], allow_nan=False)
         if not isinstance(found["config"], dict) or any("step" not in row for row in rows):
             raise ValueError("no config, or a step without its number")
-        layers = {str(k): {str(n): float(x) for n, x in v.items()} for k, v in found["layers"].items()}
         return Evidence(name=str(found["name"]), config=found["config"], versions=_plain(found),
-                        finished=bool(found["finished"]), steps=rows, layers=layers, **tables)
+                        finished=bool(found["finished"]), steps=rows, **tables)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CreditscopeError(f"{path} is damaged: {type(error).__name__}: {error}; make it again with creditscope "
                                f"check RUN --save") from None
@@ -468,7 +405,6 @@ def places(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_place(place: Path) -> Evidence:
-    """The evidence of a run's folder, or of a file."""
     if place.is_file():
         return from_json(place)
     if not (place / "run.json").exists():

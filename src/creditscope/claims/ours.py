@@ -1,38 +1,35 @@
-"""Two claims of our own about the rank of arXiv:2606.29238 (P1.5): why it is low, and why it may read 2. No torch.
-
-C.1: what lowers the rank of a group is that few rollouts hold most of the score norm, more than that scores are alike.
-C.2: a spectrum cut to its two largest values reads about 2, whatever the data.
-"""
+"""Two claims of our own about the rank of arXiv:2606.29238 (P1.5): why it is low (C.1), and why it may read 2 (C.2). No
+torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.claims.evidence import Evidence, cells, mean, mean_of, rows_with
-from creditscope.claims.reading import READ, estimate, ratio_over_runs, sweeps, with_outcome
-from creditscope.claims.verdict import Band, Verdict, at_most, exact, missing, needing
+from creditscope.claims.evidence import Evidence, cells, rows_with
+from creditscope.claims.reading import READ, by_size, estimate, ratio_over_runs, sweeps, with_outcome
+from creditscope.claims.verdict import Band, ClaimVerdict, at_most, exact, missing, needing
 from creditscope.microscope.spectrum import Spectrum, spectrum
+from creditscope.runs.numbers import mean
 
 LOW_RANK = math.log(1.1)
-"""The mean gap from which on there is a low rank to explain: a tenth below what the credits allow."""
+"""The mean gap from which on a rank is low: a tenth below what the credits allow."""
 HALF = 0.5
-"""The share of the gap that an explanation must cover: more than every other reason together."""
+"""The share of the gap that an explanation must cover: more than all others together."""
 
 
 @needing(f"{READ}, with outcome credit")
-def norm_concentration(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def norm_concentration(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """C.1: the share of the gap from the credits' null to the measured rank that unequal norms explain, at each R.
 
         gap = log(w_null / r_eff)              w_null = (Σ|c|)²/Σc²: orthogonal scores of equal norm
         norms first: log(w_null / norm_null)   norm_null = (Σ‖g‖)²/Σ‖g‖²: orthogonal rows of the measured norms
         norms last:  log(equal_norm_rank / r_eff)   equal_norm_rank: the measured directions, rows of norm |c_i|
 
-    Norms and alignment overlap: an answer that holds most of the norm leaves little for directions to do, and the other
-    way round. So there are two orders, and a verdict for each. Σ part / Σ gap over a run's groups.
+    Norms and alignment overlap, so there is one verdict for each of the two orders. Σ part / Σ gap over a run's groups.
     """
     for family in sweeps(with_outcome(runs), lambda run: len(_gaps(run, "all/norm_null"))):
         for column, words in ORDERS.items():
@@ -44,7 +41,7 @@ ORDERS = {"all/norm_null": "norms first, alignment has the rest",
           "all/equal_norm_rank": "alignment first, norms have the rest"}
 
 
-def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> Verdict:
+def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> ClaimVerdict:
     definition = f"share of log(credit null / (Σσ)²/Σσ²) that unequal score norms explain, {words}, R = {size}"
     gaps = [_gaps(run, column) for run in cell]
     found = ratio_over_runs(gaps)
@@ -69,18 +66,18 @@ def _gaps(run: Evidence, column: str) -> list[tuple[float, float, float]]:
 
 
 LEAST = 1.5
-"""What still rounds to 2. Cut to two values, no rank exceeds 2, so there is no upper end to choose."""
+"""The smallest rank that rounds to 2. Cut to two values, no rank exceeds 2."""
 MOST_TOP = (1 + math.sqrt(3) / 2) / 2
 """The top share f at which 1 + 2√(f(1−f)) = 1.5: f(1−f) = 1/16, f = (1 + √(3/4))/2 = 0.933."""
 SHARE = 0.9
 """The share of groups that must read about 2 for "any data"."""
 EXACT = 1e-7
-"""Two ways to the same number agree to this: √ of an eigenvalue's rounding, 1e-16, is 1e-8."""
+"""Rounding of a singular value: √ of an eigenvalue's rounding, 1e-16, is 1e-8."""
 BATTERY_SIZES = (4, 8, 16, 32, 64)
 
 
 def battery(seed: int = 0, width: int = 256) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """(kind, rows) of data that have nothing in common: from orthogonal rows to few clusters, R from 4 to 64."""
+    """(kind, rows) of unrelated matrices, from orthogonal rows to few clusters, R from 4 to 64."""
     random = np.random.default_rng(seed)
     for size in BATTERY_SIZES:
         plain = random.normal(size=(size, width))
@@ -94,12 +91,11 @@ def battery(seed: int = 0, width: int = 256) -> Iterator[tuple[str, NDArray[np.f
 
 
 def cut_to_two(s: Spectrum) -> float:
-    """r_eff as an SVD truncated to two values prints it."""
     return s.truncated(2).effective_rank
 
 
 def of_top_share(top: float) -> float:
-    """(σ₁ + σ₂)² / (σ₁² + σ₂²) = 1 + 2√(f(1−f)), f = σ₁² / (σ₁² + σ₂²): the data enter by one number.
+    """(σ₁ + σ₂)² / (σ₁² + σ₂²) = 1 + 2√(f(1−f)), f = σ₁² / (σ₁² + σ₂²).
 
     >>> of_top_share(0.5), round(of_top_share(0.7), 3), of_top_share(1.0)
     (2.0, 1.917, 1.0)
@@ -108,7 +104,7 @@ def of_top_share(top: float) -> float:
 
 
 def truncated_two(cases: Iterator[tuple[str, NDArray[np.float64]]] | None = None,
-                  printed: Callable[[Spectrum], float] = cut_to_two) -> list[Verdict]:
+                  printed: Callable[[Spectrum], float] = cut_to_two) -> list[ClaimVerdict]:
     """C.2, without a run: an SVD cut to two values prints 1 + 2√(f(1−f)), which is 1.5 to 2 up to f = 0.933."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for kind, rows in battery() if cases is None else cases:
@@ -135,28 +131,18 @@ def truncated_two(cases: Iterator[tuple[str, NDArray[np.float64]]] | None = None
 
 
 @needing(f"{READ}, with outcome credit, at --group 4 or more")
-def truncated_two_runs(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def truncated_two_runs(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """C.2 on recorded groups of R ≥ 4: the share that reads 1.5 to 2 when the spectrum is cut to two values."""
     large = [run for run in with_outcome(runs) if run["group"] >= 4]
-    yield from _reads_two(large, "all", "all parameters")
-    yield from _reads_two(large, "layer", "mean over q_proj and v_proj")
-
-
-def _reads_two(runs: Sequence[Evidence], where: str, words: str) -> Iterator[Verdict]:
-    column = f"{where}/effective_rank_truncated_2"
-    for family in sweeps(runs, lambda run: len(run.column(column))):
-        found = ratio_over_runs([[(step, float(cut >= LEAST), 1.0)
-                                  for step, cut in rows_with(run.groups, "step", column)] for run in family])
-        if found is not None:
-            yield estimate(
-                f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
-                found, Band(low=SHARE), f"{found} of the groups read {LEAST} to 2 when cut to two values"
-                f"{_while(cells(family, 'group'), where)}", expected="1")
-
-
-def _while(sizes: Mapping[int, Sequence[Evidence]], where: str) -> str:
-    """What the full spectrum reads on the same groups, by R."""
-    full = {size: found.value.mean for size, cell in sizes.items()
-            if (found := mean_of(cell, f"{where}/effective_rank")) is not None}
-    return f", while the full spectrum reads {', '.join(f'{rank:.1f}' for rank in full.values())} at R = " \
-           f"{', '.join(map(str, full))}" if full else ""
+    for where, words in (("all", "all parameters"), ("layer", "mean over q_proj and v_proj")):
+        column = f"{where}/effective_rank_truncated_2"
+        for family in sweeps(large, lambda run, column=column: len(run.column(column))):  # type: ignore[misc]
+            found = ratio_over_runs([[(step, float(cut >= LEAST), 1.0)
+                                      for step, cut in rows_with(run.groups, "step", column)] for run in family])
+            full = by_size(family, f"{where}/effective_rank")
+            beside = f", while the full spectrum reads {full.listed(1)}" if full else ""
+            if found is not None:
+                yield estimate(
+                    f"share of groups whose two largest σ give (Σσ)²/Σσ² of {LEAST} to 2, {words}", family[0].subject,
+                    found, Band(low=SHARE), f"{found} of the groups read {LEAST} to 2 when cut to two values{beside}",
+                    expected="1")

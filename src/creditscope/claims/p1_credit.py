@@ -4,27 +4,17 @@ groups (P1.4), the bias over turns (P1.8), the optimal baseline (P1.11). No torc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from creditscope.claims.evidence import Evidence, cells, families, mean, over_runs, rows_with
-from creditscope.claims.reading import (
-    READ,
-    SWEEP,
-    BySize,
-    credit_of,
-    estimate,
-    fixed,
-    mean_over,
-    row_of,
-    sweeps,
-    with_outcome,
-)
-from creditscope.claims.verdict import POSITIVE, Band, Verdict, at_most, exact, missing, needing
+from creditscope.claims.evidence import Evidence, cells, families, over_runs, rows_with
+from creditscope.claims.reading import READ, SWEEP, BySize, credit_of, estimate, fixed, mean_over, sweeps, with_outcome
+from creditscope.claims.verdict import POSITIVE, Band, ClaimVerdict, at_most, exact, missing, needing
 from creditscope.credit.table import ESTIMATORS
 from creditscope.methods import find
 from creditscope.runs import schema
+from creditscope.runs.numbers import mean
 
 ROUNDING = 1e-9
 """A share of credit at or below it is rounding: both are computed in float64 from the same numbers."""
@@ -33,7 +23,7 @@ SUM_ROUNDING = 1e-5
 
 
 @needing("the metric credit/within: any run of creditscope train that had a group with right and wrong answers")
-def uniform_credit(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def uniform_credit(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.1: within = Σ_it (A_it − Ā_i)² / Σ_it A_it² is 0 under outcome credit, and above 0 under token credit."""
     known = [run for run in fixed(runs) if run.series(schema.CREDIT_WITHIN) and credit_of(run) in ESTIMATORS]
     for family in families(known, SWEEP):
@@ -52,12 +42,12 @@ def uniform_credit(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 
 @needing(f"{READ}, with outcome credit and a method that has a group baseline (--method p1_grpo)")
-def zero_sum(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def zero_sum(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.2: |Σ_i c_i| / Σ_i |c_i| = 0 in every group, c the credit that reaches the gradient under a centred row."""
-    centred = [run for run in with_outcome(runs) if (row := row_of(run)) is not None and row.centred]
+    centred = [run for run in with_outcome(runs) if (row := find.row_of(run.config)) is not None and row.centred]
     for family in sweeps(centred, lambda run: len(run.column("w_sum"))):
         values = [value for run in family for value in run.column("w_sum")]
-        row = row_of(family[0])
+        row = find.row_of(family[0].config)
         divided = row is not None and row.aggregate == "sequence_mean"
         yield at_most(SUM_ROUNDING, "|Σc| / Σ|c| in a group, c the credit that reaches the gradient", family[0].subject,
                       max(values), f"the largest of {len(values)} groups is {max(values):.2g}"
@@ -66,15 +56,14 @@ def zero_sum(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 
 LAW_BAND = 0.05
-"""How far the share of dead groups may lie from the law: five groups in a hundred, which a reader of a plot would still
-call agreement. P1 gives no number of its own."""
+"""How far the share of dead groups may lie from the law: five groups in a hundred, since P1 gives no number."""
 THIRDS = 6
-"""Steps that a run needs before its first third is compared with its last: two in each."""
+"""Steps that a run needs for a comparison of its first third with its last: two in each."""
 
 
 @needing("the metrics reward/mean and signal/dead_groups of a run with outcome credit and binary rewards; and for the "
          f"gradients {READ}")
-def sparsity(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def sparsity(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.4: a unanimous group has no gradient, P(dead) = p^R + (1−p)^R, and the dead share grows over training."""
     own = with_outcome(runs)
     yield from _unanimous(own)
@@ -82,7 +71,7 @@ def sparsity(runs: Sequence[Evidence]) -> Iterator[Verdict]:
     yield from _growth(own)
 
 
-def _unanimous(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def _unanimous(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """max |K_ij| over unanimous groups is 0 under a row that compares siblings and has no KL term."""
     known = [run for run in runs if (row := find.row_of(run.config)) is not None and row.centred and not row.beta]
     for family in families(known, SWEEP):
@@ -98,7 +87,7 @@ def _unanimous(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 def dead_share(right: int, count: int, size: int) -> float:
     """p^R + (1−p)^R without bias from K = `right` of N = `count` rewards: [C(K,R) + C(N−K,R)] / C(N,R).
 
-    The batch's own mean in place of p would exceed it: by 0.03 with eight groups of two.
+    With the batch's mean in place of p the result is too large: by 0.03 with eight groups of two.
 
     >>> dead_share(8, 16, 2), dead_share(2, 4, 2)
     (0.4666666666666667, 0.3333333333333333)
@@ -106,30 +95,23 @@ def dead_share(right: int, count: int, size: int) -> float:
     return (math.comb(right, size) + math.comb(count - right, size)) / math.comb(count, size)
 
 
-def is_binary(step: Mapping[str, float], size: int) -> bool:
-    """Whether a step's rewards are 0 and 1, from mean and std: in [0, 1] the mean of r² equals that of r only then.
+def is_binary(mean: float, std: float, count: float) -> bool:
+    """Whether all of `count` rewards are 0 or 1: then mean r² = mean r, var·(B−1)/B + mean² = mean, B = count.
 
-    var·(B−1)/B + mean² = mean, B = groups·R; to 1e-4, because the record's std is a float32's.
+    To 1e-4, because the recorded std is a float32.
     """
-    count = step[schema.SIGNAL_GROUPS] * size
-    if not 0 < size <= count:
-        return False
-    mean, std = step[schema.REWARD_MEAN], step[schema.REWARD_STD]
     return 0 <= mean <= 1 and abs(std**2 * (count - 1) / count + mean**2 - mean) < 1e-4
 
 
-def _law(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def _law(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """Measured share of dead groups less p^R + (1−p)^R for prompts that all have one p."""
-    names = (schema.SIGNAL_DEAD_GROUPS, schema.SIGNAL_GROUPS, schema.REWARD_MEAN, schema.REWARD_STD)
-
     def excess(run: Evidence) -> list[float]:
-        known = [dict(zip(names, step, strict=True)) for step in run.columns.together(*names)]
-        if not all(is_binary(step, run["group"]) for step in known):
+        size = run["group"]
+        known = [(dead, groups * size, mean, std) for dead, groups, mean, std in run.columns.together(
+            schema.SIGNAL_DEAD_GROUPS, schema.SIGNAL_GROUPS, schema.REWARD_MEAN, schema.REWARD_STD)]
+        if not all(0 < size <= count and is_binary(mean, std, count) for _, count, mean, std in known):
             return []
-        counts = [round(step[schema.SIGNAL_GROUPS] * run["group"]) for step in known]
-        return [step[schema.SIGNAL_DEAD_GROUPS] - dead_share(round(step[schema.REWARD_MEAN] * count), count,
-                                                             run["group"])
-                for step, count in zip(known, counts, strict=True)]
+        return [dead - dead_share(round(mean * round(count)), round(count), size) for dead, count, mean, _ in known]
 
     band = Band(-LAW_BAND, LAW_BAND)
     for family in sweeps(runs, lambda run: len(excess(run))):
@@ -142,18 +124,15 @@ def _law(runs: Sequence[Evidence]) -> Iterator[Verdict]:
             expected="0", threshold=f"interval {band} at every R")
 
 
-def _growth(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def _growth(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """Mean share of dead groups in the last third of a run's steps less that in the first third."""
     def grown(run: Evidence) -> float:
         values = [value for _, value in run.series(schema.SIGNAL_DEAD_GROUPS)]
         third = len(values) // 3
         return (math.fsum(values[-third:]) - math.fsum(values[:third])) / third
 
-    def long(run: Evidence) -> int:
-        count = len(run.series(schema.SIGNAL_DEAD_GROUPS))
-        return count if count >= THIRDS else 0
-
-    for family in sweeps(runs, long):
+    long = [run for run in runs if len(run.series(schema.SIGNAL_DEAD_GROUPS)) >= THIRDS]
+    for family in sweeps(long, lambda run: len(run.series(schema.SIGNAL_DEAD_GROUPS))):
         found = mean_over("runs", [grown(run) for run in family])
         yield estimate("share of dead groups, last third of the steps less first third", family[0].subject, found,
                        POSITIVE, "from first to last third of a run the share of dead groups changes by "
@@ -161,11 +140,10 @@ def _growth(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 
 @needing("kept rollouts of a task with turns and states: creditscope train --task turns --keep-every 1")
-def multi_turn(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def multi_turn(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.8: the bias of outcome credit grows with the turn, and other baselines reduce it.
 
-    Squares are compared: MS_h, the mean square of the bias at turn h, is measured without bias and may come out below
-    0 by chance.
+    Compared is MS_h, the mean square of the bias at turn h: its estimate is unbiased and may be below 0 by chance.
     """
     for family in sweeps(fixed(runs), lambda run: len(_squares(run, "rms_outcome"))):
         yield _by_turn(family)
@@ -185,11 +163,10 @@ def _squares(run: Evidence, column: str) -> dict[float, dict[int, float]]:
     return out
 
 
-def _by_turn(family: Sequence[Evidence]) -> Verdict:
-    """The slope of MS_h on h is above 0, of each kept step that has several turns.
+def _by_turn(family: Sequence[Evidence]) -> ClaimVerdict:
+    """The slope of MS_h on h is above 0, over the kept steps that have several turns.
 
-    That MS_0 = 0 and that the bound is kept is judged by enumeration alone: on sampled groups, whose credit sums to 0,
-    neither could come out otherwise.
+    MS_0 = 0 and the bound are tested by enumeration alone: in sampled groups, whose credit sums to 0, both always hold.
     """
     subject = family[0].subject
     steps = [[turns for turns in _squares(run, "rms_outcome").values() if len(turns) > 1 and 0 in turns]
@@ -227,14 +204,14 @@ def _left(family: Sequence[Evidence], column: str) -> float:
 
 
 LOST = 0.05
-"""The share of variance that a baseline may lose, beyond chance, and still be called optimal: 5 % more rollouts make up
-for it, less than one in a group of eight."""
+"""The share of variance that a baseline may lose, beyond chance, and still be called optimal: 5 % more rollouts, less
+than one in a group of eight."""
 APART = 0.05
 """How far b* may lie from the mean, in units of a binary reward."""
 
 
 @needing("the score norms of a run with outcome credit: creditscope train --scope full --every 5")
-def baseline(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def baseline(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.11: the group mean minimises the variance: (V(mean) − V(b*)) / V(b*) less what chance gives, and b* − mean."""
     lost, chance = schema.BASELINE_VARIANCE_LOST, schema.BASELINE_VARIANCE_LOST_BY_CHANCE
     for family in sweeps(with_outcome(runs), lambda run: len(run.series(chance))):

@@ -6,23 +6,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families, mean
+from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families
 from creditscope.claims.reading import SEEDS, credit_of, estimate, from_three, sweeps, with_outcome
-from creditscope.claims.verdict import POSITIVE, Outcome, Verdict, all_of, missing, needing
+from creditscope.claims.verdict import POSITIVE, ClaimVerdict, Outcome, all_of, missing, needing
 from creditscope.methods.axes import OWN_CREDIT
 from creditscope.runs.compare import at
 from creditscope.runs.intervals import paired
-from creditscope.runs.numbers import in_points
+from creditscope.runs.numbers import in_points, mean
 
 PAIRS = ((2, 4), (2, 8), (4, 8), (8, 16), (8, 32))
-"""Which R is compared with which: P1's three among each other, and what lies beyond against its largest."""
+"""The R that are compared: P1's three with each other, and larger ones with P1's largest."""
 NEAR = 0.1
-"""How far, as a share, the nearest evaluation may lie from where two runs are compared: between two evaluations a curve
-that bends is not the straight line between them."""
+"""How far, as a share, the nearest evaluation may lie from where two runs are compared: between evaluations accuracy is
+not linear."""
 
 
 @needing("runs with outcome credit at two --group, evaluated on the way: creditscope train --eval-every 5")
-def larger_groups_learn_faster(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def larger_groups_learn_faster(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.7: accuracy of the larger R less that of the smaller, paired by seed, at equal steps and at equal rollouts."""
     finished = [run for run in with_outcome(runs) if run.finished]
     for by, unit in (("step", "steps"), ("spent", "rollouts")):
@@ -38,7 +38,7 @@ def _last(run: Evidence, by: str) -> int:
     return max((x for x, _ in run.points(by)), default=0)
 
 
-def _faster(small: Sequence[Evidence], large: Sequence[Evidence], by: str, unit: str) -> Verdict:
+def _faster(small: Sequence[Evidence], large: Sequence[Evidence], by: str, unit: str) -> ClaimVerdict:
     """Both sizes are read where the first run of either ends."""
     few, many, subject = small[0]["group"], large[0]["group"], small[0].subject
     definition = f"accuracy after equal {unit}, R = {many} less R = {few}, paired by seed"
@@ -63,7 +63,7 @@ def _faster(small: Sequence[Evidence], large: Sequence[Evidence], by: str, unit:
 RULES = ("raise_group", "denser_credit")
 """Rules that read the rank."""
 CONTROL = "late_group"
-"""The rule that raises R late whatever the rank: what it gains has nothing to do with the rank."""
+"""The rule that raises R late whatever the rank: its gain is not due to the rank."""
 
 Schedule = tuple[str, int, str]
 """Rule with its options, R at the start, credit at the start."""
@@ -71,7 +71,7 @@ Schedule = tuple[str, int, str]
 
 @needing("runs of a rule and of fixed R at one budget: creditscope train --adapt raise_group --rollouts 3840 --scope "
          "light, and the same without --adapt")
-def rank_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def rank_aware(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.14: at equal rollouts a rule that reads the rank ends above the best fixed setting and above the control."""
     spent = [run for run in runs if isinstance(run["group"], int) and isinstance(run["seed"], int)
              and isinstance(run["rollouts"], int) and 0 < run["rollouts"] <= _last(run, "spent")]
@@ -87,21 +87,19 @@ def rank_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 
 def _rule(schedule: Schedule) -> str:
-    """Its name without options."""
     return schedule[0].split(",")[0]
 
 
 def best_of(rivals: Mapping[Schedule, Mapping[int, float]], seeds: set[int]) -> Schedule | None:
-    """The setting with the highest mean over the seeds, of those that have three of them. It is chosen after the fact,
-    which favours it.
-    """
+    """The setting with the highest mean over the seeds, of those with three seeds. Chosen from the results, which
+    favours it."""
     shared = {rival: [value for seed, value in found.items() if seed in seeds] for rival, found in rivals.items()}
     ready = {rival: mean(values) for rival, values in shared.items() if len(values) >= ENOUGH}
     return max(ready, key=lambda rival: ready[rival]) if ready else None
 
 
-def _aware(subject: str, budget: int, schedule: Schedule, ends_of: Mapping[Schedule, Mapping[int, float]]) -> Verdict:
-    """A rule's accuracy at the budget's end less that of the best fixed setting, and less that of the control."""
+def _aware(subject: str, budget: int, schedule: Schedule, ends_of: Mapping[Schedule, Mapping[int, float]]
+           ) -> ClaimVerdict:
     definition = (f"accuracy at {budget:,} rollouts, --adapt {schedule[0]} from R = {schedule[1]}, less fixed R and "
                   "the control")
     mine = ends_of[schedule]

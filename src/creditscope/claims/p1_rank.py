@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from creditscope.claims.evidence import Evidence, cells, mean, mean_of, rows_with
+from creditscope.claims.evidence import Evidence, cells, mean_of, rows_with
 from creditscope.claims.reading import READ, SEEDS, by_size, estimate, mean_over, ratio_over_runs, sweeps, with_outcome
-from creditscope.claims.verdict import POSITIVE, Band, Outcome, Verdict, all_of, missing, needing
+from creditscope.claims.verdict import POSITIVE, Band, ClaimVerdict, Outcome, all_of, missing, needing
+from creditscope.runs.numbers import mean
 
 ABOUT_TWO = Band(1.5, 2.5)
-"""What may be called 2: what rounds to it. P1 prints "≈ 2" and bars of about that height."""
+"""The values that round to 2. P1 prints "≈ 2" and bars of about that height."""
 SIZES = 2
-"""Group sizes of four or more that "whatever R" needs. R = 2 cannot tell: no rank of it exceeds 2."""
+"""Group sizes of four or more that "whatever R" needs. At R = 2 no rank exceeds 2."""
 FLAT = math.log(2.5 / 1.5) / math.log(32 / 2)
 """The largest slope of log rank on log R that is still "whatever R", 0.18: from R = 2 to 32 it leads from one end of
 `ABOUT_TWO` to the other. Rows of orthogonal scores have a slope of nearly 1."""
@@ -32,11 +33,11 @@ DEFINITIONS = {
     "all/energy_rank_99": "fewest directions with 99 % of Σσ², all parameters",
     "all/centred_effective_rank": "(Σσ)²/Σσ² of the rows A_i(ψ_i − ψ̄), all parameters",
 }
-"""What may have been meant by "effective rank"."""
+"""Possible definitions of P1's "effective rank"."""
 
 
 @needing(f"{READ}, with outcome credit, at several --group")
-def rank_about_two(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def rank_about_two(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.5: the rank of a group's rollout matrix is about 2 whatever R; one verdict per definition, and its slope."""
     for family in sweeps(with_outcome(runs), lambda run: len(run.column("all/effective_rank"))):
         null = by_size(family, "orthogonal_null")
@@ -67,8 +68,7 @@ def slopes(runs: Sequence[Evidence], column: str) -> list[float]:
             for seed in sorted(seeds)]
 
 
-def _slope(family: Sequence[Evidence], column: str) -> Verdict:
-    """d log rank / d log R, by seed."""
+def _slope(family: Sequence[Evidence], column: str) -> ClaimVerdict:
     definition, by_seed = f"slope of log rank on log R; {DEFINITIONS[column]}", slopes(family, column)
     if not by_seed:
         return missing(family[0].subject, f"{SEEDS}, each at every R", definition)
@@ -88,7 +88,7 @@ PRINTED_RANK = {2: 2, 4: 3, 8: 7}
 
 
 @needing(f"{READ}, with outcome credit, at --group 2, 4 and 8")
-def top_share(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def top_share(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.6: σ₁²/Σσ² lies in the printed band of each R, and the largest rank of a group is 2, 3, 7 at R = 2, 4, 8."""
     bands = {size: Band(low - DIGIT, high + DIGIT) for size, (low, high) in PRINTED_TOP1.items()}
     printed = [run for run in with_outcome(runs) if run["group"] in PRINTED_TOP1]
@@ -104,8 +104,8 @@ def top_share(runs: Sequence[Evidence]) -> Iterator[Verdict]:
         yield _largest_rank(family, still)
 
 
-def _largest_rank(family: Sequence[Evidence], still: str) -> Verdict:
-    """The largest numerical rank of a group by R: above the printed one refutes it, below it more groups are needed."""
+def _largest_rank(family: Sequence[Evidence], still: str) -> ClaimVerdict:
+    """The largest numerical rank of a group by R: above the printed one refutes, below needs more groups."""
     definition = "largest rank of a group's rollout matrix (values above rounding), all parameters"
     found = {size: int(max(value for run in cell for value in run.column("all/numerical_rank")))
              for size, cell in cells([run for run in family if run.column("all/numerical_rank")], "group").items()}
@@ -115,7 +115,7 @@ def _largest_rank(family: Sequence[Evidence], still: str) -> Verdict:
     lower = any(rank < PRINTED_RANK[size] for size, rank in found.items())
     outcome: Outcome = "refuted" if higher else "undecided" if lower or still else "holds"
     needs = f"; it needs {still}" if still and not higher else ""
-    return Verdict(
+    return ClaimVerdict(
         definition=definition, subject=family[0].subject, outcome=outcome, observed=float(max(found.values())),
         expected="2, 3, 7 at R = 2, 4, 8", threshold="equal at every R; above refutes, below needs more groups",
         n=sum(len(run.column("all/numerical_rank")) for run in family), of="groups",
@@ -124,22 +124,22 @@ def _largest_rank(family: Sequence[Evidence], still: str) -> Verdict:
 
 
 RAISED = 1.25
-"""By how much another credit must multiply the rank to raise it. P1 asks whether it "breaks" rank 2: a quarter more
-takes 2 to 2.5, where `ABOUT_TWO` ends."""
+"""The factor by which another credit must raise the rank. P1 asks whether it "breaks" rank 2: a quarter more takes 2 to
+2.5, where `ABOUT_TWO` ends."""
 BESIDE = {"entropy_rank": "exp H", "participation_ratio": "(Σσ²)²/Σσ⁴", "stable_rank": "Σσ²/σ₁²"}
 """Other definitions whose ratio is part of the reason."""
 
 
 @needing("the same rollouts read under other credits, at --group 4 or more: creditscope train --scope light --also "
          "leave_one_out step_reward")
-def other_credit(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def other_credit(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.12: another credit raises (Σσ)²/Σσ² of the same rollouts well above 2; one verdict per credit."""
     large = [run for run in with_outcome(runs) if run["group"] >= 4]
     for name in sorted({name.split("/")[0] for run in large for name in run.groups if name.startswith("credit:")}):
         yield from _raised(large, name)
 
 
-def _raised(runs: Sequence[Evidence], name: str) -> Iterator[Verdict]:
+def _raised(runs: Sequence[Evidence], name: str) -> Iterator[ClaimVerdict]:
     """The ratio of mean ranks, other credit over the run's own, and the mean rank itself, at each R."""
     credit = name.removeprefix("credit:")
     for family in sweeps(runs, lambda run: len(run.column(f"{name}/effective_rank")), ("rollouts", "steps")):
@@ -161,15 +161,14 @@ def _raised(runs: Sequence[Evidence], name: str) -> Iterator[Verdict]:
 PAIRED_GROUPS = 8
 """Groups that a run needs for a correlation: below it the interval of one correlation spans most of −1 to 1."""
 SAME = 1e-9
-"""A spread at or below it is rounding: there is nothing to correlate."""
+"""A spread at or below it is rounding."""
 
 
 @needing(f"{READ}, with outcome credit at --group 4 or more, and {PAIRED_GROUPS} groups of different reward std in a "
          "run")
-def rank_and_spread(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def rank_and_spread(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.13: does the rank fall as σ_r → 0? The correlation of (Σσ)²/Σσ² with σ_r over a run's groups; and of that rank
-    divided by its null 4k(R−k)/R = 4R·σ_r², which falls with σ_r whatever the gradients do.
-    """
+    divided by its null 4k(R−k)/R = 4R·σ_r², which falls with σ_r for any gradients."""
     for family in sweeps(with_outcome(runs), lambda run: len(run.column("all/effective_rank"))):
         plain = [rows_with(run.groups, "all/effective_rank", "reward_std") for run in family]
         freed = [[(rank / null, std) for rank, null, std in rows_with(
@@ -183,14 +182,8 @@ def rank_and_spread(runs: Sequence[Evidence]) -> Iterator[Verdict]:
 
 
 def correlation(pairs: Sequence[Sequence[float]]) -> float | None:
-    """Pearson's r; None of too few pairs, or where one side does not vary beyond rounding.
-
-    >>> round(correlation([(x, 2.0 * x + (x == 7)) for x in range(8)]), 3)
-    0.998
-    """
-    if len(pairs) < PAIRED_GROUPS:
+    """Pearson's r; None of too few pairs, or where one side does not vary beyond rounding."""
+    if len(pairs) < PAIRED_GROUPS or np.ptp(pairs, axis=0).min() <= SAME:
         return None
     x, y = np.array(pairs, dtype=np.float64).T
-    if np.ptp(x) <= SAME or np.ptp(y) <= SAME:
-        return None
     return float(np.corrcoef(x, y)[0, 1])

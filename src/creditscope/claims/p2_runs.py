@@ -1,7 +1,7 @@
-"""P2's claims (arXiv:2601.05002) about training, read from the evidence of runs. No torch.
+"""P2's claims (arXiv:2601.05002) about training, on the evidence of runs. No torch.
 
 A family is a set of runs that differ in their seed alone. Its number is the mean over runs of each run's mean over
-steps, with its interval over runs. Two runs that agree by chance have one of no width: fewer than three decide nothing.
+steps, with its interval over runs. Fewer than three runs decide nothing: two may agree by chance.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from creditscope.claims.evidence import ENOUGH, Evidence, families
-from creditscope.claims.reading import from_three, row_of, rule_of
-from creditscope.claims.verdict import NOTHING, POSITIVE, Band, Verdict, all_of, at_most, ends, missing, needing
+from creditscope.claims.reading import from_three, rule_of
+from creditscope.claims.verdict import NOTHING, POSITIVE, Band, ClaimVerdict, all_of, at_most, missing, needing
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import OWN_CREDIT, Method
-from creditscope.methods.find import find
+from creditscope.methods.find import find, row_of
 from creditscope.methods.words import law
 from creditscope.optimizer.table import OPTIMIZERS, OptimizerRow
 from creditscope.runs import schema
@@ -24,27 +24,19 @@ from creditscope.runs.numbers import in_percent, in_points
 
 PROBE = "--probe light --probe-every 1"
 
-# -- a family ---------------------------------------------------------------------------------------------------------
-
-
 def _trained(runs: Sequence[Evidence], over: Sequence[str] = ()) -> Iterator[list[Evidence]]:
-    """Families of the runs that trained with a method of the table, and not of records that were made otherwise."""
-    yield from families([run for run in runs if row_of(run) is not None], over)
+    """Families of the runs whose method is in the table."""
+    yield from families([run for run in runs if row_of({"method": run["method"]}) is not None], over)
 
 
 def _by_seed(runs: Sequence[Evidence], number: Callable[[Evidence], float | None]) -> dict[int, float]:
-    """seed -> the number of its run, where it has one. However many records there are of a run, it counts once."""
+    """seed -> the number of its run, where it has one. Several records of one run count once."""
     return {int(_number(run, "seed", 0)): found for run in runs if (found := number(run)) is not None}
 
 
 def _over_runs(runs: Sequence[Evidence], number: Callable[[Evidence], float | None]) -> Interval | None:
     found = _by_seed(runs, number)
     return mean_interval(list(found.values())) if found else None
-
-
-def _mean(metric: str) -> Callable[[Evidence], float | None]:
-    """run -> mean over its steps."""
-    return lambda run: run.mean(metric)
 
 
 def _row(run: Evidence) -> Method:
@@ -59,12 +51,12 @@ def _updates(run: Evidence) -> int:
 
 
 def _optimizer(run: Evidence) -> OptimizerRow:
-    """Older runs had AdamW alone."""
+    """The run's optimiser; runs without the setting used AdamW."""
     return OPTIMIZERS.get(str(run["optimizer"]), OPTIMIZERS["adamw"])
 
 
 def _number(run: Evidence, name: str, default: float) -> float:
-    """A setting; a run that is older than it had its default."""
+    """A setting; a run without it had its default."""
     value = default if run[name] is None else run[name]
     if not isinstance(value, int | float):
         raise CreditscopeError(f"run {run.name}: {name} is {value!r:.60}, not a number; is this a run of creditscope "
@@ -86,34 +78,34 @@ def _subject(run: Evidence, brake: bool = True) -> str:
 
 
 def _over_seeds(definition: str, subject: str, value: Interval, band: Band, words: str, *, expected: str,
-                threshold: str) -> Verdict:
-    """A verdict on a mean over runs; one that is undecided says how many runs would do."""
+                threshold: str) -> ClaimVerdict:
+    """The verdict on a mean over runs; if undecided, the reason says how many runs would decide."""
     known = from_three(value)
     outcome = band.judge(known)
     if outcome == "undecided":
         wanted = max(band.enough(value) or 0, ENOUGH)
         words += f": {value.n} run{'s' * (value.n > 1)} cannot tell, needs about {wanted}"
-    return Verdict(definition=definition, subject=subject, outcome=outcome, reason=words, observed=value.mean,
-                   interval=ends(known), expected=expected, threshold=threshold, n=value.n, of="runs")
+    return ClaimVerdict(definition=definition, subject=subject, outcome=outcome, reason=words, observed=value.mean,
+                   interval=known.ends, expected=expected, threshold=threshold, n=value.n, of="runs")
 
 
 UNSEEN = 0.05
-"""Change of the update, had all credit been a tenth, below which the optimiser is blind to it. One that follows the
-credit's scale changes by 0.9; a twentieth is what ε leaves where a few weights have gradients of its own size."""
+"""Change of the update, had all credit been a tenth, below which the optimiser is blind to its scale. An update
+proportional to credit changes by 0.9; weights whose gradients are about ε leave up to a twentieth."""
 SMALL_EPS, LARGE_EPS = 1e-8, 1e-5
-"""The two ε between which P2's limit is reached and missed; of one in between it says nothing."""
+"""P2's limit is reached at the first ε and missed at the second; nothing is claimed between them."""
 SCALE = "relative change of the update, had all credit since the start been a tenth (optimizer/scale_change)"
 
 
 @needing(f"a run with {PROBE}", NOTHING, SCALE)
-def blind_to_scale(runs: Sequence[Evidence]) -> list[Verdict]:
+def blind_to_scale(runs: Sequence[Evidence]) -> list[ClaimVerdict]:
     """P2.3: `optimizer/scale_change` is small under Adam with β = 0 and a small ε, and not otherwise."""
     out, lacking = [], []
     for family in _trained(runs):
         subject, broken_by = _subject(family[0]), _broken_by(family[0])
         if broken_by is None:
             continue
-        value = _over_runs(family, _mean(schema.OPTIMIZER_SCALE_CHANGE))
+        value = _over_runs(family, lambda run: run.mean(schema.OPTIMIZER_SCALE_CHANGE))
         if value is None:
             lacking.append(missing(subject, f"optimizer/scale_change: train with {PROBE}, and with a --clip-norm that "
                                    "no gradient reaches", SCALE))
@@ -122,11 +114,11 @@ def blind_to_scale(runs: Sequence[Evidence]) -> list[Verdict]:
             SCALE, subject, value, Band(low=UNSEEN) if broken_by else Band(high=UNSEEN),
             f"a tenth of the credit changes the update by {100 * value.mean:.2g} %",
             expected=f"broken by {broken_by}" if broken_by else "blind", threshold=f"blind: < {UNSEEN:g}"))
-    return out or lacking  # beside runs that were probed, those that were not need no mention
+    return out or lacking  # runs that were not probed are mentioned only where none was
 
 
 def _broken_by(run: Evidence) -> str | None:
-    """What P2, or we, say makes the update see the scale; nothing, or None where neither says anything."""
+    """The setting by which the update depends on the scale, empty where it does not, None where nothing is claimed."""
     if not _optimizer(run).adaptive:
         return "SGD"
     if _row(run).has_loss_kl:
@@ -140,14 +132,14 @@ def _broken_by(run: Evidence) -> str | None:
 
 
 CLOSE = 0.1
-"""Of a full step: how far the measured carry may lie from C. P2 derives C for one token under a constant gradient; a
-tenth is less than what separates C with momentum (0.9) from C without (0)."""
+"""Of a full step: how far the measured carry may lie from C. P2 derives C for one token under a constant gradient; C is
+0.9 with momentum and 0 without."""
 CLIPPED = f"runs with --inner-steps 2 or more, Adam, no brake, a method that clips, and {PROBE}"
 
 
 @needing(CLIPPED, NOTHING)
-def overshoot(runs: Sequence[Evidence]) -> Iterator[Verdict]:
-    """P2.4: tokens move on after their gradient has stopped, by what C_{T,0} says. Adam, several updates, no brake."""
+def overshoot(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
+    """P2.4: tokens move by C_{T,0} after their gradient has stopped. Adam, several updates, no brake."""
     after = "share of the distance past the bound moved after the token's own gradient stopped (overshoot/after)"
     carried = "first move after the gradient stopped over the move that crossed, minus C (overshoot/carry − " \
               "overshoot/carry_predicted)"
@@ -156,7 +148,7 @@ def overshoot(runs: Sequence[Evidence]) -> Iterator[Verdict]:
         if _updates(first) < 2 or not _optimizer(first).adaptive or brake_of(first.config) != "none":
             continue
         subject = _subject(first)
-        share, gap = _over_runs(family, _mean(schema.OVERSHOOT_AFTER)), _over_runs(family, _carry_gap)
+        share, gap = _over_runs(family, lambda run: run.mean(schema.OVERSHOOT_AFTER)), _over_runs(family, _carry_gap)
         if share is None:
             yield missing(subject, f"overshoot/after: {CLIPPED}", after)
         else:
@@ -183,15 +175,15 @@ def _carry_gap(run: Evidence) -> float | None:
 
 
 NO_SIGNAL = 0.3
-"""|r| of J and reward over training below which J is no progress signal: it then explains less than r² = 9 % of what
-the reward does."""
+"""|r| of J and reward over training below which J is no progress signal: it explains less than r² = 9 % of the reward's
+variance."""
 
 
 @needing("a run of creditscope train with outcome credit", NOTHING)
-def loss_value(runs: Sequence[Evidence]) -> Iterator[Verdict]:
-    """P2.5: J = 0 where Prop. 4 leaves nothing of it; elsewhere, does it go with the reward over training?
+def loss_value(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
+    """P2.5: J = 0 where Prop. 4 leaves nothing of it; elsewhere, does J correlate with the reward over training?
 
-    Of runs with outcome credit: P2's J is made of A_i = r_i − mean(r), and says nothing about other credit.
+    Only runs with outcome credit: P2's J has A_i = r_i − mean(r).
     """
     nothing = "largest |J| at ratio 1 over training (objective/value)"
     signal = "correlation of J with the mean reward over the steps of a run (objective/value, reward/mean)"
@@ -220,7 +212,7 @@ def _largest(run: Evidence) -> float | None:
 
 
 def _signal(run: Evidence) -> float | None:
-    """r of J and reward; a J of rounding has none, for noise correlates with anything."""
+    """r of J and reward; None where J is rounding."""
     pairs = run.columns.together(schema.OBJECTIVE_VALUE, schema.REWARD_MEAN)
     if not pairs or max(abs(value) for value, _ in pairs) <= ROUNDING:
         return None
@@ -229,16 +221,14 @@ def _signal(run: Evidence) -> float | None:
 
 
 LITTLE = 0.03
-"""Accuracy that may be lost and still be called none: twice the error of an evaluation of 1,000 problems. Chosen after
-the runs, in place of a rule that an interval of any width could meet."""
-
-
+"""The loss of accuracy that counts as none: twice the error of an evaluation of 1,000 problems. Chosen after the runs,
+in place of a rule that an interval of any width could meet."""
 BRAKED = "distance past the bound against no brake, paired by seed (overshoot/distance), with accuracy not lost"
 PAIRED = f"finished runs that differ in --brake alone, some of them without one, {ENOUGH} seeds each, with {PROBE}"
 
 
 @needing(PAIRED, NOTHING, BRAKED)
-def momentum_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
+def momentum_aware(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P2.6: among finished runs that differ in their brake alone: is the distance past the bound halved, at no loss?
 
     Both are paired by seed with the runs that have no brake: the interval of the relative change of the distance must
@@ -251,15 +241,16 @@ def momentum_aware(runs: Sequence[Evidence]) -> Iterator[Verdict]:
         plain = by_brake.pop("none", [])
         for brake, braked in by_brake.items():
             subject = f"{_subject(family[0], brake=False)}, brake {brake}"
-            change = relative_change(*(_by_seed(some, _mean(schema.OVERSHOOT_DISTANCE)) for some in (braked, plain)))
+            change = relative_change(*(_by_seed(some, lambda run: run.mean(schema.OVERSHOOT_DISTANCE))
+                                       for some in (braked, plain)))
             gap = paired(*(_by_seed(some, _end) for some in (braked, plain)))
             if change is None or gap is None or min(change.n, gap.n) < ENOUGH:
                 yield missing(subject, PAIRED, BRAKED)
                 continue
-            yield Verdict(
+            yield ClaimVerdict(
                 definition=BRAKED, subject=subject, outcome=all_of([Band(high=HALF).judge(change),
                                                                     Band(low=-LITTLE).judge(gap)]),
-                observed=change.mean, interval=ends(change), n=change.n, of="seeds",
+                observed=change.mean, interval=change.ends, n=change.n, of="seeds",
                 expected="at most half the distance, accuracy not lost",
                 threshold=f"change < {100 * HALF:g} %, accuracy above −{100 * LITTLE:g} points",
                 reason=f"distance {in_percent(change)}, accuracy {in_points(gap)} points")

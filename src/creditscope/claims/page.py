@@ -1,4 +1,4 @@
-"""Verdicts and evidence as pages: every claim with its verdicts, and P1's Table 1 and curves with ours beside them."""
+"""Verdicts and evidence as pages: every claim with its verdicts; P1's Table 1 and curves beside ours."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from creditscope.claims.evidence import ENOUGH, Evidence, cells, mean_of
-from creditscope.claims.reading import sweeps, with_outcome
+from creditscope.claims.evidence import Evidence, cells, mean_of
+from creditscope.claims.reading import from_three, sweeps, with_outcome
 from creditscope.claims.table import CLAIMS, find_claims
-from creditscope.claims.verdict import NOTHING, Outcome, Verdict
+from creditscope.claims.verdict import NOTHING, ClaimVerdict, Outcome
 from creditscope.errors import printable
 from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.numbers import spanned
 
 SHAPES: Mapping[Outcome, str] = {"holds": "✓", "refuted": "✗", "undecided": "?"}
 """Symbols that tell the outcomes apart without colours."""
@@ -21,12 +22,9 @@ ROUNDING = 1e-9
 """Below it a number is the rounding of a float64 sum, which differs from machine to machine."""
 
 
-# -- verdicts in few words -------------------------------------------------------------------------------------------
-
-
 def place(subject: str) -> str:
-    """Where a verdict was reached: on a run's model · task · method, whatever its subject says besides; on no run; else
-    by a closed form or enumeration.
+    """The place of a verdict: the model · task · method of its runs; "no run"; or "exact", for closed forms and
+    enumeration.
 
     >>> place("tiny · arithmetic · grpo, μ = 4"), place("torch.optim.AdamW, one parameter"), place("runs")
     ('tiny · arithmetic · grpo', 'exact', 'no run')
@@ -37,20 +35,20 @@ def place(subject: str) -> str:
     return NOTHING if subject in ("runs", NOTHING) else "exact"
 
 
-def by_place(verdicts: Sequence[Verdict]) -> dict[tuple[str, str], list[Verdict]]:
+def by_place(verdicts: Sequence[ClaimVerdict]) -> dict[tuple[str, str], list[ClaimVerdict]]:
     """(claim, place) -> its verdicts, in the order of the claims."""
-    out: dict[tuple[str, str], list[Verdict]] = {}
+    out: dict[tuple[str, str], list[ClaimVerdict]] = {}
     for verdict in verdicts:
         out.setdefault((verdict.claim, place(verdict.subject)), []).append(verdict)
     order = list(CLAIMS)
     return dict(sorted(out.items(), key=lambda item: order.index(item[0][0])))
 
 
-def told(verdicts: Sequence[Verdict]) -> str:
+def told(verdicts: Sequence[ClaimVerdict]) -> str:
     """The outcomes of one claim on one subject: a word where they agree, else how many of each.
 
-    >>> from creditscope.claims.verdict import Verdict
-    >>> some = [Verdict(claim="P1.5", definition=d, subject="", outcome=o, reason="")
+    >>> from creditscope.claims.verdict import ClaimVerdict
+    >>> some = [ClaimVerdict(claim="P1.5", definition=d, subject="", outcome=o, reason="")
     ...         for d, o in (("full", "refuted"), ("qv", "refuted"), ("cut to 2", "holds"))]
     >>> told(some), told(some[:1]), told(some[:2])
     ('✗ 2 refuted, ✓ 1 holds', '✗ refuted', '✗ refuted (2 of 2)')
@@ -64,7 +62,7 @@ def told(verdicts: Sequence[Verdict]) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits; what is rounding alone is 0.
+    """Three digits; a number below rounding is 0.
 
     >>> number(0.12345), number(1234.5), number(-3e-17), number(2.0)
     ('0.123', '1,234', '0', '2')
@@ -74,20 +72,20 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def observed(verdict: Verdict) -> str:
-    """The observed value with its interval; nothing where there is none."""
+def observed(verdict: ClaimVerdict) -> str:
+    """The observed value with its interval; empty where there is none."""
     if verdict.observed is None:
         return ""
     ends = "" if verdict.interval is None else f" [{number(verdict.interval[0])}, {number(verdict.interval[1])}]"
     return number(verdict.observed) + ends
 
 
-def sample(verdict: Verdict) -> str:
-    """How many of what."""
+def sample(verdict: ClaimVerdict) -> str:
+    """n and what it counts."""
     return "" if verdict.n is None else f"{verdict.n:,} {verdict.of}".rstrip()
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(verdicts: Sequence[ClaimVerdict]) -> str:
     """How many verdicts of each kind.
 
     >>> summary([])
@@ -101,11 +99,8 @@ def summary(verdicts: Sequence[Verdict]) -> str:
             f"{count['holds']} hold, {count['refuted']} refuted, {count['undecided']} undecided")
 
 
-# -- markdown --------------------------------------------------------------------------------------------------------
-
-
 def plain(text: str) -> str:
-    r"""Text for a cell of a table, whoever wrote it: nothing in it is a tag, a link, a cell's end or a new line.
+    r"""Untrusted text for a cell of a table, with tags, links, cell ends and new lines escaped.
 
     >>> plain("a|b <i>*c*[d](e)\nf")
     'a\\|b &lt;i&gt;\\*c\\*\\[d\\](e) f'
@@ -118,7 +113,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
 
 
-def readme_table(verdicts: Sequence[Verdict]) -> str:
+def readme_table(verdicts: Sequence[ClaimVerdict]) -> str:
     """One line per claim: id, claim, and its verdict on each subject."""
     found: dict[str, list[str]] = {}
     for (claim, where), some in by_place(verdicts).items():
@@ -127,11 +122,11 @@ def readme_table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(table(["", "claim", "verdict"], rows)) + "\n"
 
 
-def verdict_table(verdicts: Sequence[Verdict], columns: Mapping[str, str]) -> str:
+def verdict_table(verdicts: Sequence[ClaimVerdict], columns: Mapping[str, str]) -> str:
     """One line per claim, one column per kind of subject: `columns` maps its title to how its places begin.
     A cell without a verdict stays empty.
     """
-    found: dict[str, dict[str, list[Verdict]]] = {}
+    found: dict[str, dict[str, list[ClaimVerdict]]] = {}
     for (claim, where), some in by_place(verdicts).items():
         for title, start in columns.items():
             if where.startswith(start):
@@ -143,15 +138,15 @@ def verdict_table(verdicts: Sequence[Verdict], columns: Mapping[str, str]) -> st
 
 READING = """\
 A verdict is ✓ holds, ✗ refuted or ? undecided. Each test compares one number with a threshold that stands in the code;
-where the number is an estimate its 95 % interval decides, and must lie wholly on one side. A claim that hangs on a
-definition has a verdict for each.
+where the number is an estimate its 95 % interval decides, and must lie wholly on one side. A claim that depends on a
+definition has one verdict per definition.
 """
 
 
-def claims_page(verdicts: Sequence[Verdict], ids: Sequence[str] = (), about: str = "") -> str:
-    """Every claim of `ids`: statement, place, rule, what was found by definition and subject, and how to run it again.
+def claims_page(verdicts: Sequence[ClaimVerdict], ids: Sequence[str] = (), about: str = "") -> str:
+    """Every claim of `ids`: statement, place, rule, verdicts by definition and subject, and how to run it again.
 
-    `about` says on what; a claim without a verdict says what it needs.
+    `about` says what the verdicts were reached on; a claim without a verdict says what it needs.
     """
     out = ["# Claims\n", READING]
     out += [f"{about}\n"] * bool(about) + [f"{summary(verdicts).capitalize()}.\n", readme_table(verdicts)]
@@ -166,13 +161,11 @@ def claims_page(verdicts: Sequence[Verdict], ids: Sequence[str] = (), about: str
     return "\n".join(out)
 
 
-def _found(verdicts: Sequence[Verdict]) -> list[str]:
+def _found(verdicts: Sequence[ClaimVerdict]) -> list[str]:
     rows = [[plain(v.definition), plain(v.subject), f"{SHAPES[v.outcome]} {v.outcome}", observed(v), plain(v.expected),
              plain(v.threshold), plain(sample(v)), plain(v.reason)] for v in verdicts]
     return table(["definition", "subject", "verdict", "observed", "expected", "rule", "n", "why"], rows)
 
-
-# -- P1's Table 1 and its figures ------------------------------------------------------------------------------------
 
 PRINTED = {2: ("≈ 2", "0.6–0.7", "2"), 4: ("≈ 2", "0.7–0.8", "3"), 8: ("≈ 2", "0.5–0.6", "7")}
 """R -> effective rank, top-1 share and "max rank" as arXiv:2606.29238 prints them (Table 1)."""
@@ -189,7 +182,7 @@ LEGEND = """\
 
 
 Cell = Callable[[int, Sequence[Evidence]], str]
-"""(R, its runs) -> what stands in the table."""
+"""(R, its runs) -> the cell of the table."""
 
 
 def _printed(place: int) -> Cell:
@@ -198,31 +191,16 @@ def _printed(place: int) -> Cell:
 
 def _mean(column: str) -> Cell:
     """Of a column of the evidence, with its interval."""
-    def cell(size: int, runs: Sequence[Evidence]) -> str:
-        found = mean_of(runs, column)
-        return "" if found is None else _span(_of_runs(*found), 1, 2)
-
-    return cell
+    return lambda size, runs: "" if (found := mean_of(runs, column)) is None else str(found)
 
 
 def _accuracy(place: int) -> Cell:
     """At the first (0) or the last (−1) evaluation of the runs that have one."""
     def cell(size: int, runs: Sequence[Evidence]) -> str:
         values = [points[place][1] for run in runs if (points := run.points())]
-        return _span(_of_runs(mean_interval(values), "runs"), 100, 1) if values else ""
+        return spanned(from_three(mean_interval(values)), ".1f", 100) if values else ""
 
     return cell
-
-
-def _of_runs(value: Interval, unit: str) -> Interval:
-    """An interval over at least three runs, or the mean alone: readings of a run or two say nothing of other runs."""
-    return value if unit == "runs" and value.n >= ENOUGH else Interval(value.mean, None, None, value.n)
-
-
-def _span(value: Interval, scale: float, digits: int) -> str:
-    ends = ("" if value.low is None or value.high is None else
-            f" [{scale * value.low:.{digits}f}, {scale * value.high:.{digits}f}]")
-    return f"{scale * value.mean:.{digits}f}{ends}"
 
 
 COLUMNS: Mapping[str, Cell] = {
@@ -262,7 +240,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[Evidence], Mapping[int, float]]]] = {
     "top1": ("top-1 energy share, all parameters", lambda run: run.by_step("all/top1")),
     "accuracy": ("accuracy on unseen problems", lambda run: dict(run.points(by="step"))),
 }
-"""P1's Figures 1 to 3: name -> (what is drawn, its values by step)."""
+"""P1's Figures 1 to 3: name -> (title, values by step)."""
 
 
 def curves(runs: Sequence[Evidence], values: Callable[[Evidence], Mapping[int, float]]) -> Curves:
@@ -281,19 +259,16 @@ def curves(runs: Sequence[Evidence], values: Callable[[Evidence], Mapping[int, f
 
 WHY = {"w alone": "w_null", "and the measured norms": "all/norm_null", "measured": "all/effective_rank",
        "measured, cut to 2": "all/effective_rank_truncated_2"}
-"""C.1 as a figure: what the credits allow, what unequal norms leave of it, what alignment leaves, what a cut reads."""
+"""C.1 as a figure: curve -> column of `groups`."""
 
 
 def why_low(runs: Sequence[Evidence]) -> Curves:
-    """The effective rank by R: as orthogonal scores would have it, of equal and of the measured norms, and as it is.
-
-    What lies between the first two lines is unequal norms, between the next two alignment. Fewer than three runs have
-    no interval here.
+    """The effective rank by R: of orthogonal scores of equal norm, of orthogonal scores of the measured norms, and as
+    measured. Unequal norms explain the gap between the first two curves, alignment that between the next two.
     """
     out: Curves = {}
     for name, column in WHY.items():
         for size, own in cells(runs, "group").items():
-            found = mean_of(own, column)
-            if found is not None:
-                out.setdefault(name, []).append((size, _of_runs(*found)))
+            if (found := mean_of(own, column)) is not None:
+                out.setdefault(name, []).append((size, found.value))
     return out

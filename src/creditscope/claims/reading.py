@@ -1,7 +1,7 @@
-"""What tests of claims on runs share: the runs that are compared, their mean, and the verdict on it. No torch.
+"""Shared by the tests of claims on runs: the runs that are compared, their mean, and the verdict on it. No torch.
 
-The number of a group size R is a mean over runs. Fewer than three runs have no interval and decide nothing. Two runs
-that differ only in what was read are one run: the one with more readings is taken.
+The number of a group size R is a mean over runs. Fewer than three runs have no interval and decide nothing. Of two runs
+that differ only in what was read, the one with more readings counts.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families, mean, mean_of, some
-from creditscope.claims.verdict import Band, Outcome, Verdict, all_of, ends
+from creditscope.claims.evidence import ENOUGH, Evidence, Measured, cells, families, mean_of, over_runs
+from creditscope.claims.verdict import Band, ClaimVerdict, Outcome, all_of
 from creditscope.methods import find
-from creditscope.methods.axes import OWN_CREDIT, Method
+from creditscope.methods.axes import OWN_CREDIT
 from creditscope.runs.intervals import Interval, mean_interval
 
 SWEEP = ("group", "rollouts", "steps")
@@ -22,41 +22,32 @@ READ = "runs that the microscope read: creditscope train --scope light --every 5
 SEEDS = f"{ENOUGH} seeds: creditscope train --seed 0, 1, 2"
 
 
-# -- runs that belong together ---------------------------------------------------------------------------------------
-
-
 def credit_of(run: Evidence) -> str:
-    """The estimator of a run without its options: where none was named, the critic's for methods that have one."""
+    """The estimator of a run without its options."""
     return find.credit_of(run.config).split(",")[0]
 
 
-def row_of(run: Evidence) -> Method | None:
-    """The method's row with the table's β; None for a name that is not in the table."""
-    return find.row_of({"method": run["method"]})
-
-
 def rule_of(run: Evidence) -> str:
-    """The rule by which the run changes itself, without its options; older runs had none."""
+    """The --adapt rule of a run without its options; runs before --adapt had none."""
     return str(run["adapt"] or "none").split(",")[0]
 
 
 def fixed(runs: Sequence[Evidence]) -> list[Evidence]:
-    """Runs with one R from first to last step and one update per batch, as P1's. A file is untrusted: a run
-    without R or seed is left out.
-    """
+    """Runs with one R at every step and one update per batch, as P1's. A run without R or seed is left out: files are
+    untrusted."""
     return [run for run in runs if isinstance(run["group"], int) and isinstance(run["seed"], int)
             and rule_of(run) == "none" and all(run[name] in (None, 1) for name in ("inner_steps", "minibatches"))]
 
 
 def with_outcome(runs: Sequence[Evidence]) -> list[Evidence]:
-    """Runs as P1's: one R, and one credit for a whole answer."""
+    """Runs as P1's: one R, and outcome credit."""
     return [run for run in fixed(runs) if credit_of(run) == OWN_CREDIT]
 
 
 def sweeps(runs: Sequence[Evidence], count: Callable[[Evidence], int], over: Sequence[str] = SWEEP
            ) -> Iterator[list[Evidence]]:
-    """The families of the runs that have something to count. Runs of a family with the same R and seed sampled the same
-    rollouts: of these the one with most of what is counted.
+    """The families of the runs whose count is not 0. Runs of a family with the same R and seed sampled the same
+    rollouts: the one with the highest count is taken.
     """
     for family in families([run for run in runs if count(run)], over):
         best: dict[tuple[int, int], Evidence] = {}
@@ -67,29 +58,19 @@ def sweeps(runs: Sequence[Evidence], count: Callable[[Evidence], int], over: Seq
         yield list(best.values())
 
 
-# -- from runs to a number -------------------------------------------------------------------------------------------
-
-
 def ratio_over_runs(by_run: Sequence[Sequence[tuple[float, ...]]]) -> Measured | None:
-    """Σ top / Σ bottom of each run's groups (step, top, bottom), its interval over runs; below three runs the mean over
-    readings, without one.
+    """Σ top / Σ bottom over each run's groups (step, top, bottom), with its interval over runs; below three runs the
+    mean over readings, without an interval.
     """
     known = [sorted(rows) for rows in by_run if rows]
-    if not known:
-        return None
-    parts = known if len(known) >= ENOUGH else [
-        list(part) for rows in known for _, part in groupby(rows, key=lambda row: row[0])]
-    ratios = [math.fsum(top for _, top, _ in rows) / bottom for rows in parts
-              if (bottom := math.fsum(low for _, _, low in rows))]
-    if not ratios:
-        return None
-    if len(known) >= ENOUGH:
-        return Measured(mean_interval(ratios), "runs")
-    return Measured(Interval(mean(ratios), None, None, len(ratios)), some("readings", len(known)))
+    parts = [[rows] if len(known) >= ENOUGH else [list(part) for _, part in groupby(rows, key=lambda row: row[0])]
+             for rows in known]
+    return over_runs([[math.fsum(top for _, top, _ in rows) / bottom for rows in some
+                       if (bottom := math.fsum(low for _, _, low in rows))] for some in parts])
 
 
 def from_three(value: Interval) -> Interval:
-    """An interval over runs or seeds, without its ends below three: two that agree by chance would decide."""
+    """An interval over runs or seeds, without its ends below three: two values that agree by chance would decide."""
     return value if value.n >= ENOUGH else Interval(value.mean, None, None, value.n)
 
 
@@ -98,12 +79,9 @@ def mean_over(unit: str, values: Sequence[float]) -> Measured:
     return Measured(from_three(mean_interval(values)), unit)
 
 
-# -- from a number to a verdict --------------------------------------------------------------------------------------
-
-
 def estimate(definition: str, subject: str, found: Measured, band: Band, reason: str, *, outcome: Outcome | None = None,
-             expected: str = "", threshold: str = "") -> Verdict:
-    """A verdict on one estimate, by its band unless an outcome is given. An undecided one also says how many values
+             expected: str = "", threshold: str = "") -> ClaimVerdict:
+    """The verdict on an estimate, by its band unless an outcome is given. If undecided, the reason says how many values
     would decide."""
     value, of = found
     outcome = band.judge(value) if outcome is None else outcome
@@ -113,8 +91,8 @@ def estimate(definition: str, subject: str, found: Measured, band: Band, reason:
             reason += f"; {value.n} {of} give no interval over runs, it needs {SEEDS}"
         elif count is not None and count > value.n:
             reason += f"; about {count} {of.split()[0]} would decide"
-    return Verdict(definition=definition, subject=subject, outcome=outcome, reason=reason, observed=value.mean,
-                   interval=ends(value), expected=expected or str(band), threshold=threshold or f"interval {band}",
+    return ClaimVerdict(definition=definition, subject=subject, outcome=outcome, reason=reason, observed=value.mean,
+                   interval=value.ends, expected=expected or str(band), threshold=threshold or f"interval {band}",
                    n=value.n, of=of)
 
 
@@ -125,13 +103,12 @@ class BySize(dict[int, Measured]):
         return ", ".join(f"{value.mean:.{digits}f}" for value, _ in self.values())
 
     def listed(self, digits: int = 2) -> str:
-        """The means and their R."""
         return f"{self.numbers(digits)} at R = {', '.join(map(str, self))}"
 
     def verdict(self, definition: str, subject: str, bands: Mapping[int, Band], reason: str, *, expected: str,
-                threshold: str, still: str = "") -> Verdict:
-        """On a statement about every R: the mean lies in its band at each. The verdict shows the R that decided, of
-        those the one farthest from the middle of its band. `still` is what is needed before it can hold.
+                threshold: str, still: str = "") -> ClaimVerdict:
+        """The verdict on a statement about every R: each mean lies in its band. The verdict shows the R that decided,
+        the one farthest from the middle of its band. `still` is what is needed before the statement can hold.
         """
         outcomes = {size: bands[size].judge(value) for size, (value, _) in self.items()}
         whole = all_of(outcomes.values())
@@ -146,6 +123,5 @@ class BySize(dict[int, Measured]):
 
 
 def by_size(runs: Sequence[Evidence], column: str) -> BySize:
-    """The mean of a column of `groups` at each size that has it."""
     return BySize({size: value for size, cell in cells(runs, "group").items()
                    if (value := mean_of(cell, column)) is not None})

@@ -1,7 +1,7 @@
 """The multi-turn bias of credit (arXiv:2606.29238, Eq. 22–27), measured on the rollouts that a record kept. No torch.
 
-An advantage says how much better an action is than the state it was taken in, so its mean over the actions of a state
-is 0. Credit that knows the prompt alone has another mean, which is the bias:
+An advantage compares an action with its state, so its mean over the actions of a state is 0. Credit that depends on the
+prompt alone has another mean, the bias:
 
     Bias_h(s_0, s) = E[A | start s_0, state s at turn h]       |Bias_h| ≤ h·r_max + 2·V_max,   Bias_0 = 0
 
@@ -10,8 +10,8 @@ of their products is not: with t_g the sum of A over the n_g rollouts of group g
 
     MS(place) = (T² − Σ_g t_g²) / (n² − Σ_g n_g²),   T = Σ_g t_g, n = Σ_g n_g
 
-and MS_h is its mean over the places that two groups met, weighted by n. A group mean holds the rollout itself, so what
-is measured is (R − 1)/R of the bias.
+and MS_h is its mean over the places that two groups met, weighted by n. A group mean contains the rollout itself, so
+the result is (R − 1)/R of the bias.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Array = NDArray[np.float64]
 def bias_by_turn(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, float | None]]:
     """One row per turn from the rollouts of a step: RMS bias of three baselines, the largest |Bias|, and P1's bound.
 
-    `rms_outcome`: A = G − mean of the group's G, P1's own. `rms_turn`: what is still to come, against the group's mean
-    of the same turn. `rms_state`: the same against the siblings that stood in the same state. An RMS whose square came
-    out below 0, which chance may do, is given with a minus sign. Empty where the rollouts have no states.
+    `rms_outcome`: A = G − mean of the group's G, P1's own. `rms_turn`: the return from turn h on, less the group's mean
+    at that turn. `rms_state`: the same less the mean of the siblings in the same state. Where the estimate of a square
+    is below 0, its RMS has a minus sign. Empty where the rollouts have no states.
     """
     if "step_state" not in arrays or "step_reward" not in arrays:
         return []
@@ -78,7 +78,7 @@ def rms(credit: Array, place: NDArray[np.int64], group: NDArray[Any]) -> float |
 
 
 def _numbered(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int64]:
-    """A number for each pair."""
+    """One number per distinct pair."""
     return np.unique(np.stack([a, b], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
 

@@ -1,10 +1,7 @@
-"""What a claim is, and what a test of it may say: holds, refuted, or undecided and why.
+"""A claim, and the verdict of a test of it: holds, refuted, or undecided and why.
 
-A test compares a number with a threshold that is fixed in the code. An estimate comes with its 95 % interval, and the
-interval decides: wholly on one side of the threshold, or undecided. One run has no interval over runs.
-
-Tests build verdicts with `exact`, `at_most`, `missing` and `claims.reading.estimate`, without the claim's id: the
-table of claims adds it.
+A test compares a number with a threshold that is fixed in the code. The 95 % interval of an estimate decides: it lies
+wholly on one side of the threshold, or the verdict is undecided. One run has no interval over runs.
 """
 
 from __future__ import annotations
@@ -12,33 +9,29 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from creditscope.claims.evidence import Evidence
 from creditscope.runs.intervals import Interval
 
-if TYPE_CHECKING:
-    from creditscope.claims.evidence import Evidence
-
 Outcome = Literal["holds", "refuted", "undecided"]
-Needs = Literal["nothing", "record", "sweep"]
 NOTHING = "no run"
 """The subject of a verdict that found nothing to test."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What one test of one claim said, of one subject, under one definition."""
+class ClaimVerdict:
+    """The outcome of one test of one claim, on one subject, under one definition."""
 
     claim: str = ""
     """Its id, such as P1.5; the table of claims sets it."""
     definition: str
-    """What was measured, in words that leave no choice."""
+    """What was measured."""
     subject: str
-    """On what: a closed form, an enumerated world, or a model and a task."""
+    """A closed form, an enumerated world, or a model and a task."""
     outcome: Outcome
     reason: str
-    """One sentence."""
     observed: float | None = None
     interval: tuple[float, float] | None = None
     """95 %, where the observed value is an estimate."""
@@ -50,11 +43,8 @@ class Verdict:
     of: str = ""
     """What n counts: runs, groups, readings, cases."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-RunsTest = Callable[[Sequence["Evidence"]], list[Verdict]]
+RunsTest = Callable[[Sequence[Evidence]], list[ClaimVerdict]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +63,8 @@ class Claim:
     """`module:function` under creditscope that tests it without any run. Imported on use, because it loads torch."""
     runs: RunsTest | None = None
     """Tests it on the evidence of runs."""
-    needs: tuple[Needs, ...]
     ask: str = ""
     """What a record must hold for `runs`, and the flags that record it."""
-
-
-# -- from a number to an outcome -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -95,15 +81,15 @@ class Band:
     high: float | None = None
 
     def judge(self, value: Interval) -> Outcome:
-        if value.low is None or value.high is None:
+        if value.ends is None:
             return "undecided"
-        low, high = self.low, self.high
-        if low is None or high is None:  # one end, and it is outside
-            holds = (low is None or value.low > low) and (high is None or value.high < high)
-            refuted = (low is not None and value.high <= low) or (high is not None and value.low >= high)
+        (below, above), low, high = value.ends, self.low, self.high
+        if low is None or high is None:  # one end, which is not part of the band
+            holds = (low is None or below > low) and (high is None or above < high)
+            refuted = (low is not None and above <= low) or (high is not None and below >= high)
         else:
-            holds = low <= value.low and value.high <= high
-            refuted = value.high < low or value.low > high
+            holds = low <= below and above <= high
+            refuted = above < low or below > high
         return "holds" if holds else "refuted" if refuted else "undecided"
 
     @property
@@ -117,10 +103,10 @@ class Band:
         >>> Band(low=0.5).enough(Interval(1.0, 0.0, 2.0, 4))  # half width 1, distance ½: four times as many
         16
         """
-        if value.low is None or value.high is None:
+        if value.ends is None:
             return None
         distance = min(abs(value.mean - end) for end in (self.low, self.high) if end is not None)
-        half = (value.high - value.low) / 2
+        half = (value.ends[1] - value.ends[0]) / 2
         return math.ceil(value.n * (half / distance) ** 2) if distance > 0 else None
 
     def __str__(self) -> str:
@@ -144,38 +130,31 @@ def all_of(outcomes: Iterable[Outcome]) -> Outcome:
     return "holds" if found and all(outcome == "holds" for outcome in found) else "undecided"
 
 
-def ends(value: Interval) -> tuple[float, float] | None:
-    return None if value.low is None or value.high is None else (value.low, value.high)
-
-
-# -- verdicts of one kind --------------------------------------------------------------------------------------------
-
-
 def exact(definition: str, subject: str, true: bool, observed: float, reason: str, *, expected: str = "0",
-          threshold: str, n: int, of: str = "cases") -> Verdict:
-    """On a statement that was checked without error but rounding."""
-    return Verdict(definition=definition, subject=subject, outcome="holds" if true else "refuted", reason=reason,
+          threshold: str, n: int, of: str = "cases") -> ClaimVerdict:
+    """The verdict on a statement that was checked up to rounding."""
+    return ClaimVerdict(definition=definition, subject=subject, outcome="holds" if true else "refuted", reason=reason,
                    observed=float(observed), expected=expected, threshold=threshold, n=n, of=of)
 
 
 def at_most(limit: float, definition: str, subject: str, observed: float, reason: str, *, expected: str = "0",
-            threshold: str = "≤ {:g}", n: int, of: str = "cases") -> Verdict:
-    """On the largest of some differences: holds where `observed` ≤ `limit`, which `threshold` prints."""
+            threshold: str = "≤ {:g}", n: int, of: str = "cases") -> ClaimVerdict:
+    """The verdict on the largest of some differences: holds where `observed` ≤ `limit`, which `threshold` prints."""
     return exact(definition, subject, observed <= limit, observed, reason, expected=expected,
                  threshold=threshold.format(limit), n=n, of=of)
 
 
-def missing(subject: str, needs: str, definition: str = "") -> Verdict:
+def missing(subject: str, needs: str, definition: str = "") -> ClaimVerdict:
     """Undecided, because something was not recorded."""
-    return Verdict(definition=definition, subject=subject, outcome="undecided", reason=f"needs {needs}")
+    return ClaimVerdict(definition=definition, subject=subject, outcome="undecided", reason=f"needs {needs}")
 
 
 def needing(needs: str, subject: str = "runs", definition: str = ""
-            ) -> Callable[[Callable[[Sequence[Evidence]], Iterable[Verdict]]], RunsTest]:
-    """A decorator for a test on runs: where none of them has anything to say, the one verdict names what is needed."""
-    def decorate(test: Callable[[Sequence[Evidence]], Iterable[Verdict]]) -> RunsTest:
+            ) -> Callable[[Callable[[Sequence[Evidence]], Iterable[ClaimVerdict]]], RunsTest]:
+    """A decorator for a test on runs: where it has no verdict, the one verdict says what is needed."""
+    def decorate(test: Callable[[Sequence[Evidence]], Iterable[ClaimVerdict]]) -> RunsTest:
         @functools.wraps(test)
-        def whole(runs: Sequence[Evidence]) -> list[Verdict]:
+        def whole(runs: Sequence[Evidence]) -> list[ClaimVerdict]:
             return list(test(runs)) or [missing(subject, needs, definition)]
 
         return whole

@@ -17,7 +17,7 @@ from rich.text import Text
 from creditscope.claims.evidence import Evidence, places, read_place, to_json
 from creditscope.claims.page import SHAPES, by_place, claims_page, observed, sample, summary, told
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
-from creditscope.claims.verdict import NOTHING, Claim, Verdict
+from creditscope.claims.verdict import NOTHING, Claim, ClaimVerdict
 from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.guards import resolved
@@ -79,13 +79,13 @@ class Check:
         evidence = read_runs(self.runs) if self.runs else []
         folders = dict.fromkeys(resolved(place) for place in places(self.runs) if place.is_dir())
         missing = [fault for folder in folders for fault in Record.open(folder).told_missing()]
-        verdicts: list[Verdict] = []
+        verdicts: list[ClaimVerdict] = []
         if self.exact:
             with console.status("closed forms and enumeration: some seconds"):
                 verdicts += run_exact(self.claim)
         if evidence:
             verdicts += check(evidence, self.claim)
-        kept = [replace(run, groups={}, readings={}, layers={}) for run in evidence] if self.lean else evidence
+        kept = [replace(run, groups={}, readings={}) for run in evidence] if self.lean else evidence
         files = save_evidence(self.save, kept) if self.save else []
         if self.markdown:
             write_file(self.markdown, claims_page(verdicts, [claim.id for claim in claims]))
@@ -93,7 +93,7 @@ class Check:
         refuted = any(verdict.outcome == "refuted" for verdict in verdicts)
         if self.output.json:
             self.output.emit({"runs": [run.name for run in evidence], "summary": summary(verdicts),
-                              "verdicts": [verdict.as_dict() for verdict in verdicts], "faults": missing,
+                              "verdicts": [asdict(verdict) for verdict in verdicts], "faults": missing,
                               "files": [str(path) for path in files]})
         else:
             show(console, verdicts, every=self.every, why=self.why)
@@ -180,7 +180,7 @@ def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
     return list(files)
 
 
-def show(console: Console, verdicts: Sequence[Verdict], every: bool = False, why: bool = False) -> None:
+def show(console: Console, verdicts: Sequence[ClaimVerdict], every: bool = False, why: bool = False) -> None:
     """A line per claim and subject, or per verdict; the reasons of the refuted, or of all; the totals."""
     heads = ("id", "claim", "on", "verdict", "observed", "expected", "n")
     table = new_table(*heads, left=heads[:-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +56,7 @@ class Localise:
     def run(self) -> int:
         with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
-        if (console := self.output.console_or_json(outcome.as_dict())) is None:
+        if (console := self.output.console_or_json(asdict(outcome))) is None:
             return 0
         for name, rows in outcome.tables.items():
             table = new_table("score", "AUC of |A|", "AUC of −A", "top step", "chance",

@@ -56,6 +56,8 @@ class Report:
     """Open the page in the browser."""
     watch: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Serve the page to this machine alone and renew it while the run goes on. Writes no file."""
+    claims: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also put the papers' claims to these runs, as creditscope check does."""
     port: int = 0
     """With --watch: the port; 0 takes any that is free."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
@@ -81,7 +83,7 @@ class Report:
             raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
         out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"
         refuse_other_files(out)
-        text = page_of(found)
+        text = page_of(found, with_claims=self.claims)
         write_file(out, text)
         seconds, size = time.perf_counter() - start, len(text.encode())
         if self.output.json:
@@ -114,7 +116,7 @@ class Report:
         console.next(("" if self.open else "the same with --open, or ") + command_line("check", *self.runs))
 
     def _serve(self) -> int:
-        watched = Watched(self.runs, lambda: build(self.runs, live=True))
+        watched = Watched(self.runs, lambda: build(self.runs, live=True, with_claims=self.claims))
         awaited = [path for path in places(self.runs) if not path.exists() or has_no_step(path)]
         if not awaited:
             refuse_sources(self.runs)

@@ -114,7 +114,7 @@ class Reproduce:
         if self.output.json:
             self.output.emit({"out": str(self.place), "finished": not failed, "runs": len(evidence),
                               "failed": dict(failed), "summary": summary(verdicts),
-                              "verdicts": [verdict.as_dict() for verdict in verdicts], "files": files})
+                              "verdicts": [asdict(verdict) for verdict in verdicts], "files": files})
         else:
             console = self.output.console()
             show(console, verdicts)

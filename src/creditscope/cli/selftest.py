@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -56,7 +56,7 @@ class Selftest:
         known, today = versions(device), datetime.datetime.now(datetime.UTC).date().isoformat()
         failed = any(line.verdict == "fail" for line in lines)
         if quiet:
-            self.output.emit({"passed": not failed, "checks": [line.as_dict() for line in lines], "versions": known,
+            self.output.emit({"passed": not failed, "checks": [asdict(line) for line in lines], "versions": known,
                               "digest": digest(lines, known), "date": today,
                               "citation": sentence(lines, known, today)})
             return int(failed)

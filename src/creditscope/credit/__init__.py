@@ -1,8 +1,8 @@
-"""Credit below the answer: estimators that give each token its own credit, one a file, all with one signature.
+"""Credit A_it: estimators that give each token its own credit, one per file, all with one signature.
 
     estimate(method, rollouts, tools) -> (B, T) credit, for surrogate(method, logp, rollouts, credit)
 
-An estimator says what a token is worth; the method's row says the rest: scale, whitening, weights, ratio, bound.
+The method's row decides the rest: scale, whitening, weights, ratio, bound.
 `ESTIMATORS` lists them without torch; `find_estimator("prefix_tree")` gives one by name, with options after commas.
 """
 

@@ -1,4 +1,4 @@
-"""An estimator as a user names it: `monte_carlo,samples=8`, or `my_module:mine` of the user's own."""
+"""An estimator by its spec: `monte_carlo,samples=8`, or the user's own `my_module:mine`."""
 
 from __future__ import annotations
 
@@ -26,40 +26,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """An estimator with its options, as a user named it: `monte_carlo,samples=8`, or `my_module:mine`."""
+    """An estimator with its options."""
 
     spec: str
     function: Callable[..., Any] = field(repr=False)
     options: Mapping[str, Any]
     row: Estimator
-    """What is known about it; of a user's own function, what its attribute `needs` says."""
+    """Of the table; for a user's own function, with the needs in its attribute `needs`."""
 
     def __call__(self, method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
-        """(B, T) credit, 0 where the policy chose nothing; what comes back is checked every time."""
-        import torch
+        """(B, T) credit, 0 where the mask is False; the result is checked at every call."""
+        from creditscope.objective.surrogate import check_credit
 
         found = self.function(method, rollouts, tools, **self.options) if self.row.name in ESTIMATORS else \
             self._guarded(method, rollouts, tools)
-        shape, rows = tuple(rollouts.mask.shape), len(rollouts)
-        if not isinstance(found, torch.Tensor) or not found.is_floating_point():
-            kind = found.dtype if isinstance(found, torch.Tensor) else type(found).__name__
-            raise CreditscopeError(f"credit {self.row.name!r} must return a float tensor, got {kind}")
-        if tuple(found.shape) not in (shape, (rows,), (rows, 1)):
-            raise CreditscopeError(f"credit {self.row.name!r} must return (B, T) = {shape} or (B,) = ({rows},), got "
-                                   f"{tuple(found.shape)}")
-        if found.device != rollouts.mask.device:
-            raise CreditscopeError(f"credit {self.row.name!r} must return its result on {rollouts.mask.device}, got it "
-                                   f"on {found.device}; make it from the rollouts' own tensors")
-        credit = (found[:, None] if found.dim() == 1 else found).detach().expand(shape)
-        bad = ~torch.isfinite(credit) & rollouts.mask
-        if bool(bad.any()):
-            i, t = bad.nonzero()[0].tolist()
-            raise CreditscopeError(f"credit {self.row.name!r} must be finite: row {i}, column {t} is "
-                                   f"{credit[i, t].item()} (and {int(bad.sum()) - 1} more)")
-        return credit.masked_fill(~rollouts.mask, 0.0)
+        who = f"credit {self.row.name!r}"
+        place = getattr(found, "device", rollouts.mask.device)
+        if place != rollouts.mask.device:
+            raise CreditscopeError(f"{who} must be on {rollouts.mask.device}, got it on {place}; make it from the "
+                                   f"rollouts' own tensors")
+        credit = check_credit(found, rollouts, who).detach()
+        if not credit.is_floating_point():
+            raise CreditscopeError(f"{who} must be a float tensor, got {credit.dtype}")
+        return credit.expand_as(rollouts.mask).masked_fill(~rollouts.mask, 0.0)
 
     def _guarded(self, method: Method, rollouts: Rollouts, tools: Tools) -> Any:
-        """A user's function: it gets a copy, prints to stderr, and what it raises is told in a sentence."""
+        """A user's function gets a copy and prints to stderr; an exception becomes one sentence."""
         import torch
 
         copies: dict[str, Any] = {name: value.clone() for name, value in vars(rollouts).items()
@@ -79,20 +71,14 @@ def find_estimator(spec: str) -> Chosen:
     """The estimator of that name with its options checked, or a user's own `module:function`. Loads torch."""
     name, options = parse(spec)
     if name in ESTIMATORS:
-        row, function = ESTIMATORS[name], ESTIMATORS[name].function
-    else:
-        function = _own(name)
-        row = _described(name, function)
-        _check_own(name, function, options)
-    return Chosen(spec, function, MappingProxyType(options), row)
-
-
-def _described(name: str, function: Callable[..., Any]) -> Estimator:
-    """A user's function as a row: of what it needs it tells itself, in its attribute `needs`."""
+        return Chosen(spec, ESTIMATORS[name].function, MappingProxyType(options), ESTIMATORS[name])
+    function = _own(name)
     needs = getattr(function, "needs", ())
     if isinstance(needs, str):
         raise CreditscopeError(f"--credit {name}: needs must be a tuple of names, got {needs!r}; write ({needs!r},)")
-    return Estimator(name=name, title=name, equation="your own", cost="your own", cites="", needs=tuple(needs))
+    row = Estimator(name=name, title=name, equation="your own", cost="your own", cites="", needs=tuple(needs))
+    _check_own(name, function, options)
+    return Chosen(spec, function, MappingProxyType(options), row)
 
 
 def _check_own(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -135,10 +121,10 @@ def _own(target: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _current_folder() -> Iterator[None]:
-    """A module of the current folder can be imported: it comes first, as for --reward.
+    """The current folder first on sys.path, as for --reward, and last afterwards.
 
-    An installed `creditscope` does not have that folder on its path. It stays there afterwards, but last: the module
-    may still import its neighbours, and a file there called like a library is not taken for the library later on.
+    An installed `creditscope` does not have that folder on its path. The module may still import its neighbours later,
+    and a file named like a library does not shadow the library.
     """
     here = os.getcwd()
     if here in sys.path or "" in sys.path:

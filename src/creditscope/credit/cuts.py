@@ -1,27 +1,24 @@
-"""Where an answer is cut for Monte Carlo values, and how values at cuts become credit for tokens."""
+"""Cuts of an answer for Monte Carlo values, and the credit of tokens between cuts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import wide
 from creditscope.errors import CreditscopeError
 from creditscope.objective.advantages import BASELINES
 
 
-def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int, who: str) -> Tensor:
+def between(rollouts: Rollouts, cut: Tensor, tools: Tools, samples: int) -> Tensor:
     """(B, T) V(next cut) − V(cut before t) in reward units, from `cut` (B, T): True where an answer is cut before t.
 
-    V at a cut is the mean reward of `samples` continuations. The start's is the mean reward of the siblings, who are
-    continuations of the prompt already (a rollout without siblings gets fresh ones); the end's is the reward itself. So
-    Σ over segments = r_i − V(start).
+    V at a cut is the mean reward of `samples` continuations. V(start) is the mean reward of the siblings, which are
+    continuations of the prompt (a rollout without siblings gets new ones); V(end) is the reward. So Σ over segments =
+    r_i − V(start).
     """
-    if samples < 1:
-        raise CreditscopeError(f"samples of credit {who!r} must be at least 1, got {samples}")
     reward, width = wide(rollouts.reward), rollouts.tokens.shape[1]
     column = torch.arange(width, device=cut.device)
     cut = cut & (column > 0) & (column < rollouts.extents[:, None])  # at the start and at the end values are known

@@ -1,22 +1,19 @@
-"""Outcome credit on the tokens where the policy hesitates, none elsewhere."""
+"""Outcome credit on the tokens with the highest entropy, none elsewhere."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import wide
-from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage
 
 
 def entropy_mask(method: Method, rollouts: Rollouts, tools: Tools, *, share: float = 0.2) -> Tensor:
     """A_it = A_i · 1{H_it ≥ the (1 − share) quantile of H over the batch's tokens}."""
-    if not 0 < share <= 1:
-        raise CreditscopeError(f"share of credit 'entropy_mask' must be above 0 and at most 1, got {share}")
     entropy = wide(rollouts.require("entropy", "credit 'entropy_mask'"))
     high = entropy >= threshold(entropy[rollouts.mask], share)
     return (token_advantage(method, rollouts) * high).masked_fill(~rollouts.mask, 0.0)

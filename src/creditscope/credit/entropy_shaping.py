@@ -1,19 +1,17 @@
-"""Outcome credit shaped by entropy: hesitation that ended well earns more, certainty that ended badly pays more."""
+"""Outcome credit shaped by entropy: larger where H is high and A > 0, and where H is low and A < 0."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import wide
-from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage
 
-LEAST = 1e-3  # nats; 1/H of a token that the policy was sure of is bounded
+LEAST = 1e-3  # nats, so that 1/H is bounded
 
 
 def entropy_shaping(method: Method, rollouts: Rollouts, tools: Tools, *, base: float = 0.5,
@@ -23,9 +21,6 @@ def entropy_shaping(method: Method, rollouts: Rollouts, tools: Tools, *, base: f
     j runs over the siblings with the same sign that have a token at t. With α₁ + α₂ = 1 the shaping moves credit
     between siblings and keeps its sum at every position where advantages of one sign are equal, as with rewards 0 / 1.
     """
-    if not (0 <= base < float("inf") and 0 <= bonus < float("inf")):
-        raise CreditscopeError(f"base and bonus of credit 'entropy_shaping' must be finite and at least 0, got {base} "
-                               f"and {bonus}")
     own = token_advantage(method, rollouts).expand_as(rollouts.mask)
     entropy = wide(rollouts.require("entropy", "credit 'entropy_shaping'")).to(own.dtype).clamp(min=LEAST)
     h = torch.where(own > 0, entropy, 1 / entropy)
@@ -35,11 +30,10 @@ def entropy_shaping(method: Method, rollouts: Rollouts, tools: Tools, *, base: f
 
 def _mean_by_sign(h: Tensor, own: Tensor, rollouts: Rollouts) -> Tensor:
     """(B, T) mean of h over the siblings with A of the same sign that have a token at t; 1 where A is 0."""
-    index = Groups(rollouts.group).index
+    groups = Groups(rollouts.group)
     out = torch.ones_like(h)
     for sign in (own > 0, own < 0):
         here = sign & rollouts.mask
-        total, count = (h.new_zeros(int(index.max()) + 1, h.shape[1]).index_add_(0, index, x.to(h.dtype))
-                        for x in (h.masked_fill(~here, 0.0), here))
-        out = torch.where(here, (total / count.clamp(min=1))[index], out)
+        total, count = groups.totals(h.masked_fill(~here, 0.0)), groups.totals(here.to(h.dtype))
+        out = torch.where(here, (total / count.clamp(min=1))[groups.index], out)
     return out

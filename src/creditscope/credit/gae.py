@@ -1,12 +1,11 @@
-"""GAE: each token's surprise by the critic's own lights, δ, and what is left of the surprises that follow.
+"""GAE over the critic's TD errors δ.
 
     δ_t = r_t + γ V_{t+1} − V_t        A_t = Σ_l (γλ)^l δ_{t+l}                    (arXiv:1506.02438, Eq. 16)
 
-t counts the tokens that the policy chose: what others wrote between is stepped over, without a discount. r_t is the
-rollout's reward on its last chosen token and 0 before. V after that token is 0, also where the answer was cut at the
-limit: the verifier has judged the text as it stands, so its reward is all there will ever be.
-
-λ = 1 is r − V, unbiased whatever the critic says; λ = 0 trusts the critic entirely.
+t counts the tokens that the policy chose; others are skipped, without a discount. r_t is the rollout's reward on its
+last chosen token and 0 before. V after that token is 0, also where the answer was cut at the limit, since the verifier
+has judged the text as it is. λ = 1 is r − V, unbiased for any critic; at λ = 0 credit is δ_t, biased by the critic's
+errors.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import in_units, wide
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.credit.units import in_units
+from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 
-SCHEDULES = ("constant", "length", "linear")
 WHITEN_EPS = 1e-8
 
 
@@ -32,18 +31,15 @@ def gae(method: Method, rollouts: Rollouts, tools: Tools, *, gamma: float = 1.0,
         length     λ_i = 1 − 1/(α L_i), at least 0: longer answers look further     (VAPO, arXiv:2504.05118)
         linear     from 1 at the start of the training to λ at its end
 
-    Order: A in reward units; then the row's own KL, scale, whitening and entropy cost, in that order (`in_units`).
-    `whiten` stands in for the row's whitening where it has none, so that it comes after the scale, which it would undo
-    in part if it came before, and before the entropy cost, which is priced in whitened units.
-
-    The critic knows the reward alone, so KL in the reward is a stream of its own, with λ = γ = 1 and no baseline.
+    Order: A in reward units; then the row's own KL, scale, whitening and entropy cost (`in_units`). `whiten` is the
+    whitening of a row that has none. The critic predicts the reward alone, so KL in the reward is added with λ = γ = 1
+    and no baseline.
     """
-    _check_options(gamma, lam, schedule, alpha)
     values = _checked(tools.critic(), rollouts)
     decay = lambdas(rollouts.lengths, schedule=schedule, lam=lam, alpha=alpha, progress=tools.progress)
     credit = advantages(wide(rollouts.reward), values, rollouts.mask, gamma, decay.to(values))
     if whiten and method.whiten == "none":
-        # "external" forbids a row to whiten because that is left to whoever makes the credit: here.
+        # A row with baseline="external" may not whiten: its credit is whitened where it is made, here.
         method = method.replace(baseline="none", whiten="tokens", whiten_eps=WHITEN_EPS)
     return in_units(method, credit, rollouts)
 
@@ -51,8 +47,7 @@ def gae(method: Method, rollouts: Rollouts, tools: Tools, *, gamma: float = 1.0,
 def advantages(reward: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: Tensor) -> Tensor:
     """(B, T) A_t in reward units from reward (B,), values (B, T) and λ (B,); 0 where the mask is False.
 
-    The sum is built by doubling: A^(1) = δ, A^(2n)_t = A^(n)_t + (γλ)^n A^(n)_{t+n}, so ⌈log₂ T⌉ operations on (B, T)
-    do for T steps of the recursion (13 for 8192 tokens), and nothing is divided that could overflow.
+    By doubling: A^(1) = δ, A^(2n)_t = A^(n)_t + (γλ)^n A^(n)_{t+n}, ⌈log₂ T⌉ operations on (B, T) in place of T.
 
     >>> advantages(torch.tensor([1.]), torch.tensor([[.5, .75]]), torch.ones(1, 2).bool(), 1.0, torch.zeros(1))
     tensor([[0.2500, 0.2500]])
@@ -87,22 +82,10 @@ def _earlier(value: Tensor, by: int) -> Tensor:
     return torch.nn.functional.pad(value[:, by:], (0, by))
 
 
-def _check_options(gamma: float, lam: float, schedule: str, alpha: float) -> None:
-    for name, value in {"gamma": gamma, "lam": lam}.items():
-        if not 0 <= value <= 1:
-            raise CreditscopeError(f"{name} of credit 'gae' must be in 0 .. 1, got {value}; 1 neither discounts nor "
-                                   f"trusts the critic")
-    if schedule not in SCHEDULES:
-        raise unknown("schedule of credit 'gae':", schedule, SCHEDULES)
-    if not 0 < alpha < float("inf"):
-        raise CreditscopeError(f"alpha of credit 'gae' must be above 0 and finite, got {alpha}; λ = 1 − 1/(α L), and "
-                               f"VAPO has 0.05")
-
-
 def _checked(values: Tensor, rollouts: Rollouts) -> Tensor:
     """The critic's values, of the batch's shape and finite where a token was chosen."""
     if values.shape != rollouts.mask.shape:
-        raise CreditscopeError(f"the critic must give one value a token, {tuple(rollouts.mask.shape)}, got "
+        raise CreditscopeError(f"the critic must give one value per token, {tuple(rollouts.mask.shape)}, got "
                                f"{tuple(values.shape)}")
     bad = ~torch.isfinite(values) & rollouts.mask
     if bool(bad.any()):

@@ -1,4 +1,4 @@
-"""Monte Carlo values at the ends of steps (VinePPO): a step is worth what it did to the chance of being right."""
+"""Monte Carlo values at the ends of steps (VinePPO): credit of a step is the change of V over it."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ from creditscope.methods.axes import Method
 
 def monte_carlo(method: Method, rollouts: Rollouts, tools: Tools, *, samples: int = 4) -> Tensor:
     """A_it = V(end of t's step) − V(its start),  V = mean reward of `samples` fresh continuations."""
-    return in_units(method, between(rollouts, step_ends(rollouts), tools, samples, "monte_carlo"), rollouts)
+    return in_units(method, between(rollouts, step_ends(rollouts), tools, samples), rollouts)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import in_units, wide
+from creditscope.credit.units import in_units
 from creditscope.methods.axes import Method
 
 
@@ -22,7 +22,7 @@ def optimal_scalar(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
 def around(rollouts: Rollouts, square: Tensor) -> Tensor:
     """(B,) r_i − Σ_j r_j s_j / Σ_j s_j over the group, s_j ≥ 0 the squared norm of rollout j's score.
 
-    A group whose scores are all 0 (a policy that is certain) has no gradient, and its mean serves as well.
+    Where all scores of a group are 0 there is no gradient, and the group's mean is taken.
     """
     reward, groups = wide(rollouts.reward), Groups(rollouts.group)
     square = square.to(reward)

@@ -1,4 +1,4 @@
-"""The optimal scalar baseline for nothing: the scores' norms as far as a forward pass knows them."""
+"""The optimal scalar baseline from a forward pass alone: norms of the scores at the logits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from creditscope.methods.axes import Method
 def optimal_sequence(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
     """A_it = r_i − Σ_j r_j W_j / Σ_j W_j,  W_j = Σ_t (1 − 2π_jt + Σ_v π_jt(v)²).
 
-    W_j is Σ_t ‖∂log π(y_jt)/∂z_jt‖², z the logits: where an answer ends, the weight of the optimal token baseline. It
-    leaves out what lies below the logits, and how the tokens of an answer pull together.
+    W_j = Σ_t ‖∂log π(y_jt)/∂z_jt‖², z the logits: the weight of the optimal token baseline at the answer's end. It
+    ignores the layers below the logits and the products between tokens.
     """
     norms = logit_norms(rollouts, "optimal_sequence").sum(dim=1)
     return in_units(method, around(rollouts, norms)[:, None], rollouts)

@@ -1,14 +1,14 @@
-"""The optimal token baseline: each position has its own, weighted by how much score a rollout has gathered so far."""
+"""The optimal token baseline: one per position, weighted by the squared scores of each rollout up to there."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import in_units, wide
+from creditscope.credit.units import in_units
 from creditscope.methods.axes import Method
 
 
@@ -19,27 +19,18 @@ def optimal_token(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
     """
     reward, groups = wide(rollouts.reward), Groups(rollouts.group)
     gathered = logit_norms(rollouts, "optimal_token").cumsum(dim=1).masked_fill(~rollouts.mask, 0.0)
-    alive = _totals(rollouts.mask.to(reward.dtype), groups)
-    weight, worth = _totals(gathered, groups), _totals(gathered * reward[:, None], groups)
-    # Where nobody's score has moved yet the ratio is 0/0: all weigh the same.
-    plain = _totals(reward[:, None] * rollouts.mask, groups) / alive.clamp(min=1)
+    alive = groups.totals(rollouts.mask.to(reward.dtype))
+    weight, worth = groups.totals(gathered), groups.totals(gathered * reward[:, None])
+    # Where all scores are still 0 the ratio is 0/0: equal weights.
+    plain = groups.totals(reward[:, None] * rollouts.mask) / alive.clamp(min=1)
     baseline = torch.where(weight > 0, worth / weight.masked_fill(weight <= 0, 1.0), plain)[groups.index]
     baseline = baseline.masked_fill(alive[groups.index] <= 1, 0.0)
-    return in_units(method, (reward[:, None] - baseline).masked_fill(_agreed(reward, rollouts, groups), 0.0), rollouts)
+    # In a unanimous group with siblings left r − B is rounding.
+    agreed = groups.unanimous(reward)[:, None] & (alive[groups.index] > 1)
+    return in_units(method, (reward[:, None] - baseline).masked_fill(agreed, 0.0), rollouts)
 
 
 def logit_norms(rollouts: Rollouts, who: str) -> Tensor:
-    """(B, T) 1 − 2π + Σπ² = ‖onehot − π‖² = ‖∂log π(y_t)/∂z_t‖²: what a forward pass knows of a token's score."""
+    """(B, T) 1 − 2π + Σπ² = ‖onehot − π‖² = ‖∂log π(y_t)/∂z_t‖²."""
     collision = wide(rollouts.require("collision", f"credit {who!r}"))
     return (1 - 2 * wide(rollouts.logp).exp() + collision).clamp(min=0.0).masked_fill(~rollouts.mask, 0.0)
-
-
-def _totals(value: Tensor, groups: Groups) -> Tensor:
-    """(P, T) Σ over each group, position by position."""
-    return value.new_zeros(len(groups), value.shape[1]).index_add_(0, groups.index, value)
-
-
-def _agreed(reward: Tensor, rollouts: Rollouts, groups: Groups) -> Tensor:
-    """(B, T) True where a unanimous group still has siblings: there r − B is rounding, not signal."""
-    alive = _totals(rollouts.mask.to(reward.dtype), groups)[groups.index]
-    return groups.unanimous(reward)[:, None] & (alive > 1)

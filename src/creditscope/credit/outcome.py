@@ -1,4 +1,4 @@
-"""Outcome credit: what the method does by itself."""
+"""Outcome credit: the method's own advantage on every token."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from creditscope.objective.advantages import token_advantage
 
 
 def outcome(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
-    """A_it = A_i, every token of an answer alike: the method's own advantage, to the bit."""
+    """A_it = A_i, bit for bit."""
     return token_advantage(method, rollouts).expand_as(rollouts.mask)

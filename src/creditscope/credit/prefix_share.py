@@ -1,13 +1,13 @@
-"""Shared prefixes weigh less: a token that n siblings share is trained n times, so each counts 1/n."""
+"""Shared prefixes weigh 1/n: a token that n siblings share is trained n times."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from creditscope.batch.groups import wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.prefixes import node_values
 from creditscope.credit.tools import Tools
-from creditscope.credit.units import wide
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import token_advantage
 

@@ -1,4 +1,4 @@
-"""The tree that a group's answers form by themselves: who shares whose first tokens."""
+"""The tree of a group's answers: the first tokens that siblings share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from creditscope.batch.rollouts import Rollouts
 def shared(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
     """(B, R) each row's siblings, itself among them (−1 past the group's size), and (B, R) tokens it shares with each.
 
-    Text that others wrote is part of a prefix too: tokens are compared whoever chose them, up to the last chosen one.
+    Tokens are compared up to the last chosen one, whether the policy chose them or not.
     """
     groups = Groups(rollouts.group)
     size = int(groups.counts.max())
@@ -29,7 +29,7 @@ def shared(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         other = sibling[:, j].clamp(min=0)
         reach = torch.minimum(extent, extent[other])[:, None]
         differs = (rollouts.tokens != rollouts.tokens[other]) | (column >= reach)
-        # The first difference ends what is shared; a column of True behind the last token finds those without any.
+        # The first difference ends the shared part; the added column of True is for rows without one.
         stop = torch.nn.functional.pad(differs, (0, 1), value=True)
         common[:, j] = stop.to(torch.uint8).argmax(dim=1)
     return sibling, common.masked_fill(sibling < 0, -1)
@@ -45,7 +45,7 @@ def node_values(rollouts: Rollouts, value: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.arange(len(rollouts), device=sibling.device)[:, None].expand_as(sibling)
     worth = value[sibling.clamp(min=0)].masked_fill(sibling < 0, 0.0)
     present = (sibling >= 0).to(value.dtype)
-    # A sibling that shares c tokens counts at t = 0 … c: drop it at c, then sum from the right.
+    # A sibling that shares c tokens counts at t = 0 … c: add it at c, then sum from the right.
     total, count = value.new_zeros(2, len(rollouts), width + 1)
     at = common.clamp(min=0)
     total.index_put_((rows, at), worth, accumulate=True)

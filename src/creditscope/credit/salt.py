@@ -1,5 +1,4 @@
-"""SALT: advantages split along the eigenvectors of the group's Gram; what is off the shared directions is strengthened.
-"""
+"""SALT: advantages split along the eigenvectors of the group's Gram, with the residual strengthened."""
 
 from __future__ import annotations
 
@@ -17,15 +16,13 @@ from creditscope.objective.advantages import token_advantage
 def salt(method: Method, rollouts: Rollouts, tools: Tools, *, rank: int = 1) -> Tensor:
     """A' = P A + (1 + c)(A − P A), group by group.
 
-    P projects onto the `rank` top eigenvectors of K_ij = ⟨ψ_i, ψ_j⟩, the directions that the rollouts share.
-    c = 1 − ‖Σ A_i ψ_i‖ / Σ |A_i|‖ψ_i‖ is the cancellation: 0 where all push the same way, 1 where nothing is left.
+    P projects onto the `rank` top eigenvectors of K_ij = ⟨ψ_i, ψ_j⟩. c = 1 − ‖Σ A_i ψ_i‖ / Σ |A_i|‖ψ_i‖ is the
+    cancellation: 0 where all A_i ψ_i are parallel, 1 where their sum is 0.
     """
-    if rank < 1:
-        raise CreditscopeError(f"rank of credit 'salt' must be at least 1, got {rank}")
     own = token_advantage(method, rollouts)
     if own.shape[1] != 1:
-        raise CreditscopeError(f"credit 'salt' splits one advantage a rollout, but method {method.name!r} has one a "
-                               f"token; choose another method, or drop its KL in the token reward")
+        raise CreditscopeError(f"credit 'salt' splits one advantage per rollout, but method {method.name!r} has one "
+                               f"per token; choose another method, or drop its KL in the token reward")
     gram = tools.gram()
     out = own[:, 0].clone()
     for group in Groups(rollouts.group).ids.tolist():

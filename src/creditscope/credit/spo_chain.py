@@ -1,4 +1,4 @@
-"""Monte Carlo values at uncertain tokens (SPO-chain): cut where the policy hesitated, credit only where it did."""
+"""Monte Carlo values at uncertain tokens (SPO-chain): cuts at tokens with π < ρ, credit on those alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.cuts import between, uncertain
 from creditscope.credit.tools import Tools
 from creditscope.credit.units import in_units
-from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 
 
@@ -16,15 +15,12 @@ def spo_chain(method: Method, rollouts: Rollouts, tools: Tools, *, samples: int 
               probability: float = 0.9) -> Tensor:
     """A_it = (V(next cut) − V(cut)) · 1{π_it < ρ}, a cut after every `every`-th token with π < ρ.
 
-    A segment thus holds `every` hesitations, whatever its length: where the policy is sure, its value cannot change.
+    A segment holds `every` uncertain tokens, whatever its length: at π = 1 the value cannot change.
     """
-    if every < 1 or not 0 < probability <= 1:
-        raise CreditscopeError(f"credit 'spo_chain' needs every ≥ 1 and probability in (0, 1], got {every} and "
-                               f"{probability}")
     unsure = uncertain(rollouts, probability)
     count = unsure.cumsum(dim=1)
-    # The cut stands before the token after the every-th hesitation.
+    # The cut is before the token after the every-th uncertain one.
     cut = (unsure & (count % every == 0)).roll(1, dims=1)
     cut[:, 0] = False
-    credit = between(rollouts, cut, tools, samples, "spo_chain")
+    credit = between(rollouts, cut, tools, samples)
     return in_units(method, credit.masked_fill(~unsure, 0.0), rollouts)

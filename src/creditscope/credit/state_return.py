@@ -1,4 +1,4 @@
-"""Per-turn returns with a baseline for each state: siblings are compared where they stood in the same place."""
+"""Per-turn returns with a baseline per state."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from creditscope.methods.axes import Method
 def state_return(method: Method, rollouts: Rollouts, tools: Tools) -> Tensor:
     """A_it = G_ih − b(s_ih), b the method's baseline over all turns of the group that begin in the same state.
 
-    A state tells all that matters for what is to come: where time matters, the task puts the turn into it. A turn that
-    is alone in its state is compared with the siblings' same turn, as in `turn_return`: to say nothing there would
-    shrink credit where states are rare, and so bias the gradient. Where no state comes back within one answer, who is
-    alone does not depend on what is then chosen.
+    A state is Markov: where time matters, the task puts the turn into it. A turn alone in its state is compared with
+    the siblings' same turn, as in `turn_return`; 0 there would shrink credit where states are rare, and so bias the
+    gradient. Where no state recurs within one answer, being alone does not depend on the action chosen there.
     """
     step, reward, exists = labels(rollouts, "state_return")
     if not bool(exists.any()):
         return in_units(method, reward.new_zeros(len(rollouts), 1), rollouts)
     state = rollouts.require("step_state", "credit 'state_return'")
-    # One key for each (group, state); both are numbered, for they are any integers.
+    # One key per (group, state).
     pairs = torch.stack([rollouts.group[:, None].expand_as(state), state], dim=2).flatten(0, 1)
     key = torch.unique(pairs, dim=0, return_inverse=True)[1].view_as(state)
     go = to_go(reward)

@@ -1,4 +1,4 @@
-"""Return to go of step rewards: a token is worth what it and all later steps earned, each beside the group's steps."""
+"""Return to go of step rewards, each minus the baseline of the group's steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step rewards: a token is worth what its own step earned, beside the steps of the group."""
+"""Step rewards minus the baseline of the group's steps."""
 
 from __future__ import annotations
 

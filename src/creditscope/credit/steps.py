@@ -1,13 +1,12 @@
-"""Steps of an answer: which one a token belongs to, what it earned, and what siblings earned in its place."""
+"""Steps of an answer: the step of each token, its reward, and the baseline over other steps."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
-from creditscope.credit.units import wide
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import BASELINES
@@ -16,7 +15,7 @@ from creditscope.objective.advantages import BASELINES
 def labels(rollouts: Rollouts, who: str) -> tuple[Tensor, Tensor, Tensor]:
     """(B, T) step of each token, (B, S) step rewards, (B, S) which steps exist; refuse rollouts without labels.
 
-    A batch may be labelled and yet hold no step, when no answer got that far: then S = 1 and nothing exists.
+    A labelled batch may hold no step: then S = 1 and no step exists.
     """
     reward = rollouts.step_reward
     if rollouts.step is None or reward is None:
@@ -32,13 +31,13 @@ def labels(rollouts: Rollouts, who: str) -> tuple[Tensor, Tensor, Tensor]:
         return rollouts.step, wide(none), none.bool()
     column = torch.arange(reward.shape[1], device=reward.device)
     exists = column < rollouts.step.amax(dim=1, keepdim=True) + 1
-    # A label past the last step that a token belongs to still counts: the text may have been cut by the tokenizer.
+    # A reward past the last token's step still counts: the text may have been cut by the tokenizer.
     exists = exists | ((reward != 0).flip(1).cumsum(1).flip(1) > 0)
     return step_of(rollouts.step), wide(reward), exists
 
 
 def step_of(step: Tensor) -> Tensor:
-    """(B, T) the step of each token; what stands in none belongs to the step before it, at the start to the first.
+    """(B, T) the step of each token; a token in none belongs to the step before it, at the start to the first.
 
     >>> step_of(torch.tensor([[-1, 0, -1, 1], [-1, -1, -1, -1]])).tolist()
     [[0, 0, 0, 1], [-1, -1, -1, -1]]
@@ -57,7 +56,7 @@ def to_go(reward: Tensor) -> Tensor:
 
 
 def turn_key(rollouts: Rollouts, reward: Tensor) -> Tensor:
-    """(B, S) one number for each (group, turn); group ids are any integers, so they are numbered first."""
+    """(B, S) one number per (group, turn)."""
     number = torch.unique(rollouts.group, return_inverse=True)[1][:, None]
     turn = torch.arange(reward.shape[1], device=reward.device)
     key: Tensor = number * reward.shape[1] + turn
@@ -67,7 +66,7 @@ def turn_key(rollouts: Rollouts, reward: Tensor) -> Tensor:
 def centred(method: Method, value: Tensor, key: Tensor, exists: Tensor, length: Tensor) -> Tensor:
     """(B, S) value minus the method's own baseline over all steps with the same `key`; 0 where no step exists.
 
-    A step that is alone with its key has nothing to be compared with: 0. Credit that is rounding alone: 0.
+    A step alone with its key, and a difference by rounding alone, give 0.
     """
     rows, _ = exists.nonzero(as_tuple=True)
     picked, groups = value[exists], Groups(key[exists])

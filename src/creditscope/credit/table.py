@@ -1,4 +1,4 @@
-"""The list of estimators: what is known about each before it runs, and names as users give them. No torch."""
+"""The table of estimators, and their specs (`name,option=value`). No torch."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ NEEDS: Mapping[str, str] = MappingProxyType({
     "critic": "a learned value function",
     "gram": "a backward pass under the microscope",
 })
-"""What an estimator may ask for besides rewards and tokens, and where it comes from."""
+"""Inputs of estimators besides rewards and tokens, and their source."""
 
 BASES = ("reward", "advantage")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
-    """One row of the list. Its function has the same name and stands in the file of that name."""
+    """One row. Its function is `name` in the file `name`."""
 
     name: str
     title: str
     equation: str
     needs: tuple[str, ...] = ()
     siblings: bool = False
-    """True where a rollout alone in its group would get nothing."""
+    """True where a rollout alone in its group gets no credit."""
     per_answer: bool = False
-    """True where it gives a rollout one number; every other one gives tokens or steps their own."""
+    """True where all tokens of a rollout get one number."""
     across_groups: bool = False
     """True where a rollout's credit depends on other groups of the batch."""
     one_prompt: bool = False
     """True where it compares the beginnings of answers to one prompt."""
     variants: tuple[str, ...] = ()
-    """Specs that a study of all estimators runs besides the plain one."""
+    """Further specs for studies of all estimators."""
     scheduled: Mapping[str, object] = field(default_factory=dict)
-    """Option values under which credit depends on how far the run is."""
+    """Option values under which credit depends on the progress of the run."""
     builds_on: str = "reward"
     """reward: replaces r_i − b_i, the method scales it. advantage: reshapes the advantage that the method computed."""
     cost: str
-    """What it takes beyond the step: rollouts, forward or backward passes."""
+    """Cost beyond the step: rollouts, forward or backward passes."""
     cites: str
     options: Mapping[str, Option] = field(default_factory=dict)
     claim: str = ""
-    """What its paper says about bias, in our words; what enumeration says stands in docs/credit.md."""
+    """The paper's statement about bias; docs/credit.md compares it with enumeration."""
     note: str = ""
     """Where it departs from its paper."""
 
@@ -71,12 +71,11 @@ class Estimator:
         return found
 
     def require(self, given: frozenset[str], where: str) -> None:
-        """Refuse, before anything is spent, a place that cannot give what the estimator needs."""
+        """Refuse a place that lacks a need of the estimator, before the run starts."""
         for need in self.needs:
             if need not in given:
                 raise CreditscopeError(f"credit {self.name!r} needs {NEEDS[need]}, which {where} does not give; choose "
                                        f"another of: creditscope credit")
-
 
 
 OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -142,7 +141,7 @@ ROWS = (
     Estimator(
         name="spo_chain", title="Monte Carlo values, cuts at uncertain tokens", needs=("continuations",),
         cost="K continuations at each cut",
-        options={"samples": SAMPLES, "every": Option(3, "m, uncertain tokens a segment", low=1),
+        options={"samples": SAMPLES, "every": Option(3, "m, uncertain tokens per segment", low=1),
                  "probability": Option(0.9, "ρ, below which a token is uncertain", low=0.001, high=1.0)},
         equation="as monte_carlo, a cut after every m-th token with π < ρ; credit on tokens with π < ρ alone",
         cites="arXiv:2505.23564", claim="unbiased values at the cuts; the mask drops what the policy is sure of"),
@@ -163,7 +162,7 @@ ROWS = (
         name="gae", variants=("gae,lam=0",), scheduled={"schedule": "linear"},
         title="Generalised advantage estimation", needs=("critic",),
         cost="a critic: its forward and backward pass",
-        options={"gamma": Option(1.0, "γ, discount a token", low=0.0, high=1.0),
+        options={"gamma": Option(1.0, "γ, discount per token", low=0.0, high=1.0),
                  "lam": Option(1.0, "λ; 1 trusts the reward, 0 the critic", low=0.0, high=1.0),
                  "schedule": Option("constant", "of λ: constant, by each answer's length, or linear from 1 to λ over "
                                     "the run", choices=("constant", "length", "linear")),

@@ -1,9 +1,10 @@
-"""What an estimator may ask for besides the rollouts. Whoever runs it answers; each answer has its price."""
+"""Inputs of estimators besides the rollouts: continuations, a critic, a Gram."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from creditscope.credit.table import NEEDS
 from creditscope.errors import CreditscopeError
 
 if TYPE_CHECKING:
@@ -11,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Tools:
-    """Nothing at hand: rollouts from a file. The trainer, and the enumerable tree, answer what they can."""
+    """No tool, as for rollouts from a file. The trainer and the enumerable tree override what they have."""
 
     progress: float = 0.0
-    """Share of the training that is done, for schedules."""
+    """Completed share of the training, for schedules."""
 
     def values(self, cuts: Tensor, samples: int) -> Tensor:
         """(B, C) V of each row's first cuts[i, c] tokens, from `samples` continuations; NaN where the cut is −1."""
@@ -30,6 +31,4 @@ class Tools:
 
 
 def _absent(what: str) -> CreditscopeError:
-    from creditscope.credit.table import NEEDS
-
     return CreditscopeError(f"this credit needs {NEEDS[what]}, and there is none here")

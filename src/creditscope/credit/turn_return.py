@@ -1,4 +1,4 @@
-"""Per-turn returns with per-turn baselines: what came before a turn is not credited to it."""
+"""Per-turn returns with per-turn baselines, without the rewards of earlier turns."""
 
 from __future__ import annotations
 

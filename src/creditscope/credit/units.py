@@ -1,6 +1,6 @@
-"""From reward units to the method's: how a row's scale, whitening and costs apply to credit that differs by token.
+"""From reward units to the method's: a row's scale, whitening and costs on credit that differs by token.
 
-An outcome's advantage goes through these functions unchanged: (r_i − b_i) comes out as the method's own A_i.
+Outcome credit stays the same: for r_i − b_i the result is the method's own A_i.
 """
 
 from __future__ import annotations
@@ -8,29 +8,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups, binary_unit
+from creditscope.batch.groups import Groups, binary_unit, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import SCALES, log_drift, mean_entropy, standardised
 
 
-def wide(value: Tensor) -> Tensor:
-    """At least float32."""
-    return value if value.dtype == torch.float64 else value.float()
-
-
 def in_units(method: Method, credit: Tensor, rollouts: Rollouts) -> Tensor:
-    """(B, T) credit in reward units as the method wants it: KL paid from each token on, scaled, whitened, entropy paid.
+    """(B, T) credit in reward units → KL to go subtracted → scaled → whitened → entropy cost subtracted.
 
-    A KL term in the reward is a cost of the tokens themselves: credit_it loses β Σ_{t' ≥ t} log(π_old/π_ref)_it'.
-    An empty answer has no token to credit, but its reward has part in the group's std: it counts by its column 0.
+    With KL in the reward credit_it loses β Σ_{t' ≥ t} log(π_old/π_ref)_it'. An empty answer has no token, but its
+    reward is part of the group's std: it counts with its column 0.
     """
     counted = rollouts.mask.clone()
     counted[:, 0] |= rollouts.lengths == 0
     credit = wide(credit).expand_as(rollouts.mask).masked_fill(~counted, 0.0)
     if method.has_reward_kl:
         credit = credit - method.beta * log_drift(method, rollouts).flip(1).cumsum(1).flip(1)
-        credit = credit.masked_fill(~counted, 0.0)  # the sum to go is not 0 on what others wrote
+        credit = credit.masked_fill(~counted, 0.0)  # the sum to go is not 0 where the mask is False
     credit = _scaled(method, credit, rollouts)
     if method.whiten != "none":
         weight = rollouts.mask.to(credit.dtype)
@@ -43,7 +38,7 @@ def in_units(method: Method, credit: Tensor, rollouts: Rollouts) -> Tensor:
 
 
 def _scaled(method: Method, credit: Tensor, rollouts: Rollouts) -> Tensor:
-    """credit · factor_i. A group's std is that of what is credited; every other factor is made of the rewards alone."""
+    """credit · factor_i. A group's std is that of the credit; every other factor is made of the rewards alone."""
     groups, reward = Groups(rollouts.group), wide(rollouts.reward).to(credit.dtype)
     if method.scale == "group_std":
         return _by_group_rms(method, credit, rollouts, groups)
@@ -61,7 +56,7 @@ def _by_group_rms(method: Method, credit: Tensor, rollouts: Rollouts, groups: Gr
     square = ((credit / unit[:, None]) ** 2).sum(dim=1) / lengths
     ddof = 1 if method.std == "sample" else 0
     sigma = (groups.sum(square) / (groups.size - ddof).clamp(min=1)).sqrt() * unit
-    # What rounding left of a credit of zero must not be magnified to one.
+    # A credit of 0 up to rounding must not be scaled up to 1.
     live = sigma > 16 * torch.finfo(credit.dtype).eps * _largest(rollouts, groups).to(credit.dtype)
     return torch.where(live[:, None], credit / (sigma + method.std_eps).masked_fill(~live, 1.0)[:, None],
                        torch.zeros_like(credit))

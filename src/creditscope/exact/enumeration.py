@@ -1,12 +1,12 @@
-"""What an estimator of credit does on average, without sampling: the expectation over all groups of a finite world.
+"""The expectation of an estimator of credit over all groups of a finite world, without sampling.
 
 In a world with N sequences a group of R is one of finitely many multisets, each with its probability, so that
 
     E[A | s, a]   the mean credit of a token a that was chosen in state s       beside the truth q(s, a) − v(s)
     E[ĝ], Var[ĝ]  ĝ = 1/R Σ_it A_it ∇log π(y_it)                                beside ∇J
 
-are finite sums, right to rounding. Both are needed: since Σ_a π(a|s) ∇log π(a|s) = 0, an error of credit that depends
-on s alone leaves the gradient as it is,
+are finite sums, exact up to rounding. Both are needed: since Σ_a π(a|s) ∇log π(a|s) = 0, an error of credit that
+depends on s alone does not change the gradient,
 
     E[ĝ]_(s,a) = d(s) π(a|s) (E[A|s,a] − Σ_b π(b|s) E[A|s,b]).
 """
@@ -35,16 +35,16 @@ BATCH = 256  # groups in one batch: K of their rollouts stays small
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Every sequence there is, once, with all that is true of it. A policy table π(a|s) draws them."""
+    """Every sequence of a policy table π(a|s), once."""
 
     rollouts: Rollouts
-    """N rows in one group; each token is a step of its own."""
+    """N rows in one group; each token is a step."""
     state: Tensor
     """(N, T) the row of π that each token was drawn from; −1 past the end."""
     policy: Tensor
     """(S, A) π(a|s)."""
     advantage: Tensor
-    """(S, A) q(s,a) − v(s), the truth about a token."""
+    """(S, A) q(s,a) − v(s)."""
     value: Tensor
     """(N, T+1) E[r | the first t tokens]; from the end on, the reward."""
 
@@ -60,7 +60,7 @@ class World:
 
     @cached_property
     def visits(self) -> Tensor:
-        """(S, A) d(s) π(a|s): how often a sequence is expected to choose a in s. Sums to E[L]."""
+        """(S, A) d(s) π(a|s): the expected number of times that a sequence chooses a in s. Sums to E[L]."""
         return self.collect(self.chance[:, None].expand(self.state.shape))
 
     @cached_property
@@ -79,7 +79,7 @@ class World:
         return self.per_token(weight).sum(dim=0)
 
     def per_token(self, weight: Tensor, rows: Tensor | None = None) -> Tensor:
-        """(n, S, A) each row's `weight` (n, T) where its tokens stand in the table; all rows there are, or `rows`."""
+        """(n, S, A) each row's `weight` (n, T) at the table entries of its tokens; of all rows, or of `rows`."""
         where, mask = self.place, self.rollouts.mask
         if rows is not None:
             where, mask = where[rows], mask[rows]
@@ -87,10 +87,7 @@ class World:
         return flat.scatter_add_(1, where, weight.masked_fill(~mask, 0.0)).view(-1, *self.policy.shape)
 
     def groups(self, size: int) -> tuple[Tensor, Tensor]:
-        """(G, R) every multiset of sequences and (G,) its probability R!/Π_y n_y! · Π_i π(y_i).
-
-        Multisets, not ordered groups: no estimator knows the order, and R! fewer of them have to be visited.
-        """
+        """(G, R) every multiset of sequences and (G,) its probability R!/Π_y n_y! · Π_i π(y_i)."""
         count = math.comb(len(self.rollouts) + size - 1, size) if size > 0 else 0
         if not 0 < count <= LARGEST:
             raise CreditscopeError(f"groups of {size} out of {len(self.rollouts)} sequences cannot be enumerated; use "
@@ -111,24 +108,19 @@ class World:
 def tree_world(tree: Tree, logits: Tensor, reward: Tensor | None = None, step_reward: Tensor | None = None) -> World:
     """A tree whose sequences earn `reward` (N,) at their end, or `step_reward` ρ(s,a) (S, A) with every token.
 
-    A state is a prefix, so siblings meet only where they have said the same so far.
+    A state is a prefix, so only siblings with equal tokens so far share it.
     """
-    if (reward is None) == (step_reward is None):
-        raise CreditscopeError("a tree's world needs either reward or step_reward")
     mask, at = tree.mask, tree.visited.clamp(min=0)
     steps = None if step_reward is None else step_reward[at, tree.chosen].masked_fill(~mask, 0.0)
     total = reward if steps is None else steps.sum(dim=1)
     assert total is not None
-    value = tree.value(logits, total)
+    q, value = tree.solve(logits, total)
     return _world(tokens=tree.chosen, mask=mask, state=tree.visited, policy=logits.softmax(dim=1), reward=total,
-                  step_reward=steps, advantage=tree.q(logits, total) - value[:, None], value=value[at])
+                  step_reward=steps, advantage=q - value[:, None], value=value[at])
 
 
 def ladder_world(game: Ladder, policy: Tensor, start: int) -> World:
-    """The walks of a ladder from rung `start` under a policy (H, rungs, 2); a state is a turn and a rung.
-
-    Siblings that came different ways meet in a state, and a turn's reward is earned at once.
-    """
+    """The walks of a ladder from rung `start` under a policy (H, rungs, 2); a state is a turn and a rung."""
     walks = game.walks()
     along = [game.walk(start, moves) for moves in walks]
     moves, rungs = torch.tensor(walks), torch.tensor([states[:-1] for states, _ in along])
@@ -158,11 +150,8 @@ def _world(*, tokens: Tensor, mask: Tensor, state: Tensor, policy: Tensor, rewar
 
 
 class ExactTools(Tools):
-    """Whatever an estimator asks for, answered with the truth.
-
-    A value is v itself and not the mean of K draws, so the noise of drawing is left out: `continuation_noise` has it.
-    `error` (S,) makes the critic, and it alone, wrong by that much in each state.
-    """
+    """The exact values and Gram for an estimator: v itself and not the mean of K draws, whose noise
+    `continuation_noise` gives. `error` (S,) is added to the critic's values alone."""
 
     def __init__(self, world: World, rows: Tensor, error: Tensor | None = None) -> None:
         self.world, self.rows, self.error = world, rows, error
@@ -181,13 +170,13 @@ class ExactTools(Tools):
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """What enumeration says about one estimator in one world. Every mean over (s, a) is weighted by visits."""
+    """One estimator in one world, by enumeration. Every mean over (s, a) is weighted by visits."""
 
     world: World
     by_sequence: Tensor
-    """(N, T) E[A_it | y_i]: the mean over what the siblings may be."""
+    """(N, T) E[A_it | y_i], over the siblings."""
     by_token: Tensor
-    """(S, A) E[A | s, a]; 0 where nothing is ever visited."""
+    """(S, A) E[A | s, a]; 0 where s is never visited."""
     variance: float
     """Mean of Var[A | s, a]."""
     gradient: Tensor
@@ -197,7 +186,7 @@ class Exact:
 
     @property
     def bias(self) -> float:
-        """RMS of E[A|s,a] − (q − v), over the RMS of q − v: 1 is as wrong as saying nothing."""
+        """RMS of E[A|s,a] − (q − v), over the RMS of q − v: 1 for credit of 0."""
         return self._rms(self.by_token - self.world.advantage) / self._rms(self.world.advantage)
 
     @property
@@ -208,7 +197,7 @@ class Exact:
 
     @property
     def shape(self) -> float:
-        """The bias that is left when a factor is forgiven: RMS of E[A|s,a] − c·(q − v), over the RMS of c·(q − v)."""
+        """The bias up to a factor: RMS of E[A|s,a] − c·(q − v), over the RMS of c·(q − v)."""
         fitted = self.factor * self.world.advantage
         return self._rms(self.by_token - fitted) / self._rms(fitted)
 
@@ -224,18 +213,18 @@ class Exact:
 
     @property
     def gradient_shape(self) -> float:
-        """The error that is left when a factor is forgiven: ‖E ĝ − c ∇J‖ / ‖c ∇J‖."""
+        """The error up to a factor: ‖E ĝ − c ∇J‖ / ‖c ∇J‖."""
         fitted = self.gradient_factor * self.world.gradient
         return float((self.gradient - fitted).norm() / fitted.norm())
 
     @property
     def cosine(self) -> float:
-        """Between E ĝ and ∇J: 1 where the update points the right way on average."""
+        """⟨E ĝ, ∇J⟩ / (‖E ĝ‖ ‖∇J‖)."""
         return self.gradient_factor * float(self.world.gradient.norm() / self.gradient.norm())
 
     @property
     def noise(self) -> float:
-        """E‖ĝ − E ĝ‖² / ‖E ĝ‖², which no learning rate changes: credit that only shrinks has the same."""
+        """E‖ĝ − E ĝ‖² / ‖E ĝ‖², which no factor of the credit changes."""
         return self.gradient_variance / float(self.gradient.square().sum())
 
     def _rms(self, value: Tensor) -> float:
@@ -256,7 +245,7 @@ def measure(spec: str, method: Method, world: World, size: int, error: Tensor | 
     groups, chance = world.groups(size)
     first = torch.zeros_like(world.rollouts.logp)
     second, summed, total = torch.zeros_like(first), torch.zeros_like(world.policy), 0.0
-    batch = 1 if estimate.row.across_groups else BATCH  # all groups of the world are no batch that could be drawn
+    batch = 1 if estimate.row.across_groups else BATCH
     for at in range(0, len(groups), batch):
         some, weight = groups[at : at + batch], chance[at : at + batch]
         rows = some.reshape(-1)
@@ -276,7 +265,7 @@ def measure(spec: str, method: Method, world: World, size: int, error: Tensor | 
 
 
 def best_constant(world: World) -> Tensor:
-    """b* = E[r‖ψ‖²] / E[‖ψ‖²], the constant baseline of least variance. Outside an enumerable world nobody knows it."""
+    """b* = E[r‖ψ‖²] / E[‖ψ‖²], the constant baseline of least variance."""
     weight = world.chance * world.scores.square().sum(dim=1)
     return (weight * world.rollouts.reward).sum() / weight.sum()
 
@@ -288,11 +277,10 @@ def constant_variance(world: World, baseline: Tensor, size: int) -> float:
 
 
 def continuation_noise(world: World, samples: int) -> float:
-    """What K draws in place of exact values add to the mean of Var[A | s, a], with a cut before every token.
+    """The variance that K draws in place of exact values add to the mean of Var[A | s, a], with a cut before every
+    token. The start's value comes from the siblings and the end's is the reward, so neither is drawn.
 
         Var[V̂(y_<t)] + Var[V̂(y_≤t)],   Var[V̂] = Var[r | prefix] / K = v(1 − v)/K for rewards 0 and 1
-
-    The start's value comes from the siblings and the end's is the reward: neither is drawn.
     """
     if bool(((world.rollouts.reward != 0) & (world.rollouts.reward != 1)).any()):
         raise CreditscopeError("the noise of continuations is known for rewards 0 and 1 only")

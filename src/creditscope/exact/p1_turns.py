@@ -1,20 +1,19 @@
-"""P1.8 (arXiv:2606.29238, Eq. 22–27): over several turns a group baseline is biased, within a bound. A small game, of
-which every walk is enumerated."""
+"""P1.8 (arXiv:2606.29238, Eq. 22–27): over several turns a group baseline is biased, within a bound. Every walk of a
+small game is enumerated."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from creditscope.claims.verdict import Verdict, exact, missing
+from creditscope.claims.verdict import ClaimVerdict, exact
 from creditscope.exact.enumeration import Exact, World, ladder_world, measure
 from creditscope.exact.p1 import P1_GRPO, RLOO, STATE_BASELINE, TINY, equal
 from creditscope.methods.axes import Method
 from creditscope.tasks.turns import Ladder
 
 REMOVED = 0.1
-"""A baseline removes a bias if less than a tenth of its RMS is left at every turn. That is lenient: to remove is to
-leave nothing, but what is learnt from R siblings is never exact."""
+"""A baseline removes a bias if less than a tenth of its RMS is left at every turn."""
 LADDER, START, UP = Ladder(top=4, turns=3), 2, 0.7
 """Three turns from the middle rung, up with probability 0.7."""
 
@@ -27,7 +26,7 @@ def constant_policy(game: Ladder) -> Tensor:
 def credit_bias(found: Exact, factor: float = 1.0) -> Tensor:
     """(N, H) E[Â_h | walk]/c − (G_h − v(s_h)), c the factor of a group-mean baseline."""
     world = found.world
-    true = world.rollouts.reward[:, None] - world.value[:, :-1]  # what was earned before turn h stands in both
+    true = world.rollouts.reward[:, None] - world.value[:, :-1]  # rewards before turn h are in both, and cancel
     return found.by_sequence / factor - true
 
 
@@ -38,11 +37,9 @@ def rms(world: World, bias: Tensor) -> Tensor:
 
 def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: int = START, size: int = 8,
                credit: str = "outcome", state_baseline: str = STATE_BASELINE, method: Method = P1_GRPO
-               ) -> list[Verdict]:
+               ) -> list[ClaimVerdict]:
     """P1.8: Bias_h = Σ_{h'<h} r_h' + v(s_h) − v(s_0), at most h·r_max + 2·V_max, 0 at the first turn."""
     subject = f"ladder of {game.top + 1} rungs, {game.turns} turns, R = {size}"
-    if game.turns < 2:
-        return [missing(subject, "a game of two turns or more")]
     policy = constant_policy(game) if policy is None else policy
     world = ladder_world(game, policy, start)
     own = measure(credit, method, world, size)
@@ -76,8 +73,7 @@ def multi_turn(*, game: Ladder = LADDER, policy: Tensor | None = None, start: in
     ]
 
 
-def _removal(name: str, found: Exact, plain: Exact, subject: str) -> Verdict:
-    """What is left, at the later turns, of the bias that outcome credit has there."""
+def _removal(name: str, found: Exact, plain: Exact, subject: str) -> ClaimVerdict:
     mine, theirs = (rms(some.world, credit_bias(some))[1:] for some in (found, plain))
     left = mine / theirs
     worst = int(left.argmax())

@@ -1,21 +1,21 @@
 """P2's claims (arXiv:2601.05002) about the objective that need no run: its table against the methods' own losses
 (P2.1), and the value of J at ratio 1 (P2.5).
 
-Everything is float64 on batches of a few answers. Each claim is a function that returns its verdicts; its keyword
-arguments are what is put to the test, so that something wrong can be put there too.
+Everything is float64 on batches of a few answers. Each claim is a function that returns its verdicts; tests pass wrong
+tables and formulas as its keyword arguments.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.claims.verdict import Verdict, at_most, missing
+from creditscope.claims.verdict import ClaimVerdict, at_most
 from creditscope.exact.p2_table import BETA, LAWS, TABLE, Objective, Symbols
 from creditscope.exact.ratio_one import value_at_ratio_one
 from creditscope.methods.axes import Method
@@ -23,8 +23,7 @@ from creditscope.methods.table import METHODS
 from creditscope.objective.surrogate import effective_credit, surrogate
 
 EQUAL = 1e-9
-"""Relative difference below which two results are one formula: float64 sums of some dozen terms round at 1e-15, and a
-forgotten factor is of order 1."""
+"""Relative difference below which two formulas are equal: float64 sums of some dozen terms round at 1e-15."""
 
 
 def apart(ours: Tensor, theirs: Tensor) -> float:
@@ -32,31 +31,19 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / ours.abs().max())
 
 
-def lacking(names: Iterable[str], methods: Mapping[str, Method], subject: str) -> list[Verdict]:
-    """Undecided, where the table of methods lacks a row; else nothing."""
-    absent = [name for name in dict.fromkeys(names) if name not in methods]
-    return [missing(subject, f"the rows {', '.join(absent)} in the table of methods")] if absent else []
-
-
 MOVES = (0.0, 3e-4, 0.4)
-"""How far log π has moved since sampling, std: not at all, about GSPO's bounds, and past everybody's."""
+"""How far log π has moved since sampling, std: not at all, about GSPO's bounds, and past all bounds."""
 
 
-def ten_methods(*, methods: Mapping[str, Method] = METHODS) -> list[Verdict]:
+def ten_methods(*, methods: Mapping[str, Method] = METHODS) -> list[ClaimVerdict]:
     """P2.1: each row's w_it = ∂J/∂log π_it against that of the method's own loss, as printed and as repaired."""
     out, batches = [], _moved_groups()
     for name, row in TABLE.items():
-        if name not in methods:
-            out.append(missing(name, f"a row {name!r} in the table of methods", "as printed"))
-            continue
-        forms = {"as printed": row.printed}
+        method, forms = _weighed(methods[name]), {"as printed": row.printed}
         if row.repaired is not None:
             forms[f"repaired: {row.repair}"] = row.repaired
         for form, objective in forms.items():
-            differences = [apart(_own_credit(methods[name], batch, logp), _table_credit(objective, batch, logp))
-                     for batch, logp in batches]
-            worst = max(differences)
-            n = len(differences)
+            worst, n = max(_difference(method, objective, *batch) for batch in batches), len(batches)
             verdict = at_most(EQUAL, f"w_it of the row {form}, max |Δ| / max |w|", name, worst, f"w differs by up to "
                               f"{worst:.2g} of its largest entry over {n} batches", n=n, of="batches")
             if row.circular:
@@ -66,11 +53,13 @@ def ten_methods(*, methods: Mapping[str, Method] = METHODS) -> list[Verdict]:
     return out
 
 
-def _moved_groups() -> list[tuple[Rollouts, Tensor]]:
-    """Random groups of six answers, with log-probs of a policy that has moved since.
+def _difference(method: Method, objective: Objective, batch: Rollouts, logp: Tensor) -> float:
+    return apart(effective_credit(lambda lp: surrogate(method, lp, batch), logp),
+                 effective_credit(lambda lp: objective(Symbols(batch, lp)), logp))
 
-    They have some hundred tokens, so that some lie near every bound.
-    """
+
+def _moved_groups() -> list[tuple[Rollouts, Tensor]]:
+    """Random groups of six answers with some hundred tokens, so that some lie near every bound; and moved log-probs."""
     out = []
     for seed in range(5):
         draw = torch.Generator().manual_seed(seed)
@@ -85,24 +74,14 @@ def _moved_groups() -> list[tuple[Rollouts, Tensor]]:
     return out
 
 
-def _own_credit(method: Method, batch: Rollouts, logp: Tensor) -> Tensor:
-    return effective_credit(lambda lp: surrogate(_weighed(method), lp, batch), logp)
-
-
-def _table_credit(objective: Objective, batch: Rollouts, logp: Tensor) -> Tensor:
-    return effective_credit(lambda lp: objective(Symbols(batch, lp)), logp)
-
-
 def _weighed(method: Method) -> Method:
     """The row with the table's β, where its loss has a KL term."""
     return method if method.kl == "none" else method.replace(beta=BETA)
 
 
 def loss_value(*, methods: Mapping[str, Method] = METHODS,
-               closed_form: Callable[[Method, Rollouts], Tensor] = value_at_ratio_one) -> list[Verdict]:
+               closed_form: Callable[[Method, Rollouts], Tensor] = value_at_ratio_one) -> list[ClaimVerdict]:
     """P2.5: J at ratio 1: its closed form, what Prop. 4 leaves of it, and its change when all rewards rise."""
-    if absent := lacking(TABLE, methods, "random groups"):
-        return absent
     batches = [batch for batch, logp in _moved_groups() if torch.equal(batch.logp, logp)]
     rows = {name: _weighed(method) for name, method in methods.items()}
     own = [row for row in rows.values() if not row.external]
@@ -121,7 +100,7 @@ def _value(row: Method, batch: Rollouts) -> float:
     return float(surrogate(row, batch.logp, batch))
 
 
-def _values(definition: str, methods: int, apart: Sequence[float]) -> Verdict:
-    """Verdict on differences of J; J itself is of order 0.1."""
+def _values(definition: str, methods: int, apart: Sequence[float]) -> ClaimVerdict:
+    """The verdict on differences of J, which is of order 0.1."""
     return at_most(EQUAL, f"{definition}; |ΔJ|", f"random groups, {methods} methods", max(apart),
                    f"J differs by up to {max(apart):.2g}", n=len(apart), of="methods and batches")

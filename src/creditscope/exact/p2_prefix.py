@@ -1,5 +1,5 @@
 """P2.2 (arXiv:2601.05002, Prop. 1): the weight W = Σ_{i∈S} ω_i A_i of a prefix that answers share, against autograd on
-a tabular policy. C.3 (ours): what even weights leave of it."""
+a tabular policy. C.3 (ours): W under even weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.claims.verdict import Verdict, at_most, exact
+from creditscope.claims.verdict import ClaimVerdict, at_most, exact
 from creditscope.exact import prefix_bias as closed
-from creditscope.exact.p2 import EQUAL, apart, lacking
+from creditscope.exact.p2 import EQUAL, apart
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS, even
 from creditscope.objective.surrogate import effective_credit, surrogate
-
-# -- a tabular policy, and answers that share prefixes ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ class TabularPolicy:
 
 
 def tabular_policy() -> TabularPolicy:
-    """Five and three answers of 2 to 7 tokens over two of the symbols, so that they share much; two tokens are common
-    to all, and no reward is the mean of its group, so that no answer goes without credit."""
+    """Five and three answers of 2 to 7 tokens over two of the symbols; all share their first two tokens, and no reward
+    is its group's mean, so that every answer has credit."""
     draw = torch.Generator().manual_seed(0)
     group = torch.tensor([0, 0, 1, 0, 1, 0, 1, 0])
     mask = torch.arange(7) < torch.tensor([6, 3, 5, 7, 4, 6, 2, 5])[:, None]
@@ -55,47 +53,50 @@ def tabular_policy() -> TabularPolicy:
     rollouts = Rollouts(tokens=tokens * mask, mask=mask, logp=blank, group=group,
                         reward=torch.tensor([1, 0, 0, 1, 0.75, 0, 1, 0.25], dtype=torch.float64))
     tree = closed.nodes(rollouts)
-    # The context of a token is the node before it; that of a first token is its prompt. Nothing follows a last node.
+    # The context of a token is the node before it; that of a first token is its prompt.
     before = torch.cat([len(tree) + group[:, None], tree.index[:, :-1]], dim=1)
     used, slot = torch.unique(before[mask], return_inverse=True)
     context = torch.zeros_like(before).masked_scatter_(mask, slot)
     logits, shift = torch.randn(2, len(used), 3, generator=draw, dtype=torch.float64)
     empty = TabularPolicy(rollouts, tree, context, logits)
-    # Three quarters of it: GTPO's filter at ln 2 then keeps some answers and drops others.
+    # Times 0.75, so that GTPO's filter at ln 2 keeps some answers and drops others.
     entropy = 0.75 * (logits.softmax(1) * -logits.log_softmax(1)).sum(1)[context].masked_fill(~mask, 0.0)
     return replace(empty, rollouts=replace(rollouts, logp=empty.log_probs(logits), entropy=entropy,
                                            ref_logp=empty.log_probs(logits + 0.3 * shift)))
 
 
 CANCELS = ("dr_grpo", "dapo", "rloo")
-"""Rows that P2's Prop. 1 makes cancel on a prefix that the whole group shares: one weight for all, and Σ A = 0."""
+"""Rows that cancel on a prefix that the whole group shares, by P2's Prop. 1: one weight for all, and Σ A = 0."""
 STAYS = ("grpo", "gspo", "gmpo", "sapo", "opo", "reinforce_pp", "cppo", "gtpo")
-"""Rows that it does not: 1/L_i, a mask, or a baseline that is not the group's mean."""
+"""Rows that do not: 1/L_i, a mask, or a baseline that is not the group's mean."""
 BY_LENGTH = ("grpo", "gspo", "gmpo", "sapo")
 """Rows whose weight is 1/L_i and nothing else."""
 BY_TOKEN, BY_SEQUENCE = ("dr_grpo", "dapo", "grpo_even"), ("gcpo", "gspo_even")
-"""Rows that cancel at ratio 1, with a ratio of the token, which all that share it have, and with one of the answer."""
+"""Rows that cancel at ratio 1: with token ratios, which are equal on a shared token, and with sequence ratios."""
 STEPS = (0.0, 0.1, 30.0)
-"""Sizes of the inner step: none, one that stops nobody with a bound of 0.2, and one that stops many."""
+"""Sizes of the inner step: none, one that passes no bound of 0.2, and one that passes many."""
 
 
 def prefix_bias(*, methods: Mapping[str, Method] = METHODS,
-                predict: Callable[..., closed.PrefixBias] = closed.prefix_bias) -> list[Verdict]:
-    """P2.2: W = Σ_{i∈S} ω_i A_i at shared prefixes, who cancels there, and whom 1/L_i favours."""
-    if absent := lacking((*CANCELS, *STAYS, *BY_TOKEN, *BY_SEQUENCE), methods, "tabular policy"):
-        return absent
+                predict: Callable[..., closed.PrefixBias] = closed.prefix_bias) -> list[ClaimVerdict]:
+    """P2.2: W = Σ_{i∈S} ω_i A_i at shared prefixes, which rows cancel there, and which answers 1/L_i favours."""
     world = tabular_policy()
     return [_predicted(world, methods, predict), _who_cancels(world, methods), _after_a_step(world, methods),
             *(_favours_short(methods[name]) for name in BY_LENGTH)]
 
 
 def even_weights(*, methods: Mapping[str, Method] = METHODS, flatten: Callable[[Method], Method] = even
-                 ) -> list[Verdict]:
+                 ) -> list[ClaimVerdict]:
     """C.3, ours: does `even(method)` remove what a method leaves on a prefix that the whole group shares?"""
-    if absent := lacking(STAYS, methods, "tabular policy"):
-        return absent
-    world = tabular_policy()
-    return [_evened(world, methods[name], flatten(methods[name])) for name in STAYS]
+    world, out = tabular_policy(), []
+    for method in (methods[name] for name in STAYS):
+        flat = flatten(method)
+        before, after = _root(world, method), _root(world, flat)
+        out.append(at_most(
+            EQUAL, "what even weights leave on a prefix that the whole group shares, at ratio 1: Σ|W| / Σ|w|",
+            flat.name, after, f"{method.name} leaves {before:.2g} of its mass there, {flat.name} {after:.2g}", n=1,
+            of="batches"))
+    return out
 
 
 def _root(world: TabularPolicy, method: Method, logp: Tensor | None = None) -> float:
@@ -108,8 +109,8 @@ def _root(world: TabularPolicy, method: Method, logp: Tensor | None = None) -> f
 
 
 def _predicted(world: TabularPolicy, methods: Mapping[str, Method], predict: Callable[..., closed.PrefixBias]
-               ) -> Verdict:
-    worst, cases = 0.0, 0
+               ) -> ClaimVerdict:
+    errors = []
     outside = torch.randn(world.rollouts.mask.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for method in methods.values():
         credit = outside if method.external else None
@@ -118,26 +119,27 @@ def _predicted(world: TabularPolicy, methods: Mapping[str, Method], predict: Cal
             logp = world.step(bare, size) if credit is None else world.rollouts.logp + 0.01 * size * outside
             found = closed.measured(bare, world.rollouts, world.tree, logp, credit)
             told = predict(bare, world.rollouts, logp, credit).total
-            worst, cases = max(worst, apart(found, told)), cases + 1
+            errors.append(apart(found, told))
     return at_most(EQUAL, "W = Σ ω_i A_i predicted and by autograd, at every node, at ratio 1 and after an inner step; "
-                   "max |Δ| / max |W|", "tabular policy", worst, f"the predicted W differs from autograd's by up to "
-                   f"{worst:.2g} of the largest", n=cases, of="methods and steps")
+                   "max |Δ| / max |W|", "tabular policy", max(errors), "the predicted W differs from autograd's "
+                   f"by up to {max(errors):.2g} of the largest", n=len(errors), of="methods and steps")
 
 
-def _who_cancels(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdict:
+def _who_cancels(world: TabularPolicy, methods: Mapping[str, Method]) -> ClaimVerdict:
     roots = {name: _root(world, methods[name]) for name in (*CANCELS, *STAYS)}
     wrong = [name for name, root in roots.items() if (root <= EQUAL) != (name in CANCELS)]
     least = min(roots[name] for name in STAYS)
-    reason = f"as listed: three rows cancel, and of the other eight the least leaves {least:.2g} of its mass" \
-        if not wrong else f"{len(wrong)} of {len(roots)} rows are not as listed: {', '.join(wrong)}"
+    reason = f"{len(wrong)} of {len(roots)} rows are not as listed: {', '.join(wrong)}" if wrong else \
+        f"as listed: three rows cancel, and of the other eight the least leaves {least:.2g} of its mass"
     return exact("who cancels on a prefix that the whole group shares, at ratio 1: Σ|W| / Σ|w|", "tabular policy",
                  not wrong, len(wrong), reason, expected=f"{', '.join(CANCELS)}; not {', '.join(STAYS)}",
                  threshold=f"cancels: ≤ {EQUAL:g}", n=len(roots), of="methods")
 
 
-def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdict:
+def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> ClaimVerdict:
     roots = {name: _root(world, row, world.step(row, STEPS[1]))
-             for name in (*BY_TOKEN, *BY_SEQUENCE) for row in [_unclipped(methods[name])]}
+             for name in (*BY_TOKEN, *BY_SEQUENCE)
+             for row in [methods[name].replace(bound="none", clip_low=None, clip_high=None, beta=0.0)]}
     wrong = [name for name, root in roots.items() if (root <= EQUAL) != (name in BY_TOKEN)]
     least = min(roots[name] for name in BY_SEQUENCE)
     reason = f"token ratios still cancel, and sequence ratios leave at least {least:.2g} of their mass" \
@@ -147,17 +149,12 @@ def _after_a_step(world: TabularPolicy, methods: Mapping[str, Method]) -> Verdic
                  expected=f"{', '.join(BY_TOKEN)} still cancel; {', '.join(BY_SEQUENCE)} no longer")
 
 
-def _unclipped(method: Method) -> Method:
-    return method.replace(bound="none", clip_low=None, clip_high=None, beta=0.0)
-
-
-def _favours_short(method: Method) -> Verdict:
+def _favours_short(method: Method) -> ClaimVerdict:
     """A good and a bad answer that share their first token: W > 0 where the good one is shorter, < 0 where longer."""
-    wrong, cases = 0, 0
+    wrong, cases = 0, 36
     for good, bad in product(range(1, 7), repeat=2):
         total = float(closed.measured(method.replace(beta=0.0), *_pair(good, bad))[0])
         wrong += (total > EQUAL) != (bad > good) or (total < -EQUAL) != (good > bad)
-        cases += 1
     return exact("1/L_i favours short positive answers: the sign of W where a good and a bad answer share their first "
                  "token, lengths 1 to 6", method.name, wrong == 0, wrong, "W has the sign of L_bad − L_good in "
                  f"{cases - wrong} of {cases} pairs", expected="W > 0 iff the good answer is shorter",
@@ -173,10 +170,3 @@ def _pair(good: int, bad: int) -> tuple[Rollouts, closed.Nodes]:
     batch = Rollouts(tokens=tokens * mask, mask=mask, logp=-1.0 * mask.double(),
                      reward=torch.tensor([1.0, 0.0], dtype=torch.float64), group=torch.tensor([0, 0]))
     return batch, closed.nodes(batch)
-
-
-def _evened(world: TabularPolicy, method: Method, flat: Method) -> Verdict:
-    before, after = _root(world, method), _root(world, flat)
-    return at_most(EQUAL, "what even weights leave on a prefix that the whole group shares, at ratio 1: Σ|W| / Σ|w|",
-                   flat.name, after, f"{method.name} leaves {before:.2g} of its mass there, {flat.name} {after:.2g}",
-                   n=1, of="batches")

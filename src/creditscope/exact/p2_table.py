@@ -1,10 +1,10 @@
-"""Table 1 of arXiv:2601.05002, each row written out from the page, and nothing of it taken from our own table.
+"""Table 1 of arXiv:2601.05002, each row written out from the paper, independent of our own table.
 
     J = Σ_i Σ_t α_it · min(s_it A_i, clip(s_it, 1−ε_low, 1+ε_up) A_i) − β R(θ)        A_i = r_i − mean(r)   (Eq. 1)
 
-The std lives in α. The table is stated for one group, which must be mixed. Its ε, γ and β are each method's own; a
-method without a clip has ε = ∞. The KL stands in it without an aggregate, and is given the method's own. Where a row
-departs from the paper of its method, `repaired` is the row as that paper has it.
+The std is part of α. The table is stated for one mixed group. Its ε, γ and β are each method's own; a method without a
+clip has ε = ∞. Its KL has no aggregate; the method's own is used. Where a row departs from the paper of its method,
+`repaired` is the row of that paper.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from creditscope.batch.rollouts import Rollouts
 
 BETA = 0.07
-"""β of the rows that have a KL term: any weight will do, as long as it can be seen."""
+"""β of the rows that have a KL term; any value above rounding will do."""
 
 
 class Symbols:
-    """What the table's symbols stand for in a batch of one group: (B, 1) or (B, T), `logp` carrying the gradient."""
+    """The table's symbols for a batch of one group: (B, 1) or (B, T), with gradients in `logp`."""
 
     def __init__(self, rollouts: Rollouts, logp: Tensor) -> None:
         assert rollouts.ref_logp is not None
@@ -62,7 +62,7 @@ class Symbols:
 
 
 def _conflict(rollouts: Rollouts, credit: Tensor) -> Tensor:
-    """λ_it = 2 (A > 0) or 0 (A < 0) where a token opens, or closes, an answer as one of the other sign does; else 1."""
+    """λ_it = 2 (A > 0) or 0 (A < 0) on the common prefix, or suffix, with an answer of the other sign; else 1."""
     answers = [row[:length] for row, length in zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True)]
     sign = credit.squeeze(1).sign().tolist()
     weight = torch.ones_like(rollouts.logp)
@@ -74,9 +74,6 @@ def _conflict(rollouts: Rollouts, credit: Tensor) -> Tensor:
                     break
                 weight[i, t % len(mine)] = 1 + sign[i]
     return weight
-
-
-# -- the ten rows: symbols -> J ------------------------------------------------------------------------------------
 
 
 def _grpo(x: Symbols) -> Tensor:
@@ -129,14 +126,12 @@ def _cispo(x: Symbols, cap: float = math.inf) -> Tensor:
 
 
 def _gcpo(x: Symbols) -> Tensor:
-    """α = 1/(σ_r R), s = π(y)/π_old(y), one term a sequence."""
+    """α = 1/(σ_r R), s = π(y)/π_old(y), one term per sequence."""
     return (x.clipped(x.log_sequence.exp(), 0.2, 0.2) / (x.sigma * x.count)).sum()
 
 
 Objective = Callable[[Symbols], Tensor]
 
-
-# -- J at ratio 1 (Prop. 4) ------------------------------------------------------------------------------------------
 
 LAWS: Mapping[str, str] = MappingProxyType({
     "answers": "even over answers (1/L_i): J = −β·R",
@@ -147,15 +142,15 @@ LAWS: Mapping[str, str] = MappingProxyType({
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """A row of the table as an objective, and what Prop. 4 leaves of it at ratio 1."""
+    """A row of the table as an objective, and its value at ratio 1 by Prop. 4."""
 
     printed: Objective
     repaired: Objective | None = None
-    """As the method's own paper or code has it, where the table departs from that."""
+    """The objective of the method's own paper or code, where the table departs from it."""
     repair: str = ""
-    """What was repaired."""
+    """The difference."""
     circular: bool = False
-    """True where our own row was written from this table, for want of the method's text: agreement proves nothing."""
+    """True where our own row was written from this table, so that agreement proves nothing."""
     penalty: Objective | None = None
     """β·R with the method's own aggregate."""
     divisor: Objective | None = None

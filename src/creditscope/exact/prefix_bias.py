@@ -1,27 +1,24 @@
-"""What weighting does to a prefix that answers share: their gradients are one direction there, and its sum decides.
+"""The effect of a method's weights on a prefix that answers share.
 
-A node is a token with its context. The rows S of a group that pass it have one and the same log π there, so
+A node is a token with its context. The rows S of a group that pass it have the same log π there, so
 
     ∂J/∂log π(node) = W = Σ_{i∈S} w_it,   w_it = ω_it A_it        (arXiv:2601.05002, Prop. 1)
 
-With one ω for the whole group and Σ_i A_i = 0, a node that the whole group shares has W = 0: nothing is learnt there
-from the mere fact that it was sampled. With ω = 1/L_i the short answers decide. W is the policy term's: a KL term in
-the loss pulls on a token whatever its credit, and is left out.
+With one ω for the whole group and Σ_i A_i = 0, a node that the whole group shares has W = 0. With ω = 1/L_i short
+answers have more weight. W is of the policy term alone: a KL term in the loss does not depend on credit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups
+from creditscope.batch.groups import Groups, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit.prefixes import shared
-from creditscope.credit.units import wide
 from creditscope.methods.axes import Method
 from creditscope.methods.bounds import BOUNDS
 from creditscope.objective.advantages import token_advantage
@@ -33,7 +30,7 @@ from creditscope.runs import schema
 
 @dataclass(frozen=True)
 class Nodes:
-    """The tree that the answers of each group form by themselves, one node a chosen token and its context."""
+    """The tree of the answers of each group, one node per chosen token and its context."""
 
     index: Tensor
     """(B, T) the node of each chosen token, -1 elsewhere."""
@@ -42,7 +39,7 @@ class Nodes:
     depth: Tensor
     """(N,) the column of the token."""
     rows: Tensor
-    """(N,) how many rows pass: |S|."""
+    """(N,) |S|, the number of rows that pass."""
     whole: Tensor
     """(N,) bool: at least two rows, and they are the whole group."""
 
@@ -65,7 +62,7 @@ class Nodes:
 
 
 def nodes(rollouts: Rollouts) -> Nodes:
-    """The nodes of a batch: rows of one group that agree on y_≤t, whoever wrote it, meet at column t.
+    """The nodes of a batch: rows of one group with equal y_≤t share a node at column t.
 
     >>> r = Rollouts(tokens=torch.tensor([[5, 6], [5, 7]]), mask=torch.ones(2, 2, dtype=torch.bool),
     ...              logp=torch.zeros(2, 2), reward=torch.tensor([1., 0.]), group=torch.tensor([0, 0]))
@@ -88,7 +85,7 @@ def nodes(rollouts: Rollouts) -> Nodes:
 
 @dataclass(frozen=True)
 class PrefixBias:
-    """What a method gives each token and each node of a batch."""
+    """Credit, ω and w of each token and W of each node of a batch under a method."""
 
     nodes: Nodes
     credit: Tensor
@@ -141,10 +138,7 @@ def prefix_bias(method: Method, rollouts: Rollouts, logp: Tensor | None = None,
 
 def measured(method: Method, rollouts: Rollouts, tree: Nodes, logp: Tensor | None = None,
              credit: Tensor | None = None) -> Tensor:
-    """(N,) W by autograd: one leaf a node, through `surrogate`.
-
-    The leaf shifts the node's log π: rows may bring log-probs that differ by rounding, and they keep them.
-    """
+    """(N,) W by autograd through `surrogate`: one leaf per node, which shifts the node's log π."""
     row = method.replace(beta=0.0) if method.has_loss_kl else method
     live = rollouts.logp if logp is None else logp
     return effective_credit(lambda shift: surrogate(row, live + tree.spread(shift), rollouts, credit),
@@ -152,14 +146,7 @@ def measured(method: Method, rollouts: Rollouts, tree: Nodes, logp: Tensor | Non
 
 
 def summary(found: PrefixBias, rollouts: Rollouts) -> dict[str, Any]:
-    """The reading of a batch; what does not exist is absent.
-
-        prefix/tokens     share of the tokens that sit on shared nodes
-        prefix/mass       share of Σ|w| that does
-        prefix/root       Σ|W| / Σ_i|w_it| over the nodes that a whole group shares: 0 cancels, 1 all pull one way
-        prefix/bias       Σ|W − ω̄ΣA| / Σ_i|w_it| over all shared nodes: 0 where the group weighs evenly
-        prefix/length_positive, prefix/length_negative     the length exponent of ω where A > 0, and where A < 0
-    """
+    """The metrics prefix/… of a batch (`runs.schema`); a metric that does not exist is absent."""
     tree, mass = found.nodes, found.mass
     out: dict[str, Any] = {schema.PREFIX_NODES: int(tree.shared.sum()), schema.PREFIX_ROOT_NODES: int(tree.whole.sum()),
                            schema.PREFIX_TOKENS: float(tree.rows[tree.shared].sum() / tree.rows.sum())}
@@ -179,7 +166,7 @@ def length_exponent(found: PrefixBias, rollouts: Rollouts, sign: int) -> float |
 
         x = Σ (ℓ_i − ℓ̄_g) log ω_i / Σ (ℓ_i − ℓ̄_g)²,   ℓ = log L, ω_i the mean of ω_it over the tokens
 
-    Rollouts that weigh nothing are left out; None where no two lengths differ.
+    Rollouts with ω = 0 are left out; None where no two lengths differ.
     """
     length = rollouts.lengths.to(found.weight.dtype)
     weight = found.weight.sum(dim=1) / length.clamp(min=1)
@@ -191,11 +178,8 @@ def length_exponent(found: PrefixBias, rollouts: Rollouts, sign: int) -> float |
     return float((x * weight[rows].log()).sum()) / spread if spread > 1e-12 else None
 
 
-# -- from α to ω: (method, part of α, log_ratio, mask, credit) -> (B, T), linear in the part --------------------------
-
-
 def effective(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
-    """∂/∂log π_it of Σ_it part_it · term_it/A_it: ω for part = α, w for part = α·A."""
+    """(B, T) ∂/∂log π_it of Σ_it part_it · term_it/A_it: ω for part = α, w for part = α·A."""
     if method.ratio == "none":
         return part
     bound = BOUNDS[method.bound]
@@ -207,22 +191,10 @@ def effective(method: Method, part: Tensor, log_ratio: Tensor, mask: Tensor, cre
     return _carried(method, part * bound.slope(method, LOG_RATIOS[method.ratio](log_ratio, mask), credit), mask)
 
 
-# -- whose log π moves log s: (pull on log s_it, mask) -> pull on log π_it -------------------------------------------
-
-
 def _carried(method: Method, pull: Tensor, mask: Tensor) -> Tensor:
-    """Σ_t' pull_it' · ∂log s_it'/∂log π_it."""
-    return CARRIERS[method.ratio](pull, mask).masked_fill(~mask, 0.0)
-
-
-def _shared(pull: Tensor, mask: Tensor) -> Tensor:
-    """log s_i = Σ_t log ρ_it: every token carries all pulls."""
-    return pull.sum(dim=1, keepdim=True).expand_as(mask)
-
-
-CARRIERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": lambda pull, mask: pull,
-    "sequence_mean": lambda pull, mask: _shared(pull, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1),
-    "sequence_product": _shared,
-    "sequence_token": lambda pull, mask: pull,
-}
+    """Σ_t' pull_it' · ∂log s_it'/∂log π_it; log s_i is Σ_t log ρ_it for a sequence product, and its mean over t."""
+    if method.ratio in ("sequence_product", "sequence_mean"):
+        pull = pull.sum(dim=1, keepdim=True).expand_as(mask)
+        if method.ratio == "sequence_mean":
+            pull = pull / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return pull.masked_fill(~mask, 0.0)

@@ -1,4 +1,4 @@
-"""J at ratio 1 in closed form: where every batch is before its first update (arXiv:2601.05002, Prop. 4)."""
+"""J at ratio 1, before the first update of a batch, in closed form (arXiv:2601.05002, Prop. 4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from creditscope.objective.weights import aggregate, alpha, kept
 
 
 def value_at_ratio_one(method: Method, rollouts: Rollouts, credit: Tensor | None = None) -> Tensor:
-    """J(π_old) = Σ_it α_it·h_it·A_it − β·R(π_old). A trust region drops nothing there."""
+    """J(π_old) = Σ_it α_it·h_it·A_it − β·R(π_old). At ratio 1 a trust region drops no token."""
     old = rollouts.logp.to(torch.promote_types(rollouts.logp.dtype, torch.float32)).masked_fill(~rollouts.mask, 0.0)
     own = token_advantage(method, rollouts) if credit is None else check_credit(credit, rollouts)
     own = own.detach().to(old.dtype)
@@ -29,6 +29,6 @@ def value_at_ratio_one(method: Method, rollouts: Rollouts, credit: Tensor | None
 
 
 def height(method: Method, old: Tensor, credit: Tensor) -> Tensor:
-    """h: what multiplies A_it at ratio 1, φ(1), with log π where it carries the gradient; broadcastable to (B, T)."""
+    """h, the factor of A_it at ratio 1: φ(1), times log π where that carries the gradient; broadcastable to (B, T)."""
     h = by_sign(credit > 0, *BOUNDS[method.bound].height(method), credit)
     return h * old if method.carrier == "log_prob" else h

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
+from creditscope.files.sums import verify
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import Policy
-from creditscope.runs.record import verify
 
 # Names of the two files, weights first.
 POLICY = ("policy.safetensors", "optimizer.safetensors")

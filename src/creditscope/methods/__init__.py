@@ -1,4 +1,4 @@
-"""Every method as one row of data: the axes and their values, the table, what TRL and verl compute, and words for it.
+"""Every method as one row of data. No torch.
 
     axes      Method: a row, and the values that each axis can take
     bounds    bounds and trust regions, one row each
@@ -6,8 +6,6 @@
     dialects  the same names as TRL and verl compute them
     find      a row by name
     words     a row as equations and sentences
-
-No torch.
 """
 
 from creditscope.methods import table

@@ -1,9 +1,9 @@
-"""What a method is: one frozen row of choices along the axes of the unified surrogate (arXiv:2601.05002, Eq. 1).
+"""A method: one frozen row of choices along the axes of the unified surrogate (arXiv:2601.05002, Eq. 1).
 
     J = Σ_it α_it · bound(s_it, A_it) − β · R          A: advantage   α: weight   s: ratio   R: penalty
 
-A row holds names and numbers only. The functions behind the names stand in `methods/bounds.py` and in `objective/`,
-each in a dictionary keyed by the name, so a method is added by writing a row and nothing else.
+A row holds names and numbers only. The functions behind the names are in `methods/bounds.py` and `objective/`, in
+dictionaries keyed by the name, so a new method is one row.
 """
 
 from __future__ import annotations
@@ -11,40 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.methods.bounds import BOUNDS, TRUSTS, Bound, Rule, TrustRegion
+from creditscope.methods.bounds import BOUNDS, TRUSTS, Rule
 
 OWN_CREDIT, CRITIC_CREDIT = "outcome", "gae"
 """Estimators of the credit table: the method's own advantage, and a critic's."""
 
 
-class Texts(Mapping[str, str]):
-    """name -> text of the rows of a table."""
-
-    def __init__(self, rows: Mapping[str, Bound] | Mapping[str, TrustRegion]) -> None:
-        self._rows = rows
-
-    def __getitem__(self, name: str) -> str:
-        return self._rows[name].text
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-
-# Every axis whose value is a name: name -> what it means, in the words of `creditscope methods`.
-AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
+# Every axis whose value is a name: name -> its meaning, as str(), in the words of `creditscope methods`.
+AXES: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "baseline": {
         "none": "r_i as it is",
         "group_mean": "minus the mean reward of the group",
         "leave_one_out": "minus the mean reward of the others in the group",
         "length_weighted_mean": "minus Σ L r / Σ L over the group",
-        "external": "credit comes from outside (a critic), one value a token",
+        "external": "credit comes from outside (a critic), one value per token",
     },
     "scale": {
         "none": "not scaled",
@@ -96,8 +81,8 @@ AXES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "sequence_product": "s_i = Π_t ρ_it",
         "sequence_token": "sg[s_i]·π_it/sg[π_it], s_i = exp(mean_t log ρ_it)",
     },
-    "bound": Texts(BOUNDS),
-    "trust": Texts(TRUSTS),
+    "bound": BOUNDS,
+    "trust": TRUSTS,
     "kl": {"none": "none", "k1": "log(π/π_ref)", "k2": "½ log²(π/π_ref)", "k3": "π_ref/π − log(π_ref/π) − 1"},
     "kl_in": {
         "loss": "a term of the loss",
@@ -171,7 +156,7 @@ class Method:
     kl_level: str = "token"
     kl_weight: str = "none"
     beta: float = 0.0
-    """Weight of the KL term. In the table it is 0 where it would need a reference policy, so none is until you ask."""
+    """Weight of the KL term. In the table it is 0 where it would need a reference policy."""
     paper_beta: float | None = None
     """The weight that the paper used: `m.but(name="grpo_kl", beta=m.paper_beta)`."""
 
@@ -193,14 +178,12 @@ class Method:
             if numeric and value is not None and not all(isinstance(n, int | float) and math.isfinite(n)
                                                          for n in numbers):
                 raise CreditscopeError(f"method {self.name!r}: {f.name} must be a finite number, got {value!r}")
-        for why in _faults(self):
+        rows = _limit_faults(self, "bound", BOUNDS), _limit_faults(self, "trust", TRUSTS)
+        for why in chain((why.format(m=self) for broken, why in _RULES if broken(self)), *rows):
             raise CreditscopeError(f"method {self.name!r}: {why}")
 
     def but(self, **changes: Any) -> Method:
-        """A new row that differs from this one by `changes` and names this one as its parent.
-
-        Citations are not inherited: a row cites what it changes, its parent what it kept.
-        """
+        """A new row with `changes`, whose parent is this one. Citations are not inherited."""
         if "name" not in changes:
             raise CreditscopeError(f"{self.name!r}.but(...) needs name=, to tell the new row from its parent; the same "
                                    f"row with other values is .replace(...)")
@@ -224,7 +207,7 @@ class Method:
         return replace(self, **changes)
 
     def under(self, credit: str | None) -> Method:
-        """The row when the estimator `credit` stands in the place of its own advantage; None is its own."""
+        """The row with the estimator `credit` in place of its own advantage; None is its own."""
         if credit in (None, OWN_CREDIT):
             return self
         return self.replace(baseline="external", scale="none", whiten="none", entropy_cost=0.0)
@@ -262,30 +245,21 @@ class Method:
 
     @property
     def carrier(self) -> str:
-        """What carries the gradient of a token's term: a value of `Bound.carrier`."""
+        """The carrier of the gradient of a token's term, a value of `Bound.carrier`."""
         return "log_prob" if self.ratio == "none" else BOUNDS[self.bound].carrier
 
     @property
     def stops(self) -> str | None:
-        """What crossing an edge does to the token's own term: "zero", "half" or "cap"; None where there is no edge.
+        """The effect of crossing an edge on the token's own term: "zero", "half" or "cap"; None where there is no edge.
 
-        A trust region drops the term, so it decides where a row has both. The term is the token's own: under a sequence
-        ratio its log-prob still moves the terms of tokens in the same sequence whose A has the other sign.
+        A trust region drops the term, so it decides where a row has both. Under a sequence ratio the token's log-prob
+        still moves the terms of tokens in the same sequence whose A has the other sign.
         """
         return TRUSTS[self.trust].stops or BOUNDS[self.bound].stops
 
 
-def _faults(m: Method) -> Iterator[str]:
-    """Why the row is impossible, and how to repair it."""
-    for broken, why in _RULES:
-        if broken(m):
-            yield why.format(m=m)
-    yield from _limit_faults(m, "bound", BOUNDS)
-    yield from _limit_faults(m, "trust", TRUSTS)
-
-
 def _limit_faults(m: Method, axis: str, table: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the method's bound or trust region, or with numbers that belong to another one."""
+    """Faults of the method's bound or trust region: numbers missing, or belonging to another one."""
     name = getattr(m, axis)
     row = table[name]
     missing = [number for number in row.needs if getattr(m, number) is None]

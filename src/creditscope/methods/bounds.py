@@ -1,9 +1,9 @@
-"""Bounds and trust regions, one row each: what they make of a token's term, where they act, and words for both.
+"""Bounds and trust regions, one row each: the token's term, its edges, and words for both.
 
-    s·A under a bound:  A·φ(log s)         a trust region drops the term of a token that went too far
+    s·A under a bound:  A·φ(log s)         a trust region drops the term of a token outside it
 
-A row is all that is written to add one. Its functions take tensors and use their methods alone, so that the tables
-need no torch. `credit` is A; `m` is the method, whose numbers (ε, τ, ...) they read.
+A new one is one row. Functions use methods of tensors only, so that the tables need no torch. `credit` is A; `m` is
+the method with its numbers (ε, τ, ...).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Span = tuple[float, float]
 Rule = tuple[Callable[[Any], bool], str]
-"""(what is impossible, the sentence that says so and how to repair it); `m` in the sentence is the method."""
+"""(impossible, the error with its repair); `m` in the text is the method."""
 Factor = Callable[["Method", "Tensor", "Tensor"], "Tensor"]
 """(method, log-ratio, credit) -> a factor on A, broadcastable to (B, T)."""
 OPEN: Span = (-math.inf, math.inf)
@@ -44,27 +44,30 @@ class Bound:
     """
 
     text: str
-    """The words of `creditscope methods`."""
+    """The meaning, as `creditscope methods` prints it."""
     formula: Callable[[Method, str, str], str]
     """The term in symbols, given those of s and of A."""
     term: Factor
     """φ."""
     slope: Factor | None = None
-    """φ'; none is asked for where log π carries the gradient."""
+    """φ'; None where log π carries the gradient."""
     height: Callable[[Method], Span] = lambda m: (1.0, 1.0)
     """φ(0), at ratio 1: where A > 0, and where A < 0."""
     height_text: str = ""
-    """The same in symbols, where a number would say less."""
+    """The same in symbols."""
     edge: Callable[[Method], tuple[Span, Span]] = lambda m: (OPEN, OPEN)
-    """The log-ratios between which a token is free: where A > 0, and where A < 0."""
+    """The free interval of the log-ratio: where A > 0, and where A < 0."""
     stops: Literal["zero", "half", "cap"] | None
-    """What is left of the token's own gradient past the edge; None where there is no edge."""
+    """The token's own gradient past the edge; None where there is no edge."""
     carrier: Literal["ratio", "log_prob", "tokens"] = "ratio"
     takes: tuple[str, ...] = ()
     """Numbers of a method that it reads."""
     needs: tuple[str, ...] = ()
-    """Those among them without which there is no bound."""
+    """Required numbers among them."""
     rules: tuple[Rule, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
 
     def __post_init__(self) -> None:
         if (self.slope is None) != (self.carrier == "log_prob"):
@@ -94,26 +97,26 @@ class TrustRegion:
     needs: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
 
+    def __str__(self) -> str:
+        return self.text
+
 
 # -- arithmetic of tensors, without torch ---------------------------------------------------------------------------
 
 
 def _given(number: T | None) -> T:
-    """A number of the method that its bound needs, so that it is there."""
+    """A number that the row's `needs` or `rules` require."""
     assert number is not None
     return number
 
 
 def exp_bounded(x: Tensor) -> Tensor:
-    """exp(x), held at e^80 in float32 and e^638 in float64, with slope 0 beyond.
-
-    Past that exp overflows, and a token that the clip has stopped would get 0 · ∞ = NaN instead of 0.
-    """
+    """exp(x), held at e^80 in float32 and e^638 in float64: beyond, a clipped token would get 0 · ∞ = NaN."""
     return x.clamp(max=EXP_LIMIT[x.element_size()]).exp()
 
 
 def by_sign(where: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
-    """One of two numbers, in the precision of `like`: a where on bare floats would round them to float32."""
+    """One of two numbers, in the precision of `like` (a where on Python floats would be float32)."""
     return like.new_tensor(yes).where(where, like.new_tensor(no))
 
 
@@ -136,7 +139,7 @@ def _last_free(free: Callable[[Tensor], Tensor], far: Tensor) -> Tensor:
 
 
 def _half_points(log_damping: Callable[[float], float]) -> Span:
-    """The two log s around 0 where w(s)/w(1) is ½: it has one peak, so each side is met once, or never (open)."""
+    """The two log s around 0 where w(s)/w(1) = ½; ±∞ where a side has none. w has one peak."""
 
     def last(far: float) -> float:
         if log_damping(far) >= -math.log(2):
@@ -201,16 +204,6 @@ def _inside(m: Method, x: Tensor, credit: Tensor) -> Tensor:
     return x.clamp(max=_given(m.clip_high)).where(credit >= 0, x.clamp(min=-_given(m.clip_low)))
 
 
-def _inside_slope(m: Method, x: Tensor, credit: Tensor) -> Tensor:
-    """1 where log ρ was not clipped, else 0."""
-    return (x <= _given(m.clip_high)).where(credit >= 0, x >= -_given(m.clip_low))
-
-
-def _inside_edge(m: Method) -> tuple[Span, Span]:
-    """Of log ρ_it, whose clip is stated in logs.  A > 0: (−∞, ε_high).  A < 0: (−ε_low, ∞)."""
-    return (-math.inf, _given(m.clip_high)), (-_given(m.clip_low), math.inf)
-
-
 # -- gate: A·4/τ·σ(τ(s − 1)), τ = τ₊ for A > 0 and τ₋ else; its slope at s = 1 is A ------------------------------------
 
 
@@ -232,11 +225,6 @@ def _gate_slope(m: Method, x: Tensor, credit: Tensor) -> Tensor:
     return 4 * sigmoid * (1 - sigmoid) * s
 
 
-def _gate_edge(m: Method) -> tuple[Span, Span]:
-    """Where w has fallen to half of w(1), for τ₊ and τ₋."""
-    return _half_gate(_given(m.gate_pos)), _half_gate(_given(m.gate_neg))
-
-
 @functools.cache
 def _half_gate(tau: float) -> Span:
     """log s with w(s)/w(1) = s·4σ'(τ(s − 1)) = s / cosh²(τ(s − 1)/2) = ½, below 1 and above."""
@@ -256,11 +244,6 @@ def _gamma(m: Method, x: Tensor, credit: Tensor) -> Tensor:
     both = zip(_given(m.gamma_pos), _given(m.gamma_neg), strict=True)
     k, lam = (by_sign(credit >= 0, good, bad, credit) for good, bad in both)
     return (lam + k * x - lam * x.exp()).exp()
-
-
-def _gamma_edge(m: Method) -> tuple[Span, Span]:
-    """Where w has fallen to half of w(1), for (k₊, λ₊) and (k₋, λ₋)."""
-    return _half_gamma(*_given(m.gamma_pos)), _half_gamma(*_given(m.gamma_neg))
 
 
 @functools.cache
@@ -295,7 +278,10 @@ BOUNDS: dict[str, Bound] = {
     "clip_inside": Bound(
         text="each log ρ_it is clipped before the mean over the sequence",
         formula=lambda m, s, a: f"exp(mean_t clip±(log ρ_it, −{m.clip_low}, {m.clip_high}))·{a}",
-        term=_inside, slope=_inside_slope, edge=_inside_edge, stops="zero", carrier="tokens",
+        term=_inside,
+        slope=lambda m, x, credit: (x <= _given(m.clip_high)).where(credit >= 0, x >= -_given(m.clip_low)),  # 1 inside
+        edge=lambda m: ((-math.inf, _given(m.clip_high)), (-_given(m.clip_low), math.inf)),  # of log ρ_it
+        stops="zero", carrier="tokens",
         takes=("clip_low", "clip_high"), needs=("clip_low", "clip_high"),
         rules=(
             (lambda m: m.ratio != "sequence_mean",
@@ -314,7 +300,9 @@ BOUNDS: dict[str, Bound] = {
         text="A·4/τ·sigmoid(τ(s−1))",
         formula=lambda m, s, a: f"{a}·4/τ·σ(τ({s} − 1)), τ₊ = {m.gate_pos}, τ₋ = {m.gate_neg}",
         term=_gate, slope=_gate_slope, height=lambda m: (2 / _given(m.gate_pos), 2 / _given(m.gate_neg)),
-        height_text="2/τ±", edge=_gate_edge, stops="half", takes=("gate_pos", "gate_neg"),
+        height_text="2/τ±",
+        edge=lambda m: (_half_gate(_given(m.gate_pos)), _half_gate(_given(m.gate_neg))),
+        stops="half", takes=("gate_pos", "gate_neg"),
         rules=(
             (lambda m: not (m.gate_pos and m.gate_neg and m.gate_pos > 0 and m.gate_neg > 0),
              "bound='gate' needs gate_pos > 0 and gate_neg > 0, got {m.gate_pos} and {m.gate_neg}"),)),
@@ -322,7 +310,8 @@ BOUNDS: dict[str, Bound] = {
         text="sg[φ(s)]·A·log π, φ(s) = s^k·exp(λ(1−s))",
         formula=lambda m, s, a: (f"sg[{s}^k·exp(λ(1 − {s}))]·{a}·log π_it, (k, λ)₊ = {m.gamma_pos}, "
                                  f"(k, λ)₋ = {m.gamma_neg}"),
-        term=_gamma, edge=_gamma_edge, stops="half", carrier="log_prob", takes=("gamma_pos", "gamma_neg"),
+        term=_gamma, edge=lambda m: (_half_gamma(*_given(m.gamma_pos)), _half_gamma(*_given(m.gamma_neg))),
+        stops="half", carrier="log_prob", takes=("gamma_pos", "gamma_neg"),
         needs=("gamma_pos", "gamma_neg"),
         rules=(
             (lambda m: m.ratio != "sequence_product",
@@ -332,16 +321,6 @@ BOUNDS: dict[str, Bound] = {
 
 
 # -- trust regions -----------------------------------------------------------------------------------------------------
-
-
-def _near_sampler(m: Method, logp: Tensor, old: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
-    """Keep where A ≥ 0 or 1/L_i Σ_t log(π_old/π)_it ≤ δ."""
-    return (credit >= 0) | (_mean(old - logp, mask) <= _given(m.trust_high))
-
-
-def _near_sampler_edge(m: Method, old: Tensor, credit: Tensor) -> tuple[Tensor, Tensor]:
-    """Of 1/L_i Σ_t log ρ_it.  A < 0: (−δ, ∞)."""
-    return by_sign(credit < 0, -_given(m.trust_high), -math.inf, credit), credit.new_full(credit.shape, math.inf)
 
 
 def _binary_tv(m: Method, logp: Tensor, old: Tensor, mask: Tensor, credit: Tensor) -> Tensor:
@@ -389,7 +368,10 @@ TRUSTS: dict[str, TrustRegion] = {
     "off_policy_sequence": TrustRegion(
         text="drops a sequence with A < 0 whose mean log(π_old/π) is above a threshold",
         formula=lambda m: f"1{{A ≥ 0 or mean_t log(π_old/π) ≤ {m.trust_high}}}",
-        keeps=_near_sampler, edge=_near_sampler_edge, acts_on="sequence_mean", takes=("trust_high",),
+        keeps=lambda m, logp, old, mask, credit: (credit >= 0) | (_mean(old - logp, mask) <= _given(m.trust_high)),
+        edge=lambda m, old, credit: (  # of 1/L_i Σ_t log ρ_it: (−δ, ∞) where A < 0
+            by_sign(credit < 0, -_given(m.trust_high), -math.inf, credit), credit.new_full(credit.shape, math.inf)),
+        acts_on="sequence_mean", takes=("trust_high",),
         needs=("trust_high",), rules=(_STAYS,)),
     "binary_tv": TrustRegion(
         text="drops a token whose probability moved too far in the direction of A",

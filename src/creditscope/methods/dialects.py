@@ -1,4 +1,4 @@
-"""What TRL 1.16 and verl 0.9.1 really compute under a method's name, each as its difference from the paper's row.
+"""TRL 1.16's and verl 0.9.1's versions of a method, each as its difference from the paper's row.
 
 `docs/conformance.md` shows these rows beside the libraries' own code. Factors that no axis carries are listed there.
 """
@@ -49,7 +49,7 @@ TRL_RATIOS = {"token": "token", "sequence": "sequence_mean"}
 def trl_row(loss_type: str, level: str, scale: str) -> Method:
     """The row of TRL's loss_type, importance_sampling_level and scale_rewards; clip ranges and β are the caller's.
 
-    The level is of every loss's ratio but vespo's, which weighs by the product of the sequence's.
+    The level sets the ratio of every loss but vespo, which always takes the sequence's product.
 
     >>> trl_row("grpo", "sequence", "group").name, trl_row("luspo", "token", "group").ratio
     ('trl_gspo', 'token')
@@ -101,9 +101,5 @@ VERL_DPPO_KL = table.DPPO_KL.but(name="verl_dppo_kl", **_VERL, aggregate="token_
                                  note="The ratio's ceiling is clip_ratio_c, as in `verl_dppo`.")
 VERL_DRO = table.DRO.but(name="verl_dro", **_VERL_STD)
 
-DIALECTS: Mapping[str, Method] = MappingProxyType({m.name: m for m in (
-    TRL_GRPO, TRL_DR_GRPO, TRL_DAPO, TRL_BNPO, TRL_CISPO, TRL_SAPO, TRL_GSPO, TRL_LUSPO, TRL_VESPO, TRL_GRPO_V32,
-    TRL_GRPO_BATCH, TRL_RLOO,
-    VERL_GRPO, VERL_GRPO_SEQ, VERL_DR_GRPO, VERL_DAPO, VERL_RLOO, VERL_OPO, VERL_REINFORCE_PP,
-    VERL_REINFORCE_PP_BASELINE, VERL_PPO, VERL_GSPO, VERL_GMPO, VERL_SAPO, VERL_CISPO, VERL_GPG, VERL_DPPO,
-    VERL_DPPO_KL, VERL_DRO)})
+DIALECTS: Mapping[str, Method] = MappingProxyType(
+    {row.name: row for row in tuple(globals().values()) if isinstance(row, Method)})  # every row above, in its order

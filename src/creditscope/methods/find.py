@@ -33,7 +33,7 @@ def row_of(settings: Mapping[str, Any]) -> Method | None:
     try:
         row = find(name) if isinstance(name, str) else None
         return row if row is None or beta is None else row.replace(beta=beta)
-    except (CreditscopeError, TypeError, OverflowError):  # settings may come from anybody
+    except (CreditscopeError, TypeError, OverflowError):  # settings are untrusted
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a row implies at ratio 1 with β = 0, by its axes alone. No torch.
+"""Properties of a row at ratio 1 with β = 0, by its axes alone. No torch.
 
 `tests/objective/test_properties.py` measures each of them for every row on a probe batch: two mixed groups, unequal
 lengths, a prefix that a whole group shares.
@@ -24,7 +24,7 @@ class Properties:
     scale_invariant: bool | None
     """w(φ·r) = w(r) for φ > 0."""
     shift_invariant: bool | None
-    """w(r + c_group) = w(r) for a constant of each group."""
+    """w(r + c_group) = w(r) for one constant per group."""
 
 
 def properties(m: Method) -> Properties:
@@ -42,10 +42,10 @@ def properties(m: Method) -> Properties:
     # A shared prefix cancels when, besides, all rollouts of the group weigh the same: no 1/L_i, no λ. With the product
     # ratio the 1/L_i of a sequence mean cancels against the L_i tokens that carry the same s_i.
     even = m.token_weight == "none" and (m.aggregate != "sequence_mean" or m.ratio == "sequence_product")
-    # The std takes the reward's unit away, an ε in it gives it back; the Beta density has no unit to take.
+    # Dividing by the std removes the reward's unit; an ε in it, or the Beta density, does not.
     unitless = (m.scale in ("group_std", "batch_std", "group_mean") and not m.std_eps) or (
         m.whiten != "none" and not m.whiten_eps)
-    # The shift is another one in each group, so a std over the batch sees it.
+    # The shift differs between groups, so a std over the batch depends on it.
     blind_to_shift = m.centred and m.scale not in ("group_mean", "beta_density", "nonzero_rewards", "batch_std")
     return Properties(zero_sum=sums_to_zero, uniform_credit=m.token_weight == "none",
                       prefix_cancels=sums_to_zero and even, scale_invariant=unitless and not m.entropy_cost,

@@ -172,7 +172,7 @@ DRO = P1_GRPO.but(
 def even(method: Method) -> Method:
     """The row with one weight for all tokens of a group, and every prompt counting the same.
 
-    A product ratio gathers the L_i terms of its sequence on every token, so there the even weight is 1/(B·L_i).
+    A product ratio sums the L_i terms of its sequence on every token, so there the even weight is 1/(B·L_i).
 
     >>> even(DAPO).name, even(DAPO).aggregate
     ('dapo_even', 'group_token_mean')

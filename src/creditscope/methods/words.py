@@ -1,4 +1,4 @@
-"""A row in words and symbols: its equation, its place in P2's table, what its loss shows. Made from the row alone."""
+"""A row in words and symbols: its equation, its columns of P2's table, its loss at ratio 1."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def advantage_equation(m: Method) -> str:
 
 
 def alpha_text(m: Method) -> str:
-    """α: what each token's term is multiplied by, without the std that P2 counts into it."""
+    """α: the factor on each token's term, without the std that P2 includes in it."""
     rows, prompts = ("B", "P") if m.denominator == "all" else ("B_kept", "P_kept")
     factor = {"sequence_mean": f"1/({rows}·L_i)", "sequence_sum": f"1/{rows}", "token_mean": "1/ΣL",
               "group_token_mean": f"1/({prompts}·ΣL_g)",
@@ -55,7 +55,7 @@ def alpha_text(m: Method) -> str:
 
 
 def ratio_text(m: Method) -> str:
-    """s: what stands in the ratio's place."""
+    """s: the ratio, or log π where there is none."""
     return {"none": "log π_it", "token": "ρ_it", "sequence_mean": "s_i = exp(mean_t log ρ_it)",
             "sequence_product": "s_i = Π_t ρ_it", "sequence_token": "s_it = sg[s_i]·π_it/sg[π_it]"}[m.ratio]
 
@@ -68,7 +68,7 @@ def term_text(m: Method) -> str:
 
 
 def penalty_text(m: Method) -> str:
-    """R: the KL term of the loss, or where else the KL went."""
+    """R: the KL term of the loss, or the place of the KL in the reward."""
     if m.kl == "none":
         return "none"
     if m.kl_in != "loss":
@@ -87,13 +87,13 @@ def equation(m: Method) -> str:
 
 @dataclass(frozen=True)
 class Law:
-    """What J is at ratio 1, where every batch is before its first update."""
+    """J at ratio 1, the state of every batch before its first update."""
 
     kind: str
     """A key of LAWS."""
     formula: str
     sentence: str
-    """What that means to somebody who watches the loss."""
+    """How to read the loss."""
 
 
 LAWS = {
@@ -102,7 +102,7 @@ LAWS = {
                "learns. Watch reward/mean.",
     "length": "The loss at ratio 1 says whether good answers are longer than bad ones, not how many are good: watch "
               "reward/mean.",
-    "weights": "The loss at ratio 1 says how the weights lean towards good or bad answers, not how many are good: "
+    "weights": "The loss at ratio 1 says whether the weights favour good or bad answers, not how many are good: "
                "watch reward/mean.",
     "log_prob": "The loss at ratio 1 compares how likely good and bad answers are, not how many are good: watch "
                 "reward/mean.",
@@ -110,19 +110,18 @@ LAWS = {
                "watch reward/mean.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: here it does follow reward/mean.",
 }
-"""kind -> the sentence."""
 
 
 def law(m: Method) -> Law:
-    """J = Σ_it α_it·h_it·A_it − β·R at ratio 1, by what the axes leave of it (arXiv:2601.05002, Prop. 4).
+    """J = Σ_it α_it·h_it·A_it − β·R at ratio 1, by its axes (arXiv:2601.05002, Prop. 4).
 
         Σ_i A_i = 0 and 1/L_i       zero, or the penalty alone
         Σ_i A_i = 0 without 1/L_i   length: Σ_i A_i·L_i, which is 0 where all answers are equally long
-        weights that know A         weights: a covariance of A with α·h, as Σ_i A_i = 0
+        weights that depend on A    weights: a covariance of A with α·h, as Σ_i A_i = 0
         h = log π                   log_prob: a covariance of A with log π
 
-    Whitening over tokens, or a length-weighted baseline, makes Σ_i A_i·L_i = 0: then the first two change places. All
-    this holds where every group has at least two rollouts and no answer is empty.
+    Whitening over tokens, or a length-weighted baseline, makes Σ_i A_i·L_i = 0: then the first two are exchanged. This
+    holds where every group has at least two rollouts and no answer is empty.
 
     >>> from creditscope.methods.table import DAPO
     >>> law(DAPO).kind, law(DAPO).formula
@@ -147,7 +146,7 @@ def _kind(m: Method) -> str:
     good, bad = BOUNDS[m.bound].height(m)
     if filtered or m.entropy_cost or m.token_weight != "none" or good != bad:
         return "weights"
-    # A baseline balances A in each group, whitening over the batch; a factor of the group's own undoes the latter.
+    # A baseline centres A in each group, whitening over the batch; a factor per group undoes the latter.
     by_group = m.keep == "live_groups" or m.aggregate == "group_token_mean"
     if by_group and m.baseline == "none":
         return "weights"
@@ -180,8 +179,8 @@ def _credit_symbol(m: Method) -> str:
 
 
 def axis_meaning(axis: str, value: object) -> str:
-    """What a value of an axis means, where the axis is one of names."""
-    return AXES[axis].get(str(value), "") if axis in AXES else ""
+    """The meaning of a value, for an axis of names."""
+    return str(AXES[axis].get(str(value), "")) if axis in AXES else ""
 
 
 def _group(text: str) -> str:

@@ -280,5 +280,5 @@ RULES: dict[Any, Callable[[Call], Any]] = {
     **dict.fromkeys([*_all(ELEMENTWISE), *_reflected("add sub mul div truediv pow")], spread),
     torch.layer_norm: layer_norm, torch.rms_norm: scaled,
 }
-ONE_CALL: frozenset[Any] = {F.multi_head_attention_forward, F.scaled_dot_product_attention}
+ONE_CALL: set[Any] = {F.multi_head_attention_forward, F.scaled_dot_product_attention}
 """Functions written in Python that are measured as one operation: inside, rows are not the first axis."""

@@ -1,4 +1,4 @@
-"""A: from the rewards of a group to one advantage a rollout, or one a token where the method says so."""
+"""A: from the rewards of a group to one advantage per rollout, or one per token where the method asks for it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from creditscope.batch.groups import Groups, binary_unit, check_real, std
+from creditscope.batch.groups import Groups, binary_unit, check_real, std, wide
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, require
 from creditscope.methods.axes import Method
 
 
 def advantage(method: Method, reward: Tensor, group: Tensor, length: Tensor | None = None) -> Tensor:
-    """One advantage a rollout: A_i = (r_i − b_i) / scale_i, then whitened where the method says so.
+    """(B,) A_i = (r_i − b_i) / scale_i, then whitened where the method whitens.
 
-    `length` (B,) matters to methods that weigh rollouts by their tokens; without it all lengths count as equal.
+    `length` (B,) counts for methods that weigh rollouts by their tokens; without it all lengths are equal.
 
     >>> from creditscope.methods.table import METHODS
     >>> advantage(METHODS["rloo"], torch.tensor([1., 0., 0.]), torch.tensor([0, 0, 0])).tolist()
@@ -29,10 +29,19 @@ def advantage(method: Method, reward: Tensor, group: Tensor, length: Tensor | No
     raw = _kept_raw(method, group, groups)
     centred = reward - BASELINES[method.baseline](reward, groups, length).masked_fill(raw, 0.0)
     if method.centred:
-        # A unanimous group is 0 exactly: rounding in the mean must not become a signal that a std then magnifies.
+        # A unanimous group is 0 exactly: a std would magnify rounding in the mean.
         centred = centred.masked_fill(groups.unanimous(reward) & ~raw, 0.0)
-    scaled = SCALES[method.scale](centred, reward, groups, method)
-    return _finite(_whitened(method, scaled, length), reward)
+    found = SCALES[method.scale](centred, reward, groups, method)
+    if method.whiten != "none":  # over tokens a rollout counts L_i times
+        weight = length if method.whiten == "tokens" else torch.ones_like(found)
+        found = standardised(found, weight, method.whiten_eps)
+    bad = ~torch.isfinite(found)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise CreditscopeError(f"the advantage of row {row} is {found[row].item()}: rewards of up to "
+                               f"{float(reward.abs().max()):.3g} are too large to be added up in {reward.dtype}; "
+                               f"divide them by a constant")
+    return found
 
 
 def token_advantage(method: Method, rollouts: Rollouts) -> Tensor:
@@ -42,7 +51,7 @@ def token_advantage(method: Method, rollouts: Rollouts) -> Tensor:
         KL in the token reward   A_it = whiten( r_i − β Σ_{t' ≥ t} log(π_old/π_ref)_it' )       (B, T)
     """
     _need_own_credit(method)
-    reward, length = _wide(rollouts.reward), rollouts.lengths
+    reward, length = wide(rollouts.reward), rollouts.lengths
     if method.has_reward_kl:
         drift = method.beta * log_drift(method, rollouts)
         if method.kl_in == "token_reward":
@@ -59,27 +68,17 @@ def token_advantage(method: Method, rollouts: Rollouts) -> Tensor:
 def log_drift(method: Method, rollouts: Rollouts) -> Tensor:
     """(B, T) log(π_old/π_ref) of the chosen tokens, 0 elsewhere."""
     reference = rollouts.require("ref_logp", f"method {method.name!r} with β = {method.beta}")
-    return (_wide(rollouts.logp) - _wide(reference)).masked_fill(~rollouts.mask, 0.0)
+    return (wide(rollouts.logp) - wide(reference)).masked_fill(~rollouts.mask, 0.0)
 
 
 def mean_entropy(method: Method, rollouts: Rollouts) -> Tensor:
     """(B,) ⟨H⟩_i = 1/L_i Σ_t H_it, 0 for an empty completion."""
     entropy = rollouts.require("entropy", f"method {method.name!r}")
-    total = _wide(entropy).masked_fill(~rollouts.mask, 0.0).sum(dim=1)
+    total = wide(entropy).masked_fill(~rollouts.mask, 0.0).sum(dim=1)
     return total / rollouts.lengths.clamp(min=1)
 
 
-# -- baselines: (reward, groups, length) -> b, one value a row ---------------------------------------------------
-
-
-def _no_baseline(reward: Tensor, groups: Groups, length: Tensor) -> Tensor:
-    """b_i = 0."""
-    return torch.zeros_like(reward)
-
-
-def _group_mean(reward: Tensor, groups: Groups, length: Tensor) -> Tensor:
-    """b_i = 1/R Σ_j r_j."""
-    return groups.mean(reward)
+# -- baselines: (reward, groups, length) -> b, one value per row ---------------------------------------------------
 
 
 def _leave_one_out(reward: Tensor, groups: Groups, length: Tensor) -> Tensor:
@@ -95,8 +94,8 @@ def _length_weighted_mean(reward: Tensor, groups: Groups, length: Tensor) -> Ten
 
 
 BASELINES: dict[str, Callable[[Tensor, Groups, Tensor], Tensor]] = {
-    "none": _no_baseline,
-    "group_mean": _group_mean,
+    "none": lambda reward, groups, length: torch.zeros_like(reward),  # b_i = 0
+    "group_mean": lambda reward, groups, length: groups.mean(reward),  # b_i = 1/R Σ_j r_j
     "leave_one_out": _leave_one_out,
     "length_weighted_mean": _length_weighted_mean,
 }
@@ -108,11 +107,6 @@ BASELINES: dict[str, Callable[[Tensor, Groups, Tensor], Tensor]] = {
 def _divide(value: Tensor, by: Tensor) -> Tensor:
     """value / by, and 0 where `by` is 0: there the numerator is 0 too."""
     return torch.where(by > 0, value / by.masked_fill(by <= 0, 1.0), torch.zeros_like(value))
-
-
-def _unscaled(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
-    """A_i = r_i − b_i."""
-    return centred
 
 
 def _by_group_std(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
@@ -172,7 +166,7 @@ def _by_beta_density(centred: Tensor, reward: Tensor, groups: Groups, method: Me
 
 
 SCALES: dict[str, Callable[[Tensor, Tensor, Groups, Method], Tensor]] = {
-    "none": _unscaled,
+    "none": lambda centred, reward, groups, method: centred,  # A_i = r_i − b_i
     "group_std": _by_group_std,
     "batch_std": _by_batch_std,
     "group_mean": _by_group_mean,
@@ -183,13 +177,6 @@ SCALES: dict[str, Callable[[Tensor, Tensor, Groups, Method], Tensor]] = {
 
 
 # -- whitening -------------------------------------------------------------------------------------------------
-
-
-def _whitened(method: Method, value: Tensor, length: Tensor) -> Tensor:
-    """A standardised over rollouts, or over tokens, where a rollout counts L_i times."""
-    if method.whiten == "none":
-        return value
-    return standardised(value, length if method.whiten == "tokens" else torch.ones_like(value), method.whiten_eps)
 
 
 def standardised(value: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -218,10 +205,8 @@ def check_method(method: Method) -> None:
 
 
 def _checked(reward: Tensor, group: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    check_real(reward, "reward")
-    check_real(group, "group")
-    if length is not None:
-        check_real(length, "length")
+    for name, value in (("reward", reward), ("group", group), ("length", reward if length is None else length)):
+        check_real(value, name)
     if reward.dim() != 1 or reward.shape != group.shape:
         raise CreditscopeError(f"advantage needs reward (B,) and group (B,), got {tuple(reward.shape)} and "
                                f"{tuple(group.shape)}")
@@ -230,7 +215,7 @@ def _checked(reward: Tensor, group: Tensor, length: Tensor | None) -> tuple[Tens
     if not bool(torch.isfinite(reward).all()):
         row = int((~torch.isfinite(reward)).nonzero()[0])
         raise CreditscopeError(f"reward must be finite: row {row} is {reward[row].item()}; drop or repair that rollout")
-    reward = _wide(reward)
+    reward = wide(reward)
     length = torch.ones_like(reward) if length is None else length.to(reward.dtype)
     return reward, group, length
 
@@ -253,20 +238,5 @@ def _kept_raw(method: Method, group: Tensor, groups: Groups) -> Tensor:
     return lone
 
 
-def _finite(value: Tensor, reward: Tensor) -> Tensor:
-    bad = ~torch.isfinite(value)
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        raise CreditscopeError(f"the advantage of row {row} is {value[row].item()}: rewards of up to "
-                               f"{float(reward.abs().max()):.3g} are too large to be added up in {reward.dtype}; "
-                               f"divide them by a constant")
-    return value
-
-
 def _ddof(method: Method) -> int:
     return 1 if method.std == "sample" else 0
-
-
-def _wide(value: Tensor) -> Tensor:
-    """At least float32: half precision is for storage, not for sums."""
-    return value if value.dtype == torch.float64 else value.float()

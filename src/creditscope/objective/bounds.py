@@ -1,7 +1,8 @@
-"""Where a token's bound lies: the log-ratios between which it is free, and how far past them it stands.
+"""The edges of each token's bound, and its distance past them.
 
-A bound or a trust region leaves a token alone while low ≤ x ≤ high, with x a log-ratio: log s of the method's own
-ratio, or log ρ_it, or its mean over the sequence. Past an edge the token's own term is stopped, halved or capped.
+    free: low ≤ x ≤ high,  x = log s of the method's own ratio, or log ρ_it, or its mean over the sequence
+
+Past an edge the token's own term is stopped, halved or capped.
 """
 
 from __future__ import annotations
@@ -22,17 +23,16 @@ class Edge:
     """The free interval of every token under one bound or trust region, (B, T) each, ±∞ where open."""
 
     of: str
-    """The log-ratio that it bounds, a name in `LOG_RATIOS`."""
+    """The log-ratio x, a name in `LOG_RATIOS`."""
     low: Tensor
     high: Tensor
 
     def rows(self, index: Tensor) -> Edge:
-        """The same edge of some rows of the batch."""
         return Edge(self.of, self.low[index], self.high[index])
 
 
 def edges_of(method: Method, old: Tensor, mask: Tensor, credit: Tensor) -> tuple[Edge, ...]:
-    """The edges of a batch, in the precision of `old` (B, T): they depend on π_old and on A, not on π.
+    """The edges of a batch, in the precision of `old` (B, T). They depend on π_old and on A, not on π.
 
     `credit` is (B, 1) or (B, T). Tokens with A = 0, or where the mask is False, are open on both sides.
     """

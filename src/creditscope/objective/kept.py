@@ -1,4 +1,4 @@
-"""The rollouts of a step as plain arrays, for groups/*.npz: what was sampled, A, w, and tokens past the bound."""
+"""The rollouts of a step as arrays for groups/*.npz: the samples, A, w, and tokens past the bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIELDS = ("tokens", "mask", "logp", "reward", "group", "entropy", "step", "step_
 
 def kept_arrays(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor,
                 after: Tensor | None = None, also: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """The arrays of a batch with its credit A and the w it became.
+    """The arrays of a batch with its credit A and its w.
 
     `live` and `after` are log π of the recorded pass and after the last update, `also` the credits of --also.
     """

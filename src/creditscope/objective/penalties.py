@@ -1,4 +1,4 @@
-"""R: the KL terms that live in the loss. KL in the reward is part of the advantage (`advantages.py`)."""
+"""R: the KL terms of the loss. KL in the reward is part of the advantage (`advantages.py`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from creditscope.objective.ratios import ratio
 
 
 def penalty(method: Method, logp: Tensor, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
-    """(B, T) the KL estimate of each token, before aggregation and β."""
-    estimate = kl_estimate(method, _apart(method, logp, log_ratio, rollouts), rollouts)
+    """(B, T) the KL estimate of each token to π_ref, or to π_old where kl_to='old', before aggregation and β."""
+    apart = log_ratio
+    if method.kl_to == "ref":
+        reference = rollouts.require("ref_logp", f"method {method.name!r} with β = {method.beta}")
+        apart = (logp - reference.to(logp.dtype)).masked_fill(~rollouts.mask, 0.0)
+    estimate = kl_estimate(method, apart, rollouts)
     return estimate * ratio(method, log_ratio, rollouts.mask) if method.kl_weight == "ratio" else estimate
 
 
@@ -26,27 +30,8 @@ def kl_estimate(method: Method, apart: Tensor, rollouts: Rollouts) -> Tensor:
     return estimate(apart.sum(dim=1, keepdim=True)) / rollouts.lengths[:, None].clamp(min=1)
 
 
-def _apart(method: Method, logp: Tensor, log_ratio: Tensor, rollouts: Rollouts) -> Tensor:
-    """log(π/π_ref), or log(π/π_old) for a method that stays near its sampler; 0 where the mask is False."""
-    if method.kl_to == "old":
-        return log_ratio
-    reference = rollouts.require("ref_logp", f"method {method.name!r} with β = {method.beta}")
-    return (logp - reference.to(logp.dtype)).masked_fill(~rollouts.mask, 0.0)
-
-
-def k1(apart: Tensor) -> Tensor:
-    """log(π/π_ref)."""
-    return apart
-
-
-def k2(apart: Tensor) -> Tensor:
-    """½ log²(π/π_ref)."""
-    return 0.5 * apart * apart
-
-
-def k3(apart: Tensor) -> Tensor:
-    """π_ref/π − log(π_ref/π) − 1."""
-    return exp_bounded(-apart) + apart - 1
-
-
-KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda apart: apart,  # log(π/π_ref)
+    "k2": lambda apart: 0.5 * apart * apart,  # ½ log²(π/π_ref)
+    "k3": lambda apart: exp_bounded(-apart) + apart - 1,  # π_ref/π − log(π_ref/π) − 1
+}

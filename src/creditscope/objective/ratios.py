@@ -1,4 +1,4 @@
-"""s: how far the policy has moved since it sampled, how that enters the objective, and what stops it.
+"""s, the ratio of the policy to the one that sampled, and the term of each token under its bound.
 
 Everything works on `log_ratio` = log π − log π_old, (B, T), 0 where the mask is False.
 """
@@ -14,7 +14,7 @@ from creditscope.methods.bounds import BOUNDS, TRUSTS, exp_bounded
 
 
 def ratio(method: Method, log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """The method's s, (B, T) or (B, 1). Methods without a ratio have none to ask for."""
+    """The method's s, (B, T) or (B, 1). Not for ratio='none'."""
     return exp_bounded(LOG_RATIOS[method.ratio](log_ratio, mask))
 
 
@@ -42,19 +42,9 @@ def trusted(method: Method, logp: Tensor, old: Tensor, mask: Tensor, credit: Ten
 # -- log s: (log_ratio, mask) -> (B, T) or (B, 1) -----------------------------------------------------------------
 
 
-def _token(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """log ρ_it."""
-    return log_ratio
-
-
 def _sequence_mean(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """log s_i = 1/L_i Σ_t log ρ_it."""
     return log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-
-
-def _sequence_product(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """log s_i = Σ_t log ρ_it."""
-    return log_ratio.sum(dim=1, keepdim=True)
 
 
 def _sequence_token(log_ratio: Tensor, mask: Tensor) -> Tensor:
@@ -63,8 +53,8 @@ def _sequence_token(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
 
 LOG_RATIOS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": _token,
+    "token": lambda log_ratio, mask: log_ratio,  # log ρ_it
     "sequence_mean": _sequence_mean,
-    "sequence_product": _sequence_product,
+    "sequence_product": lambda log_ratio, mask: log_ratio.sum(dim=1, keepdim=True),  # log s_i = Σ_t log ρ_it
     "sequence_token": _sequence_token,
 }

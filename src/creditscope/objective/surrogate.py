@@ -1,4 +1,4 @@
-"""The one surrogate, and the credit that any objective really gives each token.
+"""The unified surrogate J, and the effective credit w of any objective.
 
     J = Σ_it α_it · bound(s_it, A_it) − β · R        w_it = ∂J/∂log π(y_it)
 """
@@ -24,7 +24,7 @@ def surrogate(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tensor |
     """J of a batch, to maximise: `(-surrogate(...)).backward()` trains.
 
     `logp` (B, T) is log π_θ of the chosen tokens and carries the gradient. `credit` (B,) or (B, T) replaces the
-    method's own advantage and is used as it comes. Half precision is computed in float32.
+    method's own advantage, unscaled. Half precision is computed in float32.
     """
     check_method(method)
     require(rollouts, Rollouts, "rollouts", "build it with Rollouts(tokens=..., mask=..., ...)")
@@ -53,7 +53,7 @@ def weighted(method: Method, logp: Tensor, old: Tensor, rollouts: Rollouts, cred
 
 
 def effective_credit(objective: Callable[[Tensor], Tensor], logp: Tensor) -> Tensor:
-    """w_it = ∂J/∂log π(y_it): what an objective, ours or anybody's, really gives each token.
+    """w_it = ∂J/∂log π(y_it) of any objective, from this package or not.
 
     >>> effective_credit(lambda logp: (logp * torch.tensor([[2., 0.]])).sum(), torch.tensor([[-1., -1.]]))
     tensor([[2., 0.]])
@@ -84,17 +84,18 @@ def _check_logp(logp: Tensor, rollouts: Rollouts) -> None:
         raise CreditscopeError(f"logp must be floating point, got {logp.dtype}")
 
 
-def check_credit(credit: Tensor, rollouts: Rollouts) -> Tensor:
+def check_credit(credit: Tensor, rollouts: Rollouts, who: str = "credit") -> Tensor:
     """(B, 1) or (B, T), finite wherever a token counts."""
     rows = len(rollouts)
-    check_real(credit, "credit")
+    check_real(credit, who)
     if tuple(credit.shape) not in ((rows,), (rows, 1), tuple(rollouts.mask.shape)):
-        raise CreditscopeError(f"credit must be (B,) = ({rows},) or (B, T) = {tuple(rollouts.mask.shape)}, "
+        raise CreditscopeError(f"{who} must be (B,) = ({rows},) or (B, T) = {tuple(rollouts.mask.shape)}, "
                                f"got {tuple(credit.shape)}")
     credit = credit[:, None] if credit.dim() == 1 else credit
     spread = credit.expand_as(rollouts.mask)
     bad = ~torch.isfinite(spread) & rollouts.mask
     if bool(bad.any()):
         row, column = bad.nonzero()[0].tolist()
-        raise CreditscopeError(f"credit must be finite: row {row}, column {column} is {spread[row, column].item()}")
+        raise CreditscopeError(f"{who} must be finite: row {row}, column {column} is {spread[row, column].item()} (and "
+                               f"{int(bad.sum()) - 1} more)")
     return credit.masked_fill(~torch.isfinite(credit), 0.0)

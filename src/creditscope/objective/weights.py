@@ -1,4 +1,4 @@
-"""α: who counts, how much a token weighs, and what the sum is divided by.
+"""α: which rollouts count, how much a token weighs, and what the sum is divided by.
 
     α_it = keep_i · λ_it · mask_it · a_i        a: the aggregate's factor, for example 1/(B·L_i)
 """
@@ -36,22 +36,7 @@ def aggregate(method: Method, rollouts: Rollouts, keep: Tensor, dtype: torch.dty
     return mask.to(dtype) * factor[:, None]
 
 
-# -- who counts: (method, rollouts, credit) -> (B,) bool --------------------------------------------------------
-
-
-def _keep_all(method: Method, rollouts: Rollouts, credit: Tensor) -> Tensor:
-    """Every rollout."""
-    return torch.ones(len(rollouts), dtype=torch.bool, device=rollouts.reward.device)
-
-
-def _keep_live_groups(method: Method, rollouts: Rollouts, credit: Tensor) -> Tensor:
-    """Rollouts of groups whose rewards are not all equal."""
-    return ~Groups(rollouts.group).unanimous(rollouts.reward)
-
-
-def _keep_large_advantage(method: Method, rollouts: Rollouts, credit: Tensor) -> Tensor:
-    """max_t |A_it| > γ."""
-    return _strength(rollouts, credit) > (method.keep_threshold or 0.0)
+# -- which rollouts count: (method, rollouts, credit) -> (B,) bool -----------------------------------------------
 
 
 def _keep_top_advantage(method: Method, rollouts: Rollouts, credit: Tensor) -> Tensor:
@@ -65,31 +50,23 @@ def _keep_top_advantage(method: Method, rollouts: Rollouts, credit: Tensor) -> T
     return rank < (groups.size * (method.keep_threshold or 0.0)).floor().clamp(min=1)
 
 
-def _keep_low_entropy(method: Method, rollouts: Rollouts, credit: Tensor) -> Tensor:
-    """⟨H⟩_i ≤ threshold."""
-    return mean_entropy(method, rollouts) <= (method.keep_threshold or 0.0)
-
-
 def _strength(rollouts: Rollouts, credit: Tensor) -> Tensor:
     """(B,) max_t |A_it|."""
     return (credit.abs() if credit.shape[1] == 1 else credit.abs().masked_fill(~rollouts.mask, 0.0)).amax(dim=1)
 
 
 KEEPS: dict[str, Callable[[Method, Rollouts, Tensor], Tensor]] = {
-    "all": _keep_all,
-    "live_groups": _keep_live_groups,
-    "large_advantage": _keep_large_advantage,
+    "all": lambda method, rollouts, credit: torch.ones_like(rollouts.mask[:, 0]),
+    "live_groups": lambda method, rollouts, credit: ~Groups(rollouts.group).unanimous(rollouts.reward),
+    # max_t |A_it| > γ
+    "large_advantage": lambda method, rollouts, credit: _strength(rollouts, credit) > (method.keep_threshold or 0.0),
     "top_advantage": _keep_top_advantage,
-    "low_entropy": _keep_low_entropy,
+    # ⟨H⟩_i ≤ threshold
+    "low_entropy": lambda method, rollouts, credit: mean_entropy(method, rollouts) <= (method.keep_threshold or 0.0),
 }
 
 
 # -- how much a token weighs: rollouts -> λ, broadcastable to (B, T) ----------------------------------------------
-
-
-def _even(rollouts: Rollouts) -> Tensor:
-    """λ_it = 1."""
-    return torch.ones(1, 1, device=rollouts.reward.device)
 
 
 def conflict_weight(rollouts: Rollouts) -> Tensor:
@@ -114,7 +91,7 @@ def conflict_weight(rollouts: Rollouts) -> Tensor:
 def _contested_run(tokens: Tensor, inside: Tensor, groups: Groups, sign: Tensor) -> Tensor:
     """(B, T) True from the first column on for as long as a good and a bad answer of the group agree on the token.
 
-    Columns are taken one by one, all rows at once, and no further than the longest run: it is short in practice.
+    One column at a time for all rows, up to the end of the longest run.
     """
     out = torch.zeros_like(inside)
     words = int(tokens.max()) + 1
@@ -132,25 +109,18 @@ def _contested_run(tokens: Tensor, inside: Tensor, groups: Groups, sign: Tensor)
     return out
 
 
-TOKEN_WEIGHTS: dict[str, Callable[[Rollouts], Tensor]] = {"none": _even, "conflict": conflict_weight}
+TOKEN_WEIGHTS: dict[str, Callable[[Rollouts], Tensor]] = {
+    "none": lambda rollouts: torch.ones(1, 1, device=rollouts.reward.device),  # λ_it = 1
+    "conflict": conflict_weight,
+}
 
 
-# -- what the sum is divided by: (L, counted rows, group ids, width) -> a, one factor a row ------------------------
+# -- what the sum is divided by: (L, counted rows, group ids, width) -> a, one factor per row ----------------------
 
 
-def _sequence_mean(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
-    """a_i = 1/(B·L_i)."""
-    return 1 / (counted.sum().clamp(min=1) * length.clamp(min=1))
-
-
-def _sequence_sum(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
-    """a_i = 1/B."""
-    return (1 / counted.sum().clamp(min=1).to(length.dtype)).expand_as(length)
-
-
-def _token_mean(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
-    """a_i = 1/ΣL."""
-    return (1 / (length * counted).sum().clamp(min=1)).expand_as(length)
+def _rows(length: Tensor, counted: Tensor) -> Tensor:
+    """B, the rows that count, in the precision of `length`."""
+    return counted.sum().clamp(min=1).to(length.dtype)
 
 
 def _group_token_mean(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
@@ -160,28 +130,23 @@ def _group_token_mean(length: Tensor, counted: Tensor, group: Tensor, width: int
     return 1 / (prompts * groups.sum(length * counted).clamp(min=1))
 
 
-def _constant(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
-    """a_i = 1/(B·L_max)."""
-    return _sequence_sum(length, counted, group, width) / max(width, 1)
-
-
-def _token_sum(length: Tensor, counted: Tensor, group: Tensor, width: int) -> Tensor:
-    """a_i = 1."""
-    return torch.ones_like(length)
-
-
 AGGREGATES: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
-    "sequence_mean": _sequence_mean,
-    "sequence_sum": _sequence_sum,
-    "token_mean": _token_mean,
+    # a_i = 1/(B·L_i)
+    "sequence_mean": lambda length, counted, group, width: 1 / (_rows(length, counted) * length.clamp(min=1)),
+    # a_i = 1/B
+    "sequence_sum": lambda length, counted, group, width: 1 / _rows(length, counted).expand_as(length),
+    # a_i = 1/ΣL
+    "token_mean": lambda length, counted, group, width: 1 / (length * counted).sum().clamp(min=1).expand_as(length),
     "group_token_mean": _group_token_mean,
-    "constant": _constant,
-    "token_sum": _token_sum,
+    # a_i = 1/(B·L_max)
+    "constant": lambda length, counted, group, width: 1 / _rows(length, counted).expand_as(length) / max(width, 1),
+    # a_i = 1
+    "token_sum": lambda length, counted, group, width: torch.ones_like(length),
 }
 
 
 def with_limit(method: Method, max_tokens: int) -> Method:
-    """The row with the trainer's own limit as L_max, where its aggregate divides by one."""
+    """The row with the trainer's own limit as L_max, where its aggregate divides by L_max."""
     if method.aggregate != "constant" or method.max_tokens is not None:
         return method
     return method.replace(max_tokens=max_tokens)

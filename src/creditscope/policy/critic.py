@@ -1,10 +1,10 @@
-"""V, a learned value function beside the policy. Its loss is its own: the policy's gradient stays Σ w ∇log π.
+"""V, a learned value function beside the policy, with a loss of its own: the policy's gradient stays Σ w ∇log π.
 
     V(s_t) = head(h_t)                       h_t: the output embedding's input where token t is predicted
     min_φ 1/Σ_i L_i Σ_it (V_φ(s_it) − G_it)²        G_it = γ^(chosen tokens after t) · r_i
 
-The target is the return to go, λ = 1, whatever λ the policy's credit has: a target without the critic's own errors in
-it (VAPO's decoupled GAE, arXiv:2504.05118). KL in the reward is no part of it; `credit.gae` pays that apart.
+The target is the return to go, λ = 1, whatever the λ of the policy's credit, so that it holds none of the critic's own
+errors (VAPO's decoupled GAE, arXiv:2504.05118). KL in the reward is not in it; `credit.gae` subtracts that itself.
 """
 
 from __future__ import annotations
@@ -32,33 +32,30 @@ LR = {"head": 1e-3, "model": 3e-4}
 class Critic:
     """A value head, on the policy's states or on those of a copy, with an optimiser of its own.
 
-    The head works in float32 at least, whatever the policy's dtype. Its last layer starts at 0 and its bias at the mean
-    return of the first batch that it is fitted to: before it knows one state from another, V is a constant.
-
-    A head is cheap and may stay near that constant, as it does on the packaged model: look at
-    critic/explained_variance before trusting λ < 1.
+    The head is float32 at least. Its last layer starts at 0 and its bias at the mean return of the first batch, so that
+    V starts as a constant. A head may stay near that constant, as on the packaged model: read
+    critic/explained_variance before using λ < 1.
     """
 
     def __init__(self, policy: Policy, *, kind: str = "head", lr: float | None = None, epochs: int = 1,
-                 width: int = 256, gamma: float = 1.0, clip: float | None = None, seed: int = 0) -> None:
+                 width: int = 256, gamma: float = 1.0, seed: int = 0) -> None:
         if kind not in KINDS:
             raise unknown("critic", kind, KINDS)
         lr = LR[kind] if lr is None else lr
         for name, count in {"epochs": epochs, "width": width}.items():
             if count < 1:
                 raise CreditscopeError(f"{name} of the critic must be at least 1, got {count}")
-        for name, value in {"lr": lr, "clip": 1.0 if clip is None else clip}.items():
-            if not 0 < value < math.inf:
-                raise CreditscopeError(f"{name} of the critic must be above 0 and finite, got {value}")
+        if not 0 < lr < math.inf:
+            raise CreditscopeError(f"lr of the critic must be above 0 and finite, got {lr}")
         if not 0 <= gamma <= 1:
             raise CreditscopeError(f"gamma of the critic must be in 0 .. 1, got {gamma}; give the one that gae has")
-        self.kind, self.epochs, self.gamma, self.clip = kind, epochs, float(gamma), clip
+        self.kind, self.epochs, self.gamma = kind, epochs, float(gamma)
         self._body = policy if kind == "head" else _copy(policy)
         self._head = _head(policy, width, seed)
         self.optimizer = torch.optim.AdamW(self.trainable().values(), lr, weight_decay=0.0)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name -> parameter, the policy's own never among them."""
+        """Name -> parameter, without the policy's own."""
         body = {} if self.kind == "head" else self._body.trainable()
         return {f"head.{name}": p for name, p in self._head.named_parameters()} | {
             f"body.{name}": p for name, p in body.items()}
@@ -66,7 +63,7 @@ class Critic:
     @torch.no_grad()
     def values(self, rollouts: Rollouts, parts: int = 1) -> Tensor:
         """(B, T) V before each chosen token, 0 where the mask is False; in `parts` micro-batches."""
-        found = [self._value(self._states(rollouts.rows(rows))) for rows in _deal(rollouts, parts)]
+        found = [self._value(self._states(rollouts.rows(rows))) for rows in torch.arange(len(rollouts)).chunk(parts)]
         flat = torch.cat(found)
         out = flat.new_zeros(rollouts.mask.shape)
         out[rollouts.mask] = flat
@@ -74,16 +71,13 @@ class Critic:
 
     @enough_memory("fitting the critic", "raise --accumulate, or lower --prompts, --group or --max-tokens")
     def fit(self, rollouts: Rollouts, parts: int = 1) -> dict[str, float]:
-        """`epochs` steps on the whole batch; returns how well V foretold its returns before the first of them.
+        """`epochs` steps on the whole batch in `parts` micro-batches; returns the fit of V before the first step.
 
             critic/loss                  mean (V − G)² over the chosen tokens
             critic/explained_variance    1 − Var(G − V)/Var(G); absent where all returns are equal
-
-        With `clip` = ε the loss is max((V − G)², (clip(V, V_old ± ε) − G)²), V_old being V when `fit` began: call it
-        before the policy moves. `parts` micro-batches change memory and nothing else.
         """
-        chunks = _deal(rollouts, parts)
-        # The policy does not move in here, so the states under a head are computed once for all epochs.
+        chunks = torch.arange(len(rollouts)).chunk(parts)
+        # The policy does not change here, so the states under a head are computed once for all epochs.
         kept = [self._states(rollouts.rows(rows)) for rows in chunks] if self.kind == "head" else []
         returns = reward_to_go(rollouts, self.gamma)
         targets = [returns[rows][rollouts.mask[rows]].to(self._bias.dtype) for rows in chunks]
@@ -96,11 +90,8 @@ class Critic:
                 value = self._value(kept[i] if kept else self._states(rollouts.rows(rows)))
                 if epoch == 0:
                     old.append(value.detach())
-                error = (value - targets[i]).square()
-                if self.clip is not None:
-                    near = old[i] + (value - old[i]).clamp(-self.clip, self.clip)
-                    error = torch.maximum(error, (near - targets[i]).square())
-                (error.sum() / len(target)).backward()  # type: ignore[no-untyped-call]
+                loss = (value - targets[i]).square().sum() / len(target)
+                loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         return _quality(torch.cat(old) - shift, target)
 
@@ -112,9 +103,9 @@ class Critic:
 
     @torch.no_grad()
     def _start(self, mean: Tensor) -> Tensor:
-        """Put the bias at the first batch's mean return, and say by how much it moved: 0 ever after.
+        """Set the bias to the first batch's mean return; return the change, 0 in later batches.
 
-        The optimiser's state tells whether there was a first batch, so that a checkpoint does too.
+        The optimiser's state tells whether there was a first batch, so a restored checkpoint knows too.
         """
         if self.optimizer.state:
             return torch.zeros_like(mean)
@@ -134,7 +125,7 @@ class Critic:
 
         def cut(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             seen.append(args[0])
-            return (args[0][:, :1], *args[1:])  # nobody reads the logits: one column of them is enough
+            return (args[0][:, :1], *args[1:])  # the logits are not used: one column is enough
 
         handle = self._body.model.get_output_embeddings().register_forward_pre_hook(cut)
         try:
@@ -148,10 +139,7 @@ class Critic:
 
 
 def reward_to_go(rollouts: Rollouts, gamma: float) -> Tensor:
-    """(B, T) G_it = γ^(chosen tokens after t) · r_i, 0 where the mask is False.
-
-    This is what V before t is worth under the recursion of `credit.gae`, where δ = 0 at the last token asks V = r.
-    """
+    """(B, T) G_it = γ^(chosen tokens after t) · r_i, 0 where the mask is False: δ = 0 in `credit.gae` for V = G."""
     after = (rollouts.mask.flip(1).cumsum(1).flip(1) - 1).clamp(min=0)
     go: Tensor = rollouts.reward[:, None] * torch.full_like(rollouts.reward, gamma)[:, None].pow(after)
     return go.masked_fill(~rollouts.mask, 0.0)
@@ -169,7 +157,7 @@ def _quality(value: Tensor, target: Tensor) -> dict[str, float]:
 def _head(policy: Policy, width: int, seed: int) -> nn.Sequential:
     """LayerNorm → Linear → GELU → Linear(1) of the model's width, the last layer 0."""
     inputs = policy.model.get_output_embeddings().weight.shape[1]
-    # torch.manual_seed would also seed the GPUs, which are sampled from: only the CPU's generator is borrowed.
+    # torch.manual_seed would also seed the GPUs, which are sampled from.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         first, last = nn.Linear(inputs, width), nn.Linear(width, 1)
@@ -180,13 +168,9 @@ def _head(policy: Policy, width: int, seed: int) -> nn.Sequential:
 
 
 def _copy(policy: Policy) -> Policy:
-    """The policy's model on its own feet; with LoRA its adapters are copied and trained, the base stays frozen."""
+    """A copy of the policy's model; with LoRA its adapters are trained and the base stays frozen."""
     model = copy.deepcopy(policy.model)
     output = model.get_output_embeddings()
     if output.weight is not model.get_input_embeddings().weight:
         output.requires_grad_(False)  # V comes from its input: it would be kept in the checkpoint and never learn
     return Policy(f"{policy.name} (critic)", model, policy.tokenizer, policy.chat, policy.lora)
-
-
-def _deal(rollouts: Rollouts, parts: int) -> list[Tensor]:
-    return list(torch.arange(len(rollouts)).chunk(parts))

@@ -1,10 +1,10 @@
-"""One token at a time for many rows: the model's forward behind a KV cache that rows can leave.
+"""One token at a time for many rows, with a KV cache from which finished rows are removed.
 
-Two decoders with one face. `Slots` is the fast one, for models that take a ready 4-D mask; `Growing` is right for all.
+Two decoders with one interface: `Slots` is fast and needs a model that takes a 4-D mask; `Growing` works for all.
 
-    step(token)                 (n,) a token for each row -> (n, V) logits of the next, overwritten by the next step
+    step(token)                 (n,) one token per row -> (n, V) logits of the next, overwritten by the next step
     keep(rows, holes, movers)   go on with the first `rows` rows, after row movers[j] has moved into holes[j]
-    worth(alive, rows)          whether going on with the living rows alone saves more than it costs
+    worth(alive, rows)          whether going on with the unfinished rows alone saves more than it costs
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ SMALLEST_LENGTH, SMALLEST_ROWS = 128, 16  # below these a CUDA graph gains nothi
 
 @dataclass(frozen=True)
 class Read:
-    """P texts that the model has read: what it keeps of each, and what it expects next."""
+    """P texts that the model has read."""
 
     cache: Any
-    """Keys and values, (P, heads, W, width) a layer."""
+    """Keys and values, (P, heads, W, width) per layer."""
     mask: Tensor
-    """(P, W) bool: a text stands at the right end, so that every row writes its next token into the same slot."""
+    """(P, W) bool: texts are padded on the left, so that every row writes its next token into the same slot."""
     lengths: Tensor
     """(P,) tokens in each text."""
     logits: Tensor
     """(P, V) of the token after each text."""
 
 
-def start(policy: Any, prompts: list[list[int]], group: int, room: int, pad: int) -> tuple[Growing | Slots, Tensor]:
-    """Compute each prompt once, then hand it to `group` rows with `room` tokens to write: (decoder, (P, V) logits)."""
-    known = read(policy, prompts, pad)
+def start(policy: Any, prompts: list[list[int]], group: int, room: int) -> tuple[Growing | Slots, Tensor]:
+    """Read each prompt once for `group` rows with `room` tokens to write: (decoder, (P, V) logits)."""
+    known = read(policy, prompts)
     return begin(policy, known, group, room), known.logits
 
 
 def begin(policy: Any, known: Read, group: int, room: int) -> Growing | Slots:
-    """A decoder with `group` rows after each text. It takes the cache for itself: a `Read` begins once."""
+    """A decoder with `group` rows after each text. It owns the cache afterwards: call it once per `Read`."""
     slots = known.mask.shape[1] + room
     if _fits_slots(policy, known.cache, slots):
         return _slots(policy, known.cache, known.mask, known.lengths, group, slots)
     return Growing(policy, known.cache, known.mask, known.lengths, group, "position_ids" in _accepted(policy))
 
 
-def read(policy: Any, texts: list[list[int]], pad: int) -> Read:
+def read(policy: Any, texts: list[list[int]]) -> Read:
     """Run the texts side by side, padded on the left."""
     device = policy.get_input_embeddings().weight.device
     width = max(map(len, texts))
-    padded = torch.tensor([[pad] * (width - len(text)) + list(text) for text in texts], device=device)
+    padded = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts], device=device)
     lengths = torch.tensor([len(text) for text in texts], device=device)
     mask = torch.arange(width, device=device) >= width - lengths[:, None]
     out = _run(policy, padded, mask, 1)
@@ -75,10 +75,10 @@ def read(policy: Any, texts: list[list[int]], pad: int) -> Read:
 
 @dataclass(frozen=True)
 class Branches:
-    """U texts of which every prefix that holds the prompt is still in the cache: prompt, then cut ≤ L tokens."""
+    """U texts with every prefix (the prompt, then cut ≤ L tokens) still in the cache."""
 
     cache: Any
-    """Keys and values, (U, heads, W + L, width) a layer: prompts end at slot W, what was written on them follows."""
+    """Keys and values, (U, heads, W + L, width) per layer: prompts end at slot W, completions follow."""
     width: int
     """W."""
     prompts: Tensor
@@ -93,13 +93,13 @@ class Branches:
     def prefixes(self, text: Tensor, cut: Tensor) -> Read:
         """N prefixes, each a slice of its text's cache, shifted so that all end at the same slot.
 
-        Slot j of prefix n holds what slot j + W + cut[n] − max_m length[m] of its text held. Shifting is free: keys
-        carry the positions of their tokens, and attention asks for nothing but the keys and the mask.
+        Slot j of prefix n is slot j + W + cut[n] − max_m length[m] of its text. Shifting is allowed: keys carry the
+        positions of their tokens, and attention uses nothing but keys and mask.
         """
         lengths = self.prompts[text] + cut
         longest = int(lengths.max())
         slot = torch.arange(longest, device=cut.device) + (self.width + cut - longest)[:, None]
-        slot = slot.clamp_(min=0)  # before the first slot there is only what the mask hides
+        slot = slot.clamp_(min=0)  # slots before the first are masked
 
         def shift(state: Tensor) -> Tensor:
             rows, slots = text.to(state.device)[:, None], slot.to(state.device)
@@ -136,32 +136,30 @@ def write(policy: Any, prompts: Read, prompt: Tensor, tokens: Tensor, lengths: T
 def sliceable(cache: Any, slots: int) -> bool:
     """Whether the cache keeps one key and value for each of `slots` tokens, in their order.
 
-    A window drops what slid out, a recurrent state is a sum over the text, a quantized layer packs it: those cannot
-    give back what they were at an earlier token, and are told by their type.
+    Sliding windows, recurrent states and quantized layers cannot be cut at an earlier token.
     """
-    return (type(cache) is DynamicCache
-            and all(layer.is_initialized and (type(layer) is DynamicLayer or _wide(layer, slots))
-                    for layer in cache.layers))
+    return type(cache) is DynamicCache and all(layer.is_initialized and _keeps(layer, slots) for layer in cache.layers)
 
 
-def _wide(layer: Any, slots: int) -> bool:
-    """A sliding window longer than the text slides nowhere: it keeps its last window − 1 tokens."""
-    return type(layer) is DynamicSlidingWindowLayer and slots < layer.sliding_window
+def _keeps(layer: Any, slots: int) -> bool:
+    """Whether a layer keeps all of `slots` tokens: a sliding window keeps its last window − 1."""
+    return type(layer) is DynamicLayer or (
+        type(layer) is DynamicSlidingWindowLayer and slots < layer.sliding_window)
 
 
 def _through(cache: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A new cache of changed keys and values; the old one stays as it was."""
+    """A new cache of changed keys and values."""
     changed = copy.copy(cache)
     changed.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in changed.layers:
         layer.keys, layer.values = change(layer.keys), change(layer.values)
-        if type(layer) is DynamicSlidingWindowLayer:  # it counts by itself what it was given
+        if type(layer) is DynamicSlidingWindowLayer:  # it keeps a count of its own
             layer.cumulative_length = layer.keys.shape[2]
     return changed
 
 
 def _run(policy: Any, ids: Tensor, mask: Tensor, keep: int | Tensor, cache: Any = None) -> Any:
-    """The model on the last ids.shape[1] tokens of what `mask` shows; `keep`: whose logits, where it lets us choose."""
+    """The model on the last ids.shape[1] tokens under `mask`; logits of `keep` where the model lets us choose."""
     accepted = _accepted(policy)
     extra: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in accepted else {}
     if "position_ids" in accepted:
@@ -176,12 +174,12 @@ def _accepted(policy: Any) -> Mapping[str, Any]:
 
 
 def release(model: nn.Module) -> None:
-    """Free the CUDA graphs and the cache memory that sampling keeps for the model's next call."""
+    """Free the CUDA graphs and the cache that sampling keeps for the model's next call."""
     _KEPT.pop(base(model), None)
 
 
 def base(model: Any) -> Any:
-    """The Hugging Face model inside a peft wrapper: the adapter's layers are in it, the wrapper adds only overhead."""
+    """The Hugging Face model inside a peft wrapper, with the adapter's layers in it."""
     if not hasattr(model, "get_base_model"):
         return model
     if model.active_peft_config.is_prompt_learning:
@@ -191,7 +189,7 @@ def base(model: Any) -> Any:
 
 
 class Growing:
-    """The model's own cache, mask and positions, as `generate` uses them: right for every architecture."""
+    """The model's own cache, mask and positions, as `generate` uses them, for every architecture."""
 
     def __init__(self, policy: Any, cache: Any, mask: Tensor, lengths: Tensor, group: int, placed: bool) -> None:
         cache.batch_repeat_interleave(group)
@@ -218,18 +216,17 @@ class Growing:
 
 
 class Slots:
-    """A preallocated cache (rows, heads, slots, width) a layer, written in place and read through views.
+    """A preallocated cache (rows, heads, slots, width) per layer, written in place and read through views.
 
-    Nothing is concatenated, masks are not rebuilt, and a row that leaves costs the copy of one other row into its
-    place. On CUDA the forward is captured as a graph for each size of the views; memory and graphs stay for the next
-    call, since a graph holds addresses. It reads the weights where they lie: a step of an optimizer is seen, and
-    weights that have moved are found by `fingerprint`, which makes `_slots` build anew.
+    A row that leaves costs the copy of one other row into its place. On CUDA the forward is captured as a graph for
+    each size of the views; memory and graphs stay for the next call. A graph reads weights by address: an optimizer's
+    step is seen, and weights that were moved change `fingerprint`, after which `_slots` builds anew.
     """
 
     def __init__(self, policy: Any, cache: Any, rows: int, slots: int) -> None:
         first = cache.layers[0].keys
         self.graphed = _can_capture(policy, first.device)
-        if self.graphed:  # room for the sizes that graphs come in
+        if self.graphed:  # rounded up to the sizes of graphs
             rows, slots = grid(rows, SMALLEST_ROWS), -(-slots // 64) * 64
         self.rows, self.slots = rows, slots
         self.cache = Cache(layers=[_SlotLayer(layer.keys, layer.values, rows, slots) for layer in cache.layers])
@@ -251,10 +248,10 @@ class Slots:
                 if self.graphed:
                     buffer.zero_()  # the graphs read slots not yet written: weight 0 there, but 0 · NaN is NaN
                 buffer[:rows].unflatten(0, (prompts, group))[..., :width, :] = state[:, None]
-        # Additive, which both sdpa and eager attention take as it is. New slots open one by one.
+        # Additive, for sdpa and eager attention alike. New slots are opened one by one.
         self.mask.fill_(torch.finfo(self.mask.dtype).min)
         self.mask[:rows, 0, 0, :width].masked_fill_(mask.repeat_interleave(group, 0), 0)
-        self.position.zero_()  # rows beyond ours run along in a graph: their positions must exist too
+        self.position.zero_()  # a graph runs unused rows too: their positions must exist
         self.position[:rows, 0] = lengths.repeat_interleave(group)
         self.slot.fill_(width)
         self.used = width
@@ -283,7 +280,7 @@ class Slots:
         return alive < rows
 
     def _forward(self, rows: int, length: int) -> Tensor:
-        """Idempotent: it writes what belongs into the current slot, however often it runs."""
+        """Writes the current slot; running it twice changes nothing."""
         mask = self.mask[:rows].index_fill_(3, self.slot, 0)[..., :length]
         for layer in self.cache.layers:
             layer.look(rows, length, self.slot)
@@ -298,7 +295,7 @@ class Slots:
         if size not in self.graphs:
             try:
                 self.graphs[size] = self._capture(*size)
-            except RuntimeError as error:  # a model that waits for the device, or decides by what it finds there
+            except RuntimeError as error:  # the model synchronises, or branches on values on the device
                 self.graphed = False
                 warnings.warn(f"{self.policy.__class__.__name__} cannot be captured as a CUDA graph, so sampling runs "
                               f"without: {str(error).splitlines()[0]}", stacklevel=2)
@@ -312,7 +309,7 @@ class Slots:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self._forward(rows, length)  # libraries take their workspaces at first use, which a capture forbids
+                self._forward(rows, length)  # libraries allocate workspaces at first use, which a capture forbids
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
@@ -341,9 +338,9 @@ class _SlotLayer(DynamicLayer):  # type: ignore[misc]
 
 def attend_one(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                scaling: float | None = None, **rest: Any) -> tuple[Tensor, None]:
-    """Attention of one query a row. The heads that share keys stand as queries of one head, so keys are not repeated.
+    """Attention of one query per row, (B, H, 1, D) -> (B, 1, H, D), with the numbers of transformers' sdpa.
 
-    (B, H, 1, D) -> (B, 1, H, D), the same numbers as transformers' sdpa, which copies every key H / H_kv times.
+    Heads that share keys are queries of one head, so keys are not copied H / H_kv times.
     """
     if query.shape[2] != 1 or rest.get("softcap") is not None or rest.get("position_bias") is not None:
         out, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, scaling=scaling, **rest)
@@ -359,7 +356,7 @@ ALL_ATTENTION_FUNCTIONS.register("creditscope_one_query", attend_one)
 
 @contextmanager
 def _one_query(config: Any) -> Iterator[None]:
-    """sdpa models attend through `attend_one` inside; the setting is read at each forward."""
+    """sdpa models use `attend_one` in this context; they read the setting at each forward."""
     before = config._attn_implementation
     if before == "sdpa":
         config._attn_implementation = "creditscope_one_query"
@@ -373,7 +370,7 @@ _KEPT: weakref.WeakKeyDictionary[nn.Module, Slots] = weakref.WeakKeyDictionary()
 
 
 def _slots(policy: Any, cache: Any, mask: Tensor, lengths: Tensor, group: int, slots: int) -> Slots:
-    """Fresh slots, or those of an earlier call that are large enough and whose graphs still show the model as it is."""
+    """New slots, or those of an earlier call that are large enough and whose graphs fit the model as it is."""
     rows = len(lengths) * group
     kept = _KEPT.get(policy)
     if kept is not None and _can_capture(policy, mask.device) and kept.fingerprint == fingerprint(policy):
@@ -389,26 +386,23 @@ def _slots(policy: Any, cache: Any, mask: Tensor, lengths: Tensor, group: int, s
 
 
 def _fits_slots(policy: Any, cache: Any, slots: int) -> bool:
-    """Whether the model takes a 4-D mask as it is, and every layer sees the whole text.
-
-    Transformers marks models that build masks in its one place and attend through its one interface; older ones make
-    biases from a 2-D mask.
-    """
+    """Whether the model takes a 4-D mask (transformers' flags for its mask and attention interfaces), and every layer
+    attends to the whole text."""
     return (getattr(policy, "_supports_attention_backend", False) is True
             and getattr(policy, "_can_compile_fullgraph", False) is True
             and _text(policy)._attn_implementation in ("sdpa", "eager")
-            and all(type(layer) is DynamicLayer or _wide(layer, slots) for layer in cache.layers)
+            and all(_keeps(layer, slots) for layer in cache.layers)
             and len({layer.keys.device if layer.is_initialized else None for layer in cache.layers}) == 1)
 
 
 def _can_capture(policy: Any, device: torch.device) -> bool:
-    """Whether replaying a graph does what calling the model would: hooks run in Python, autocast caches weights."""
+    """Whether replaying a graph equals calling the model: hooks run in Python, autocast caches weights."""
     return (device.type == "cuda" and not torch.is_autocast_enabled("cuda")
             and not any(m._forward_hooks or m._forward_pre_hooks for m in policy.modules()))
 
 
 def fingerprint(policy: Any) -> tuple[Any, ...]:
-    """What a captured graph has frozen: where the weights lie, and which adapters speak."""
+    """What a captured graph depends on: addresses of the weights, and the active adapters."""
     weights = [(w.data_ptr(), w.dtype, w.shape) for w in chain(policy.parameters(), policy.buffers())]
     adapters = [(m.disable_adapters, tuple(m.active_adapters), tuple(m.merged_adapters), str(m.scaling))
                 for m in policy.modules() if hasattr(m, "merged_adapters")]
@@ -416,7 +410,7 @@ def fingerprint(policy: Any) -> tuple[Any, ...]:
 
 
 def _text(policy: Any) -> Any:
-    """The configuration of the decoder: a model that also sees holds it inside its own."""
+    """The configuration of the decoder, inside that of a multimodal model."""
     return policy.config.get_text_config(decoder=True)
 
 

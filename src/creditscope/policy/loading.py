@@ -1,12 +1,12 @@
-"""A policy: any Hugging Face causal language model with its tokenizer, loaded by name, folder, GGUF file or `tiny`."""
+"""A policy: a Hugging Face causal language model with its tokenizer, loaded by name, folder, GGUF file or `tiny`."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.files.memory import enough_memory, is_short
+from creditscope.files.sums import SUMS, verify
 from creditscope.policy.vetting import check_folder, check_gguf, tokenizing
-from creditscope.runs.record import SUMS, verify
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass
@@ -33,6 +34,8 @@ class Policy:
     chat: bool = False
     """Wrap prompts in the tokenizer's chat template."""
     lora: bool = False
+    base: bool = False
+    """The base model under LoRA adapters: the same weights with the adapters switched off."""
     _pieces: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -42,7 +45,7 @@ class Policy:
 
     @property
     def end(self) -> tuple[int, ...]:
-        """Ids that end a completion: the tokenizer's and those the model's own generation config names."""
+        """Ids that end a completion: the tokenizer's and those of the model's generation config."""
         own = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         own = [own] if isinstance(own, int) else list(own or [])
         return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *own]))
@@ -57,13 +60,13 @@ class Policy:
             message = [{"role": "user", "content": prompt}]
             try:
                 prompt = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-            except Exception as error:  # a template is a small program, run in jinja's sandbox: it may fail in any way
+            except Exception as error:  # a template is a program in jinja's sandbox: it may fail in any way
                 raise CreditscopeError(f"the chat template of {self.name!r} failed: {type(error).__name__}: {error}; "
                                        f"use --chat off") from error
         return self.tokenize(prompt, special=not self.chat)
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
-        """Token ids of a text; `special` adds what the tokenizer puts around a text of its own accord."""
+        """Token ids of a text; `special` adds the tokenizer's special tokens."""
         with tokenizing(self.name):
             return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
@@ -75,8 +78,8 @@ class Policy:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text that each token adds: joined, they are `decode(ids)`.
 
-        Most tokens decode alone to what they add; where that does not join up (a character split over tokens, a
-        tokenizer that sets spaces by neighbours), each piece is the growth of the decoded prefix.
+        Where tokens decoded alone do not join to it (a character split over tokens, spaces that depend on neighbours),
+        each piece is the growth of the decoded prefix.
         """
         for i in ids:
             if i not in self._pieces:
@@ -102,23 +105,13 @@ class Policy:
     def reference(self) -> Policy:
         """A frozen copy of the policy as it is now; with LoRA the base model itself, adapters off."""
         if self.lora:
-            return _Base(self.name, self.model, self.tokenizer, self.chat, self.lora)
+            return replace(self, base=True)
         frozen = copy.deepcopy(self.model).requires_grad_(False)
         return Policy(f"{self.name} (reference)", frozen, self.tokenizer, self.chat)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[Any]:
         """The context in which the model is this policy."""
-        yield
-
-
-class _Base(Policy):
-    """The base model under LoRA adapters: the same weights with the adapters switched off."""
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with self.model.disable_adapter():
-            yield
+        return self.model.disable_adapter() if self.base else nullcontext()
 
 
 @enough_memory("loading the model", "choose a smaller one, or --dtype bfloat16 with --lora 16")
@@ -129,9 +122,10 @@ def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora
     Only a hub name touches the network. `lora` is the rank of adapters to train in place of the weights, 0 for none.
     """
     where, extra = _locate(name)
-    torch_dtype = _dtype(dtype)
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
     device = _device(device)
-    model, tokenizer = _load(name, where, extra, torch_dtype)
+    model, tokenizer = _load(name, where, extra, DTYPES[dtype])
     if tokenizer.eos_token_id is None:
         raise CreditscopeError(f"the tokenizer of {name!r} names no end token, so completions would never end; "
                                f"set eos_token in its tokenizer_config.json")
@@ -143,12 +137,12 @@ def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora
     if not any(p.requires_grad for p in model.parameters()):
         raise CreditscopeError(f"{name!r} has no trainable parameter; if it is a folder of adapters, merge them into "
                                f"their base model first")
-    # Dropout stays off: with it the ratio of the very first step would not be 1.
+    # Dropout stays off: with it the ratio of the first step would not be 1.
     return Policy(name, model.to(device).eval(), tokenizer, use_chat, lora > 0)
 
 
 def _locate(name: str) -> tuple[str, dict[str, Any]]:
-    """Where from_pretrained should look, and what it needs besides."""
+    """What from_pretrained reads, and its further arguments."""
     if name == "tiny":
         return str(TINY), {"local_files_only": True}
     path = Path(name)
@@ -177,7 +171,7 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> t
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would write over our own display
+    logging.disable_progress_bar()  # it would write over our own progress display
     # A model folder is data, not a program. If this were left out, transformers would ask whether to run its code.
     extra = extra | {"trust_remote_code": False}
     weights = {"dtype": dtype, "use_safetensors": None if "gguf_file" in extra else True, "output_loading_info": True}
@@ -187,7 +181,7 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> t
             return job.from_pretrained(where, **extra, **options)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a folder may come from anybody; faults of every kind, panics of Rust too
+        except BaseException as error:  # the folder is untrusted: any exception may come, panics of Rust too
             if is_short(error):
                 raise
             said = " ".join(str(error).split())[:300] or type(error).__name__
@@ -215,13 +209,6 @@ def _with_adapters(model: Any, rank: int, seed: int) -> Any:
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0))
 
 
-def _dtype(name: str) -> torch.dtype:
-    choices = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-    if name not in choices:
-        raise unknown("dtype", name, choices)
-    return choices[name]
-
-
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -236,10 +223,12 @@ def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor,
                grad: bool = True) -> Tensor:
     """(B, T) log π of the chosen tokens at the sampling temperature, 0 where the mask is False; float32 or wider.
 
-    Prompts are padded on the left so that completions line up, and logits are kept for the completion alone.
+    Prompts are padded on the left, and logits are kept for the completion alone.
     """
     with policy.active(), nullcontext() if grad else torch.no_grad():
-        scaled = _scaled_logits(policy, prompts, tokens, mask, temperature)
+        logits = completion_logits(policy, prompts, tokens, mask)
+        scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scaled = scaled / temperature if temperature != 1.0 else scaled  # no second table of logits at 1
         chosen = scaled.gather(2, tokens[..., None]).squeeze(2) - scaled.logsumexp(dim=2)
         masked: Tensor = chosen.masked_fill(~mask, 0.0)
     return masked
@@ -254,7 +243,7 @@ def head_norms(policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor
     """(B, T) ‖∇_W log π(y_t)‖ for the output head W alone, 0 where the mask is False.
 
     With z = W h the gradient is δ_t h_tᵀ, δ = ∂ log π(y_t)/∂z_t, of norm ‖δ_t‖‖h_t‖. δ comes from autograd down to z,
-    so that what a model does to its logits after the head (scaling, soft caps) is in it.
+    so it includes what a model does to its logits after the head (scaling, soft caps).
     """
     seen: list[tuple[Tensor, Tensor]] = []
 
@@ -275,20 +264,18 @@ def head_norms(policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor
     return norms[:, -rollouts.tokens.shape[1] - 1:-1].masked_fill(~rollouts.mask, 0.0)
 
 
-def _scaled_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
-                   temperature: float) -> Tensor:
-    """(B, T, V) z/τ from which each completion token was chosen, in float32 or wider."""
+def completion_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor) -> Tensor:
+    """(B, T, V) z from which each completion token was chosen."""
     logits: Tensor = policy.model(**model_inputs(prompts, tokens, mask, policy.device), use_cache=False,
                                   logits_to_keep=tokens.shape[1] + 1).logits[:, :-1]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits / temperature if temperature != 1.0 else logits
+    return logits
 
 
 def model_inputs(prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
                  device: torch.device) -> dict[str, Tensor]:
     """Ids, attention and positions of each prompt with its completion: completions begin in one column.
 
-    Attended are the prompt and all columns up to the last chosen token, what others wrote between included.
+    The prompt and all columns up to the last chosen token are attended to.
     """
     rows, width = tokens.shape
     longest = max(len(p) for p in prompts)

@@ -1,4 +1,4 @@
-"""Groups of completions from any causal language model, with the log-probs of the distribution they were drawn from."""
+"""Groups of completions from a causal language model, with log-probs of the distribution they were drawn from."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from creditscope.errors import CreditscopeError
 from creditscope.policy.decoding import Growing, Slots, base, begin, read, sliceable, start, write
 
 ROWS = 1024
-"""Continuations written at once. More stop paying early (the packaged model on one CPU thread, 1,248 rows: 64 at once
-take 6.8 s, 512 take 5.5, 1,024 take 6.0), while each row holds a cache of its own: 1,024 rows of 1,000 tokens with 28
-layers of 2 × 128 keys and values in bfloat16 are 29 GB."""
+"""Continuations at a time. More gain little (packaged model, one CPU thread, 1,248 rows: 6.8 s with 64, 5.5 s with 512,
+6.0 s with 1,024), and each row holds a cache: 1,024 rows of 1,000 tokens with 28 layers of 2 × 128 keys and values in
+bfloat16 are 29 GB."""
 TEXTS = 64
-"""Rollouts read at once. A forward gives logits at every cut that one of them asks for, for all of them: with 100
-cuts over 150,000 tokens in bfloat16, 2 GB."""
+"""Rollouts read at a time. A forward keeps logits at every cut of any of them, for all of them: 2 GB for 100 cuts and a
+vocabulary of 150,000 in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Samples:
     """B = P · R completions, prompt-major: rows i·R … (i+1)·R − 1 answer prompt i."""
 
     tokens: Tensor
-    """(B, T) int64, padded on the right."""
+    """(B, T) int64, padded with 0 on the right."""
     mask: Tensor
     """(B, T) bool: True for every sampled token, the end token included."""
     logp: Tensor
@@ -41,39 +41,38 @@ class Samples:
 
 
 def sample(model: Any, prompts: Sequence[Sequence[int]], group: int, *, max_tokens: int, end: int | Sequence[int],
-           temperature: float = 1.0, top_p: float = 1.0, generator: torch.Generator | None = None,
-           pad: int = 0) -> Samples:
+           temperature: float = 1.0, top_p: float = 1.0, generator: torch.Generator | None = None) -> Samples:
     """`group` completions of each prompt, by y_t ~ top_p(softmax(logits / temperature)), up to an `end` token.
 
-    A token is F⁻¹(u_it) for a uniform u_it that belongs to row i and position t alone, so a row does not depend on
-    when others end. Temperature 0 takes the likeliest token, with certainty: its log-prob and entropy are 0, its Σπ² 1.
-    On a GPU the first call captures graphs; `creditscope.policy.decoding.release(model)` frees what they hold.
+    A token is F⁻¹(u_it) for a uniform u_it of row i and position t alone, so a row does not depend on when others end.
+    Temperature 0 takes the likeliest token: log-prob 0, entropy 0, Σπ² 1. On a GPU the first call captures graphs;
+    `creditscope.policy.decoding.release(model)` frees their memory.
     """
     policy: Any = base(model)
     texts = _texts(prompts)
     ends = _ends(end)
-    _check(policy, dict(enumerate(texts)), {"group": group, "max_tokens": max_tokens}, ends, temperature, top_p, pad)
+    _check(policy, dict(enumerate(texts)), {"group": group, "max_tokens": max_tokens}, ends, temperature, top_p)
     rows = len(texts) * group
     rule = _Rule(_uniform(max_tokens, rows, generator), torch.full((rows,), max_tokens), torch.tensor(ends),
                  temperature, top_p)
     with _sampling(policy):
-        decoder, logits = start(policy, texts, group, max_tokens, pad)
+        decoder, logits = start(policy, texts, group, max_tokens)
         steps = _decode(decoder, logits.repeat_interleave(group, 0), torch.arange(rows), rule)
-        return _gather(steps, torch.zeros(rows, dtype=torch.bool, device=logits.device), rule.ends, pad)
+        return _gather(steps, torch.zeros(rows, dtype=torch.bool, device=logits.device), rule.ends)
 
 
 def continue_from(model: Any, prompts: Sequence[Sequence[int]], tokens: Tensor, row: Tensor, cut: Tensor, samples: int,
                   *, max_tokens: int, end: int | Sequence[int], temperature: float = 1.0, top_p: float = 1.0,
-                  generator: torch.Generator | None = None, pad: int = 0) -> Samples:
-    """`samples` fresh ends of each prefix prompts[row[n]] + tokens[row[n], :cut[n]]: (N · samples, ·), prefix-major.
+                  generator: torch.Generator | None = None) -> Samples:
+    """`samples` continuations of each prefix prompts[row[n]] + tokens[row[n], :cut[n]]: (N · samples, ·), prefix-major.
 
-    What `sample` would write with the prefixes for prompts (the same u_it, the same tokens), for less: each distinct
-    prompt is run once, each rollout once on top of its prompt, and a prefix is a slice of that cache. The Monte Carlo
-    values of VinePPO (arXiv:2410.01679) and SPO (arXiv:2505.23564) are means of the rewards of such ends.
+    The tokens that `sample` would draw with the prefixes for prompts (the same u_it), at a lower cost: each distinct
+    prompt is run once, each rollout once after its prompt, and a prefix is a slice of that cache. Monte Carlo values of
+    VinePPO (arXiv:2410.01679) and SPO (arXiv:2505.23564) are mean rewards of such continuations.
 
-    `tokens` (B, T) are completions, padded on the right; 0 ≤ cut ≤ T, and 0 is the prompt itself. Only the new tokens
-    are returned. With its prefix a row stays within `max_tokens`, so it may write max_tokens − cut[n]; one that stops
-    there is not finished. A prefix whose last token is an `end` is a whole completion: finished, with nothing to add.
+    `tokens` (B, T) are completions, padded on the right; 0 ≤ cut ≤ T, and 0 is the prompt itself. Only new tokens are
+    returned, at most max_tokens − cut[n] per row; a row that stops there is not finished. A prefix whose last token is
+    an `end` is finished and gets no token.
     """
     policy: Any = base(model)
     texts = _texts(prompts)
@@ -81,7 +80,7 @@ def continue_from(model: Any, prompts: Sequence[Sequence[int]], tokens: Tensor, 
     tokens, row, cut = tokens.detach().cpu(), row.detach().cpu().long(), cut.detach().cpu().long()
     _check_prefixes(len(texts), tokens, row, cut, max_tokens)
     asked = {i: texts[i] for i in torch.unique(row).tolist()}
-    _check(policy, asked, {"samples": samples, "max_tokens": max_tokens}, ends, temperature, top_p, pad)
+    _check(policy, asked, {"samples": samples, "max_tokens": max_tokens}, ends, temperature, top_p)
     _check_tokens(policy, tokens, row, cut)
     stops = torch.tensor(ends)
     over = (cut > 0) & torch.isin(tokens[row, (cut - 1).clamp(min=0)], stops) if tokens.shape[1] else cut > 0
@@ -90,23 +89,23 @@ def continue_from(model: Any, prompts: Sequence[Sequence[int]], tokens: Tensor, 
                  temperature, top_p)
     steps: list[_Step] = []
     with _sampling(policy):
-        for n, decoder, logits in _decoders(policy, texts, tokens, row, cut, limit, samples, pad):
+        for n, decoder, logits in _decoders(policy, texts, tokens, row, cut, limit, samples):
             rows = (n[:, None] * samples + torch.arange(samples)).flatten()
             steps += _decode(decoder, logits.repeat_interleave(samples, 0), rows, rule)
         device = policy.get_input_embeddings().weight.device if not steps else steps[0].token.device
-        return _gather(steps, over.repeat_interleave(samples).to(device), rule.ends, pad)
+        return _gather(steps, over.repeat_interleave(samples).to(device), rule.ends)
 
 
 def _decoders(policy: Any, texts: list[list[int]], tokens: Tensor, row: Tensor, cut: Tensor, limit: Tensor,
-              samples: int, pad: int) -> Iterator[tuple[Tensor, Growing | Slots, Tensor]]:
-    """Some of the prefixes that have room, a decoder that stands behind them, and their (n, V) logits; in turn all."""
+              samples: int) -> Iterator[tuple[Tensor, Growing | Slots, Tensor]]:
+    """Parts of the prefixes that have room: indices, a decoder, their (n, V) logits."""
     work = (limit > 0).nonzero()[:, 0]
     if not len(work):
         return
     rollouts, text = torch.unique(row[work], return_inverse=True)
     distinct: dict[tuple[int, ...], int] = {}
     prompt = torch.tensor([distinct.setdefault(tuple(texts[i]), len(distinct)) for i in rollouts.tolist()])
-    known = read(policy, [list(ids) for ids in distinct], pad)
+    known = read(policy, [list(ids) for ids in distinct])
     device = known.mask.device
     lengths = torch.tensor([len(texts[i]) for i in row.tolist()]) + cut
     context = _context(policy)
@@ -114,7 +113,7 @@ def _decoders(policy: Any, texts: list[list[int]], tokens: Tensor, row: Tensor, 
         for part in _parts(lengths[work], limit[work], samples, context):
             n = work[part]
             prefixes = [texts[i] + tokens[i, :c].tolist() for i, c in torch.stack([row[n], cut[n]], 1).tolist()]
-            yield n, *start(policy, prefixes, samples, int(limit[n].max()), pad)
+            yield n, *start(policy, prefixes, samples, int(limit[n].max()))
         return
     for begun in range(0, len(rollouts), TEXTS):
         here = (text >= begun) & (text < begun + TEXTS)
@@ -130,11 +129,10 @@ def _decoders(policy: Any, texts: list[list[int]], tokens: Tensor, row: Tensor, 
 
 
 def _parts(lengths: Tensor, limit: Tensor, samples: int, context: float) -> Iterator[Tensor]:
-    """Indices of prefixes to go on with together: of like number, at most ROWS rows, and of like length.
+    """Indices of prefixes of similar length to continue together, at most ROWS rows per part.
 
-    All prefixes of a part end at one slot and the part goes on to its largest limit. Its slots, the longest prefix
-    and then that limit, stay within the context: a row that has stopped runs along until it leaves, and neither its
-    position nor a mask of fixed size may pass the model's last one.
+    A part takes slots for its longest prefix and its largest limit, which stay within the context: a finished row runs
+    along until it is removed, and its position must exist.
     """
     most = max(1, ROWS // samples)
     size = -(-len(lengths) // -(-len(lengths) // most))
@@ -151,7 +149,7 @@ def _parts(lengths: Tensor, limit: Tensor, samples: int, context: float) -> Iter
 
 @dataclass(frozen=True)
 class _Rule:
-    """How the rows of the result are drawn."""
+    """Parameters of the draw."""
 
     uniform: Tensor
     """(T, B) float64: u_it of row i at position t."""
@@ -165,11 +163,11 @@ class _Rule:
 
 @dataclass(frozen=True)
 class _Step:
-    """One token for each row then in the batch."""
+    """One token per row in the batch."""
 
     t: int
     row: Tensor
-    """Which row of the result each row of the batch is."""
+    """The row of the result."""
     alive: Tensor
     token: Tensor
     logp: Tensor
@@ -178,7 +176,7 @@ class _Step:
 
 
 def _decode(decoder: Growing | Slots, logits: Tensor, row: Tensor, rule: _Rule) -> list[_Step]:
-    """Write rows `row` of the result, which have room for a token and whose first logits are given, to their ends."""
+    """Decode rows `row` of the result to their ends, from their first logits."""
     room = int(rule.limit[row].max())
     device = logits.device
     uniform, limit, stops = rule.uniform[:room].to(device), rule.limit.to(device), rule.ends.to(device)
@@ -205,8 +203,8 @@ def _decode(decoder: Growing | Slots, logits: Tensor, row: Tensor, rule: _Rule) 
     return steps
 
 
-def _gather(steps: list[_Step], finished: Tensor, ends: Tensor, pad: int) -> Samples:
-    """The steps as (B, T) tensors. `finished`: rows that were before the first step; those that drew an end join."""
+def _gather(steps: list[_Step], finished: Tensor, ends: Tensor) -> Samples:
+    """The steps as (B, T) tensors. `finished`: rows without a step to make; those that drew an end are added."""
     def column(name: str) -> Tensor:
         return torch.cat([getattr(step, name) for step in steps])[alive]
 
@@ -223,7 +221,7 @@ def _gather(steps: list[_Step], finished: Tensor, ends: Tensor, pad: int) -> Sam
     shape = len(finished), int(at.max()) + 1
     floats = {name: torch.zeros(shape, device=device, dtype=torch.float32).index_put_((row, at), column(name).float())
               for name in ("logp", "entropy", "collision")}
-    return Samples(tokens=token.new_full(shape, pad).index_put_((row, at), token),
+    return Samples(tokens=token.new_zeros(shape).index_put_((row, at), token),
                    mask=torch.zeros(shape, dtype=torch.bool, device=device).index_put_((row, at), alive.new_ones(1)),
                    finished=finished.index_fill(0, row[torch.isin(token, ends.to(device))], True), **floats)
 
@@ -232,7 +230,7 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float,
          top_p: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Token, log-prob, entropy and Σ_v π(v)² of each row, by the inverse of the cumulative distribution at `uniform`.
 
-    The cumulative sum runs in float64: in float32 the last of 10⁵ tokens would be drawn as often as rounding likes.
+    The cumulative sum is float64: in float32 rounding would decide how often the last of 10⁵ tokens is drawn.
 
     >>> token, logp, entropy, collision = draw(torch.zeros(1, 2), torch.tensor([0.7]).double(), 1.0, 1.0)
     >>> token.item(), round(logp.exp().item(), 3), round(entropy.exp().item(), 3), round(collision.item(), 3)
@@ -244,7 +242,7 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float,
     log_p = (logits if temperature == 1 else logits / temperature).log_softmax(-1)
     p = log_p.exp()
     entropy = torch.special.entr(p).sum(-1)
-    collision = torch.linalg.vector_norm(p, dim=-1).square()  # one pass; a table of squares would be a second
+    collision = torch.linalg.vector_norm(p, dim=-1).square()  # without a table of squares
     order = None
     if top_p < 1:
         p, order = p.sort(dim=-1, descending=True, stable=True)
@@ -261,12 +259,12 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float,
 
 
 def _pause(device: torch.device) -> int:
-    """Steps between looks for finished rows: on an accelerator a look waits for all that was asked of it."""
+    """Steps between searches for finished rows: on an accelerator each one synchronises."""
     return 1 if device.type == "cpu" else 8
 
 
 def _uniform(tokens: int, rows: int, generator: torch.Generator | None) -> Tensor:
-    """(tokens, rows) numbers in [0, 1): more tokens or fewer leave those of the first positions as they are."""
+    """(tokens, rows) numbers in [0, 1); those of the first positions do not depend on `tokens`."""
     drawn = torch.rand(tokens, rows, dtype=torch.float64, generator=generator,
                        device=generator.device if generator is not None else "cpu")
     return drawn.clamp_(max=1 - 2**-50)  # a margin below 1, so that rounding cannot pass the last token
@@ -274,26 +272,20 @@ def _uniform(tokens: int, rows: int, generator: torch.Generator | None) -> Tenso
 
 @contextmanager
 def _sampling(policy: nn.Module) -> Iterator[None]:
-    """Plain tensors without a graph, whatever mode surrounds the call, from a model without dropout."""
-    with torch.inference_mode(False), torch.no_grad(), _evaluating(policy):
-        yield
-
-
-@contextmanager
-def _evaluating(policy: nn.Module) -> Iterator[None]:
-    """Dropout off; afterwards each module is as it was, also where only some were training."""
+    """No graph and no dropout; afterwards each module is in the mode it had."""
     training = [module for module in policy.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        yield
+        with torch.inference_mode(False), torch.no_grad():
+            yield
     finally:
         for module in training:
             module.training = True
 
 
 def _context(policy: Any) -> float:
-    """Tokens that the model can see; infinite where it names no limit."""
+    """Positions of the model; infinite where it names no limit."""
     found = getattr(policy.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return float("inf") if found is None else int(found)
 
@@ -307,7 +299,7 @@ def _ends(end: int | Sequence[int]) -> list[int]:
 
 
 def _check(policy: Any, prompts: Mapping[int, list[int]], counts: Mapping[str, int], ends: list[int],
-           temperature: float, top_p: float, pad: int) -> None:
+           temperature: float, top_p: float) -> None:
     if not prompts:
         raise CreditscopeError("sample needs at least one prompt, got 0")
     for name, value in counts.items():
@@ -318,7 +310,7 @@ def _check(policy: Any, prompts: Mapping[int, list[int]], counts: Mapping[str, i
     if not 0 < top_p <= 1:
         raise CreditscopeError(f"top_p must be in (0, 1], got {top_p}; 1.0 keeps every token, temperature 0 is greedy")
     config = policy.config.get_text_config(decoder=True)
-    for name, ids in (("end", ends), ("pad", [pad]), *((f"prompt {i}", prompt) for i, prompt in prompts.items())):
+    for name, ids in (("end", ends), *((f"prompt {i}", prompt) for i, prompt in prompts.items())):
         if not ids:
             raise CreditscopeError(f"{name} is empty; give it at least one token" + ", such as the model's first token"
                                    * name.startswith("prompt"))
@@ -354,7 +346,7 @@ def _check_prefixes(prompts: int, tokens: Tensor, row: Tensor, cut: Tensor, max_
 
 
 def _check_tokens(policy: Any, tokens: Tensor, row: Tensor, cut: Tensor) -> None:
-    """Tokens that no prefix takes may be anything: what fills up a batch is not always in the vocabulary."""
+    """Every token of a prefix is in the vocabulary; padding need not be."""
     longest = torch.zeros(len(tokens), dtype=torch.long).scatter_reduce_(0, row, cut, "amax")
     vocabulary = policy.config.get_text_config(decoder=True).vocab_size
     taken = torch.arange(tokens.shape[1]) < longest[:, None]

@@ -1,4 +1,4 @@
-"""What a policy thinks of tokens that somebody else wrote: one forward pass over given completions, no sampling."""
+"""log π, entropy and Σπ² of given completions: one forward pass, no sampling."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.policy.loading import Policy, model_inputs
+from creditscope.policy.loading import Policy, completion_logits
 
 LOGITS = 2**26
 """Logits held at once, 256 MB in float32, unless a single row has more."""
 COLUMNS = 64
-"""Positions reduced at once: the probabilities of one slice are all that stands beside the logits."""
+"""Positions reduced at once: probabilities of one slice are held beside the logits."""
 
 Tick = Callable[[int, int], None]
-"""Told after each piece of work: how much is done, of how much."""
+"""(done, of how much), called after each piece of work."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """(B, T) each, 0 where the mask is False: what the sampler would have kept, had it drawn these tokens."""
+    """(B, T) each, 0 where the mask is False."""
 
     logp: Tensor
     """log π(y_t)."""
@@ -37,12 +37,11 @@ def score_tokens(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tenso
                  temperature: float = 1.0, tick: Tick | None = None) -> Scores:
     """log π, entropy and Σπ² of each given token under softmax(logits / temperature).
 
-    Rows go through the model in the order of their length, so many at once as LOGITS allows, so that little is padding
-    and memory does not grow with the batch.
+    Rows are sorted by length and taken as many at a time as LOGITS allows.
     """
-    _check(policy, prompts, mask)
     out = Scores(*(torch.zeros(mask.shape, device=mask.device) for _ in range(3)))
     extent = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
+    _check(policy, prompts, extent.tolist())
     size = extent.cpu() + torch.tensor([len(prompt) for prompt in prompts])
     done = 0
     for rows in _parts(size.argsort(stable=True), extent.cpu(), policy.model.get_output_embeddings().weight.shape[0]):
@@ -69,7 +68,7 @@ def encode_exactly(policy: Policy, text: str, what: str) -> list[int]:
 
 
 def _parts(order: Tensor, extent: Tensor, vocabulary: int) -> list[Tensor]:
-    """The rows in their order, cut where one more would pass LOGITS."""
+    """The rows in their order, split where one more would exceed LOGITS."""
     parts: list[list[int]] = [[]]
     widest = 0
     for row in order.tolist():
@@ -84,8 +83,7 @@ def _parts(order: Tensor, extent: Tensor, vocabulary: int) -> list[Tensor]:
 def _score(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
            temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     with policy.active():
-        logits: Tensor = policy.model(**model_inputs(prompts, tokens, mask, policy.device), use_cache=False,
-                                      logits_to_keep=tokens.shape[1] + 1).logits[:, :-1]
+        logits = completion_logits(policy, prompts, tokens, mask)
     found: list[list[Tensor]] = [[], [], []]
     for start in range(0, tokens.shape[1], COLUMNS):
         part = logits[:, start:start + COLUMNS]
@@ -98,10 +96,9 @@ def _score(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mas
     return logp, entropy, collision
 
 
-def _check(policy: Policy, prompts: Sequence[Sequence[int]], mask: Tensor) -> None:
+def _check(policy: Policy, prompts: Sequence[Sequence[int]], lengths: list[int]) -> None:
     room = getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    for i, (prompt, length) in enumerate(zip(prompts, (mask * columns).amax(dim=1).tolist(), strict=True)):
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         if not prompt:
             raise CreditscopeError(f"prompt {i} is empty; give it at least one token, such as the model's first token")
         if room is not None and len(prompt) + length > room:

@@ -1,7 +1,7 @@
-"""What a model's files may say, looked at before anything heavy reads them: they may come from anybody.
+"""Checks of untrusted model files, before transformers reads them.
 
-A folder may name no code, no file outside itself and no other format than safetensors; a GGUF file may declare no more
-than its bytes can hold. Weights are then plain numbers, and take about the room that the files take.
+A folder may name no code, no file outside itself and no format but safetensors; a GGUF file may declare no more than
+its bytes can hold. Weights are then plain numbers, and take about as much memory as the files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_JSON = 64 * 2**20
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that would have transformers leave it, load a pickle, or fetch a program."""
+    """Refuse a folder that would make transformers read outside it, load a pickle, or fetch code."""
     for index in folder.glob("*.index.json"):
         named = _read(index).get("weight_map")
         for file in sorted(set(map(str, named.values()))) if isinstance(named, dict) else ():
@@ -53,7 +53,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is no such file; transformers says what is wrong with another."""
+    """A JSON object, or an empty one where there is no such file."""
     try:
         found = json.loads(file.read_bytes()) if file.stat().st_size <= MAX_JSON else None
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def _settings(found: Any) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def tokenizing(name: str) -> Iterator[None]:
-    """Say whose tokenizer failed. The library is written in Rust, and its panics are no Exception."""
+    """Name the tokenizer that failed. The library is written in Rust, and its panics are not Exceptions."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TypeError):
@@ -90,7 +90,7 @@ def tokenizing(name: str) -> Iterator[None]:
 
 
 def _tensors(file: Path) -> int:
-    """How many tensors a safetensors file declares; 0 where its header cannot be read, which transformers will say."""
+    """Tensors that a safetensors file declares; 0 where its header cannot be read, which transformers reports."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -112,7 +112,7 @@ MOST_DIMENSIONS = 4
 def check_gguf(path: Path) -> None:
     """Refuse a GGUF file whose counts, lengths or tensors do not fit into its own bytes, or whose layers do not.
 
-    The reader behind transformers believes them: an array of 2⁶⁰ values in a file of 100 bytes would take all memory.
+    The reader behind transformers does not check them: an array of 2⁶⁰ values in 100 bytes would take all memory.
     """
     try:
         with path.open("rb") as file:
@@ -132,14 +132,14 @@ class _Overrun(Exception):
 
 @dataclass
 class _Cursor:
-    """A place in the file, which never leaves it."""
+    """A position in the file, never past its end."""
 
     data: mmap.mmap
     size: int
     at: int = 0
 
     def skip(self, count: int, each: int = 1) -> int:
-        """Pass over `count` things of at least `each` bytes; the place before them."""
+        """Pass over `count` values of at least `each` bytes; return the position before them."""
         before = self.at
         if count * each > self.size - before:
             raise _Overrun(f"byte {before:,} declares {count:,} values, and {self.size - before:,} bytes are left")
@@ -174,7 +174,7 @@ def _walk(cursor: _Cursor) -> None:
 
 
 def _value(cursor: _Cursor, kind: int, inner: bool = False) -> None:
-    """Pass over one value; an array of arrays is none that models have."""
+    """Pass over one value; an array of arrays is refused."""
     if kind == STRING:
         cursor.text()
     elif kind == ARRAY and not inner:
@@ -191,7 +191,7 @@ def _value(cursor: _Cursor, kind: int, inner: bool = False) -> None:
 
 
 def _tensor(cursor: _Cursor) -> int:
-    """Bytes that a tensor takes, by what the file says about it."""
+    """Bytes that a tensor takes, by its declared shape and kind."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     cursor.text()

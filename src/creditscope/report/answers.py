@@ -1,10 +1,8 @@
-"""Four sentences on a run, by rule: is there signal, who gets the credit, in how many directions, what was made of it.
+"""Four sentences on a run, by rule: signal, credit, directions, optimiser.
 
-A state says what to do about the number, not whether the idea behind the method is right: `broken` is a run that cannot
-learn as it stands, or that got worse; `watch` is a number that usually costs something, `good` is neither. Low rank and
-even credit are facts about most runs that learn, so neither is a fault. Every number is a mean over the last `LAST`
-steps that have it; fewer than `FEWEST` say nothing, nor do steps long gone. The thresholds are ours, chosen once for
-all runs.
+`broken`: the run cannot learn as it stands, or got worse. `watch`: a number that usually costs something. `good`:
+neither. Low rank and even credit occur in most runs that learn, so neither is a fault. Every number is a mean over the
+last `LAST` steps that have it; fewer than `FEWEST` steps, or old ones, are `unknown`.
 """
 
 from __future__ import annotations
@@ -32,53 +30,46 @@ from creditscope.runs.numbers import mean_over
 from creditscope.runs.numbers import percent as with_interval
 
 SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
-"""state -> the shape that tells it without colour."""
+"""State -> the shape that tells it without colour."""
 
 LAST = 10
-"""Steps of a mean: enough to smooth one batch, few enough to be about the run as it is now."""
+"""Steps of a mean: enough to smooth one batch, few enough to describe the run as it is now."""
 FEWEST = 3
-"""Steps without which a mean says nothing: two cannot show that the third would differ."""
+"""Steps below which no mean is given."""
 FEWEST_GROUPS = 16
-"""Groups without which a share of groups says nothing: the 95 % interval of a share of n is up to ±1/√n, ±25 points."""
+"""Groups below which no share is given: the 95 % interval of a share of n is up to ±1/√n, here ±25 points."""
 LIVE_GOOD, LIVE_BROKEN = 0.5, 0.1
-"""Shares of live groups. A dead group has no gradient and is still counted in the mean: at a half, the step is half as
-long as it seems; below a tenth, nine of ten rollouts are sampled for nothing."""
+"""Shares of live groups. A dead group has no gradient and still counts in the mean: at 1/2 the step is half as long;
+below 1/10, nine of ten rollouts are sampled in vain."""
 CUT_WATCH, CUT_BROKEN = 0.1, 0.5
-"""Shares of answers cut off at the length limit: their reward judges the limit, not the answer. Above a half, it judges
-the limit first."""
+"""Shares of answers cut off at the length limit: their reward judges the limit, not the answer."""
 SOLVED = 0.95
-"""Mean reward, where 1 is the most: from here on groups are dead because their answers are right."""
+"""Mean reward, where 1 is the most, from which groups are dead because their answers are right."""
 TOP_WATCH = 0.9
-"""Share of Σ|w| on a tenth of the tokens: above it, whatever goes wrong with those tokens goes wrong at all."""
+"""Share of Σ|w| on a tenth of the tokens: above it an error in those tokens decides the update."""
 ONE_SIDED = 0.9
-"""Share of Σ|w| of one sign: above it nearly all tokens are pushed the same way, so what is learnt is which
-answers were sampled more than which were better."""
+"""Share of Σ|w| of one sign: above it nearly all tokens are pushed the same way, whatever their reward."""
 SILENT_BROKEN = 0.5
-"""Share of steps in which every w was 0: above it most steps moved nothing."""
+"""Share of steps in which every w was 0."""
 ONE_WAY, WAYS = 1.25, 3.0
-"""Effective rank below which the rollouts of a group all push along one line, and the null from which on that means
-something: of r_eff = 1.25 in two directions the second holds 2 % of the square, while their w allow three."""
+"""Effective rank below which the rollouts of a group push along one line, and the least null for which that is said: at
+r_eff = 1.25 the second of two directions holds 2 % of the energy."""
 PAST_WATCH, PAST_BROKEN = 0.05, 0.2
-"""Shares of bounded tokens outside the clip range when the batch is done: one in twenty stands where the objective has
-stopped pulling; at one in five the bound does not bound."""
+"""Shares of bounded tokens outside the clip range after the last update on the batch."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One line of the first screen."""
-
     topic: str
     state: str
-    """A key of SHAPES."""
     sentence: str
     rule: str
-    """The thresholds in words, and what the number is a mean of."""
+    """The thresholds, and which steps the number is a mean of."""
     evidence: str
     """The id of the section that shows it."""
 
 
 def answers(run: Run) -> list[Answer]:
-    """The first screen, top to bottom."""
     return [signal(run), credit(run), directions(run), optimiser(run)]
 
 
@@ -86,11 +77,10 @@ def answers(run: Run) -> list[Answer]:
 
 
 Clause = tuple[str, str]
-"""A state, and the words that tell it."""
 
 
 def signal(run: Run) -> Answer:
-    """What was learnt, and what there is to learn from: live = Σ live groups / Σ groups, and answers judged as such."""
+    """live = Σ live groups / Σ groups, after what was learnt; then truncation, failed rewards and entropy."""
     steps = _last(run.trained, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS)
     rule = (f"Broken when accuracy fell, watch when the reward did: 95 % intervals apart. Live groups: watch below "
             f"{percent(LIVE_GOOD)}, broken below {percent(LIVE_BROKEN)}. Cut off: watch from {percent(CUT_WATCH)}, "
@@ -101,12 +91,12 @@ def signal(run: Run) -> Answer:
              _entropy(run.trained))
     clauses = [clause for clause in every if clause is not None]
     said = "; ".join(text for _, text in clauses)
-    return Answer("Signal", worst(*(state for state, _ in clauses)),
-                  _say(f"{said[0].upper()}{said[1:]}.", loss_sentence(run.config)), rule, "steps")
+    sentence = f"{said[0].upper()}{said[1:]}. {loss_sentence(run.config)}".strip()
+    return Answer("Signal", worst(*(state for state, _ in clauses)), sentence, rule, "steps")
 
 
 def progress(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> Clause | None:
-    """What was learnt: the last evaluation against the first; where these do not tell, the reward over training."""
+    """The last evaluation against the first; where their intervals overlap, the reward over training."""
     evaluated = _having(steps, schema.EVAL_ACCURACY)
     trend = reward_trend(trained)
     rewards = f"mean reward {'fell' if trend[1] < trend[0] else 'rose'} from {short(trend[0])} to " \
@@ -129,18 +119,17 @@ def _accuracy(step: Mapping[str, Any]) -> Interval:
 
 
 def reward_trend(trained: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
-    """The mean rewards of the first and the last third, where they can be told apart; steps have prompts of their own.
+    """Mean rewards of the first and the last third of the steps, None where they cannot be told apart.
 
-        |m₂ − m₁| > t·√((s₁² + s₂²)/n),   t of n − 1 degrees, which is less than two samples have
+        |m₂ − m₁| > t·√((s₁² + s₂²)/n),   t of n − 1 degrees of freedom
     """
-    rewards = _numbers(trained, schema.REWARD_MEAN)
+    rewards = Steps.of(trained).numbers(schema.REWARD_MEAN).values
     n = len(rewards) // 3
     if n < FEWEST:
         return None
-    thirds = rewards[:n], rewards[-n:]
-    first, last = (math.fsum(third) / n for third in thirds)
-    square = math.fsum((x - mean) ** 2 for third, mean in zip(thirds, (first, last), strict=True) for x in third)
-    return (first, last) if abs(last - first) > quantile(n - 1) * math.sqrt(square / (n - 1) / n) else None
+    first, last = float(rewards[:n].mean()), float(rewards[-n:].mean())
+    variance = rewards[:n].var(ddof=1) + rewards[-n:].var(ddof=1)
+    return (first, last) if abs(last - first) > quantile(n - 1) * math.sqrt(variance / n) else None
 
 
 def _live(steps: Sequence[Mapping[str, Any]]) -> Clause:
@@ -158,19 +147,18 @@ RIGHT = "nearly every answer is right: little is left to learn here"
 
 
 def is_solved(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the mean reward is at its end, taken to be 1."""
     reward = mean_over(steps, schema.REWARD_MEAN)
     return reward is not None and SOLVED <= reward <= 1
 
 
 def live_groups(step: Mapping[str, Any]) -> float:
-    """Groups in which some token was given credit; where that was not recorded, those whose rewards differ."""
+    """Groups in which a token has credit; where that was not recorded, groups whose rewards differ."""
     dead = step.get(schema.CREDIT_DEAD_GROUPS)
     return float(round(step[schema.SIGNAL_GROUPS] * (1 - dead)) if is_number(dead) else step[schema.SIGNAL_LIVE_GROUPS])
 
 
 def _cut(steps: Sequence[Mapping[str, Any]], rose: bool) -> Clause | None:
-    """Answers cut at the limit. Where the reward rose all the same, they are no reason that nothing can be learnt."""
+    """Answers cut at the limit; not `broken` where the reward rose all the same."""
     cut = mean_over(steps, schema.LENGTH_TRUNCATED)
     if not cut:
         return None
@@ -179,29 +167,25 @@ def _cut(steps: Sequence[Mapping[str, Any]], rose: bool) -> Clause | None:
 
 
 def _unjudged(steps: Sequence[Mapping[str, Any]]) -> Clause | None:
-    """Answers on which the reward function failed: what they were given is no judgement."""
     failed = sum(int(step[schema.REWARD_ERRORS]) for step in steps if is_number(step.get(schema.REWARD_ERRORS)))
     return ("watch", f"the reward function failed on {failed} answer{'s' * (failed != 1)}") if failed else None
 
 
 def _entropy(trained: Sequence[Mapping[str, Any]]) -> Clause | None:
-    """Entropy that is low and was not: the answers to a prompt become one answer."""
-    values = _numbers(trained, schema.ENTROPY_MEAN)
+    values = Steps.of(trained).numbers(schema.ENTROPY_MEAN).values
     n = min(LAST, len(values) // 2)
     if n < FEWEST:
         return None
-    before, now = math.fsum(values[:n]) / n, math.fsum(values[-n:]) / n
+    before, now = values[:n].mean(), values[-n:].mean()
     if now >= ENTROPY_LOW or now > ENTROPY_LEFT * before:
         return None
-    return "watch", f"entropy fell from {short(before)} to {short(now)} nats a token"
+    return "watch", f"entropy fell from {short(before)} to {short(now)} nats per token"
 
 
 def loss_sentence(config: Mapping[str, Any]) -> str:
-    """What the loss says under this row and this credit; nothing where the row is not known."""
+    """What the loss shows under this row and this credit; empty where the row is unknown."""
     row = row_of(config)
-    if row is None:
-        return ""
-    return LOSS[law(row.under(config.get("credit"))).kind]
+    return "" if row is None else LOSS[law(row.under(config.get("credit"))).kind]
 
 
 LOSS = {
@@ -213,7 +197,6 @@ LOSS = {
     "outside": "The loss at ratio 1 shows how the credit is centred, no measure of progress.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: it follows progress.",
 }
-"""Kind of `words.law` -> what it means here, short."""
 
 
 # -- credit -----------------------------------------------------------------------------------------------------------
@@ -225,10 +208,10 @@ def credit(run: Run) -> Answer:
             f"{percent(ONE_SIDED)} of one sign; broken when over {percent(SILENT_BROKEN)} of the steps have none. ")
     known = (step for step in reversed(run.trained) if is_number(step.get(TOP)) or has_no_credit(step))
     told = list(islice(known, LAST))[::-1]
-    if is_stale(run.trained, told):
-        return Answer("Credit", "unknown", f"Not known since step {told[-1]['step']}.", rule + mean_of(told), "tokens")
-    if len(told) < FEWEST:
-        return Answer("Credit", "unknown", f"{too_few(len(told), 'step', FEWEST)}.", rule + mean_of(told), "tokens")
+    why = f"Not known since step {told[-1]['step']}" if is_stale(run.trained, told) else \
+        too_few(len(told), "step", FEWEST) if len(told) < FEWEST else ""
+    if why:
+        return Answer("Credit", "unknown", f"{why}.", rule + mean_of(told), "tokens")
     silent, steps = sum(map(has_no_credit, told)), _last(told, TOP)
     if silent > SILENT_BROKEN * len(told):
         said, solved = f"In {silent} of {len(told)} steps no token had any effective credit", is_solved(told)
@@ -250,7 +233,7 @@ def credit(run: Run) -> Answer:
 
 
 def even_share(steps: Sequence[Mapping[str, Any]]) -> float:
-    """What the top tenth would carry if the tokens with w ≠ 0 shared it evenly: min(1, 0.1/(1 − zero)), step by step.
+    """min(1, 0.1/(1 − zero)), mean over steps: the top tenth's share if the tokens with w ≠ 0 had equal |w|.
 
     >>> even_share([{"w/zero": 0.5}, {"w/zero": 0.95}])  # 0.2 and 1
     0.6
@@ -260,7 +243,7 @@ def even_share(steps: Sequence[Mapping[str, Any]]) -> float:
 
 
 def has_no_credit(step: Mapping[str, Any]) -> bool:
-    """Whether the step had no w other than 0: then the assigned credit was looked at, and its spread does not exist."""
+    """Whether every w of the step was 0: then `credit/dead_groups` exists and the shares of w do not."""
     return is_number(step.get(schema.CREDIT_DEAD_GROUPS)) and TOP not in step and TOP not in absent(step)
 
 
@@ -274,20 +257,17 @@ SAME = 1e-9
 RANK, OWN_NORMS = schema.GRAM_GROUP_EFFECTIVE_RANK, schema.GRAM_GROUP_NORM_NULL
 NULLS = {schema.GRAM_GROUP_W_NULL: "orthogonal, equal norms",
          schema.GRAM_GROUP_ORTHOGONAL_NULL: "orthogonal, equal norms, two rewards"}
-"""metric -> which null it is. The first that was recorded is taken; token credit has only the second."""
+"""Metric -> which null it is. The first that was recorded is taken; token credit has only the second."""
 
 
 def directions(run: Run) -> Answer:
-    """r_eff = (Σσ)²/Σσ² of the gradients of a group's rollouts beside its nulls, means over live groups and readings.
-
-    The rank of orthogonal rollouts of their own norms lies between: below it is what they share.
-    """
+    """r_eff = (Σσ)²/Σσ² of the gradients of a group's rollouts beside its nulls, means over groups and readings."""
     rule = f"Watch below {ONE_WAY:g} directions where the null is {WAYS:g} or more; low rank alone is no fault. "
     by_null = {name: _last(run.trained, RANK, name) for name in NULLS}
     name = max(by_null, key=lambda one: len(by_null[one]))  # of equals the first
     steps, size = by_null[name], run.config.get("group")
     readings = steps if len(steps) >= FEWEST else _last(run.trained, RANK)
-    why = ("One rollout a group has one direction" if size == 1 else
+    why = ("One rollout per group has one direction" if size == 1 else
            f"Not read since step {readings[-1]['step']}" if is_stale(run.trained, readings) else
            f"{too_few(len(readings), 'reading', FEWEST)}; {words(run.config, 'readings')}" if
            0 < len(readings) < FEWEST else
@@ -312,7 +292,7 @@ def directions(run: Run) -> Answer:
 
 
 def optimiser(run: Run) -> Answer:
-    """The share of bounded tokens outside the clip range after the batch, and whether the reward's scale matters."""
+    """Share of bounded tokens outside the clip range after the batch, and the effect of the reward's scale."""
     rule = (f"Outside the clip range: watch from {percent(PAST_WATCH)}, broken from {percent(PAST_BROKEN)} or when a "
             f"gradient is not finite. Scale below {percent(BLIND)} change hardly matters, which is no fault. ")
     steps, where = past_steps(run.trained)
@@ -349,8 +329,9 @@ NOT_FINITE = frozenset({schema.GRAD_NORM, schema.OBJECTIVE_VALUE})
 
 
 def past_steps(trained: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The last steps that say how many tokens are past their bound, and the metric: after the batch's last update where
-    that was read often enough, otherwise after as many updates as were seen at every step."""
+    """The last steps that count tokens past their bound, and the metric: after the last update on the batch, or
+    where that was read too seldom after the update that most steps were read at.
+    """
     found = {AT_END: _last(trained, AT_END)}
     if len(found[AT_END]) < FEWEST:
         updates = {int(k) for name in Steps.of(trained).names if (k := _between(name))}
@@ -361,14 +342,13 @@ def past_steps(trained: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, 
 
 
 def _between(name: str) -> str:
-    """k of `overshoot/k/past`; nothing for other names."""
+    """k of `overshoot/k/past`; empty for other names."""
     k = name.removeprefix("overshoot/").removesuffix("/past")
     return k if k.isdecimal() and name == f"overshoot/{k}/past" else ""
 
 
 def _scale(run: Run) -> tuple[str, list[Mapping[str, Any]]]:
-    """What a tenth of the credit would do to the update, had it been so since the start, or else from the step read on;
-    and the steps that say so."""
+    """Change of the update at a tenth of the credit, since the start or else from the step read on; its steps."""
     found = {metric: _last(run.trained, metric) for metric in (SCALE, f"{SCALE}_now")}
     for metric, steps in found.items():
         change = mean_over(steps, metric)
@@ -389,8 +369,8 @@ def _unprobed(config: Mapping[str, Any]) -> bool:
 
 
 def _cosine(run: Run) -> str:
-    """From the last full probe: cosine of the update with that under φ times the credit, at ×10 or else at ×0.1."""
-    for step in reversed(run.probes()):
+    """From the last full probe: cos(Δ(φ), Δ(1)) at φ = 10, or else at φ = 0.1."""
+    for step in reversed(run.record.optimizer_readings()):
         arrays = run.probed(step) or {}
         phis, cosines = arrays.get("phi", np.empty(0)), arrays.get("cosine", np.empty(0))
         if phis.dtype.kind != "f" or cosines.dtype.kind != "f" or phis.shape != cosines.shape:
@@ -406,25 +386,18 @@ def _cosine(run: Run) -> str:
 
 
 def _last(steps: Sequence[Mapping[str, Any]], *metrics: str) -> list[Mapping[str, Any]]:
-    """The last steps that have all these numbers."""
     return _having(steps, *metrics, most=LAST)
 
 
 def _having(steps: Sequence[Mapping[str, Any]], *metrics: str, most: int | None = None) -> list[Mapping[str, Any]]:
-    """The steps that have all these numbers, or the last of them."""
+    """The steps that have all these numbers, or the last `most` of them."""
     found = Steps.of(steps)
     rows = functools.reduce(np.intersect1d, (found.numbers(name).at for name in metrics))
     return [found[row] for row in rows[-most if most else 0:].tolist()]
 
 
-def _numbers(steps: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
-    """The numbers under a name."""
-    found: list[float] = Steps.of(steps).numbers(metric).values.tolist()
-    return found
-
-
 def is_stale(trained: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the run went on for LAST steps and more, and twice the widest gap between these, since they were read."""
+    """Whether since the last of `steps` the run went on for LAST steps and for twice their widest gap."""
     at = [int(step["step"]) for step in steps]
     gap = max((later - earlier for earlier, later in pairwise(at)), default=1)
     return bool(at) and int(trained[-1]["step"]) - at[-1] >= max(LAST, 2 * gap)
@@ -437,9 +410,5 @@ def absent(step: Mapping[str, Any]) -> list[str]:
 
 
 def worst(*states: str) -> str:
-    """What is known to be wrong outweighs what is not known, and that what is good."""
+    """broken > watch > unknown > good."""
     return max(states, key=["good", "unknown", "watch", "broken"].index)
-
-
-def _say(*sentences: str) -> str:
-    return " ".join(sentence for sentence in sentences if sentence)

@@ -28,23 +28,17 @@ from creditscope.report.settings import Several
 SECTIONS: tuple[Callable[[Run], Section], ...] = (
     steps.section, tokens.section, directions.section, layers.section, optimizer.section, claims.section,
     methods.section, glossary.section)
-"""The page from top to bottom, below the first screen."""
+"""The page from top to bottom, below the first screen; the claims are on it only with --claims."""
 
 
 def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, total: None) -> Run | Several:
-    """One run's folder, or all that is to be compared: several, or a file of evidence, which is no whole run. `told`
-    hears how many of several are read."""
+    """One run's folder; or several runs, or a file of evidence, to compare. `told(done, total)` reports progress."""
     found = places(paths)
     return read_run(found[0]) if len(found) == 1 and not found[0].is_file() else settings.read(paths, told)
 
 
-def build(paths: Sequence[Path], live: bool = False) -> str:
-    """The file's text."""
-    return page_of(read(paths), live)
-
-
 def made(make: Callable[[Run], Section], run: Run) -> Section:
-    """A section, or why it could not be made: one odd array does not take the page with it."""
+    """A section, or why it could not be made: one bad array must not lose the page."""
     try:
         return make(run)
     except (CreditscopeError, *claims.ODD) as error:
@@ -54,12 +48,16 @@ def made(make: Callable[[Run], Section], run: Run) -> Section:
                        body=missing("This part of the record is not as a run has it."))
 
 
-def page_of(found: Run | Several, live: bool = False) -> str:
-    """The sections come first: what they could not read is said on the first screen."""
+def build(paths: Sequence[Path], live: bool = False, with_claims: bool = False) -> str:
+    return page_of(read(paths), live, with_claims)
+
+
+def page_of(found: Run | Several, live: bool = False, with_claims: bool = False) -> str:
+    """The file's text. Sections are made before the first screen, which lists what they could not read."""
     if isinstance(found, Run):
-        parts, title = [made(make, found) for make in SECTIONS], found.name
-        first = header.first_screen(found)
+        parts = [made(make, found) for make in SECTIONS if with_claims or make is not claims.section]
+        first, title = header.first_screen(found), found.name
     else:
-        parts, title = compare.sections(found), f"{len(found.entries)} runs"
+        parts, title = compare.sections(found, with_claims), f"{len(found.entries)} runs"
         first = compare.first_screen(found)
     return page(f"{title}: creditscope report", first, parts, live)

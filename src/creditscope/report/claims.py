@@ -1,6 +1,6 @@
-"""The claims of both papers, and ours, as cards: what the runs say of each, by which rule, and how to ask again.
+"""The claims as cards: what the runs say of each, by which rule, and the command that tests it again.
 
-Only what runs left behind is tested here. Closed forms and enumeration load torch: `creditscope check --exact`.
+Only claims on runs are tested here. Closed forms and enumeration load torch: `creditscope check --exact`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from collections.abc import Mapping, Sequence
 from creditscope.claims.evidence import ENOUGH, Evidence, read_evidence
 from creditscope.claims.page import SHAPES, observed, sample, told
 from creditscope.claims.table import CLAIMS, check
-from creditscope.claims.verdict import Claim, Verdict
+from creditscope.claims.verdict import Claim, ClaimVerdict
 from creditscope.errors import CreditscopeError
 from creditscope.report.markup import Html, join, table, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section, missing
 
 ODD = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
-"""How a test ends on a record that holds something else than creditscope train writes."""
+"""Errors of a test on a record that was not written by creditscope train."""
 
 
 def section(run: Run) -> Section:
-    """The claims on one run."""
     try:
         evidence = [read_evidence(run.record, run.steps)]
     except (CreditscopeError, *ODD) as error:
@@ -40,20 +39,22 @@ def of(evidence: Sequence[Evidence], paths: Sequence[str]) -> Section:
     none = tag("p", "None of the claims is decided by what is here.", class_="soft")
     body = join(
         tag("p", "All of it again: ", command(f"creditscope check {shlex.join(paths)} --all")),
-        tag("div", *(_button(word, text) for word, text in FILTERS.items()), class_="bar", role="group",
-            aria_label="Show the claims by verdict", id="claims-filter"),
+        tag("div", *(tag("button", text, type="button", data_verdict=word, aria_pressed=str(word == "all").lower())
+                     for word, text in FILTERS.items()),
+            class_="bar", role="group", aria_label="Show the claims by verdict", id="claims-filter"),
         _cards(decided, where) if decided else none,
         _undecided(undecided, where, len(evidence)) if undecided else None,
-        _untested([CLAIMS[claim] for claim in found if claim not in tested]),
+        _listed("claims-untested", "not tested: what each needs", ["id", "claim", "needs"],
+                [[claim, CLAIMS[claim].title, CLAIMS[claim].ask] for claim in found if claim not in tested], "? "),
         tag("p", f"Not tested, because the record holds something odd: {', '.join(broken)}.", class_="missing")
         if broken else None,
-        _exact())
+        _listed("claims-exact", join("checked without a run, by ", tag("code", "creditscope check --exact")),
+                ["id", "claim"], [[one.id, one.title] for one in CLAIMS.values() if one.exact is not None]))
     return _section(body, {word: sum(any(verdict.outcome == word for verdict in some) for some in found.values())
                            for word in SHAPES})
 
 
 def _section(body: Html, counts: Mapping[str, int]) -> Section:
-    """`counts` are the claims that have a verdict of each kind."""
     return Section(id="claims", title="Claims",
                    lead="What the papers say, put to a test that can fail. A number is held against a threshold that "
                         "stands in the code; where it is an estimate its 95 % interval must lie wholly on one side. "
@@ -61,9 +62,9 @@ def _section(body: Html, counts: Mapping[str, int]) -> Section:
                    body=body, data={"counts": counts} if counts else None)
 
 
-def _checked(evidence: Sequence[Evidence]) -> tuple[dict[str, list[Verdict]], list[str]]:
-    """(claim -> its verdicts, the claims whose test the evidence broke)."""
-    found: dict[str, list[Verdict]] = {}
+def _checked(evidence: Sequence[Evidence]) -> tuple[dict[str, list[ClaimVerdict]], list[str]]:
+    """(claim -> its verdicts, the claims whose test raised)."""
+    found: dict[str, list[ClaimVerdict]] = {}
     broken: list[str] = []
     for claim in CLAIMS.values():
         if claim.runs is None:
@@ -78,29 +79,24 @@ def _checked(evidence: Sequence[Evidence]) -> tuple[dict[str, list[Verdict]], li
 FILTERS: Mapping[str, str] = {"all": "all"} | {word: f"{shape} {word}" for word, shape in SHAPES.items()}
 
 
-def _button(word: str, text: str) -> Html:
-    return tag("button", text, type="button", data_verdict=word, aria_pressed="true" if word == "all" else "false")
-
-
 def command(line: str) -> Html:
-    """A command that is not broken inside a word, so that it can be read and pasted."""
+    """A command that wraps between words only."""
     return tag("code", *(tag("span", word, " ") for word in line.split(" ")), class_="command")
 
 
-# -- a card ----------------------------------------------------------------------------------------------------------
-
-
-def _cards(claims: Mapping[str, Sequence[Verdict]], where: str) -> Html:
+def _cards(claims: Mapping[str, Sequence[ClaimVerdict]], where: str) -> Html:
     return tag("div", *(_card(CLAIMS[claim], some, where) for claim, some in claims.items()), class_="cards")
 
 
-def _card(claim: Claim, verdicts: Sequence[Verdict], where: str) -> Html:
-    """One claim: its verdict, the number that leads, and every other definition and subject in a table."""
+def _card(claim: Claim, verdicts: Sequence[ClaimVerdict], where: str) -> Html:
+    """One claim: its verdict, the leading number, and the other definitions and subjects in a table."""
     lead = min(verdicts, key=lambda verdict: (_order(verdict), verdict.observed is None))
     rest = [verdict for verdict in verdicts if verdict is not lead]
     return tag(
         "article", tag("h3", told(verdicts), class_="verdict"), tag("p", tag("strong", f"{claim.id} "), claim.title),
-        tag("p", tag("span", observed(lead) or "no number", class_="figure-number"), f" {_against(lead)}"),
+        tag("p", tag("span", observed(lead) or "no number", class_="figure-number"), " ",
+            " · ".join([f"expected {lead.expected}"] * bool(lead.expected) + [f"rule: {lead.threshold}"] *
+                       bool(lead.threshold))),
         tag("p", lead.definition, tag("br"), " · ".join(filter(None, (lead.subject, sample(lead)))), class_="soft"),
         tag("p", f"{lead.outcome.capitalize()}: {lead.reason}."),
         _others(claim, rest) if rest else None,
@@ -111,19 +107,11 @@ def _card(claim: Claim, verdicts: Sequence[Verdict], where: str) -> Html:
         data_verdict=" ".join(sorted({verdict.outcome for verdict in verdicts})))
 
 
-def _order(verdict: Verdict) -> int:
-    """Refuted first: one case that fails is what the reader wants to see."""
+def _order(verdict: ClaimVerdict) -> int:
     return ("refuted", "holds", "undecided").index(verdict.outcome)
 
 
-def _against(verdict: Verdict) -> str:
-    """What the number is held against."""
-    rule = f"rule: {verdict.threshold}" if verdict.threshold else ""
-    return " · ".join(filter(None, (f"expected {verdict.expected}" if verdict.expected else "", rule)))
-
-
-def _others(claim: Claim, verdicts: Sequence[Verdict]) -> Html:
-    """The other definitions and subjects of a claim."""
+def _others(claim: Claim, verdicts: Sequence[ClaimVerdict]) -> Html:
     subjects = len({verdict.subject for verdict in verdicts}) > 1
     rows: list[list[object]] = [
         [f"{SHAPES[v.outcome]} {v.outcome}", v.definition + (f" ({v.subject})" if subjects else ""), observed(v) or "–",
@@ -132,11 +120,8 @@ def _others(claim: Claim, verdicts: Sequence[Verdict]) -> Html:
                table(["verdict", "definition", "observed", "rule"], rows, aria_label=f"{claim.id} by definition"))
 
 
-# -- what is not decided ---------------------------------------------------------------------------------------------
-
-
-def _undecided(claims: Mapping[str, Sequence[Verdict]], where: str, runs: int) -> Html:
-    """Claims with a number that does not decide. A run or two decide little, so these are folded up."""
+def _undecided(claims: Mapping[str, Sequence[ClaimVerdict]], where: str, runs: int) -> Html:
+    """Claims with a number that does not decide; folded up for few runs."""
     few = runs < ENOUGH
     why = tag("p", f"A number of fewer than {ENOUGH} runs has no interval. Train the same with ",
               tag("code", "--seed 1"), " and ", tag("code", "--seed 2"), " into one folder, then ",
@@ -145,20 +130,9 @@ def _undecided(claims: Mapping[str, Sequence[Verdict]], where: str, runs: int) -
                _cards(claims, where), id="claims-undecided", open=not few)
 
 
-def _untested(claims: Sequence[Claim]) -> Html | None:
-    """Claims for which the runs hold nothing, each with what would."""
-    if not claims:
-        return None
-    rows: list[list[object]] = [[claim.id, claim.title, claim.ask] for claim in claims]
-    return tag("details", tag("summary", f"? {_claims(len(claims))} not tested: what each needs"),
-               table(["id", "claim", "needs"], rows, aria_label="Claims that were not tested"), id="claims-untested")
-
-
-def _exact() -> Html:
-    rows: list[list[object]] = [[claim.id, claim.title] for claim in CLAIMS.values() if claim.exact is not None]
-    return tag("details", tag("summary", f"{_claims(len(rows))} checked without a run, by ",
-                              tag("code", "creditscope check --exact")),
-               table(["id", "claim"], rows, aria_label="Claims that need no run"), id="claims-exact")
+def _listed(id: str, what: str, headers: list[object], rows: list[list[object]], mark: str = "") -> Html | None:
+    return tag("details", tag("summary", f"{mark}{_claims(len(rows))} ", what), table(headers, rows, aria_label=id),
+               id=id) if rows else None
 
 
 def _claims(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Several runs on one page: each setting by its mean and its interval, over which fewer than three runs say nothing."""
+"""Several runs on one page: each setting by its mean and, from three runs on, its 95 % interval."""
 
 from __future__ import annotations
 
@@ -37,12 +37,10 @@ from creditscope.runs.intervals import Interval
 from creditscope.runs.numbers import mean
 
 READINGS, BATCHES = 100, 20
-"""Points of one line, of what is read on schedule and of what every batch shows: of a longer line a point is the mean
-of some steps. A batch is a small sample, so that a point of one would be noise with a wide band."""
+"""Points per line, of scheduled readings and of every batch: of a longer line a point is the mean of some steps."""
 
 
 def first_screen(several: Several) -> Html:
-    """What is compared, what is the same, and what stands out."""
     count, settings = len(several.entries), len(several.settings)
     config = several.entries[0].evidence
     same = [f"{SYMBOLS[key]} = {config[key]}" if key in SYMBOLS else f"{key} {value_of(config, key)}"
@@ -73,18 +71,14 @@ def _shape(state: str) -> Html:
     return tag("span", SHAPES[state], class_="shape", aria_hidden="true")
 
 
-# -- sections --------------------------------------------------------------------------------------------------------
-
-
-def sections(several: Several) -> list[Section]:
-    """The page from top to bottom, below the first screen."""
+def sections(several: Several, with_claims: bool = False) -> list[Section]:
     evidence = [entry.evidence for entry in several.entries]
-    return [_compared(several), _runs(several), claims.of(evidence, several.paths),
+    return [_compared(several), _runs(several), *([claims.of(evidence, several.paths)] if with_claims else []),
             methods.of([run.config for run in evidence]), glossary.section()]
 
 
 MANY = 24
-"""Settings that a chart can tell apart."""
+"""Settings that a chart can distinguish."""
 
 
 def _compared(several: Several) -> Section:
@@ -100,7 +94,7 @@ def _compared(several: Several) -> Section:
 
 
 def _table(several: Several) -> Html:
-    """A row a setting: what differs, how many runs, and its numbers; columns that nobody has are left out."""
+    """One row per setting: what differs, how many runs, and its numbers; empty columns are left out."""
     found = {name: [column.of(setting.runs) for setting in several.settings] for name, column in COLUMNS.items()}
     there = [name for name, values in found.items() if any(value is not None for value in values)]
     keys = several.differs if len(several.differs) > 1 else ()  # one alone is the setting's name
@@ -133,18 +127,13 @@ def _cell(found: tuple[Interval, str] | None, column: Statistic) -> Html:
                title=f"over {found[0].n} {found[1]}")
 
 
-# -- charts ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A number of a run over its steps, drawn by setting."""
-
     title: str
     of: Callable[[Evidence], Mapping[int, float]]
     percent: bool = False
     share: bool = False
-    """Whether it lies between 0 and 1 by its nature; a reward does where all of them do."""
+    """Whether it lies in [0, 1] by definition; a reward does where all rewards do."""
     along: str = "step"
     points: int = READINGS
     null: str | None = None
@@ -169,7 +158,7 @@ CURVES: Mapping[str, Curve] = {
     "reward": Curve(title="Mean reward", of=_series(schema.REWARD_MEAN), points=BATCHES),
     "live": Curve(title="Live groups", of=live_by_step, percent=True, points=BATCHES),
     "distance": Curve(title="Distance past the bound, nats", of=_series(schema.OVERSHOOT_DISTANCE), points=BATCHES),
-    "entropy": Curve(title="Entropy, nats a token", of=_series(schema.ENTROPY_MEAN), points=BATCHES),
+    "entropy": Curve(title="Entropy, nats per token", of=_series(schema.ENTROPY_MEAN), points=BATCHES),
     "length": Curve(title="Length, tokens", of=_series(schema.LENGTH_MEAN), points=BATCHES),
 }
 
@@ -192,7 +181,7 @@ def _charts(several: Several) -> Iterator[dict[str, Any]]:
 
 
 def _rows(several: Several, curve: Curve) -> Iterator[dict[str, Any]]:
-    """A row a setting and step: mean, ends of the interval from three runs on, how many runs, and the null."""
+    """One row per setting and step: mean, interval from three runs on, number of runs, null."""
     known = [curve.of(entry.evidence) for entry in several.entries]
     width = bucket(known, curve.points)
     share = curve.share or curve.percent or (
@@ -209,14 +198,14 @@ def _rows(several: Several, curve: Curve) -> Iterator[dict[str, Any]]:
 
 
 def _same_cost(several: Several) -> bool:
-    """Whether so many steps cost the same in every run, so that a chart by rollouts is the chart by steps."""
+    """Whether equal steps cost equal rollouts in every run: then the chart by rollouts is the chart by steps."""
     spent: dict[int, int] = {}
     return all(spent.setdefault(step, cost) == cost for entry in several.entries
                for (cost, _), (step, _) in zip(entry.evidence.points(), entry.evidence.points(by="step"), strict=True))
 
 
 def at_common_places(lines: Sequence[Mapping[int, float]]) -> list[dict[int, float]]:
-    """Lines that are known at different places, all at the first one's, as straight lines between their own.
+    """Lines known at different places, interpolated at the places of the first.
 
     >>> at_common_places([{0: 0.0, 10: 1.0, 20: 2.0}, {0: 0.0, 15: 3.0}])
     [{0: 0.0, 10: 1.0}, {0: 0.0, 10: 2.0}]
@@ -228,13 +217,12 @@ def at_common_places(lines: Sequence[Mapping[int, float]]) -> list[dict[int, flo
 
 
 def _mean(setting: SettingRuns, lines: Sequence[Mapping[int, float]]) -> list[tuple[int, Interval]]:
-    """The mean over a setting's runs, a line each, with its interval."""
     by_run = dict(zip(map(id, setting.runs), lines, strict=True))
     return next(iter(curves(setting.runs, lambda run: by_run[id(run)]).values()), [])
 
 
 def bucket(lines: Sequence[Mapping[int, float]], most: int) -> int:
-    """How many places make a point, so that no line has more than `most`; 1 where none has anyway.
+    """Places per point, so that no line has more than `most` points.
 
     >>> bucket([dict.fromkeys(range(30), 0.0)], 20), bucket([{0: 0.0, 500: 0.0}], 20)
     (2, 1)
@@ -243,7 +231,7 @@ def bucket(lines: Sequence[Mapping[int, float]], most: int) -> int:
 
 
 def thinned(line: Mapping[int, float], width: int) -> dict[int, float]:
-    """The means over `width` places each, at the first of them.
+    """Means over `width` places each, at the first of them.
 
     >>> thinned({0: 1.0, 1: 3.0, 2: 5.0}, 2)
     {0: 2.0, 2: 5.0}
@@ -255,7 +243,6 @@ def thinned(line: Mapping[int, float], width: int) -> dict[int, float]:
 
 
 def _null_layer(x: str) -> Spec:
-    """The null of each line, dotted in its colour."""
     return {"transform": [{"filter": "isValid(datum.null)"}],
             "mark": {"type": "line", "strokeWidth": 1.5, "strokeDash": [2, 3], "aria": False},
             "encoding": {"x": {"field": x, "type": "quantitative"},
@@ -263,11 +250,7 @@ def _null_layer(x: str) -> Spec:
                          "color": {"field": "name", "type": "nominal"}}}
 
 
-# -- every run -------------------------------------------------------------------------------------------------------
-
-
 def _runs(several: Several) -> Section:
-    """A row a run: the states of its own first screen, and the command that opens it."""
     rows = [_row(setting.name, entry) for setting in several.settings for entry in setting.entries]
     head = tag("tr", *(tag("th", word, scope="col")
                        for word in ("run", *TOPICS, "setting", "seed", "steps", "open it in full")))

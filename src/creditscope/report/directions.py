@@ -1,6 +1,6 @@
-"""Directions: which rollouts of a group push the same way, how many directions they span, and what chance would give.
+"""Directions: which rollouts of a group push the same way, how many directions they span, and the nulls.
 
-Row i of a group's matrix is g_i = Σ_t w_it ∇ log π(y_it). Everything here is read off its Gram K_ij = ⟨g_i, g_j⟩.
+Row i of a group's matrix is g_i = Σ_t w_it ∇ log π(y_it). Everything here is computed from K_ij = ⟨g_i, g_j⟩.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,63 +16,37 @@ from numpy.typing import NDArray
 from creditscope.errors import CreditscopeError
 from creditscope.microscope import geometry
 from creditscope.microscope.spectrum import spectrum
-from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config
+from creditscope.report.chart import DASHED, Spec, marked, spec_of
 from creditscope.report.markup import Html, shown, tag
 from creditscope.report.remedies import command
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, spaced
+from creditscope.runs import schema
 from creditscope.runs.figures import COLOURS
+from creditscope.runs.schema import Metric
 
 Array = NDArray[np.float64]
 Part = dict[str, Any]
 
 MOST = 40
-"""Steps in a file: more cannot be told apart on a slider, and every one costs bytes."""
 BUDGET, TEXTS = 210_000, 80_000
 """Characters of JSON for numbers and for answers."""
 LONGEST = 300
-"""Characters of an answer beside another one; the token view has it whole."""
+"""Characters of an answer beside another one; the token view has all of it."""
 DRAWS = 100
-"""Shuffles of w: as many as the microscope takes for `null/group/…`."""
-
-
-@dataclass(frozen=True)
-class Definition:
-    """One of the things that are called rank."""
-
-    name: str
-    title: str
-    equation: str
-    says: str
-    p1: str = ""
-    """What arXiv:2606.29238 prints for it, where it does."""
-
-
-DEFINITIONS = (
-    Definition("effective_rank", "effective rank r_eff", "(Σσ)² / Σσ²", "directions, weak ones counted too", "about 2"),
-    Definition("entropy_rank", "entropy rank", "exp H(σ / Σσ)", "directions, by evenness of σ"),
-    Definition("participation_ratio", "participation ratio", "(Σσ²)² / Σσ⁴", "directions, strong ones count most"),
-    Definition("stable_rank", "stable rank", "Σσ² / σ₁²", "energy, in units of σ₁²"),
-    Definition("energy_rank_90", "energy 90 %", "least k: Σ_{i≤k} σᵢ² ≥ 0.9 Σσ²", "directions holding 90 % energy"),
-    Definition("energy_rank_99", "energy 99 %", "least k: Σ_{i≤k} σᵢ² ≥ 0.99 Σσ²", "directions holding 99 % energy"),
-    Definition("numerical_rank", "numerical rank", "count of σ above rounding", "directions that are not rounding"),
-    Definition("effective_rank_truncated_2", "r_eff cut to two values", "(σ₁+σ₂)² / (σ₁²+σ₂²)",
-               "at most 2, whatever the data", "about 2"),
-    Definition("centred_effective_rank", "centred r_eff", "r_eff of the rows A_i(ψ_i − ψ̄)",
-               "directions around the mean score"),
-    Definition("top1", "top-1 share", "σ₁² / Σσ²", "energy in the strongest direction", "0.5 to 0.8"),
-    Definition("norm_null", "null: orthogonal rows", "(Σ‖g_i‖)² / Σ‖g_i‖²", "r_eff, had no rows aligned"),
-    Definition("w_null", "null: orthogonal, equal scores", "(Σ|c|)² / Σc²", "r_eff from the w alone"),
-    Definition("shuffled", "null: w shuffled", "mean r_eff over shuffles in the group",
-               "r_eff, had chance dealt w"),
-)
+"""Shuffles of w, as many as for `null/group/…`."""
+_SHUFFLED = Metric("shuffled", "null, w shuffled", "directions", "Effective rank with w permuted inside the group.",
+                   "mean r_eff over permutations", writer="")
+DEFINITIONS = (*(schema.READINGS[name] for name in (
+    "effective_rank", "entropy_rank", "participation_ratio", "stable_rank", "energy_rank_90", "energy_rank_99",
+    "numerical_rank", "effective_rank_truncated_2", "centred_effective_rank", "top1", "norm_null", "w_null")),
+    _SHUFFLED)
 CURVES = ("sigma", "orthogonal", "low", "high")
 WEIGHTED, UNWEIGHTED = "g = w·ψ, as trained", "ψ, without w"
 
 
 def section(run: Run) -> Section:
-    """Heatmap, spectrum and every definition of rank, at the chosen step and group."""
-    title, read = "Directions", run.readings()
+    title, read = "Directions", run.record.readings()
     if not read:
         return Section(id="directions", title=title, body=lacking("The microscope read no step of this run.",
                                                                   run.config, "geometry"))
@@ -82,14 +55,15 @@ def section(run: Run) -> Section:
         return Section(id="directions", title=title, body=lacking(
             f"None of the {len(read)} readings of this run can be used: {'; '.join(run.faults[:2])}", run.config,
             "geometry"))
-    kept = set(run.kept())
+    kept = set(run.record.groups())
     by_step = {one["step"]: one for one in looks if one["step"] in kept}
     told = fitted(run, "answers", list(by_step), lambda step: answers(run, by_step[step]), TEXTS)
     texts = {part["step"]: part["texts"] for part in told}
     kinds = number_kinds(looks)
     data = {"looks": [one | {"kept": one["step"] in kept, "texts": texts.get(one["step"])} for one in looks],
-            "definitions": [asdict(one) for one in DEFINITIONS], "kinds": kinds, "chart": spectrum_chart(looks),
-            "keep": command(run.config, "rollouts")}
+            "definitions": [{"name": one, "title": one.name, "equation": one.equation, "says": one.sentence}
+                            for one in DEFINITIONS],
+            "kinds": kinds, "chart": spectrum_chart(looks), "keep": command(run.config, "rollouts")}
     some = f"{len(looks)} of the {len(read)} readings are in this file." if len(looks) < len(read) else ""
     return Section(
         id="directions", title=title, data=data, body=tag("p", some, class_="soft") if some else Html(),
@@ -97,14 +71,8 @@ def section(run: Run) -> Section:
              "pull together, the ranks how many directions that leaves. A rank means nothing without its null.")
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------
-
-
 def fitted(run: Run, what: str, steps: Sequence[int], make: Callable[[int], Part | None], budget: int) -> list[Part]:
-    """What `make` gives of the steps, of as many as stay within a budget of JSON characters; a damaged one is a fault.
-
-    The last step that can be read says how large one is.
-    """
+    """`make` of as many steps as fit a budget of JSON characters, by the size of the last one; damage is a fault."""
     made: dict[int, Part | None] = {}
 
     def of(step: int) -> Part | None:
@@ -128,12 +96,10 @@ def fitted(run: Run, what: str, steps: Sequence[int], make: Callable[[int], Part
 
 
 def size(part: object) -> int:
-    """Characters of JSON."""
     return len(json.dumps(part, separators=(",", ":")))
 
 
 def look(run: Run, step: int) -> Part | None:
-    """One reading: its groups, their mean, and the cosines between them."""
     arrays = run.reading(step)
     if arrays is None or not len(arrays["group"]):
         return None
@@ -182,7 +148,6 @@ def block_of(gram: NDArray[Any], rows: NDArray[np.intp]) -> Array:
 
 
 def norms(gram: Array) -> Array:
-    """‖g_i‖."""
     return np.asarray(np.sqrt(np.clip(np.diag(gram), 0.0, None)))
 
 
@@ -193,16 +158,13 @@ def ranks_of(block: Array, eps: float) -> dict[str, float]:
 
 
 def normalised(gram: Array) -> Array:
-    """σ_k / √Σσ², descending, of one Gram or of many: the square of their sum is r_eff."""
+    """σ_k / √Σσ², descending, of one Gram or of many; (Σ_k)² is r_eff."""
     values = np.sqrt(np.clip(np.linalg.eigvalsh(gram)[..., ::-1], 0.0, None))
     return np.asarray(values / np.sqrt((values**2).sum(axis=-1, keepdims=True)))
 
 
 def shuffled(scores: Array, w: Array, draws: int = DRAWS, seed: int = 0) -> Array:
-    """(draws, R) `normalised` of the rows w_π(i) ψ_i, w dealt anew by π: the draws of `permutation_null`.
-
-    A draw in which only rollouts without a score get w ≠ 0 has no rows and is left out.
-    """
+    """(draws, R) `normalised` of the rows w_π(i) ψ_i for random π; a draw without a row that is not 0 is left out."""
     random = np.random.default_rng(seed)
     dealt = np.stack([w[random.permutation(len(w))] for _ in range(draws)])
     grams = scores * dealt[:, :, None] * dealt[:, None, :]
@@ -224,7 +186,7 @@ def cosines(gram: Array) -> str:
 
 
 def between(arrays: Arrays) -> Part | None:
-    """Cosines and norms of the groups' mean rows; None where groups of different micro-batches never met."""
+    """Cosines and norms of the groups' mean rows; None where pairs of groups were never in one pass."""
     gram, group = arrays["gram"], arrays["group"]
     if not np.isfinite(gram).all() or len(np.unique(group)) < 2:
         return None
@@ -248,15 +210,15 @@ def mean_of(groups: Sequence[Part]) -> Part:
 
 
 def compact(part: Part) -> Part:
-    """A group, or the mean of groups, as the page takes it: ranks in the order of the definitions, numbers rounded."""
-    ranks = {kind: numbers([found.get(one.name) for one in DEFINITIONS]) for kind, found in part["ranks"].items()}
+    """A group, or the mean of groups, as JSON: ranks in the order of the definitions, numbers rounded."""
+    ranks = {kind: numbers([found.get(one) for one in DEFINITIONS]) for kind, found in part["ranks"].items()}
     # Values are shares of 1: what is below 1e-4 cannot be seen.
     curves = {name: numbers(np.round(part[name], 4)) for name in CURVES if name in part}
     return part | {"ranks": ranks} | curves
 
 
 def number_kinds(looks: Sequence[Part]) -> list[str]:
-    """The kinds of rows that any reading has; in the readings each is replaced by its place in this list."""
+    """The kinds of rows that any reading has; in the readings each name is replaced by its index here."""
     parts = [part for one in looks for part in (one["mean"], *one["groups"])]
     found = dict.fromkeys([WEIGHTED, UNWEIGHTED, *(kind for part in parts for kind in part["ranks"])])
     kinds = [kind for kind in found if any(kind in part["ranks"] for part in parts)]
@@ -266,7 +228,7 @@ def number_kinds(looks: Sequence[Part]) -> list[str]:
 
 
 def answers(run: Run, read: Part) -> Part | None:
-    """The texts of the rollouts of a reading, by row; None where those kept are not those that were read."""
+    """The texts of a reading's rollouts, by row; None where the kept rollouts are not those that were read."""
     kept = run.rollouts(read["step"])
     groups = {row: group["id"] for group in read["groups"] for row in group["rows"]}
     if kept is None or dict(enumerate(kept["group"].tolist())) != groups:
@@ -284,35 +246,25 @@ def numbers(values: Any, digits: int = 4) -> list[float | None]:
     return [int(x) if x is not None and x.is_integer() else x for x in found]
 
 
-# -- what is drawn ---------------------------------------------------------------------------------------------------
-
-
 def spectrum_chart(looks: Sequence[Part]) -> Spec:
-    """σ_k/√Σσ² as measured, the band of shuffled w, and orthogonal rows of the same norms: one scale for all.
+    """σ_k/√Σσ² as measured, of orthogonal rows of the same norms, and the band of shuffled w, on one scale.
 
-    The script gives it the rows: k, measured, orthogonal, shuffled_low, shuffled_high.
+    The script adds the rows: k, measured, orthogonal, shuffled_low, shuffled_high.
     """
     groups = [group for one in looks for group in one["groups"]]
     top = max([0.1, *(value for group in groups for name in CURVES for value in group.get(name, ()))])
     most = max([2, *(len(group["rows"]) for group in groups)])
-    names = ["measured", "orthogonal rows, same norms", "w shuffled, 95 %"]
-    colour = {"scale": {"domain": names, "range": [COLOURS[0], COLOURS[1], COLOURS[2]]}, "type": "nominal",
-              "legend": {"columns": 1, "symbolOpacity": 1}}
+    measured, orthogonal, chance = names = ("measured", "orthogonal rows, same norms", "w shuffled, 95 %")
+    colours = dict(zip(names, COLOURS, strict=False))
     ticks = list(range(1, most + 1, -(-most // 12)))
     x = {"field": "k", "type": "quantitative", "title": "direction k", "axis": {"values": ticks, "grid": False},
          "scale": {"nice": False, "domain": [1, most]}}
 
     def y(field: str) -> Spec:
-        return {"field": field, "type": "quantitative", "title": None, "scale": {"domain": [0, top]},
-                "axis": {"tickCount": 4}}
+        return {"field": field, "scale": {"domain": [0, top]}, "axis": {"tickCount": 4}}
 
-    def marked(mark: Spec, field: str, name: str, **more: Spec) -> Spec:
-        return {"transform": [{"filter": f"isValid(datum.{field})"}], "mark": mark | {"aria": False},
-                "encoding": {"x": x, "y": y(field), "color": {"datum": name, **colour}, **more}}
-
-    return {"$schema": SCHEMA, "title": "Singular values, σ / √Σσ²", "width": "container", "height": HEIGHT,
-            "description": "Singular values of the group's matrix, largest first, beside two nulls",
-            "data": {"name": "rows"}, "config": config(), "layer": [
-                marked({"type": "area", "opacity": 0.3}, "shuffled_low", names[2], y2={"field": "shuffled_high"}),
-                marked({"type": "line", "strokeDash": DASHED}, "orthogonal", names[1]),
-                marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, "measured", names[0])]}
+    return spec_of("Singular values, σ / √Σσ²", [
+        marked({"type": "area", "opacity": 0.3}, x, y("shuffled_low"), chance, colours, y2={"field": "shuffled_high"}),
+        marked({"type": "line", "strokeDash": DASHED}, x, y("orthogonal"), orthogonal, colours),
+        marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, x, y("measured"), measured, colours)],
+        "Singular values of the group's matrix, largest first, beside two nulls")

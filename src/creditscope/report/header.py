@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from creditscope.diagnosis.trainers import is_script
-from creditscope.methods.axes import Method
 from creditscope.methods.find import row_of
-from creditscope.methods.words import axis_meaning
 from creditscope.report.answers import SHAPES, Answer, answers
-from creditscope.report.markup import Html, join, table, tag
+from creditscope.report.markup import Html, join, tag
 from creditscope.report.methods import changes
 from creditscope.report.run import Run
 from creditscope.runs import schema
@@ -20,13 +18,13 @@ from creditscope.runs.compare import is_finished
 from creditscope.runs.config import flags
 
 SILENCE = 10
-"""Longest steps without a new one after which a run that is not finished is said to have stopped."""
+"""Longest steps without a new one after which an unfinished run is said to have stopped."""
 PATIENCE = 60.0
-"""Seconds of silence that mean nothing, however short the steps are."""
+"""Seconds of silence that are ignored, however short the steps are."""
 
 
 def first_screen(run: Run) -> Html:
-    """The top of the page. Sections are made before it: what they could not read is said here."""
+    """Made after the sections: it lists what they could not read."""
     return join(
         tag("h1", run.name), tag("ul", *map(_answer, answers(run)), class_="answers", aria_label="Four answers"),
         tag("dl", *(_fact(name, value) for name, value in facts(run).items() if value), class_="facts"),
@@ -43,9 +41,6 @@ def _answer(answer: Answer) -> Html:
                        class_="evidence")),
                class_=f"answer {answer.state}", data_topic=answer.topic.lower(), data_state=answer.state,
                aria_labelledby=name)
-
-
-# -- the run line -----------------------------------------------------------------------------------------------------
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -68,13 +63,13 @@ def facts(run: Run) -> dict[str, str]:
 
 
 LETTERS = {"R": "group", "P": "prompts", "μ": "inner_steps"}
-"""Letter -> setting: rollouts a prompt, prompts a step, passes over a batch."""
+"""Letter -> setting: rollouts per prompt, prompts per step, passes over a batch."""
 
 
 def standing(run: Run, now: float) -> str:
-    """How far the run is, and whether it is over. A run that is not finished is judged by how long it has been silent.
+    """How far the run is. An unfinished run has stopped when nothing was written for long:
 
-        silent = now − last write > max(SILENCE · longest step, PATIENCE)
+        now − last write > max(SILENCE · longest step, PATIENCE)
     """
     done, planned = len(run.trained), run.config.get("steps")
     spent = run.trained.numbers(schema.ROLLOUTS_SPENT).values.sum()
@@ -92,7 +87,7 @@ def standing(run: Run, now: float) -> str:
 
 
 def _optimiser(config: Mapping[str, Any]) -> str:
-    """Its name, which TRL keeps under `optim`, and the learning rate."""
+    """Name and learning rate; TRL keeps the name under `optim`."""
     theirs = config.get("trl")
     name = config.get("optimizer") or (theirs.get("optim") if isinstance(theirs, Mapping) else None)
     rate = config.get("lr")
@@ -113,43 +108,19 @@ def _fact(name: str, value: str) -> Html:
     return tag("div", tag("dt", name), tag("dd", value), data_fact=name.lower())
 
 
-# -- the row ----------------------------------------------------------------------------------------------------------
-
-
 def _row(config: Mapping[str, Any]) -> Html:
-    """The method as its difference from GRPO."""
     row = row_of(config)
     if row is None:
         return tag("p", f"This version of creditscope has no method {_text(config.get('method'))!r}: how it differs "
                         "from GRPO is not known.", class_="missing", id="row")
-    changed = differences(row)
-    if not changed:
+    axes = ", ".join(axis.replace("_", " ") for axis, _, _ in changes(row))
+    if not axes:
         return tag("p", "The method is GRPO's row of the table, nothing changed.", class_="soft", id="row")
-    axes = ", ".join(axis.replace("_", " ") for axis, _, _ in changed)
-    rows: list[list[object]] = [[axis.replace("_", " "), theirs, ours] for axis, theirs, ours in changed]
-    return tag("details", tag("summary", f"{row.title} differs from GRPO in {axes}"),
-               table(["axis", "GRPO", row.title], rows, aria_label=f"{row.title} and GRPO"), id="row")
-
-
-def differences(row: Method) -> list[tuple[str, str, str]]:
-    """(axis, what GRPO has, what the row has), in words, for every axis along which they differ.
-
-    >>> from creditscope.methods.table import DAPO
-    >>> differences(DAPO)[0]
-    ('keep', 'every rollout', 'groups that are not unanimous')
-    """
-    def said(axis: str, value: object) -> str:
-        return axis_meaning(axis, value) or ("none" if value is None else _text(value))
-
-    return [(axis, said(axis, theirs), said(axis, ours)) for axis, theirs, ours in changes(row)]
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
+    return tag("p", tag("a", row.title, href="#methods"), f" differs from GRPO in {axes}.", class_="soft", id="row")
 
 
 def _command(config: Mapping[str, Any]) -> Html:
-    """What to paste. A record that was not made by `creditscope train` says itself what made it, and is believed where
-    a shell would run creditscope and nothing else."""
+    """The command to paste; one of the record only if a shell would run creditscope and nothing else."""
     if is_script(config):
         return tag("p", f"Run by your own script with TRL's {config['trainer']}; its settings are in run.json.",
                    class_="soft", id="command")
@@ -160,7 +131,7 @@ def _command(config: Mapping[str, Any]) -> Html:
 
 
 def _is_ours(command: str) -> bool:
-    """Whether a shell would run creditscope with these words, and nothing else.
+    """Whether a shell would run creditscope with these words and nothing else.
 
     >>> _is_ours("creditscope scope 'a b.jsonl' --rows 64"), _is_ours("creditscope scope a; rm -rf b"), _is_ours("rm b")
     (True, False, False)

@@ -1,4 +1,4 @@
-"""Layers: where the gradient's energy sits, and how many directions a group has in each parameter.
+"""Layers: share of the gradient's energy, and directions of a group, by parameter.
 
 Of parameter l the microscope keeps the Gram of each group's rows, K^l_ij = ⟨g^l_i, g^l_j⟩; its trace is the energy.
 """
@@ -18,17 +18,14 @@ from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking
 
 BUDGET = 200_000
-"""Characters of JSON."""
 LONGEST = 160
-"""Characters of a parameter's name that are shown."""
 WRAPPERS = frozenset({"weight", "bias", "default", "base_layer", "lora_A", "lora_B"})
-"""Last parts of a name that say nothing about what the parameter does."""
+"""Last parts of a name that do not tell what the parameter does."""
 COLUMNS = ("share", "effective_rank", "top1", "stable_rank")
 
 
 def section(run: Run) -> Section:
-    """Parameters by kind, and one by one."""
-    title, read = "Layers", run.readings()
+    title, read = "Layers", run.record.readings()
     if not read:
         return Section(id="layers", title=title, body=lacking("The microscope read no layer of this run.",
                                                               run.config, "geometry"))
@@ -53,7 +50,7 @@ def section(run: Run) -> Section:
 
 
 def kind(name: str) -> str:
-    """What a parameter is, without where it stands.
+    """What a parameter is, without its place.
 
     >>> kind("model.layers.3.self_attn.q_proj.weight"), kind("layers.0.q_proj.lora_A.default.weight"), kind("weight")
     ('q_proj', 'q_proj', 'weight')
@@ -84,9 +81,7 @@ def shares(grams: Array) -> Array:
 
 
 def geometry_of(grams: Array) -> dict[str, Array]:
-    """(L,) r_eff = (Σσ)²/Σσ² and top-1 = σ₁²/Σσ² of a group's rows in a parameter, means of the groups with a gradient
-    in it; NaN where no group has one.
-    """
+    """(L,) r_eff = (Σσ)²/Σσ² and top-1 = σ₁²/Σσ², means over the groups with a gradient in the parameter, or NaN."""
     with np.errstate(invalid="ignore"):
         sigma = normalised(grams)
     return {"effective_rank": np.array([mean(each) for each in sigma.sum(axis=-1) ** 2]),
@@ -94,7 +89,7 @@ def geometry_of(grams: Array) -> dict[str, Array]:
 
 
 def stable_ranks(arrays: Arrays, names: Sequence[str]) -> Array:
-    """(L,) Σσ²/σ₁² of the gradient matrices, the middle of the interval that was read; NaN where none was."""
+    """(L,) Σσ²/σ₁² of the gradient matrices, the middle of the interval that was read, or NaN."""
     interval: Mapping[str, NDArray[Any]] = dict(zip(
         map(str, arrays.get("matrix_names", ())), arrays.get("matrix_stable_rank", ()), strict=True))
     return np.array([np.mean(interval[name]) if name in interval else np.nan for name in names])
@@ -109,11 +104,10 @@ def by_kind(kinds: Sequence[str], found: Mapping[str, Array]) -> Part:
 
 
 def mean(values: Array) -> float:
-    """The mean of those that exist."""
     return float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else float("nan")
 
 
 def over_steps(looks: Sequence[Part], names: str, part: str, order: Sequence[str]) -> dict[str, list[list[Any]]]:
-    """column -> for each name in `order` its values at the steps; a name that a step does not have has none there."""
+    """column -> for each name in `order` its values at the steps, None where a step lacks the name."""
     found = {key: [dict(zip(one[names], one[part][key], strict=True)) for one in looks] for key in COLUMNS}
     return {key: [[at_step.get(name) for at_step in steps] for name in order] for key, steps in found.items()}

@@ -1,7 +1,7 @@
-"""Text to html. A `str` is text and is escaped wherever it goes; only `Html` is markup, and only `tag` makes it.
+"""Text to html. A `str` is text and is escaped; only `Html` is markup, and only `tag` makes it.
 
-Model output is hostile: it may hold tags, control characters, marks that reverse the reading order, or half a
-surrogate pair, which has no UTF-8 at all. `shown` makes each of them visible; nothing of it is left to the browser.
+Model output is untrusted: tags, control characters, marks that reverse the reading order, lone surrogates, which have
+no UTF-8. `shown` makes each of them visible.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 
 VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "col"})
 LONGEST = 400
-"""Characters of one token that are shown. The rest is counted."""
+"""Characters of one token that are shown."""
 
 
 class Html(str):
@@ -35,11 +35,10 @@ def shown(text: str, longest: int | None = None) -> str:
 
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of characters that have no shape of their own."""
+"""Unicode categories of characters that are invisible."""
 
 
 def escape(child: object) -> Html:
-    """A child of a tag: markup as it is, anything else as text."""
     return child if isinstance(child, Html) else Html(html.escape(shown(str(child)), quote=True))
 
 
@@ -62,12 +61,10 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 
 def join(*children: object) -> Html:
-    """Children one after the other."""
     return Html("".join(escape(child) for child in children if child is not None and child is not False))
 
 
 def table(headers: list[object], rows: list[list[object]], **attributes: object) -> Html:
-    """A table; headers and cells are text or markup, and a cell that is None is empty."""
     head = tag("tr", *(tag("th", header, scope="col") for header in headers))
     body = [tag("tr", *(tag("td", "" if cell is None else cell) for cell in row)) for row in rows]
     return tag("div", tag("table", tag("thead", head), tag("tbody", *body), **attributes), class_="wide", tabindex="0",

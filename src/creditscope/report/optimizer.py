@@ -1,7 +1,4 @@
-"""The optimiser: what became of the credit after the objective had given it.
-
-Past the bound, by momentum, whatever the reward's scale: the numbers of docs/optimizer.md, as the probe wrote them.
-"""
+"""The optimiser: overshoot past the bound, momentum, the update, and the reward's scale, as the probe recorded them."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 from creditscope.diagnosis.optimizer_verdicts import BLIND, FOLLOWS
 from creditscope.errors import CreditscopeError
 from creditscope.optimizer.table import BRAKES, parse_brake
-from creditscope.report.chart import DASHED, HEIGHT, SCHEMA, Spec, config, over_steps
+from creditscope.report.chart import DASHED, Spec, marked, over_steps, spec_of
 from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
 from creditscope.report.run import Arrays, Run
@@ -23,21 +20,17 @@ from creditscope.report.section import Section, lacking, rounded, some_steps, sp
 from creditscope.runs import schema
 from creditscope.runs.figures import COLOURS
 from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.numbers import spanned
 
 POINTS = 200
-"""Steps in a chart."""
 LINES = 4
-"""Inner updates that have a line of their own."""
+"""Inner updates that have a line each."""
 BUDGET = 60_000
-"""Characters of JSON for the sweeps."""
 LAYERS = 8
-"""Parameters listed beside a sweep."""
 TENTH = 0.1
 
 
 class Fact(NamedTuple):
-    """A number of the probe's, as it is shown."""
-
     key: str
     title: str
     says: str
@@ -48,25 +41,13 @@ BY_UPDATE = (
     Fact("past", "past the bound", "share of bounded tokens", percent=True),
     Fact("distance", "distance (nats)", "mean of those past"),
     Fact("after", "moved after", "share of that distance made once its own gradient was 0", percent=True),
-    Fact("kl", "KL", "from the sampler, nats a token"))
-FACTS = (
-    Fact(schema.OVERSHOOT_CARRY, "carry", "share of a full step at the first update without a gradient of its own"),
-    Fact(schema.OVERSHOOT_CARRY_PREDICTED, "carry, predicted", "C_{T,0} of arXiv:2601.05002, Eq. 36: momentum alone"),
-    Fact(schema.OVERSHOOT_MAX, "furthest token (nats)", "the step's largest distance past its bound"),
-    Fact(schema.OVERSHOOT_BY_MOMENTUM, "growth by momentum", "of the distance, to first order, nats a bounded token"),
-    Fact(schema.OVERSHOOT_BY_FRESH, "growth by fresh gradients", "the same, of the gradients of this step"),
-    Fact(schema.OVERSHOOT_BY_DECAY, "growth by weight decay", "the same, of the decay"),
-    Fact(schema.UPDATE_COSINE, "cosine with −gradient", "of the update: 1 goes where this batch points"),
-    Fact(schema.UPDATE_MOMENTUM, "from momentum", "⟨Δ_momentum, Δ⟩ / ‖Δ‖² of a batch's first update", percent=True),
-    Fact(schema.UPDATE_RATIO, "‖Δ‖ / ‖θ‖", "size of the update"),
-    Fact(schema.UPDATE_ZERO, "weights that stay", "as they are stored", percent=True),
-    Fact(schema.UPDATE_ZERO_BF16, "weights that stay in bfloat16", "after rounding to it", percent=True),
-    Fact(schema.OPTIMIZER_SCALE_CHANGE, "change at credit × 0.1", "of the update, had all credit been a tenth",
-           percent=True),
-    Fact(schema.OPTIMIZER_SCALE_CHANGE_NOW, "change at credit × 0.1, from now", "the same from this step on",
-           percent=True))
+    Fact("kl", "KL", "from the sampler, nats per token"))
+FACTS = (schema.OVERSHOOT_CARRY, schema.OVERSHOOT_CARRY_PREDICTED, schema.OVERSHOOT_MAX, schema.OVERSHOOT_BY_MOMENTUM,
+         schema.OVERSHOOT_BY_FRESH, schema.OVERSHOOT_BY_DECAY, schema.UPDATE_COSINE, schema.UPDATE_MOMENTUM,
+         schema.UPDATE_RATIO, schema.UPDATE_ZERO, schema.UPDATE_ZERO_BF16, schema.OPTIMIZER_SCALE_CHANGE,
+         schema.OPTIMIZER_SCALE_CHANGE_NOW)
 Plan = tuple[str, str, dict[str, str], bool]
-"""The name of a chart, its title, its lines (metric -> name in the legend), and whether they are shares."""
+"""(name of a chart, title, lines: metric -> name in the legend, whether they are shares)."""
 CHARTS: tuple[Plan, ...] = (
     ("carry", "Carry by momentum", {
         schema.OVERSHOOT_CARRY: "measured", schema.OVERSHOOT_CARRY_PREDICTED: "predicted"}, False),
@@ -80,13 +61,13 @@ CHARTS: tuple[Plan, ...] = (
 
 
 def section(run: Run) -> Section:
-    """What the probe read: one sentence on the reward's scale, tables of means, charts over steps, the sweep."""
     title, brake = "Optimiser", brake_line(run.config.get("brake"))
-    means = {metric.key: found for metric in FACTS if (found := mean_over(run, metric.key)) is not None}
+    means = {metric: found for metric in FACTS if (found := mean_over(run, metric)) is not None}
     past = by_update(run)
-    sweeps = fitted(run, "optimiser", run.probes(), lambda step: sweep(run, step), BUDGET)
+    read = run.record.optimizer_readings()
+    sweeps = fitted(run, "optimiser", read, lambda step: sweep(run, step), BUDGET)
     if not (means or past or sweeps):
-        why = "What the probe read cannot be used" if run.probes() else "The probe was off in this run"
+        why = "What the probe read cannot be used" if read else "The probe was off in this run"
         return Section(id="optimizer", title=title, body=join(brake, lacking(
             f"{why}, so nothing is known of what the optimiser did to the credit.", run.config, "overshoot")))
     no_sweep = None if sweeps else lacking("The update under other reward scales was not read.", run.config, "sweep")
@@ -102,17 +83,13 @@ def section(run: Run) -> Section:
              "Means over the steps that were read, with 95 % intervals over these steps.")
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------
-
-
 def mean_over(run: Run, metric: str) -> Interval | None:
-    """The mean of a metric over the steps that have it."""
     values = run.steps.numbers(metric).values.tolist()
     return mean_interval(values) if values else None
 
 
 def by_update(run: Run) -> dict[int | None, dict[str, Interval]]:
-    """k -> what was read after k updates on a batch. A run without these has `overshoot/…`, the last sight: None."""
+    """k -> readings after k updates on a batch; None stands for `overshoot/…`, after the last update."""
     found = {int(m[1]) for key in run.steps.names if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
     places: list[int | None] = [*sorted(found)] if found else [None]
     table = {k: {metric.key: value for metric in BY_UPDATE if (value := mean_over(run, past_key(k, metric.key)))}
@@ -126,7 +103,7 @@ def past_key(k: int | None, name: str) -> str:
 
 
 def sweep(run: Run, step: int) -> Part | None:
-    """The update Δ(φ) had all credit been times φ, beside Δ(1): cosine and change, whole and of the layers."""
+    """The update Δ(φ) with all credit times φ, beside Δ(1): cosine and change, whole and by layer."""
     arrays = run.probed(step)
     if arrays is None or "phi" not in arrays:
         return None
@@ -143,7 +120,7 @@ def sweep(run: Run, step: int) -> Part | None:
 
 
 def edges(each: NDArray[np.float64]) -> tuple[list[float | None], list[float | None]]:
-    """(least, most) over layers, at each φ that any layer has."""
+    """(least, most) over layers at each φ."""
     some = [column[np.isfinite(column)] for column in each.T]
     return ([rounded(float(column.min())) if len(column) else None for column in some],
             [rounded(float(column.max())) if len(column) else None for column in some])
@@ -160,11 +137,7 @@ def layers_of(arrays: Arrays, phi: NDArray[np.float64]) -> list[list[Any]]:
              *numbers([arrays["layer_ratio"][i]])] for i in known]
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
-
-
-def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Part]) -> Html:
-    """What the optimiser does not see, with its number."""
+def scale_sentence(run: Run, means: Mapping[schema.Metric, Interval], sweeps: Sequence[Part]) -> Html:
     name = str(run.config.get("optimizer") or "the optimiser")
     found = means.get(schema.OPTIMIZER_SCALE_CHANGE) or means.get(schema.OPTIMIZER_SCALE_CHANGE_NOW)
     if found is None:
@@ -172,7 +145,7 @@ def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Par
                        "scale")
     since = "" if schema.OPTIMIZER_SCALE_CHANGE in means else ", from the step itself on,"
     change, steps = found.mean, f"{found.n} step{'s' * (found.n != 1)}"
-    blind, follows = (text_of(value, percent=True) for value in (BLIND, FOLLOWS))
+    blind, follows = f"{100 * BLIND:.3g} %", f"{100 * FOLLOWS:.3g} %"
     if change < BLIND:
         verdict = f"less than {blind}: the size of the credit is all but invisible to it."
     elif change > FOLLOWS:
@@ -180,12 +153,11 @@ def scale_sentence(run: Run, means: Mapping[str, Interval], sweeps: Sequence[Par
     else:
         verdict = f"between {blind} and {follows}: the size of the credit comes through in part."
     return tag("p", f"Credit a tenth as large{since} would have changed the update of {name} by ",
-               tag("strong", text_of(found.mean, percent=True)), f" (mean of {steps}), {verdict}{turned(sweeps)}",
+               tag("strong", f"{100 * found.mean:.3g} %"), f" (mean of {steps}), {verdict}{turned(sweeps)}",
                id="optimizer-scale")
 
 
 def turned(sweeps: Sequence[Part]) -> str:
-    """The cosine at ten times the credit, or at a tenth where ten times cannot be known, at the last reading."""
     if not sweeps:
         return ""
     last = sweeps[-1]
@@ -195,7 +167,6 @@ def turned(sweeps: Sequence[Part]) -> str:
 
 
 def brake_line(spec: object) -> Html | None:
-    """The brake of the run, as the table of brakes describes it; None without one."""
     if not isinstance(spec, str) or spec == "none":
         return None
     try:
@@ -220,35 +191,20 @@ def past_table(past: Mapping[int | None, Mapping[str, Interval]]) -> Html | None
                 table(["k", "steps", *headers], rows, aria_label="Past the bound", id="optimizer-past"))
 
 
-def facts_table(means: Mapping[str, Interval]) -> Html | None:
+def facts_table(means: Mapping[schema.Metric, Interval]) -> Html | None:
     rows: list[list[object]] = [
-        [metric.title, interval_of(means[metric.key], metric.percent), means[metric.key].n,
-         tag("span", metric.says, class_="soft")] for metric in FACTS if metric.key in means]
+        [metric.name, interval_of(found, metric.unit == "share" or "scale" in metric), found.n,
+         tag("span", metric.sentence, class_="soft")] for metric, found in means.items()]
     return join(tag("h3", "Momentum, update and scale"), table(
         ["number", "mean", "steps", "what it is"], rows, aria_label="Momentum, update and scale",
         id="optimizer-facts")) if rows else None
 
 
 def interval_of(value: Interval, percent: bool) -> str:
-    """A mean with its interval.
-
-    >>> interval_of(Interval(0.1234, 0.1, 0.15, 5), True), interval_of(Interval(2e-5, None, None, 1), False)
-    ('12.3 % [10, 15]', '2e-05')
-    """
-    ends = "" if value.low is None or value.high is None else (
-        f" [{text_of(value.low, percent, unit='')}, {text_of(value.high, percent, unit='')}]")
-    return text_of(value.mean, percent) + ends
-
-
-def text_of(value: float, percent: bool, unit: str = " %") -> str:
-    return f"{100 * value:.3g}{unit}" if percent else f"{value:.3g}"
-
-
-# -- what is drawn ---------------------------------------------------------------------------------------------------
+    return spanned(value, scale=100, unit=" %") if percent else spanned(value)
 
 
 def plans_of(updates: Sequence[int | None]) -> tuple[Plan, ...]:
-    """The charts over steps of a run that was seen after so many updates on a batch."""
     ks = spaced([k for k in updates if k is not None], LINES)
     words = {None: "at the last sight"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
     past, distance = ({past_key(k, name): word for k, word in words.items()} for name in ("past", "distance"))
@@ -257,7 +213,6 @@ def plans_of(updates: Sequence[int | None]) -> tuple[Plan, ...]:
 
 
 def chart_of(run: Run, name: str, title: str, lines: Mapping[str, str], percent: bool) -> Part | None:
-    """One chart: a line a metric, `metric -> its name in the legend`; long runs are thinned."""
     columns = {word: run.steps.numbers(metric) for metric, word in lines.items()}
     kept, steps = thinned(list(columns.values()), POINTS), run.steps.column("step").values
     by_step: dict[int, dict[str, Any]] = {}
@@ -273,29 +228,26 @@ def chart_of(run: Run, name: str, title: str, lines: Mapping[str, str], percent:
 
 
 def sweep_chart(sweeps: Sequence[Part]) -> Spec:
-    """cos(Δ(φ), Δ(1)) and ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖ over φ, with the layers' least and most change. The script gives the
-    rows: phi, cosine, change, layers_least, layers_most.
+    """cos(Δ(φ), Δ(1)) and ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖ over φ, with the layers' least and most change.
+
+    The script adds the rows: phi, cosine, change, layers_least, layers_most.
     """
     phis = [phi for one in sweeps for phi in one["phi"]]
     top = max([1.0, *(x for one in sweeps for key in ("change", "high") for x in one[key] if x is not None)])
     low = min([0.0, *(x for one in sweeps for x in one["cosine"] if x is not None)])
-    # SGD follows φ to its thousandfold; beside that a cosine would be a flat line.
+    # Under SGD the change grows to 1000; on a linear scale the cosine would be a flat line beside it.
     scale: Spec = {"domain": [low, top], **({"type": "symlog"} if top > 2 else {})}
-    names = ["cosine", "relative change", "change of single layers"]
+    colours = {"cosine": COLOURS[0], "relative change": COLOURS[1], "change of single layers": COLOURS[4]}
+    cosine, change, single = colours
     x = {"field": "phi", "type": "quantitative", "title": "φ: all credit times φ",
          "axis": {"format": "~e", "labelOverlap": True, "grid": False},
          "scale": {"type": "log", "domain": [min(phis), max(phis)], "nice": False}}
 
-    def marked(mark: Spec, field: str, name: str, **more: Spec) -> Spec:
-        colour = {"datum": name, "type": "nominal", "legend": {"columns": 1, "symbolOpacity": 1},
-                  "scale": {"domain": names, "range": [COLOURS[0], COLOURS[1], COLOURS[4]]}}
-        y = {"field": field, "type": "quantitative", "title": None, "scale": scale}
-        return {"transform": [{"filter": f"isValid(datum.{field})"}], "mark": mark | {"aria": False},
-                "encoding": {"x": x, "y": y, "color": colour, **more}}
+    def y(field: str) -> Spec:
+        return {"field": field, "scale": scale}
 
-    return {"$schema": SCHEMA, "title": "The update under other credit scales", "width": "container", "height": HEIGHT,
-            "description": "Cosine and relative change of the update over the scale of the credit, logarithmic",
-            "data": {"name": "rows"}, "config": config(), "layer": [
-                marked({"type": "area", "opacity": 0.25}, "layers_least", names[2], y2={"field": "layers_most"}),
-                marked({"type": "line", "strokeDash": DASHED, "point": {"aria": False}}, "change", names[1]),
-                marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, "cosine", names[0])]}
+    return spec_of("The update under other credit scales", [
+        marked({"type": "area", "opacity": 0.25}, x, y("layers_least"), single, colours, y2={"field": "layers_most"}),
+        marked({"type": "line", "strokeDash": DASHED, "point": {"aria": False}}, x, y("change"), change, colours),
+        marked({"type": "line", "strokeWidth": 2, "point": {"aria": False}}, x, y("cosine"), cosine, colours)],
+        "Cosine and relative change of the update over the scale of the credit, logarithmic")

@@ -1,8 +1,8 @@
-"""Sections to one file. Nothing is fetched, and a content policy lets no script run but those that were put in here.
+"""Sections to one file that fetches nothing and runs no script but its own.
 
-The data of all sections travel as one gzipped JSON object in a script of type application/json, which no browser
-executes; base64 has no character that could end it. Scripts are named to the policy by their hash, so that markup
-which slipped through would still not run. Vega is told to interpret its expressions, as it must where eval is barred.
+The data of all sections are one gzipped JSON object, base64 in a script of type application/json, which browsers do not
+execute. The content policy names our scripts by hash, so that injected markup would not run. Vega interprets its
+expressions, as `eval` is forbidden.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from creditscope.report.section import Section
 
 STYLES = ("page.css", "tokens.css", "compare.css")
 SCRIPTS = ("core.js", "chart.js")
-"""What every page has; a section that has data adds `<id>.js`."""
+"""On every page; a section that has data adds `<id>.js`."""
 
 
 def page(title: str, first: Html, sections: Sequence[Section], live: bool = False) -> str:
-    """The whole file. `live` lets the page ask its own server, and nobody else, whether there is something new."""
+    """The whole file. `live` lets the page ask its own server whether there is a newer one."""
     data = {section.id: section.data for section in sections if section.data is not None}
     own = "".join(asset(name) for name in [*SCRIPTS, *(f"{name}.js" for name in data)] + (["live.js"] if live else []))
     scripts = [source for source in (vega(), own + "\ncreditscope.start();\n") if source]
@@ -54,7 +54,6 @@ def page(title: str, first: Html, sections: Sequence[Section], live: bool = Fals
 
 
 def policy(scripts: Sequence[str], live: bool) -> str:
-    """The content policy: these scripts, no others; inline style; nothing else."""
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     asks = "self" if live else "none"
     return (f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
@@ -62,14 +61,14 @@ def policy(scripts: Sequence[str], live: bool) -> str:
 
 
 def packed(data: Mapping[str, Any]) -> str:
-    """JSON, gzipped, in base64. The same data give the same bytes: no time is written into it."""
+    """JSON, gzipped without a time stamp, in base64."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 @functools.cache
 def asset(name: str) -> str:
-    """A file of `assets/`. None of ours may hold what would end the element that it stands in."""
+    """A file of `assets/`, which must not end the element that contains it."""
     text = resources.files("creditscope.report").joinpath("assets", name).read_text(encoding="utf-8")
     assert "</script" not in text.lower()
     assert "</style" not in text.lower()
@@ -91,16 +90,12 @@ def vega() -> str:
     return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-# -- bundling takes seconds: it is done once ---------------------------------------------------------------------------
-
-
 def cache() -> Path:
-    """The user's folder for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "creditscope"
 
 
 def kept(place: Path) -> str:
-    """A text that `keep` left, if it is whole and nobody else could have written it; or nothing."""
+    """A text that `keep` wrote, if its hash matches and only this user can write it; else empty."""
     try:
         if any(found.stat().st_uid != os.getuid() or found.stat().st_mode & 0o022
                for found in (place, beside(place), place.parent)):
@@ -113,7 +108,7 @@ def kept(place: Path) -> str:
 
 
 def keep(place: Path, text: str) -> None:
-    """A text and its hash, each whole or not at all. A folder that cannot be written to costs time, nothing else."""
+    """Write a text and its hash atomically; a folder that cannot be written to is ignored."""
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.parent.chmod(0o700)  # what is kept there becomes a script of the page
@@ -123,5 +118,4 @@ def keep(place: Path, text: str) -> None:
 
 
 def beside(place: Path) -> Path:
-    """Where the hash of a file is kept."""
     return place.with_name(f"{place.name}.sha256")

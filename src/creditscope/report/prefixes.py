@@ -1,4 +1,4 @@
-"""The tree that a group's answers form: the tokens they share are one node, and one sum W decides what it learns.
+"""The tree of a group's answers: tokens that answers share are one node, with W = Σ_{i∈S} w_it.
 
 The same nodes and sums as `creditscope.exact.prefix_bias`, for the rows of one group, without torch.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROUNDING = 1e-6
-"""W below this share of Σ|w| is what float32 leaves of a sum that cancels: it is 0."""
+"""|W| below this share of Σ|w| is float32 rounding of a sum that cancels: W is 0."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Line:
     """A run of nodes that the same rows pass."""
 
     parent: int
-    """The line that it continues, −1 at the root."""
+    """Index of the line before, −1 at the root."""
     rows: tuple[int, ...]
-    """S: the rows that pass, by their place in the group."""
+    """S, by place in the group."""
     start: int
     stop: int
-    """Columns, the last one excluded."""
+    """Columns [start, stop)."""
     low: float | None
     high: float | None
     """The least and the largest W along the run; None where the policy chose none of its tokens."""
@@ -68,7 +68,7 @@ def totals(index: NDArray[np.int64], mask: NDArray[Any], w: NDArray[Any]) -> NDA
 
 
 def tree(tokens: NDArray[Any], mask: NDArray[Any], w: NDArray[Any]) -> list[Line]:
-    """The tree of one group from the root on, nodes that the same rows pass merged into one line; `w` is (R, T)."""
+    """The tree of one group, nodes that the same rows pass merged into one line; `w` is (R, T)."""
     index = node_index(tokens, mask)
     total, extent = totals(index, mask, w), extents(mask)
     lines: list[Line] = []
@@ -87,7 +87,6 @@ def tree(tokens: NDArray[Any], mask: NDArray[Any], w: NDArray[Any]) -> list[Line
 
 
 def _parting(index: NDArray[np.int64], rows: tuple[int, ...], column: int) -> list[tuple[int, ...]]:
-    """The rows by their node at a column, the larger parts first."""
     parts: dict[int, list[int]] = {}
     for row in rows:
         parts.setdefault(int(index[row, column]), []).append(row)

@@ -1,4 +1,4 @@
-"""How to get what a record lacks: with flags of `creditscope train`, or in a script that trains with TRL's trainer."""
+"""How to record what a record lacks: flags of `creditscope train`, or arguments of TRL's ScopeCallback."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from creditscope.diagnosis.trainers import is_script
 
 
 class Remedy(NamedTuple):
-    """One thing to do, in the words of the two ways to make a record."""
-
     train: str
     script: str = ""
     """Empty where `ScopeCallback` cannot read it."""
@@ -28,7 +26,7 @@ COMMANDS = {
     "sweep": Remedy("creditscope train --probe full"),
     "accuracy": Remedy("creditscope train --eval-problems 400"),
 }
-"""Part of a record -> what to type to have it."""
+"""Part of a record -> the command that records it."""
 CANNOT = "ScopeCallback does not read it"
 WORDS = {
     "rank": Remedy("train with --scope light", "give ScopeCallback gram=True"),
@@ -38,11 +36,9 @@ WORDS = {
     "readings": Remedy("a smaller --every reads more often", "a smaller every= of ScopeCallback reads more often"),
     "probes": Remedy("a smaller --probe-every reads more often", "a smaller every= of ScopeCallback reads more often"),
 }
-"""Part of a record -> the same inside a sentence."""
 
 
 def command(config: Mapping[str, Any], part: str) -> str:
-    """What to type; nothing where nothing helps."""
     return COMMANDS[part].script if is_script(config) else COMMANDS[part].train
 
 

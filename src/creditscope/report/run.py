@@ -1,4 +1,4 @@
-"""A record as the report reads it. A part that is damaged is absent with a reason; the rest of the page stands."""
+"""A record as the report reads it. A damaged part is absent with a reason."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from creditscope.runs.record import Record
 
 Arrays = Mapping[str, NDArray[Any]]
 KINDS = "biufU"
-"""Kinds of arrays that a run writes, as numpy calls them: truth, numbers, text."""
+"""Kinds of numpy arrays that a run writes: truth values, numbers, text."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is on disk of one run."""
-
     name: str
     record: Record
     steps: Steps
     faults: list[str] = field(default_factory=list)
-    """What could not be read, one sentence each: filled while sections are made."""
+    """What could not be read, one sentence each; sections append to it."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -46,50 +44,32 @@ class Run:
         return self.steps.having(schema.ROLLOUTS_SPENT)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
-        """(step, value) where the metric was recorded as a number."""
         at, values = self.steps.numbers(metric)
         return list(zip(self.steps.column("step").values[at].tolist(), values.tolist(), strict=True))
 
-    def kept(self) -> list[int]:
-        """Steps whose rollouts were kept."""
-        return self.record.groups()
-
     def rollouts(self, step: int) -> Arrays | None:
-        """The rollouts kept of a step, or None where they cannot be read."""
         return self._read(self.record.group, step)
-
-    def readings(self) -> list[int]:
-        """Steps that the microscope read."""
-        return self.record.readings()
 
     def reading(self, step: int) -> Arrays | None:
         return self._read(self.record.reading, step)
 
-    def probes(self) -> list[int]:
-        """Steps at which a full probe read the optimiser."""
-        return self.record.optimizer_readings()
-
     def probed(self, step: int) -> Arrays | None:
         return self._read(self.record.optimizer_reading, step)
 
-    def _read(self, load: Callable[[int], Arrays], step: int) -> Arrays | None:
+    def _read(self, load: Callable[[int], dict[str, NDArray[Any]]], step: int) -> Arrays | None:
+        found: dict[str, NDArray[Any]] | None
         try:
             found = load(step)
         except CreditscopeError as error:
-            self._fault(str(error))
-            return None
-        for name, array in found.items():
-            if array.dtype.kind not in KINDS:
-                self._fault(f"{name} of step {step} is {array.dtype}, which no run writes")
-        return {name: array for name, array in found.items() if array.dtype.kind in KINDS}
-
-    def _fault(self, said: str) -> None:
-        if said not in self.faults:
-            self.faults.append(said)
+            found, said = None, [str(error)]
+        else:
+            odd = [name for name, array in found.items() if array.dtype.kind not in KINDS]
+            said = [f"{name} of step {step} is {found.pop(name).dtype}, which no run writes" for name in odd]
+        self.faults.extend(fault for fault in said if fault not in self.faults)
+        return found
 
 
 def read_run(path: Path) -> Run:
-    """A run by its folder."""
     record = Record.open(path)
     whole = resolved(path)
     # A seed alone says little: r8/seed-0.

@@ -1,4 +1,4 @@
-"""What a part of the page is: markup, data for its script, or one sentence on what is missing and how to get it."""
+"""A part of the page: markup, data for its script, or one sentence on what is missing and how to get it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page, with an anchor."""
-
     id: str
     title: str
     lead: str = ""
-    """One sentence on how to read it."""
     body: Html
     data: Mapping[str, Any] | None = None
-    """For the script `assets/<id>.js`, which is started with it; JSON, numbers already rounded, text already shown."""
+    """For the script `assets/<id>.js`: JSON, numbers already rounded, text already `shown`."""
 
     def html(self) -> Html:
         return tag("section", tag("h2", self.title), tag("p", self.lead, class_="lead") if self.lead else None,
@@ -34,19 +31,18 @@ class Section:
 
 
 def missing(what: str, typed: str | None = None) -> Html:
-    """What a record does not hold, and the command that would have written it."""
     how = join(" Get it with ", tag("code", typed), ".") if typed else None
     return tag("p", what, how, class_="missing")
 
 
 def lacking(what: str, config: Mapping[str, Any], part: str) -> Html:
-    """The same of a part of `remedies.COMMANDS`, as whoever made the record gets it."""
+    """A missing part of `remedies.COMMANDS`, with what would record it."""
     typed = command(config, part)
     return missing(what, typed) if typed else missing(f"{what} {CANNOT}.")
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """A number with so many significant digits: what a page shows is not what a record keeps.
+    """So many significant digits; None for what is not finite.
 
     >>> rounded(0.123456), rounded(float("nan")), rounded(1234567.0)
     (0.1235, None, 1235000.0)
@@ -57,7 +53,7 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 
 
 def spaced(items: Sequence[T], count: int) -> list[T]:
-    """So many of them, evenly spaced, the first and the last among them.
+    """`count` of them, evenly spaced, with the first and the last.
 
     >>> spaced([0, 1, 2, 3, 4, 5, 6], 3), spaced([0, 1], 5), spaced([0, 1, 2], 1)
     ([0, 3, 6], [0, 1], [2])
@@ -90,7 +86,6 @@ def thinned(columns: Sequence[Column], most: int) -> Rows:
 
 
 def some_steps(kept: str, of: int) -> Html:
-    """What a reader must know of charts that do not show every step."""
     return tag("p", f"The charts, their tables and their CSV files show {kept} of {of:,} steps: the first, the last, "
                     "and the lowest and the highest value of each line in equal parts of the run. Answers and means "
                     "are computed from all steps.", class_="soft")

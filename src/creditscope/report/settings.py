@@ -1,7 +1,6 @@
 """The runs of a comparison: those that differ only in the seed are one setting, named by what differs.
 
-Read from folders of runs, from files of evidence, and from folders that hold either. A run that cannot be read is named
-and left out.
+They are read from folders of runs, files of evidence, and folders of either; what cannot be read is named and left out.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from creditscope.report.markup import shown
 from creditscope.report.run import Run, read_run
 
 LONGEST = 60
-"""Letters of a setting's name."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of the comparison. Of a file of evidence there is no record."""
+    """A run of the comparison; a file of evidence has no record."""
 
     name: str
     path: Path
@@ -39,14 +37,11 @@ class Entry:
 
     @cached_property
     def answers(self) -> list[Answer]:
-        """Those of the run's own first screen; a file of evidence has none."""
         return [] if self.run is None else answers(self.run)
 
 
 @dataclass(frozen=True)
 class SettingRuns:
-    """Runs that differ in the seed alone."""
-
     name: str
     entries: tuple[Entry, ...]
 
@@ -57,15 +52,14 @@ class SettingRuns:
 
 @dataclass(frozen=True)
 class Several:
-    """What was found under the paths, in order of what differs."""
+    """What was found under the paths, sorted by what differs."""
 
     settings: tuple[SettingRuns, ...]
     differs: tuple[str, ...]
-    """The settings of `train` in which the runs differ, besides the seed."""
+    """Settings of `train` in which the runs differ, besides the seed."""
     faults: tuple[str, ...]
-    """What could not be read, a sentence each."""
     paths: tuple[str, ...]
-    """As they were given, for commands."""
+    """As given, for commands."""
 
     @property
     def entries(self) -> list[Entry]:
@@ -73,7 +67,7 @@ class Several:
 
 
 def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, total: None) -> Several:
-    """The runs under some paths. One that is damaged is a fault; none at all is an error. `told`: how many are read."""
+    """The runs under some paths. A damaged run is a fault; no run at all is an error. `told(done, total)`: progress."""
     inside = places(paths)
     above = Path(os.path.commonpath([resolved(place).parent for place in inside]))
     entries, faults = [], []
@@ -102,8 +96,9 @@ def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, 
 
 
 def _entry(place: Path, name: str, whole: bool) -> Entry:
-    """A run. `whole`: by its own settings, in which two folders that are both called "model" are two models; evidence
-    has cut them to that, so that beside a file of it all are."""
+    """A run. `whole` keeps its full settings, in which two folders "model" differ by path; evidence has no paths,
+    so beside a file of evidence none are kept.
+    """
     if has_no_step(place):
         raise CreditscopeError("it has no step yet")
     run = None if place.is_file() else read_run(place)
@@ -117,7 +112,7 @@ def _entry(place: Path, name: str, whole: bool) -> Entry:
 
 
 def has_no_step(place: Path) -> bool:
-    """Whether a run was begun there and nothing more."""
+    """Whether a run was begun there and has no step yet."""
     try:
         return (place / "run.json").exists() and not (place / "steps.jsonl").exists()
     except OSError:  # whoever reads it will say why it cannot be read
@@ -125,7 +120,6 @@ def has_no_step(place: Path) -> bool:
 
 
 def _finite(run: Evidence) -> Evidence:
-    """The evidence without values that are not finite: a metric that does not exist is absent."""
     return replace(run, steps=run.columns.finite(),
                    groups={name: [value if value is not None and math.isfinite(value) else None for value in values]
                            for name, values in run.groups.items()})
@@ -146,12 +140,12 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 TELLING = ("model", "task", "method", "credit", "brake", "adapt", "group", "inner_steps", "optimizer", "lr", "beta1")
-"""Settings by which people tell runs apart, in order."""
+"""Settings by which runs are usually told apart, in order."""
 SYMBOLS = {"group": "R", "inner_steps": "μ", "prompts": "P", "lr": "lr", "beta": "β", "beta1": "β₁", "beta2": "β₂"}
 
 
 def labels(runs: Sequence[Evidence], differs: Sequence[str]) -> list[str]:
-    """A name for each setting: what differs, without what is not needed to tell them apart."""
+    """One name per setting: what differs, as far as it is needed to tell them apart."""
     if not differs:
         return [shown(run.subject, LONGEST) for run in runs]
     keys = list(differs)
@@ -166,14 +160,12 @@ def labels(runs: Sequence[Evidence], differs: Sequence[str]) -> list[str]:
 
 
 def _names(runs: Sequence[Evidence], keys: Sequence[str]) -> list[str]:
-    """What sets each run apart: its values but none and the usual ones."""
     usual = {key: _usual([run[key] for run in runs]) for key in keys}
     parts = [[_part(run, key) for key in keys if run[key] not in (None, "none", usual[key])] for run in runs]
     return [shown(", ".join(own or [_part(run, keys[-1])]), LONGEST) for run, own in zip(runs, parts, strict=True)]
 
 
 def _usual(values: Sequence[Any]) -> Any:
-    """The value of more than half, which goes without saying; None where there is none."""
     return next((value for value in values if 2 * values.count(value) > len(values)), None)
 
 
@@ -184,7 +176,7 @@ def _part(run: Evidence, key: str) -> str:
 
 
 def value_of(run: Evidence, key: str) -> str:
-    """A setting in words: a credit that was not named is the method's own, of a path the end."""
+    """A setting in words: the method's credit where none was named, the end of a path."""
     if key == "credit":
         return str(run["credit"] or credit_of(run))
     if key == "model" and isinstance(run[key], str):

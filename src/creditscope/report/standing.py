@@ -1,4 +1,4 @@
-"""The numbers of a setting over its runs, and what they say: what was learnt, from what, and what stands out."""
+"""The numbers of a setting over its runs, and the sentences made of them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Estimate = tuple[Interval, str] | None
 
 
 def rank_by_step(run: Evidence) -> Mapping[int, float]:
-    """step -> effective rank, mean over live groups: from the readings, or where they were not kept from the steps."""
+    """step -> effective rank, mean over live groups: from the readings, or where these were not kept from the steps."""
     return run.by_step("all/effective_rank") or dict(run.series(schema.GRAM_GROUP_EFFECTIVE_RANK))
 
 
 def live_by_step(run: Evidence) -> dict[int, float]:
-    """step -> share of groups in which a token had credit, or as far as is known whose rewards differ: 1 − dead."""
+    """step -> 1 − dead groups, by credit where it was recorded, else by reward."""
     return {step: 1 - dead for step,
             dead in (run.series(schema.SIGNAL_DEAD_GROUPS) + run.series(schema.CREDIT_DEAD_GROUPS))}
 
@@ -38,14 +38,13 @@ def _accuracy(place: int) -> Callable[[Sequence[Evidence]], Estimate]:
 
 
 def _spent(runs: Sequence[Evidence]) -> Estimate:
-    """What the runs cost, a sum each: known, so that the mean has no interval."""
+    """Rollouts per run; an exact number, so the mean has no interval."""
     found = over_runs([[math.fsum(value for _, value in spent)] for run in runs
                        if (spent := run.series(schema.ROLLOUTS_SPENT))])
     return None if found is None else (replace(found[0], low=None, high=None), found[1])
 
 
 def _steps_of(metric: str) -> Callable[[Sequence[Evidence]], Estimate]:
-    """The mean of a metric over the steps that have it, then over runs."""
     return lambda runs: over_runs([[value for _, value in run.series(metric)] for run in runs], "steps")
 
 
@@ -55,11 +54,9 @@ def _column(name: str) -> Callable[[Sequence[Evidence]], Estimate]:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """A number of a setting: how it is read, and how it is shown."""
-
     of: Callable[[Sequence[Evidence]], Estimate]
     metric: str
-    """Of the glossary."""
+    """For the link to the glossary."""
     percent: bool = False
     digits: int = 2
 
@@ -94,7 +91,7 @@ def span(value: Interval, column: Statistic) -> str:
 
 
 def standing(setting: SettingRuns) -> Clause:
-    """What was learnt, what there was to learn from, and which other answers of its runs are not good."""
+    """What was learnt, the share of live groups, and which other answers of its runs are not good."""
     clauses = [clause for clause in (learnt(setting.runs), alive(setting.runs), *_others(setting)) if clause]
     if not clauses:
         return "unknown", "no evaluation and no group is recorded"
@@ -102,7 +99,7 @@ def standing(setting: SettingRuns) -> Clause:
 
 
 def learnt(runs: Sequence[Evidence]) -> Clause | None:
-    """The last evaluation against the first: by the interval of the change over three runs and more, else by run."""
+    """The last evaluation against the first: by the interval of the change from three runs on, else run by run."""
     points = [found for run in runs if len(found := run.points()) > 1]
     if not points:
         return None
@@ -119,7 +116,6 @@ def learnt(runs: Sequence[Evidence]) -> Clause | None:
 
 
 def alive(runs: Sequence[Evidence]) -> Clause | None:
-    """The share of live groups over all steps, by the thresholds of one run."""
     found = COLUMNS["live groups, %"].of(runs)
     if found is None:
         return None
@@ -129,7 +125,6 @@ def alive(runs: Sequence[Evidence]) -> Clause | None:
 
 
 def _others(setting: SettingRuns) -> Iterator[Clause]:
-    """The other topics, where a run's own answer is to watch or broken."""
     whole = [entry.answers for entry in setting.entries if entry.run is not None]
     for place, topic in enumerate(TOPICS[1:], start=1):
         wrong = [found[place].state for found in whole if found[place].state in ("watch", "broken")]
@@ -139,7 +134,6 @@ def _others(setting: SettingRuns) -> Iterator[Clause]:
 
 
 def signal(several: Several) -> Clause:
-    """The settings that got worse or have little to learn from, by name."""
     found = {setting.name: [clause for clause in (learnt(setting.runs), alive(setting.runs)) if clause is not None]
              for setting in several.settings}
     wrong = {name: [(state, words) for state, words in some if state != "good"] for name, some in found.items()}
@@ -154,8 +148,7 @@ def signal(several: Several) -> Clause:
 
 
 def findings(several: Several) -> Iterator[tuple[str, str]]:
-    """(topic, the settings with most and least of a number, and whether their intervals keep apart), for each model and
-    task: numbers of two tasks have no order."""
+    """(topic, settings with most and least of a number, whether their intervals overlap), per model and task."""
     families: dict[tuple[str, ...], list[SettingRuns]] = {}
     apart = [key for key in ("model", "task") if key in several.differs]
     for setting in several.settings:
@@ -174,7 +167,6 @@ def findings(several: Several) -> Iterator[tuple[str, str]]:
 
 def _ends(found: Sequence[tuple[SettingRuns, Interval]], column: Statistic, words: tuple[str, str, str],
           beside: str) -> str:
-    """Of the setting with most and the one with least: the number, and another one to read it by."""
     most, least, unit = words
     order = sorted(found, key=lambda pair: pair[1].mean)
     parts = []
@@ -189,11 +181,10 @@ def _ends(found: Sequence[tuple[SettingRuns, Interval]], column: Statistic, word
 
 
 SAME_COST = 1.05
-"""Factor between the rollouts of two settings up to which they have cost the same."""
+"""Ratio of rollouts up to which two settings count as equally expensive."""
 
 
 def _cost(one: SettingRuns, other: SettingRuns) -> str:
-    """What has to be said where two settings did not spend the same."""
     spent = {setting.name: found[0].mean for setting in (one, other) if (found := _spent(setting.runs)) is not None}
     if len(spent) < 2 or not all(spent.values()):
         return ""

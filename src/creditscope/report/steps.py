@@ -1,15 +1,15 @@
-"""The run over its steps: what came in, what was read, and where the paper's value lies."""
+"""Charts over the steps of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from creditscope.report.answers import absent
-from creditscope.report.chart import over_steps
+from creditscope.report.chart import Edges, over_steps
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section, lacking, missing, rounded, some_steps, thinned
@@ -18,14 +18,11 @@ from creditscope.runs.columns import Column, Steps
 from creditscope.runs.intervals import Interval, mean_interval
 
 Row = dict[str, Any]
-"""`step`, and by the name it is shown by each number of the step; None where it was recorded as not a number."""
+"""`step`, and each number of the step by its name on the page; None where it was recorded as not finite."""
 Chart = dict[str, Any]
 
 WINDOW = 10
-"""Steps of the running mean. Each step has fresh prompts, so the spread of their means says how sure the mean is; the
-spread over one step's rollouts would not, as those of a group are alike."""
-P1_RANK = 2.0
-"""arXiv:2606.29238, Table 1: the effective rank that P1 prints for every R."""
+"""Steps of the running mean. Its interval is over steps, whose prompts are independent; rollouts of a group are not."""
 COLUMNS = {
     schema.REWARD_MEAN: "reward of a step", schema.EVAL_ACCURACY: "accuracy", schema.EVAL_LOW: "low",
     schema.EVAL_HIGH: "high",
@@ -35,18 +32,17 @@ COLUMNS = {
     schema.GRAM_GROUP_W_NULL: "null (same w)", schema.OVERSHOOT_PAST: "after the last update",
     schema.GRAD_NORM: "gradient norm",
 }
-"""metric -> the name that it is shown by."""
+"""Metric -> its name on the page."""
 RUNNING = f"mean of up to {WINDOW} steps"
 MOST = 2000
-"""Steps in the charts: two for each pixel across them, and 0.3 MB of the page."""
+"""Steps in the charts: two per pixel, 0.3 MB of the page."""
 
 
 def section(run: Run) -> Section:
-    """Charts that share one cursor, over one table of rows."""
     rows = table(run.steps)
     drawn, trained = {row["step"] for row in rows}, run.trained.column("step").values.tolist()
     steps = [step for step in trained if step in drawn]
-    charts = [chart for make in CHARTS if (chart := make(rows)) is not None] if steps else []
+    charts = [found for one in CHARTS if (found := chart_of(one, rows))] if steps else []
     none = "No step has a number for these charts." if steps else "No step is recorded yet."
     thin = [some_steps(f"{len(rows):,}", len(run.steps))] if len(rows) < len(run.steps) else []
     notes = [*thin, *_lacks(run, rows), *_left_out(run.steps)] if charts else [missing(none)]
@@ -57,8 +53,8 @@ def section(run: Run) -> Section:
 
 
 def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row a step, a column a number; of more than `MOST` steps those that `thinned` keeps. A number that was not
-    finite is None; one that was not read is not there."""
+    """One row per step; of more than `MOST` steps those that `thinned` keeps. A number that was not finite is None, one
+    that was not read is absent."""
     found = Steps.of(steps)
     columns = {name: with_gaps(found, metric) for metric, name in COLUMNS.items()} | {"live groups": live_share(found)}
     columns |= {_after(k): found.numbers(metric) for k in range(1, MOST_UPDATES + 1)
@@ -76,7 +72,7 @@ def table(steps: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def with_gaps(steps: Steps, metric: str) -> Column:
-    """The numbers of a metric, and NaN where it was recorded as not finite."""
+    """The numbers of a metric, NaN where it was recorded as not finite."""
     (at, values), absences = steps.numbers(metric), steps.column("absent")
     told = [isinstance(names, dict) and metric in names for names in absences.values]
     gaps = np.setdiff1d(absences.at[np.array(told, dtype=bool)], at)
@@ -85,7 +81,6 @@ def with_gaps(steps: Steps, metric: str) -> Column:
 
 
 def live_share(steps: Steps) -> Column:
-    """live groups / groups, of the steps that have both and any group."""
     groups, live = steps.numbers(schema.SIGNAL_GROUPS), steps.numbers(schema.SIGNAL_LIVE_GROUPS)
     at, some, same = np.intersect1d(groups.at, live.at, assume_unique=True, return_indices=True)
     total = groups.values[some]
@@ -93,9 +88,7 @@ def live_share(steps: Steps) -> Column:
 
 
 def running(rewards: Sequence[float], share: bool) -> Row:
-    """The mean over the last steps with its 95 % interval, mean ± t·s/√n over their n means; from three steps on.
-
-    The interval keeps within 0 and 1 where all rewards until then do (`share`): it is not drawn where no mean can lie.
+    """mean ± t·s/√n over the last n steps' mean rewards, from three steps on; cut to [0, 1] where `share`.
 
     >>> running([0.0, 1.0], True), running([0.0, 0.5, 1.0], True), running([0.0, 1.0, 2.0], False)["mean low"]
     ({}, {'mean of up to 10 steps': 0.5, 'mean low': 0.0, 'mean high': 1.0}, -1.484)
@@ -103,21 +96,18 @@ def running(rewards: Sequence[float], share: bool) -> Row:
     last = rewards[-WINDOW:]
     if len(last) < 3:
         return {}
-    mean = mean_interval(last)
-    if share:
-        mean = within(mean, 0.0, 1.0)
+    mean = within(mean_interval(last), 0.0, 1.0) if share else mean_interval(last)
     return {RUNNING: rounded(mean.mean), "mean low": rounded(mean.low), "mean high": rounded(mean.high)}
 
 
 def within(value: Interval, low: float, high: float) -> Interval:
-    """An interval without what its mean cannot be."""
-    if value.low is None or value.high is None:
-        return value
-    return replace(value, low=max(value.low, low), high=min(value.high, high))
+    """An interval cut to [low, high]."""
+    ends = value.ends
+    return value if ends is None else replace(value, low=max(ends[0], low), high=min(ends[1], high))
 
 
 def packed(rows: Sequence[Row]) -> dict[str, Any]:
-    """The table by columns, each with the rows that have it where not all do: a fifth of the same as objects."""
+    """The table by columns, each with the rows that have it where not all do: a fifth of the size of objects."""
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row if name != "step"):
         at = [i for i, row in enumerate(rows) if name in row]
@@ -125,108 +115,96 @@ def packed(rows: Sequence[Row]) -> dict[str, Any]:
     return {"step": [row["step"] for row in rows], "columns": columns}
 
 
-# -- the charts: each from the rows, or None where they have nothing for it -------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class StepChart:
+    """A chart over steps, drawn where the rows have a line for it."""
+
+    name: str
+    title: str
+    lines: Callable[[Sequence[Row]], list[str]]
+    note: str
+    line_notes: Mapping[str, str] = field(default_factory=dict)
+    """Line -> what is added to the note where the line is drawn."""
+    percent: bool = False
+    zero: bool = True
+    points: tuple[str, ...] = ()
+    bands: Mapping[str, Edges] = field(default_factory=dict)
 
 
-def _reward(rows: Sequence[Row]) -> Chart | None:
-    lines = _there(rows, "reward of a step", RUNNING)  # the mean is drawn over the points
-    return _chart("reward", over_steps(
-        rows, "Reward", lines, band={RUNNING: ("mean low", "mean high")} if RUNNING in lines else None,
-        points=["reward of a step"], description="Mean reward of each step and over the last steps."),
-        f"Band: 95 % interval of the mean of up to {WINDOW} steps, from the spread of their means.") if lines else None
-
-
-def _accuracy(rows: Sequence[Row]) -> Chart | None:
-    lines = _there(rows, "accuracy")
-    bands = {"accuracy": ("low", "high")} if _there(rows, "low") and _there(rows, "high") else None
-    return _chart("accuracy", over_steps(
-        rows, "Accuracy on unseen problems", lines, band=bands, percent=True, points=lines,
-        description="Share of test problems solved, with its interval."),
-        "Upright lines: 95 % interval over the test problems.") if lines else None
-
-
-def _groups(rows: Sequence[Row]) -> Chart | None:
-    cut = ["cut off"] if any(row.get("cut off") for row in rows) else []
-    lines = [*_there(rows, "live groups"), *cut]
-    note = "Live: the rewards of the group differ." + (" Cut off: answers at the length limit." if cut else "")
-    return _chart("groups", over_steps(rows, "Live groups", lines, percent=True, zero=True,
-                                       description="Share of groups whose rewards differ."), note) if lines else None
-
-
-def _entropy(rows: Sequence[Row]) -> Chart | None:
-    lines = _there(rows, "entropy")
-    return _chart("entropy", over_steps(rows, "Entropy", lines, zero=True, description="Mean entropy of a token."),
-                  "Nats a token.") if lines else None
-
-
-def _length(rows: Sequence[Row]) -> Chart | None:
-    lines = _there(rows, "mean length", "longest")
-    return _chart("length", over_steps(rows, "Length", lines, zero=True, description="Tokens of an answer."),
-                  "Tokens an answer.") if lines else None
-
-
-def _rank(rows: Sequence[Row]) -> Chart | None:
-    if not _there(rows, "effective rank"):
+def chart_of(one: StepChart, rows: Sequence[Row]) -> Chart | None:
+    """The chart for the script, None where the rows have nothing for it."""
+    lines = one.lines(rows)
+    if not lines:
         return None
-    null = _there(rows, "null (same w)", "null (two rewards)")[:1]
-    said = {"null (same w)": " Null: orthogonal rollouts of equal norm with the same w.",
-            "null (two rewards)": " Null: orthogonal rollouts of equal norm with two rewards, 4k(R−k)/R."}
-    return _chart("rank", over_steps(
-        rows, "Effective rank of a group", ["effective rank", *null], zero=True, reference={"P1: 2 at any R": P1_RANK},
-        description="(Σσ)²/Σσ² of the rollouts' gradients, mean over groups, with its null and P1's value."),
-        "(Σσ)²/Σσ² of the rollouts' gradients, mean over live groups." + (said[null[0]] if null else ""))
-
-
-def _overshoot(rows: Sequence[Row]) -> Chart | None:
-    end = "after the last update"
-    names = [end, *map(_after, range(MOST_UPDATES, 0, -1))]
-    most = max(names, key=lambda name: sum(name in row for row in rows))  # of equals the first: the end, the latest
-    lines = _there(rows, *dict.fromkeys([end, most]))
-    return _chart("overshoot", over_steps(rows, "Tokens outside the clip range", lines, percent=True, zero=True,
-                                          description="Share of bounded tokens outside it."),
-                  "Share of the tokens that the method bounds.") if lines else None
-
-
-def _gradient(rows: Sequence[Row]) -> Chart | None:
-    lines = _there(rows, "gradient norm")
-    return _chart("gradient", over_steps(rows, "Gradient norm", lines, zero=True, description="Norm before clipping."),
-                  "Of the whole batch, before the norm is clipped.") if lines else None
-
-
-MOST_UPDATES = 64
-"""Updates on one batch after which tokens past their bound are looked for."""
-CHARTS: tuple[Callable[[Sequence[Row]], Chart | None], ...] = (
-    _reward, _accuracy, _groups, _entropy, _length, _rank, _overshoot, _gradient)
-
-
-def _lacks(run: Run, rows: Sequence[Row]) -> list[Html]:
-    """What has no chart because it was not recorded, and how to get it."""
-    out = []
-    if not _there(rows, "effective rank"):
-        out.append(lacking("No effective rank: the microscope was off, or no group it read was live.",
-                           run.config, "rank"))
-    if _overshoot(rows) is None:
-        out.append(lacking("No overshoot: the probe was off, or the method has no bound to go past.",
-                           run.config, "overshoot"))
-    if not _there(rows, "accuracy"):
-        out.append(lacking("No accuracy: the run was not evaluated.", run.config, "accuracy"))
-    return out
-
-
-def _left_out(steps: Steps) -> list[Html]:
-    names = sorted({name for step in steps.having("absent") for name in absent(step)})
-    return [missing(f"Not a finite number at some step, a gap in its chart: {', '.join(names)}.")] if names else []
-
-
-def _chart(name: str, spec: Mapping[str, Any], note: str) -> Chart:
+    note = one.note + "".join(f" {one.line_notes[name]}" for name in lines if name in one.line_notes)
+    bands = {name: ends for name, ends in one.bands.items() if name in lines and len(_there(rows, *ends)) == 2}
+    spec = over_steps(rows, one.title, lines, bands, one.percent, note, one.zero, one.points)
     columns = [column for line in spec["usermeta"]["lines"] for column in line.values()]
-    return {"name": name, "spec": spec, "columns": columns, "note": note}
+    return {"name": one.name, "spec": spec, "columns": columns, "note": note}
 
 
 def _there(rows: Sequence[Row], *names: str) -> list[str]:
     return [name for name in names if any(row.get(name) is not None for row in rows)]
 
 
+def _known(*names: str) -> Callable[[Sequence[Row]], list[str]]:
+    return lambda rows: _there(rows, *names)
+
+
+def _groups(rows: Sequence[Row]) -> list[str]:
+    return [*_there(rows, "live groups"), *(["cut off"] if any(row.get("cut off") for row in rows) else [])]
+
+
+def _rank(rows: Sequence[Row]) -> list[str]:
+    """The rank beside the first null that was recorded."""
+    rank = _there(rows, "effective rank")
+    return rank and [*rank, *_there(rows, "null (same w)", "null (two rewards)")[:1]]
+
+
+def _overshoot(rows: Sequence[Row]) -> list[str]:
+    """After the last update, and after the update that most steps were read at."""
+    names = [AT_END, *map(_after, range(MOST_UPDATES, 0, -1))]
+    most = max(names, key=lambda name: sum(name in row for row in rows))  # of equals the first
+    return _there(rows, *dict.fromkeys([AT_END, most]))
+
+
 def _after(updates: int) -> str:
     return f"after {updates} update{'s' if updates > 1 else ''}"
 
+
+AT_END = "after the last update"
+MOST_UPDATES = 64
+"""Updates on one batch after which tokens past their bound are looked for."""
+CHARTS = (
+    StepChart(name="reward", title="Reward", lines=_known("reward of a step", RUNNING), zero=False,  # the mean on top
+              points=("reward of a step",), bands={RUNNING: ("mean low", "mean high")},
+              note=f"Band: 95 % interval of the mean of up to {WINDOW} steps, from the spread of their means."),
+    StepChart(name="accuracy", title="Accuracy on unseen problems", lines=_known("accuracy"), percent=True, zero=False,
+              points=("accuracy",), bands={"accuracy": ("low", "high")},
+              note="Vertical lines: 95 % interval over the test problems."),
+    StepChart(name="groups", title="Live groups", lines=_groups, percent=True,
+              note="Live: the rewards of the group differ.",
+              line_notes={"cut off": "Cut off: answers at the length limit."}),
+    StepChart(name="entropy", title="Entropy", lines=_known("entropy"), note="Nats per token."),
+    StepChart(name="length", title="Length", lines=_known("mean length", "longest"), note="Tokens per answer."),
+    StepChart(name="rank", title="Effective rank of a group", lines=_rank,
+              note="(Σσ)²/Σσ² of the rollouts' gradients, mean over live groups.",
+              line_notes={"null (same w)": "Null: orthogonal rollouts of equal norm with the same w.",
+                          "null (two rewards)": "Null: orthogonal rollouts, equal norm, two rewards: 4k(R−k)/R."}),
+    StepChart(name="overshoot", title="Tokens outside the clip range", lines=_overshoot, percent=True,
+              note="Share of the tokens that the method bounds."),
+    StepChart(name="gradient", title="Gradient norm", lines=_known("gradient norm"),
+              note="Of the whole batch, before the norm is clipped."),
+)
+
+
+def _lacks(run: Run, rows: Sequence[Row]) -> list[Html]:
+    said = {"rank": (_rank, "No effective rank: the microscope was off, or no group it read was live."),
+            "overshoot": (_overshoot, "No overshoot: the probe was off, or the method has no bound to go past."),
+            "accuracy": (_known("accuracy"), "No accuracy: the run was not evaluated.")}
+    return [lacking(text, run.config, part) for part, (lines, text) in said.items() if not lines(rows)]
+
+
+def _left_out(steps: Steps) -> list[Html]:
+    names = sorted({name for step in steps.having("absent") for name in absent(step)})
+    return [missing(f"Not a finite number at some step, a gap in its chart: {', '.join(names)}.")] if names else []

@@ -1,7 +1,7 @@
-"""Every token of some groups, with all that was recorded of it: the data of the token view.
+"""The data of the token view: every token of some groups, with all that was recorded of it.
 
-A page cannot hold every kept rollout of a long run. It holds the steps that are spread evenly over the run, and of each
-the groups whose rewards differ first, as many as the budget bears; what is left out is counted on the page.
+A page cannot hold every kept rollout of a long run. It holds steps that are evenly spaced over the run, and of each as
+many groups as fit, those whose rewards differ first; what is left out is counted on the page.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ BUDGET = 800_000
 """Bytes of gzipped JSON: 1.07 MB of base64, so that a page stays within 2.5 MB with the charts' library in it."""
 MOST_STEPS = 60
 LEAST_GROUPS = 2
-"""Groups of a step that are worth more than another step."""
+"""Up to so many groups of a step are preferred to another step."""
 LONGEST_PROMPT = 4_000
 
 NUMBERS, TEXT = "biuf", "U"
-"""Kinds of arrays, as numpy calls them."""
 
 Json = dict[str, Any]
 
@@ -63,29 +62,22 @@ DIGITS = {"ratio": 4, "after": 4}
 
 
 def other_credit(key: str) -> Quantity:
-    """The quantity of an estimator of --also."""
     return Quantity(f"A by {key.removeprefix(OTHER)}", "signed", "credit by another estimator of --also")
 
 
 def section(run: Run) -> Section:
-    """The token view, or why there is none."""
     title, lead = "Tokens", "One group side by side. Colour is the chosen number; point at a token to see all of them."
-    if not run.kept():
-        return Section(id="tokens", title=title, body=lacking("This run kept no rollouts, so there is no token to "
-                                                              "show.", run.config, "rollouts"))
-    found = select(run)
+    kept, found = len(run.record.groups()), select(run)
     if found is None:
-        return Section(id="tokens", title=title, body=missing(f"None of the {len(run.kept())} kept steps can be shown: "
-                                                              f"their files are damaged, or hold no tokens."))
+        return Section(id="tokens", title=title, body=missing(
+            f"None of the {kept} kept steps can be shown: their files are damaged, or hold no tokens.") if kept else
+            lacking("This run kept no rollouts, so there is no token to show.", run.config, "rollouts"))
     return Section(id="tokens", title=title, lead=lead, data=found.data(),
                    body=join(tag("p", found.note, class_="soft"), tag("div", id="token-view"), *lacks(run, found)))
 
 
-# -- what is in the file -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Batch:
+class KeptBatch:
     """A kept step, as far as its arrays fit together."""
 
     tokens: NDArray[Any]
@@ -96,7 +88,7 @@ class Batch:
     arrays: Arrays
 
     def groups(self) -> list[int]:
-        """Group ids: those whose rewards differ, then the others."""
+        """Group ids: those whose rewards differ first."""
         reward = self.optional("reward", self.group.shape)
         ids = np.unique(self.group).tolist()
         return sorted(ids, key=lambda g: reward is None or len(np.unique(reward[self.group == g])) < 2)
@@ -107,20 +99,19 @@ class Batch:
 
 
 def fitting(arrays: Arrays, name: str, shape: tuple[int, ...], kinds: str = NUMBERS) -> NDArray[Any] | None:
-    """The array of that name; one of another shape or kind says nothing about these rollouts."""
+    """The array of that name, None where its shape or kind is another."""
     found = arrays.get(name)
     return found if found is not None and found.shape == shape and found.dtype.kind in kinds else None
 
 
-def read(run: Run, step: int) -> Batch | None:
-    """The rollouts of a step; None where there are no tokens to show."""
+def read(run: Run, step: int) -> KeptBatch | None:
     arrays = run.rollouts(step) or {}
     shape = arrays["mask"].shape if "mask" in arrays else ()
     mask, tokens = fitting(arrays, "mask", shape, "b"), fitting(arrays, "tokens", shape, "iu")
     group = fitting(arrays, "group", shape[:1], "iu")
     if mask is None or tokens is None or group is None or mask.ndim != 2 or not mask.any():
         return None
-    return Batch(tokens, mask, group, values_of(arrays, shape), arrays)
+    return KeptBatch(tokens, mask, group, values_of(arrays, shape), arrays)
 
 
 def values_of(arrays: Arrays, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
@@ -144,7 +135,6 @@ class Selection:
     """The part of a record that is in the file."""
 
     steps: dict[int, list[Json]]
-    """Groups by step."""
     kept: int
     groups: int
     """Groups of the largest step."""
@@ -152,11 +142,10 @@ class Selection:
     words: list[str]
     quantities: list[str]
     graded: bool
-    """Whether the rewards of steps are more than right and wrong."""
+    """Whether a step reward other than 0 and 1 occurs."""
 
     @property
     def note(self) -> str:
-        """How much of the record this is."""
         each = min(len(groups) for groups in self.steps.values())
         which = "all groups of each" if each == self.groups else \
             f"{each} of {self.groups} groups each, those with mixed rewards first"
@@ -172,11 +161,12 @@ class Selection:
 
 
 def select(run: Run, budget: int = BUDGET) -> Selection | None:
-    """As many steps as bear two groups each within the budget, or more groups of each where every step is in.
+    """As many steps as fit the budget with two groups each, or more groups of each where every step fits.
 
-    The newest step tells what a group takes; where not even one fits, answers are cut. One step is in memory at a time.
+    The newest step tells the size of a group; where not even one fits, answers are cut. One step is in memory at a
+    time.
     """
-    kept = run.kept()
+    kept = run.record.groups()
     readable = ((step, batch) for step in reversed(kept) if (batch := read(run, step)) is not None)
     newest, last = next(readable, (-1, None))
     if last is None:
@@ -213,23 +203,19 @@ def select(run: Run, budget: int = BUDGET) -> Selection | None:
 
 
 def weight(data: Json) -> int:
-    """Bytes that a group takes in the file, before base64."""
+    """Bytes of a group in the file, before base64."""
     return len(zlib.compress(json.dumps(data, separators=(",", ":")).encode()))
 
 
 def shared(answers: Iterable[Json]) -> list[str]:
-    """The texts of all tokens, each once; in the answers they become numbers."""
+    """The texts of all tokens, each once; in the answers they are replaced by their index."""
     numbers: dict[str, int] = {}
     for found in answers:
         found["tokens"] = [numbers.setdefault(text, len(numbers)) for text in found["tokens"]]
     return list(numbers)
 
 
-# -- one group ---------------------------------------------------------------------------------------------------------
-
-
-def group_data(batch: Batch, group: int, longest: int) -> Json:
-    """A group for the script: its prompt, its answers up to `longest` tokens each, and its tree."""
+def group_data(batch: KeptBatch, group: int, longest: int) -> Json:
     rows = np.flatnonzero(batch.group == group)
     prompt = batch.optional("prompt", batch.group.shape, TEXT)
     text = "" if prompt is None else shown(str(prompt[rows[0]]), LONGEST_PROMPT)
@@ -241,8 +227,8 @@ def group_data(batch: Batch, group: int, longest: int) -> Json:
                       rounded(line.high, 3)] for line in lines]}
 
 
-def answer(batch: Batch, row: int, longest: int) -> Json:
-    """One answer: its tokens, those that the policy did not choose (`given`), and a column for each quantity."""
+def answer(batch: KeptBatch, row: int, longest: int) -> Json:
+    """One answer: its tokens, those that the policy did not choose (`given`), and one column per quantity."""
     extent = int(extents(batch.mask[row:row + 1])[0])
     width = min(extent, longest)
     chosen = batch.mask[row, :width]
@@ -261,7 +247,6 @@ def answer(batch: Batch, row: int, longest: int) -> Json:
 
 @functools.lru_cache(maxsize=4096)
 def word(text: str) -> str:
-    """A token's text as it is shown."""
     return shown(text, LONGEST)
 
 
@@ -285,14 +270,14 @@ def significant(value: NDArray[Any], digits: int) -> NDArray[np.float64]:
         return np.asarray(np.round(value / up * down) / down * up)
 
 
-def uncovered(batch: Batch, row: int, covered: str) -> str:
-    """The end of the answer's text that no token stands for."""
+def uncovered(batch: KeptBatch, row: int, covered: str) -> str:
+    """The end of the answer's text that has no token."""
     text = batch.optional("text", batch.group.shape, TEXT)
     whole = "" if text is None else str(text[row])
     return whole[len(covered):] if whole.startswith(covered) else ""
 
 
-def steps_of(batch: Batch, row: int, width: int) -> list[tuple[int, int, int, float | None]]:
+def steps_of(batch: KeptBatch, row: int, width: int) -> list[tuple[int, int, int, float | None]]:
     """(number, start, stop, reward) of the labelled steps of an answer, in columns."""
     step, reward = batch.optional("step", batch.mask.shape), step_reward(batch)
     if step is None or reward is None:
@@ -306,21 +291,18 @@ def steps_of(batch: Batch, row: int, width: int) -> list[tuple[int, int, int, fl
     return out
 
 
-def step_reward(batch: Batch) -> NDArray[Any] | None:
-    """(B, S) what each step earned, where it was labelled."""
+def step_reward(batch: KeptBatch) -> NDArray[Any] | None:
     steps = np.atleast_2d(batch.arrays.get("step_reward", np.zeros(0))).shape[1]
     return batch.optional("step_reward", (len(batch.mask), steps))
 
 
-def is_graded(batch: Batch) -> bool:
-    """Whether a step can earn something other than wrong, 0, and right, 1."""
+def is_graded(batch: KeptBatch) -> bool:
     reward = step_reward(batch)
     return reward is not None and not bool(np.isin(reward, (0, 1)).all())
 
 
 def lacks(run: Run, found: Selection) -> list[Html]:
-    """What this record does not say of its tokens, and how to have it said; a run that did ask is told why not."""
-    have, kept = set(found.quantities), set(run.kept())
+    have, kept = set(found.quantities), set(run.record.groups())
     out = []
     if not have & {"w", "A"}:
         out.append(missing("These rollouts carry no credit: only their text is shown."))
@@ -329,12 +311,12 @@ def lacks(run: Run, found: Selection) -> list[Html]:
             step for step, _ in run.series(schema.OVERSHOOT_PAST))
         out.append(unkept("Where tokens stood after the last update was not recorded.", seen, run, "after"))
     if not any(key.startswith(OTHER) for key in have):
-        seen = bool(run.config.get("also")) and not kept.isdisjoint(run.readings())
+        seen = bool(run.config.get("also")) and not kept.isdisjoint(run.record.readings())
         out.append(unkept("No other estimator's credit was recorded.", seen, run, "also"))
     return out
 
 
 def unkept(what: str, seen: bool, run: Run, part: str) -> Html:
-    """What is missing; where the run computed it at a kept step (`seen`), no flag of the command would help."""
+    """What is missing. Where the run computed it at a kept step (`seen`), no flag of the command would help."""
     return missing(f"{what} The run had it, but an older creditscope did not keep it by token: train it again.") \
         if seen else lacking(what, run.config, part)

@@ -1,11 +1,11 @@
-"""The page while its run goes on: served to this machine alone, made again when the record has changed.
+"""The page while its run goes on: served on the loopback address, made again when the record has changed.
 
     GET /          the page
     GET /version   {"version": ..., "notice": ..., "age": ...}: which page that would be, why it is not newer, and the
                    seconds since the record changed
 
-Nothing else is answered. A site that the user visits could ask a server on this machine, or give its own name to the
-address 127.0.0.1: so whoever asks under another name than ours is refused, and no other site may read an answer.
+Other paths are refused. A web site could send requests to this machine, also by resolving its own name to 127.0.0.1: so
+requests under another host name are refused, and no other site may read an answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNTOUCHED = '<html lang="en">'
 
 
 class Watched:
-    """A page and what it was made from. The last good one stays while the record cannot be read."""
+    """A page and what it was made from. The last good page stays while the record cannot be read."""
 
     def __init__(self, paths: Sequence[Path], make: Callable[[], str]) -> None:
         self._paths, self._make = paths, make
@@ -45,7 +45,7 @@ class Watched:
         self.version, self.notice, self._page = "", "", b""
 
     def page(self) -> bytes:
-        """The page, made again if the record is another than it was. It knows its own version."""
+        """The page, made again if the record has changed."""
         with self._lock:
             now = version(self._paths)
             if now != self._seen:
@@ -54,15 +54,14 @@ class Watched:
             return self._page
 
     def age(self) -> float | None:
-        """Seconds since the record changed."""
         newest = max((found.st_mtime for _, found in _seen(self._paths)), default=None)
         return None if newest is None else round(max(0.0, time.time() - newest), 1)
 
     def _refresh(self, now: str) -> None:
-        before = remembered.set(self._looks)  # a run of thousands of readings is not read anew for each of them
+        before = remembered.set(self._looks)  # old readings are not read again
         try:
             text = self._make()
-        except Exception as error:  # whatever it is: a server that follows a run does not end while the run goes on
+        except Exception as error:  # any error: the server stays up while the run goes on
             if not self._page:
                 self._seen = None
                 raise
@@ -78,7 +77,7 @@ class Watched:
 
 
 def version(paths: Sequence[Path]) -> str:
-    """A word that changes when a record does: of every file that a page is made from, its name, size and time."""
+    """A hash of the name, size and time of every file that a page is made from."""
     seen = hashlib.sha256()
     for file, found in _seen(paths):
         seen.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\n".encode(errors="surrogateescape"))
@@ -86,14 +85,12 @@ def version(paths: Sequence[Path]) -> str:
 
 
 def _seen(paths: Sequence[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """The files that a page is made from."""
     for file in (file for place in places(paths) for file in _files(place)):
-        with contextlib.suppress(OSError):  # it has just been replaced, or is not there yet: the next look will tell
+        with contextlib.suppress(OSError):  # replaced just now, or not there yet
             yield file, file.stat()
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """What a page reads of a run's folder, or the file itself."""
     if not path.is_dir():
         yield path
         return
@@ -103,7 +100,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Listens on the loopback address and nowhere else. Port 0 takes any that is free."""
+    """Listens on the loopback address only. Port 0 takes any that is free."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -121,14 +118,12 @@ class Server(socketserver.ThreadingTCPServer):
         self.url = f"http://{HOST}:{self.port}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that left in the middle of an answer is no news; anything else is."""
+        """A browser that leaves in the middle of an answer is no error."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET and HEAD of two paths."""
-
     server: Server
     timeout = 10
     server_version, sys_version = "creditscope", ""
@@ -149,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(404, b"There is / and /version.\n")
         except (ConnectionError, TimeoutError):
             raise
-        except Exception as error:  # the run may not have begun, or be half gone: the browser asks again by itself
+        except Exception as error:  # the run may not have begun: the browser asks again
             text = f"{error}\n\nThis page asks again every {AGAIN} seconds.\n"
             self._answer(503, text.encode(errors="backslashreplace"), Refresh=str(AGAIN))
 
@@ -166,14 +161,13 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def end_headers(self) -> None:
-        """What every answer says, errors too. The page brings its policy for scripts; who may frame it, a page cannot
-        say itself."""
+        """Headers of every answer, errors too; the page cannot forbid framing itself."""
         for name, value in HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """The terminal is for the user."""
+        """Nothing is logged to the terminal."""
 
 
 HEADERS = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Content-Type-Options": "nosniff",
@@ -182,8 +176,7 @@ HEADERS = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Content-Type-
 
 
 def serve(server: Server) -> None:
-    """Answer until Ctrl-C, or until somebody ends the process: a shell that starts it in the background tells it to
-    ignore Ctrl-C, so both signals are asked for by name."""
+    """Answer until SIGINT or SIGTERM. Shells make background jobs ignore SIGINT, so both handlers are set."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.serve_forever(poll_interval=0.2)

@@ -1,4 +1,4 @@
-"""Numbers in the words of the first screen: shares in percent, means with their interval, and what a mean is of."""
+"""Numbers as text for the first screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def mean_of(steps: Sequence[Mapping[str, Any]], what: str = "steps") -> str:
-    """What a number is a mean of."""
+    """Which steps a number is a mean of."""
     if not steps:
         return f"No {what} to average."
     if len(steps) == 1:
@@ -43,7 +43,7 @@ def percent(value: float) -> str:
 
 
 def near(value: float, limit: float, least: int = 1) -> str:
-    """So many decimals that a value below the limit is not printed as the limit; at most eight."""
+    """As many decimals as are needed not to print a value below the limit as the limit; at most eight."""
     for digits in range(least, 9):
         text = f"{value:.{digits}f}"
         if float(text) != limit:

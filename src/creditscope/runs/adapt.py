@@ -1,8 +1,8 @@
-"""When a run changes R, or its credit: rules that read the lines of its record so far, and nothing else.
+"""When a run changes R, or its credit: rules that are pure functions of the lines of its record so far.
 
-arXiv:2606.29238, Sec. 8, proposes to raise R, or to take denser rewards, when the effective rank falls. A rule is a
-pure function of the lines, so a resumed run decides as the whole one did. Prompts per step stay as they are: a raised R
-makes a step dearer, and the budget of rollouts ends the run earlier. No torch.
+arXiv:2606.29238, Sec. 8, proposes to raise R, or to take denser rewards, when the effective rank falls. A resumed run
+decides as an uninterrupted one. Prompts per step stay: a raised R makes a step more expensive, and the budget of
+rollouts ends the run earlier.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a step is taken with: R, and the credit as --credit spells it."""
+    """R and credit of a step; credit as --credit spells it."""
 
     group: int
     credit: str
@@ -32,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptRow:
-    """One row of the list."""
+    """One row of the table."""
 
     name: str
     rule: str
@@ -41,7 +41,7 @@ class AdaptRow:
     reads: bool = False
     """True where it reads the rank, so that there must be readings of it."""
     spends: bool = False
-    """True where it goes by the share of the budget that was spent."""
+    """True where it depends on the share of the budget that was spent."""
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
@@ -59,7 +59,7 @@ def falls(ranks: Sequence[float], window: int, fall: float) -> bool:
 
 
 def raised(group: int, most: int) -> int:
-    """min(2R, most); R itself where it stands above.
+    """min(2R, most); R itself where it is larger.
 
     >>> raised(8, 32), raised(24, 32), raised(64, 32)
     (16, 32, 64)
@@ -91,7 +91,7 @@ def _late_group(start: Setting, lines: Lines, budget: int, *, at: float, most: i
 
 
 def _ranks(lines: Any) -> list[float]:
-    """The readings of the rank. A value that is not finite is left out of the record, so it is no reading here."""
+    """The finite readings of the rank."""
     return [line[RANK] for line in lines if RANK in line and math.isfinite(line[RANK])]
 
 
@@ -99,7 +99,7 @@ WINDOW = Option(5, "readings in a mean", low=1)
 FALL = Option(0.8, "share of the first mean under which the rank has fallen", low=0.0, high=1.0)
 MOST = Option(32, "R is raised no further", low=2)
 DENSER = tuple(name for name, row in ESTIMATORS.items() if "critic" not in row.needs)
-"""Credits to switch to; a critic would have learnt nothing until then."""
+"""Credits to switch to; a critic would be untrained at the switch."""
 
 ADAPTS: Mapping[str, AdaptRow] = MappingProxyType({row.name: row for row in (
     AdaptRow(name="none", rule="R and credit stay", decide=_stay),
@@ -128,16 +128,13 @@ def parse_adapt(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def decide(spec: str, start: Setting, lines: Lines, budget: int) -> Setting:
-    """The setting of the step that follows these lines, in a run that began with `start` and may spend `budget`.
-
-    Each line has the setting it was taken with, `adapt/group` and `adapt/switched`, and what it spent.
-    """
+    """The setting of the step after these lines, in a run that began with `start` and may spend `budget` rollouts."""
     name, options = parse_adapt(spec)
     return ADAPTS[name].decide(start, lines, budget, **options)
 
 
 def check_adapt(spec: str, start: Setting, budget: int, scope: str, readings: int) -> None:
-    """Refuse settings under which the rule could do nothing; `readings` is how many the run has at most."""
+    """Refuse settings under which the rule could do nothing; `readings` is the most that the run has."""
     name, options = parse_adapt(spec)
     row = ADAPTS[name]
     if row.reads and scope == "off":

@@ -15,8 +15,6 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a file."""
-
     file: str
     """groups, scope or optimizer: the folder of its npz files."""
     name: str
@@ -94,7 +92,7 @@ def _table(file: str, *names: str) -> dict[str, tuple[str, str]]:
 
 ROLLOUTS = _table("groups", "tokens", "step", "mask", "logp", "ref_logp", "entropy", "group", "reward", "step_state",
                   "step_reward", "prompt", "text", "pieces")
-"""What makes rollouts again of a file of groups/, for `files.arrays.fitting`."""
+"""What rollouts are rebuilt from, for `files.arrays.fitting`."""
 READING = _table("scope", "group", "reward", "row_w", "gram", "scores", "eps", "other_names", "other_grams",
                  "layer_names", "layer_groups", "layers")
 """What claims read of a file of scope/."""

@@ -1,8 +1,8 @@
-"""Runs beside each other at an equal number of rollouts, read from their records alone. Imports no torch.
+"""Runs beside each other at an equal number of rollouts, read from their records.
 
-A run spends rollouts at its own pace: a step of Monte Carlo credit costs many times a step of outcome credit. So runs
-are compared by what they have spent: accuracy is known at the evaluations, (rollouts spent until then, accuracy), and
-is a straight line between them. What differs between the runs, credit or brake, is a row of `kinds.KINDS`.
+Steps cost different numbers of rollouts: one with Monte Carlo credit many times one with outcome credit. Accuracy is
+known at the evaluations, (rollouts spent until then, accuracy), and interpolated linearly between them. What differs
+between the runs, credit or brake, is a row of `kinds.KINDS`.
 """
 
 from __future__ import annotations
@@ -29,30 +29,26 @@ class Kind:
     """What differs between compared runs: how they are named, trained, read and judged."""
 
     setting: str
-    """Of `train`; the runs differ in it and in the seed, and in nothing else."""
+    """The setting of `train` that differs, besides the seed."""
     noun: str
     luck: str
-    """What two seeds cannot tell from luck."""
+    """Completes "cannot tell luck from"."""
     default: tuple[str, ...]
-    """Names to compare where none are given."""
     baseline: str
-    """Whom every other one is compared with."""
     name: Callable[[Mapping[str, Any]], str]
-    """A run's, by its settings; one that could not be is refused."""
+    """(settings) -> name; a name that is not allowed is refused."""
     readings: Mapping[str, str]
-    """A number of a run -> the metric whose mean over the run's steps it is."""
+    """Number of a run -> the metric whose mean over the steps it is."""
     more: Callable[[Sequence[CandidateRun], Sequence[CandidateRun]], dict[str, Any]]
-    """(runs of one name, runs of the baseline) -> numbers of a line besides the means of its readings."""
+    """(runs of one name, runs of the baseline) -> further numbers of a line."""
     judge: Callable[[Comparison, Candidate, Sequence[Candidate]], list[str]]
-    """(comparison, baseline, the others) -> what the numbers say, where there are enough seeds."""
+    """(comparison, baseline, the others) -> sentences, where there are enough seeds."""
     inner_steps: int
     scope: str
     probe: Mapping[str, Any]
-    """Settings of the probe that the runs are trained with."""
     free: frozenset[str] = FREE
     """Settings that change no number of the page."""
     out: str
-    """Where the runs go, unless told."""
 
     @property
     def one(self) -> str:
@@ -61,8 +57,6 @@ class Kind:
 
 @dataclass(frozen=True)
 class CandidateRun:
-    """A finished run in the numbers that are compared."""
-
     path: Path
     name: str
     seed: int
@@ -72,11 +66,11 @@ class CandidateRun:
     steps: int
     spent: int
     sampled: int
-    """Rollouts of the batches; the rest of `spent` are continuations that were sampled for values."""
+    """Rollouts of the batches; the rest of `spent` are continuations for values."""
     seconds: float
-    """Wall time of the steps, without evaluations and without the readings of microscope and probe."""
+    """Wall time of the steps, without evaluations, microscope and probe."""
     readings: Mapping[str, float]
-    """Means over the steps that have the metric; what no step has is absent."""
+    """Means over the steps that have the metric."""
 
     @property
     def budget(self) -> int:
@@ -89,18 +83,16 @@ class CandidateRun:
 
 
 def is_finished(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """A run that came to its end has a last line that is an evaluation alone."""
+    """A finished run ends with a line that is an evaluation alone."""
     return bool(steps) and schema.EVAL_ACCURACY in steps[-1] and schema.ROLLOUTS_SPENT not in steps[-1]
 
 
 def read_run(record: Record, kind: Kind) -> CandidateRun:
-    """The numbers of a finished run."""
     return run_of(record.path, record.config, record.steps(), kind)
 
 
 def run_of(path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], kind: Kind) -> CandidateRun:
-    """The numbers of a finished run by its settings and steps, wherever they were kept. Evaluations stand on the line
-    of the step that follows them."""
+    """The numbers of a finished run. An evaluation stands on the line of the step that follows it."""
     config = _checked(path, config)
     if not config["rollouts"]:
         raise CreditscopeError(f"{path} had no budget, so it cannot be compared at equal rollouts; train it "
@@ -121,11 +113,11 @@ def run_of(path: Path, config: Mapping[str, Any], lines: Sequence[Mapping[str, A
 
 SETTINGS = {"seed": int, "rollouts": int, "group": int, "prompts": int, "inner_steps": int, "eval_problems": int,
             "lr": float, "model": str, "task": str, "method": str}
-"""What a page is made of, and its kind."""
+"""Setting that a page shows -> its type."""
 
 
 def _checked(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's settings. A folder may come from anybody: what is not as `train` writes it is refused, not shown."""
+    """The run's settings; run.json is untrusted, so types are checked."""
     config = {"rollouts": 0} | dict(settings)
     for name, kind in SETTINGS.items():
         value = config.get(name)
@@ -149,8 +141,6 @@ def read_folder(out: Path, kind: Kind) -> tuple[list[CandidateRun], list[Path]]:
 
 @dataclass(frozen=True)
 class Glance:
-    """How far a run is."""
-
     steps: int = 0
     spent: int = 0
     accuracy: float | None = None
@@ -158,7 +148,7 @@ class Glance:
 
 
 def glance(path: Path) -> Glance:
-    """How far the run in a folder is, also while it is written; nothing yet where there is no record."""
+    """Also of a run that is being written; empty without a record."""
     try:
         lines = Record.open(path).steps()
     except CreditscopeError:
@@ -169,7 +159,7 @@ def glance(path: Path) -> Glance:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], apart: frozenset[str] = FREE) -> str | None:
-    """The first setting in which two runs differ, in words, or None. A setting that one does not know is no difference.
+    """The first setting in which two runs differ, in words, or None. A setting that one run lacks is no difference.
 
     >>> difference({"lr": 0.1, "log": []}, {"lr": 0.2, "log": ["wandb"]})
     'lr is 0.1, not 0.2'
@@ -183,7 +173,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], apart: frozenset[
 
 
 def at(points: Sequence[tuple[int, float]], rollouts: Sequence[float]) -> list[float]:
-    """Accuracy once so many rollouts were spent: a straight line between two evaluations, nothing beyond the last.
+    """Accuracy after so many rollouts, interpolated linearly between evaluations; an error beyond the last one.
 
     >>> at([(0, 0.5), (100, 0.75), (300, 1.0)], [50, 200])
     [0.625, 0.875]
@@ -208,7 +198,7 @@ def area(points: Sequence[tuple[int, float]], budget: int) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One estimator, or one brake, over its seeds. What does not exist is None."""
+    """One estimator, or one brake, over its seeds."""
 
     name: str
     seeds: tuple[int, ...]
@@ -217,24 +207,22 @@ class Candidate:
     difference: Interval | None
     """To the baseline, paired by seed."""
     overlaps: bool | None
-    """Whether the interval of the mean meets the baseline's."""
+    """Whether the interval of the mean overlaps the baseline's."""
     area: Interval
     curve: tuple[Interval, ...]
-    """On the comparison's grid."""
     steps: float
     spent: float
     continuations: float
     """Share of the rollouts that were spent on values."""
     seconds: Interval
-    """Per run."""
     seconds_per_rollout: float
     numbers: Mapping[str, Any]
-    """What is read of this kind alone: an interval for each of its readings, and `Kind.more`."""
+    """An interval for each of the kind's readings, and `Kind.more`."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Estimators, or brakes, at an equal number of rollouts, best mean first."""
+    """Best mean first."""
 
     kind: Kind
     settings: Mapping[str, Any]
@@ -248,7 +236,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[CandidateRun], kind: Kind) -> Comparison:
-    """The numbers of a table and a figure. All runs must agree in everything but the kind's setting and the seed."""
+    """All runs must agree in everything but the kind's setting and the seed."""
     if not runs:
         raise CreditscopeError("there is no finished run to compare")
     first = runs[0]
@@ -273,7 +261,6 @@ def compare(runs: Sequence[CandidateRun], kind: Kind) -> Comparison:
 
 
 def _line(kind: Kind, runs: Sequence[CandidateRun], base: Sequence[CandidateRun], grid: Sequence[float]) -> Candidate:
-    """The runs of one name beside those of the baseline, of which there are none where it was not run, or is this."""
     curves = [at(run.points, grid) for run in runs]
     ends, against = ({run.seed: run.end for run in some} for some in (runs, base))
     accuracy = mean_interval(list(ends.values()))
@@ -292,6 +279,5 @@ def _line(kind: Kind, runs: Sequence[CandidateRun], base: Sequence[CandidateRun]
 
 
 def _over(values: Iterable[float | None]) -> Interval | None:
-    """Over the runs that have the number."""
     found = [value for value in values if value is not None]
     return mean_interval(found) if found else None

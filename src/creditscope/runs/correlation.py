@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from creditscope.errors import CreditscopeError
 from creditscope.runs import schema
 from creditscope.runs.intervals import Z975
 from creditscope.runs.record import Record
 
 ROUNDING = 1e-6
-"""A |J| below this at every step is 0 up to the rounding of a float32 sum."""
+"""|J| below this at every step is 0 up to the rounding of a float32 sum."""
 LARGEST = 1e100
-"""No metric is larger; the square of one that is might not be a number."""
+"""Largest |metric| whose square is a float."""
 
 
 class Correlation(NamedTuple):
@@ -39,24 +42,21 @@ def correlation(values: Sequence[float], rewards: Sequence[float]) -> Correlatio
     x, y = _unit(values), _unit(rewards)
     if x is None or y is None:
         return None
-    r = max(-1.0, min(1.0, math.fsum(a * b for a, b in zip(x, y, strict=True))))
-    if len(x) < 4:
-        return Correlation(r, None, None)
-    if abs(r) == 1.0:
-        return Correlation(r, r, r)
+    r = float(np.clip(x @ y, -1, 1))
+    if len(x) < 4 or abs(r) == 1.0:
+        return Correlation(r, *((None, None) if len(x) < 4 else (r, r)))
     half = Z975 / math.sqrt(len(x) - 3)
     return Correlation(r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half))
 
 
-def _unit(values: Sequence[float]) -> list[float] | None:
+def _unit(values: Sequence[float]) -> NDArray[np.float64] | None:
     """(x − x̄)/‖x − x̄‖, or None where x varies by rounding alone."""
-    largest = max((abs(x) for x in values), default=0.0)
-    if not values or max(values) - min(values) <= 1e-15 * largest:
+    x = np.array(values, dtype=np.float64)
+    largest = np.abs(x).max(initial=0.0)
+    if not len(x) or np.ptp(x) <= 1e-15 * largest:
         return None
-    mean = math.fsum(x / largest for x in values) / len(values)
-    centred = [x / largest - mean for x in values]
-    norm = math.hypot(*centred)
-    return [x / norm for x in centred]
+    centred = x / largest - (x / largest).mean()
+    return np.asarray(centred / np.linalg.norm(centred))
 
 
 def over_training(record: Record) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def over_training(record: Record) -> dict[str, Any]:
 
 
 def series(run: Path, steps: Sequence[Mapping[str, Any]], *names: str) -> list[tuple[float, ...]]:
-    """The metrics `names` of every step that has them all. A folder may come from anybody: only numbers pass."""
+    """The metrics `names` of every step that has them all; steps.jsonl is untrusted, so types are checked."""
     found = [line for line in steps if all(name in line for name in names)]
     for line in found:
         for name in names:

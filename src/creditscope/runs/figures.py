@@ -1,7 +1,6 @@
-"""Numbers as pictures: of credit, accuracy against rollouts spent; of brakes, distance past the bound beside accuracy;
-of group sizes, a number over training or by R. Needs the extra `plot`.
+"""Figures as SVG: accuracy against rollouts spent, overshoot beside accuracy, a number over training or by R.
 
-Greys and colours are chosen to be read on white and on black; the ground is transparent.
+Needs the extra `plot`. Colours are readable on white and on black; the background is transparent.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from creditscope.runs.intervals import Interval
 INK = "#767676"  # the grey whose contrast is 4.5 to 1 against white and against black
 GRID = "#76767640"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d")
-"""Okabe and Ito's palette without black and yellow, which vanish on one of the two grounds, and two more."""
+"""Okabe and Ito's palette without black and yellow, which are invisible on one background, and two more."""
 WIDTH, HEIGHT = 430, 300
 GAP = 14
-"""Least distance of two labels in pixels."""
 
 
 def can_draw() -> bool:
-    """Whether the extra `plot` is installed; nothing is imported."""
+    """Whether the extra `plot` is installed; imports nothing."""
     return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
 
 
@@ -49,7 +47,6 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def _pushed(ascending: Sequence[float], gap: float) -> list[float]:
-    """Each value at least `gap` above the one before it."""
     out: list[float] = []
     for x in ascending:
         out.append(max(x, out[-1] + gap) if out else x)
@@ -57,38 +54,17 @@ def _pushed(ascending: Sequence[float], gap: float) -> list[float]:
 
 
 def accuracy_svg(found: Comparison) -> str:
-    """Accuracy against rollouts spent, a line and an interval an estimator; beside it accuracy at the end."""
-    alt, what = _altair(), found.kind.setting
-    colour = _colour(alt, found)
-    seen = [x for line in found.lines for p in line.curve for x in (p.mean, p.low, p.high) if x is not None]
-    room = 0.04 * (max(seen) - min(seen)) or 0.01
-    low, high = min(seen) - room, max(seen) + room
-    accuracy = alt.Scale(domain=[low, high], nice=False, zero=False)
-    curve = [{what: line.name, "rollouts": x, "mean": p.mean, "low": p.low, "high": p.high}
-             for line in found.lines for x, p in zip(found.grid, line.curve, strict=True)]
-    places = spread([line.accuracy.mean for line in found.lines], GAP * (high - low) / HEIGHT, low, high)
-    labels = [{what: line.name, "rollouts": found.budget, "place": place}
-              for line, place in zip(found.lines, places, strict=True)]
-    across = alt.X("rollouts:Q", title="rollouts spent, continuations for values included",
-                   scale=alt.Scale(domain=[0, found.budget], nice=False))
-    up = alt.Y("mean:Q", title="accuracy on unseen problems", scale=accuracy, axis=alt.Axis(format=".0%"))
-    base = alt.Chart(alt.Data(values=curve)).encode(x=across, color=colour)
-    lines = alt.layer(
-        base.transform_filter("isValid(datum.low)").mark_area(opacity=0.13).encode(y=alt.Y("low:Q", scale=accuracy),
-                                                                                  y2="high:Q"),
-        base.mark_line(strokeWidth=2).encode(y=up),
-        base.mark_circle(size=22, opacity=1).encode(y=up),
-        alt.Chart(alt.Data(values=labels)).mark_text(align="left", dx=8, fontSize=11).encode(
-            x="rollouts:Q", y=alt.Y("place:Q", scale=accuracy), text=f"{what}:N", color=colour),
-    ).properties(width=WIDTH, height=HEIGHT, title=f"Accuracy by rollouts spent ({_seeds(found)})")
-
+    """Accuracy against rollouts spent, one line per name with its interval; beside it accuracy at the end."""
+    alt = _altair()
+    lines = _lines(alt, {line.name: list(zip(found.grid, line.curve, strict=True)) for line in found.lines},
+                   _colours(found), "accuracy on unseen problems", "rollouts spent, continuations for values included",
+                   percent=True).properties(title=f"Accuracy by rollouts spent ({_seeds(found)})")
     final = _dots(alt, found, {line.name: line.accuracy for line in found.lines}, alt.X(
         "mean:Q", title="accuracy", scale=alt.Scale(zero=False), axis=alt.Axis(format=".0%", tickCount=5)))
     return _svg(alt.hconcat(lines, final.properties(title=f"At {found.budget:,} rollouts"), spacing=95))
 
 
 def brake_svg(found: Comparison) -> str:
-    """Two panels with a row for each brake: how far past the bound the tokens are that went past it, and accuracy."""
     alt = _altair()
     rows = {line.name: line.numbers["distance"] for line in found.lines}
     distance = _dots(alt, found, {name: value for name, value in rows.items() if value is not None}, alt.X(
@@ -103,33 +79,39 @@ def brake_svg(found: Comparison) -> str:
 
 def curves_svg(curves: Mapping[str, Sequence[tuple[int, Interval]]], words: str, percent: bool = False,
                along: str = "step") -> str:
-    """A number over training, or over what `along` names: a line and an interval for each name, at its end the name."""
-    alt = _altair()
+    """A number over training, or over what `along` names: one line per name with its interval."""
+    most = max(p.n for line in curves.values() for _, p in line)
+    over = "one run each, no interval" if most == 1 else f"mean of up to {most} runs, 95 % t-interval"
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(curves)}
+    return _svg(_lines(_altair(), curves, colours, words, along, percent).properties(
+        title=f"{words[0].upper()}{words[1:]} ({over})"))
+
+
+def _lines(alt: Any, curves: Mapping[str, Sequence[tuple[float, Interval]]], colours: Mapping[str, str], words: str,
+           along: str, percent: bool) -> Any:
+    """One line per name with its interval, and its name at the end."""
     seen = [x for line in curves.values() for _, p in line for x in (p.mean, p.low, p.high) if x is not None]
     room = 0.04 * (max(seen) - min(seen)) or 0.01
     low, high = min(seen) - room, max(seen) + room
-    last = max(step for line in curves.values() for step, _ in line)
-    rows = [{"name": name, "step": step, "mean": p.mean, "low": p.low, "high": p.high}
-            for name, line in curves.items() for step, p in line]
-    places = spread([line[-1][1].mean for line in curves.values()], GAP * (high - low) / HEIGHT, low, high)
-    labels = [{"name": name, "step": last, "place": place} for name, place in zip(curves, places, strict=True)]
+    last = max(place for line in curves.values() for place, _ in line)
+    rows = [{"name": name, "x": place, "mean": p.mean, "low": p.low, "high": p.high}
+            for name, line in curves.items() for place, p in line]
+    ends = spread([line[-1][1].mean for line in curves.values()], GAP * (high - low) / HEIGHT, low, high)
+    labels = [{"name": name, "x": last, "end": end} for name, end in zip(curves, ends, strict=True)]
     scale = alt.Scale(domain=[low, high], nice=False, zero=False)
-    colour = alt.Color("name:N", legend=None, scale=alt.Scale(
-        domain=list(curves), range=[COLOURS[i % len(COLOURS)] for i in range(len(curves))]))
+    colour = _colour(alt, "name", colours)
     up = alt.Y("mean:Q", title=words, scale=scale, axis=alt.Axis(format=".0%") if percent else alt.Axis())
     base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X("step:Q", title=along, scale=alt.Scale(domain=[0, max(last, 1)], nice=False),
+        x=alt.X("x:Q", title=along, scale=alt.Scale(domain=[0, max(last, 1)], nice=False),
                 axis=alt.Axis(tickMinStep=1)), color=colour)
-    counts = sorted({p.n for line in curves.values() for _, p in line})
-    over = "one run each, no interval" if counts[-1] == 1 else f"mean of up to {counts[-1]} runs, 95 % t-interval"
-    return _svg(alt.layer(
+    return alt.layer(
         base.transform_filter("isValid(datum.low)").mark_area(opacity=0.13).encode(y=alt.Y("low:Q", scale=scale),
                                                                                   y2="high:Q"),
         base.mark_line(strokeWidth=2).encode(y=up),
         base.mark_circle(size=22, opacity=1).encode(y=up),
         alt.Chart(alt.Data(values=labels)).mark_text(align="left", dx=8, fontSize=11).encode(
-            x="step:Q", y=alt.Y("place:Q", scale=scale), text="name:N", color=colour),
-    ).properties(width=WIDTH, height=HEIGHT, title=f"{words[0].upper()}{words[1:]} ({over})"))
+            x="x:Q", y=alt.Y("end:Q", scale=scale), text="name:N", color=colour),
+    ).properties(width=WIDTH, height=HEIGHT)
 
 
 def _altair() -> Any:
@@ -142,11 +124,11 @@ def _altair() -> Any:
 
 
 def _dots(alt: Any, found: Comparison, values: Mapping[str, Interval], along: Any) -> Any:
-    """A row for each name: a dot, its interval, and the baseline's interval as a strip across all rows."""
+    """One row per name: mean and interval; the baseline's interval as a strip across all rows."""
     what, names = found.kind.setting, [line.name for line in found.lines]
     rows = [{what: name, "mean": value.mean, "low": value.low, "high": value.high} for name, value in values.items()]
     up = alt.Y(f"{what}:N", sort=names, title=None, scale=alt.Scale(domain=names))
-    base = alt.Chart(alt.Data(values=rows)).encode(y=up, color=_colour(alt, found))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=up, color=_colour(alt, what, _colours(found)))
     panel = [base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q"),
              base.mark_circle(size=50, opacity=1).encode(x=along)]
     level = values.get(found.kind.baseline)
@@ -166,13 +148,15 @@ def _svg(chart: Any) -> str:
     return svg
 
 
-def _colour(alt: Any, found: Comparison) -> Any:
-    """The baseline grey, the others in colour by the alphabet, so that one keeps its colour when it moves up."""
+def _colours(found: Comparison) -> dict[str, str]:
+    """The baseline grey, the others by the alphabet, so that colours do not depend on the order."""
     names, baseline = {line.name for line in found.lines}, found.kind.baseline
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(sorted(names - {baseline}))}
-    colours |= {baseline: INK} if baseline in names else {}
-    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    return alt.Color(f"{found.kind.setting}:N", scale=scale, legend=None)
+    return colours | ({baseline: INK} if baseline in names else {})
+
+
+def _colour(alt: Any, field: str, colours: Mapping[str, str]) -> Any:
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(colours), range=list(colours.values())), legend=None)
 
 
 def _seeds(found: Comparison) -> str:

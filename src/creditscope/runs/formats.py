@@ -11,7 +11,6 @@ from typing import Any
 
 FORMAT = 2
 READ = (1, FORMAT)
-"""Formats that can be read."""
 
 OLD: Mapping[str, Mapping[str, str]] = {
     "steps": {
@@ -20,7 +19,7 @@ OLD: Mapping[str, Mapping[str, str]] = {
     "scope": {"credit": "row_w"},
     "evidence": {"credit_null": "w_null", "credit_sum": "w_sum"},
 }
-"""Part of a record -> name in format 1 -> name now. `evidence` are the columns of groups in an evidence file."""
+"""Part of a record -> name in format 1 -> name now; `evidence`: columns of groups in an evidence file."""
 
 
 def upgraded(values: Mapping[str, Any], part: str, form: int) -> dict[str, Any]:

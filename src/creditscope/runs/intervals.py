@@ -18,7 +18,7 @@ Z975 = 1.959964
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over n values with its 95 % interval. One value has no interval: its ends are None, not 0 wide."""
+    """A mean over n values with its 95 % interval; one value has no interval."""
 
     mean: float
     low: float | None

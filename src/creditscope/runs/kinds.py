@@ -1,7 +1,4 @@
-"""What may differ between compared runs, credit or brake, one row each: its runs' names and numbers, and its verdicts.
-
-No torch.
-"""
+"""What may differ between compared runs, credit or brake, one row each: its names, numbers and verdicts."""
 
 from __future__ import annotations
 
@@ -21,29 +18,28 @@ from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import in_percent, in_points, percent
 
 ENOUGH = 3
-"""Seeds below which nothing is said to be better than another."""
+"""Seeds below which nothing is judged."""
 MEASURES = ("distance", "overshoot")
-"""What a brake is to cut: nats past the bound, mean of the tokens past it, and mean of all bounded tokens."""
+"""Nats past the bound, mean of the tokens past it, and mean of all bounded tokens."""
 HALF = -0.5
-"""The relative change below which an interval must lie, for a brake to cut at least by half."""
+"""The interval of the relative change must lie below it for "at least by half"."""
 
 
 def estimator_of(config: Mapping[str, Any]) -> str:
-    """The estimator of a run; a name that could not be one is refused."""
     credit = credit_of(config)
     parse(credit)
     return credit
 
 
 def brake_of(config: Mapping[str, Any]) -> str:
-    """The brake of a run; runs that are older than brakes had none. A name that could not be one is refused."""
+    """Runs that are older than brakes had none."""
     brake = str(config.get("brake", "none"))
     parse_brake(brake)
     return brake
 
 
 def relative_change(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval | None:
-    """The interval of ours/theirs − 1 over the seeds that both have; where theirs is 0 there is no ratio.
+    """The interval of ours/theirs − 1 over the seeds that both have, where theirs is not 0.
 
     >>> relative_change({0: 0.25, 1: 0.75, 2: 1.0}, {0: 0.5, 1: 1.0, 3: 1.0}).mean  # (0.5 + 0.75)/2 − 1
     -0.375
@@ -53,7 +49,7 @@ def relative_change(ours: Mapping[int, float], theirs: Mapping[int, float]) -> I
 
 
 def held(runs: Sequence[CandidateRun], base: Sequence[CandidateRun]) -> dict[str, Any]:
-    """How a brake changes the overshoot, paired by seed, and how far apart its seeds end: std (n − 1) and the worst."""
+    """Relative change of the overshoot, paired by seed; std (n − 1) and minimum of the final accuracies."""
     def by_seed(some: Sequence[CandidateRun], name: str) -> dict[int, float]:
         return {run.seed: run.readings[name] for run in some if name in run.readings}
 
@@ -64,10 +60,7 @@ def held(runs: Sequence[CandidateRun], base: Sequence[CandidateRun]) -> dict[str
 
 
 def verdicts(found: Comparison) -> list[str]:
-    """What the numbers say, by rule.
-
-    Two seeds that agree by chance have an interval of no width: with fewer than three nothing is decided.
-    """
+    """What the numbers say, by rule. Two seeds that agree by chance have an interval of no width, so it takes three."""
     kind, base = found.kind, found.baseline
     if base is None:
         return [f"{kind.baseline} was not run, so nothing is compared with it; name it too"]
@@ -84,7 +77,7 @@ def verdicts(found: Comparison) -> list[str]:
 
 
 def judge_estimators(found: Comparison, base: Candidate, others: Sequence[Candidate]) -> list[str]:
-    """An estimator beats the baseline where its interval lies wholly above."""
+    """An estimator beats the baseline where its interval lies above the baseline's."""
     where = _where(found)
     apart = [line for line in others if line.overlaps is False]
     above = [line for line in apart if line.accuracy.mean > base.accuracy.mean]
@@ -140,7 +133,6 @@ def judge_brakes(found: Comparison, base: Candidate, others: Sequence[Candidate]
 
 
 def _changes(line: Candidate) -> dict[str, Interval]:
-    """The relative changes that enough seeds speak for."""
     found = {measure: line.numbers[f"{measure}_change"] for measure in MEASURES}
     return {measure: change for measure, change in found.items() if change is not None and change.n >= ENOUGH}
 
@@ -154,7 +146,6 @@ def _where(found: Comparison) -> str:
 
 
 def command(found: Comparison) -> str:
-    """The command that makes these runs, from their own settings."""
     seeds = sorted({seed for line in found.lines for seed in line.seeds})
     flags = {"seeds": seeds[-1] - seeds[0] + 1, "first-seed": seeds[0], "rollouts": found.budget,
              "points": len(found.grid) - 1}
@@ -167,7 +158,7 @@ def command(found: Comparison) -> str:
 
 
 def as_dict(line: Candidate, kind: Kind) -> dict[str, Any]:
-    """A line for a program: its name stands under the setting, the kind's own numbers among the others."""
+    """A line as JSON: its name under the setting, the kind's numbers beside the others."""
     found = asdict(line)
     name, numbers = found.pop("name"), found.pop("numbers")
     return {kind.setting: name, **found, **numbers}

@@ -1,28 +1,24 @@
 """The run directory: plain files that survive a kill at any moment and can be read while they are written.
 
     run.json          what was run: format, config, versions, seed
-    steps.jsonl       one object per step, appended and synced; a torn last line is not a step. A step is complete once
-                      its line is here: what else is kept of it was written before, and is named in it (`kept`)
-    groups/*.npz      selected rollouts of a step: tokens, credit, w, clipped, entropy, text; where read, log π
-                      afterwards and the credit by other estimators
-    scope/*.npz       what the microscope read at a step: Gram matrices by group and by parameter, sketches
-    optimizer/*.npz   what the optimiser did at a step: the update under other reward scales, whole and by layer
+    steps.jsonl       one object per step, appended and synced; a torn last line is not a step. Files of a step are
+                      written before its line, which names them under `kept`
+    groups/*.npz      selected rollouts of a step
+    scope/*.npz       what the microscope read at a step
+    optimizer/*.npz   what the full probe read of the optimiser at a step
     checkpoints/*     folders that appear whole or not at all
     run.lock          held by the one process that writes
 
-What is damaged later is noticed: run.json and each line of steps.jsonl end with a CRC-32 of themselves, zip files bring
-their own, and a folder has SHA256SUMS, as sha256sum -c reads it. What has no sum, because an older version wrote it or
-somebody edited it, is believed.
+Damage is detected: run.json and each line of steps.jsonl end with a CRC-32 of themselves, zip files contain one, and a
+folder has SHA256SUMS, as sha256sum -c reads it. What has no checksum is accepted: it was edited, or is older.
 
 `runs.schema` has every metric and `runs.arrays` every array. Names of an older format are read as those of today.
-Imports no torch, so that reading a run starts at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import math
@@ -41,6 +37,7 @@ from safetensors import SafetensorError
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import inside, masked, members
 from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
+from creditscope.files.sums import seal
 from creditscope.files.writing import flush_to_disk, lock_folder, new_file, new_folder, remove_folder
 from creditscope.runs.columns import Steps
 from creditscope.runs.formats import FORMAT, READ, upgraded
@@ -49,9 +46,8 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 SHELVES = ("groups", "scope", "optimizer")
-SUMS = "SHA256SUMS"
 KEEP = 2
-"""Checkpoints that stay: the newest, and the one before for the day the newest is damaged."""
+"""Checkpoints that stay: the newest, and the one before in case the newest is damaged."""
 MAX_STEP = 4 * 2**20
 """Longest line of steps.jsonl, in bytes. A step has a few thousand."""
 _NAME = re.compile(r"\d{6}|[1-9]\d{6,11}")
@@ -60,7 +56,7 @@ _SUM = re.compile(rb': "[0-9a-f]{8}"}$')
 
 
 class Record:
-    """A run on disk. `create` and `resume` give a writer, `open` a reader; a reader never changes a byte."""
+    """A run on disk. `create` and `resume` give a writer, `open` a reader, which changes nothing."""
 
     def __init__(self, path: Path, run: dict[str, Any], lock: BaseFileLock | None) -> None:
         self.path = path
@@ -77,13 +73,13 @@ class Record:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CreditscopeError(f"cannot make the run folder {path}: {error.strerror}") from None
-        strangers = sorted(entry.name for entry in path.iterdir() if not _scrap(entry))
-        if strangers and not (path / "run.json").exists():
-            raise CreditscopeError(f"{path} is not empty (it holds {strangers[0]!r}); choose another --out")
+        others = sorted(entry.name for entry in path.iterdir() if not _scrap(entry))
+        if others and not (path / "run.json").exists():
+            raise CreditscopeError(f"{path} is not empty (it holds {others[0]!r}); choose another --out")
         lock = lock_folder(path)
         try:
-            # Asked under the lock: another process may have started and ended a run here just now.
-            if (path / "run.json").exists() and cls.open(path).steps():  # one that took no step is not worth keeping
+            # Checked under the lock: another process may have run here meanwhile. A run without steps is replaced.
+            if (path / "run.json").exists() and cls.open(path).steps():
                 raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out")
             _refuse_links(path)
             run = {"format": FORMAT, "config": masked(dict(config)), "versions": dict(versions)}
@@ -92,7 +88,7 @@ class Record:
                 (path / "groups").mkdir(exist_ok=True)
                 (path / "checkpoints").mkdir(exist_ok=True)
                 (path / "steps.jsonl").touch()
-                _write(path / "run.json", _run_json(record.run))  # at last: it says that there is a run
+                _write(path / "run.json", _run_json(record.run))  # last: it makes the folder a run
                 flush_to_disk(path.parent)
         except BaseException:
             lock.release()
@@ -104,23 +100,23 @@ class Record:
         """A writer on an old run whose config is the same, except for the keys in `free`."""
         path = Path(path)
         config = masked(dict(config))
-        cls.open(path)  # what is no run is said before anything is written there
+        cls.open(path)  # refuse what is no run before anything is written
         lock = lock_folder(path)
         try:
             record = cls.open(path)
             old = record.config
-            # A setting that is younger than the run had its default then; `as_recorded` gives it that.
+            # A setting that is newer than the run had its default; `as_recorded` sets it.
             for key in sorted(set(old) - free):
                 if old.get(key) != config.get(key):
                     raise CreditscopeError(f"cannot resume {path}: its {key} is {old.get(key)!r}, not "
                                            f"{config.get(key)!r}; give the same settings, or start a new run with "
                                            f"another --out")
-            whole = b"".join(line for line, _ in record._lines())  # without a line that a kill tore
+            whole = b"".join(line for line, _ in record._lines())  # without a torn last line
             record.run["config"] = dict(config)
             with _disk(path):
-                # Of these folders alone: another one may be a link to a place that is not the run's.
+                # Only these folders: another one may be a link out of the run.
                 places = [path, path / "checkpoints", *(path / shelf for shelf in SHELVES)]
-                for place in filter(Path.is_dir, places):  # before a step is forgotten that could not be made again
+                for place in filter(Path.is_dir, places):  # before any step is removed
                     if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
                         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 for scrap in (scrap for place in places for scrap in place.glob(".*.part")):
@@ -170,8 +166,7 @@ class Record:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def append(self, step: int, metrics: Mapping[str, float | int | str]) -> None:
-        """Add one step. A value that is not finite is left out and named under `absent`, with what it was; the shelves
-        that have a file of the step are named under `kept`."""
+        """Add one step. Values that are not finite are listed under `absent`, files of the step under `kept`."""
         self._must_write()
         absent = {k: str(v) for k, v in metrics.items() if isinstance(v, float) and not math.isfinite(v)}
         line: dict[str, Any] = {"step": step} | {k: v for k, v in metrics.items() if k not in absent}
@@ -187,13 +182,13 @@ class Record:
                 out.flush()
                 os.fsync(out.fileno())
             except OSError:
-                # Half a line on a full disk would be glued to the next one: cut it off again.
+                # Half a line on a full disk would be joined to the next one.
                 with contextlib.suppress(OSError):
                     os.ftruncate(out.fileno(), whole)
                 raise
 
     def rewind(self, steps: int) -> None:
-        """Keep the first `steps` steps and forget what came after them, groups included."""
+        """Keep the first `steps` steps and remove later ones, with their files."""
         self._must_write()
         kept = [line for line, found in self._lines() if found["step"] < steps]
         with _disk(self.path):
@@ -205,25 +200,22 @@ class Record:
             for step in self.checkpoints():
                 if step > steps:
                     remove_folder(self.checkpoint_path(step))
-            for old in self.checkpoints()[:-KEEP]:  # a kill may have come before these went
+            for old in self.checkpoints()[:-KEEP]:  # left by a kill
                 remove_folder(self.checkpoint_path(old))
 
     def save_group(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep selected rollouts of a step."""
         self._save("groups", step, arrays)
 
     def save_reading(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what the microscope read at a step."""
         self._save("scope", step, arrays)
 
     def save_optimizer(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what the optimiser did at a step."""
         self._save("optimizer", step, arrays)
 
     def thin(self, step: int, most: int, every: Mapping[str, int]) -> None:
         """After a step: keep at most `most` files of each shelf, evenly spread; 0 keeps all. `every`: its schedule.
 
-        run.json says how many steps apart they are before the others go, so that they are not missed.
+        run.json states the spacing before files are removed, so that they do not count as missing.
         """
         self._must_write()
         for shelf, often in every.items():
@@ -255,7 +247,7 @@ class Record:
 
     @contextlib.contextmanager
     def checkpoint(self, step: int, keep: int = KEEP) -> Iterator[Path]:
-        """A folder to fill; it becomes checkpoints/<step> when the block ends well, and older ones than `keep` go."""
+        """A folder to fill; renamed to checkpoints/<step> at the end of the block, and only the newest `keep` stay."""
         with self.folder(f"checkpoints/{step:06d}") as part:
             yield part
         with _disk(self.path):
@@ -264,11 +256,11 @@ class Record:
 
     @contextlib.contextmanager
     def folder(self, name: str) -> Iterator[Path]:
-        """A folder to fill; it takes its name when the block ends well, in place of an older one."""
+        """A folder to fill; renamed to its name at the end of the block, in place of an older one."""
         self._must_write()
         with _disk(self.path), new_folder(self.path / name, sync=True) as part:
             yield part
-            _seal(part)
+            seal(part)
 
     def _must_write(self) -> None:
         if self._lock is None:
@@ -282,7 +274,6 @@ class Record:
         return found
 
     def steps(self) -> list[dict[str, Any]]:
-        """Every completed step, in order."""
         return [found for _, found in self._lines()]
 
     def columns(self) -> Steps:
@@ -294,51 +285,47 @@ class Record:
         return self._kept("groups")
 
     def group(self, step: int) -> dict[str, NDArray[Any]]:
-        """The rollouts kept of a step."""
         return self._load("groups", step, "rollouts")
 
     def readings(self) -> list[int]:
-        """The steps that were read by the microscope."""
+        """The steps that the microscope read."""
         return self._kept("scope")
 
     def reading(self, step: int) -> dict[str, NDArray[Any]]:
-        """What the microscope read at a step."""
         return self._load("scope", step, "readings")
 
     def reading_version(self, step: int) -> tuple[Any, ...]:
-        """What changes when the reading of a step does."""
+        """Changes when the file of the reading does."""
         file = self._file("scope", step).absolute()
-        with contextlib.suppress(OSError):  # whoever reads it will say why it cannot be read
+        with contextlib.suppress(OSError):  # the reader will report it
             found = file.stat()
             return file, found.st_ino, found.st_size, found.st_mtime_ns
         return (file,)
 
     def optimizer_readings(self) -> list[int]:
-        """The steps at which the optimiser was read."""
         return self._kept("optimizer")
 
     def optimizer_reading(self, step: int) -> dict[str, NDArray[Any]]:
-        """What the optimiser did at a step."""
         return self._load("optimizer", step, "optimiser readings")
 
     def missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-        """Files that the steps say were kept, and that are gone."""
+        """Files that the steps name under `kept` and that do not exist."""
         lines, apart = Steps.of(self.columns() if steps is None else steps).together("step", "kept"), self._apart()
         told = {shelf: {step for step, kept in lines if isinstance(kept, list) and shelf in kept
                         and step % apart.get(shelf, 1) == 0} for shelf in SHELVES}
         gone = [f"{shelf}/{step:06d}.npz" for shelf in SHELVES for step in sorted(told[shelf] - set(self._kept(shelf)))]
-        now = Record.open(self.path) if gone else self  # a writer may have thinned them since run.json was read
+        now = Record.open(self.path) if gone else self  # a writer may have thinned since run.json was read
         return gone if now.run == self.run else now.missing()
 
     def told_missing(self, steps: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
-        """The same in a sentence, or none."""
+        """The same as one sentence, or none."""
         gone = self.missing(steps)
         more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
-        return [f"{self.path} lacks what it had kept: {', '.join(gone[:3])}{more}; what is said here is said without"] \
+        return [f"{self.path} lacks files that it had kept: {', '.join(gone[:3])}{more}; they are left out here"] \
             if gone else []
 
     def _apart(self) -> dict[str, int]:
-        """By shelf that was thinned, how many steps apart its files are."""
+        """Shelf -> how many steps apart its files are, where it was thinned."""
         found = self.run.get("apart")
         return {shelf: apart for shelf, apart in (found if isinstance(found, dict) else {}).items()
                 if shelf in SHELVES and type(apart) is int and apart > 0}
@@ -352,28 +339,25 @@ class Record:
     def _load(self, shelf: str, step: int, what: str) -> dict[str, NDArray[Any]]:
         path = self._file(shelf, step)
         try:
-            # Member by member, each read to its end: `np.load` stops where the header says, and so before the sum.
+            # Each member is read to its end, which checks its CRC; `np.load` stops before it.
             found = {name.removesuffix(".npy"): _array(data) for name, data in members(inside(self.path, path))}
             return upgraded(found, shelf, self.run["format"])
         except FileNotFoundError:
             raise CreditscopeError(f"no {what} were kept of step {step}; kept: {self._kept(shelf)}") from None
-        except Exception as error:  # zip files, their packers and headers of arrays fail in more ways than are listed
+        except Exception as error:  # zip and npy readers raise many types
             raise CreditscopeError(f"cannot read the {what} of step {step} in {self.path}: {error}; the file was "
                                    f"damaged. Delete {path} to go on without it") from None
 
     def checkpoints(self) -> list[int]:
-        """The steps after which a checkpoint was kept, oldest first."""
         return sorted(int(p.name) for p in (self.path / "checkpoints").glob("*") if _NAME.fullmatch(p.name))
 
     def checkpoint_path(self, step: int) -> Path:
         return inside(self.path, self.path / "checkpoints" / f"{step:06d}")
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """The whole lines of steps.jsonl, and what they say, one in memory at a time. A torn last line is no error: the
-        step had not ended."""
+        """The complete lines of steps.jsonl and their values, one in memory at a time."""
         path = self.path / "steps.jsonl"
-        taken = max(self.checkpoints(), default=0)  # before the lines, which may grow meanwhile
-        last: int | None = None
+        taken, last = max(self.checkpoints(), default=0), None  # before the lines, which may grow meanwhile
         for number, line in enumerate(_whole_lines(path), start=1):
             body, sealed, tail = line.rpartition(_CRC)
             cut = f"Cut it after line {number - 1} to keep what is whole"
@@ -384,13 +368,13 @@ class Record:
             except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
                 why = f" ({error})" if isinstance(error, Repeated) else ""
                 raise CreditscopeError(f"{path}, line {number}: not a step{why}; the file was damaged. {cut}") from None
-            if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a sum under a flipped name
+            if tail != f'{_crc(body)}"}}'.encode() if sealed else _SUM.search(line):  # a damaged key
                 raise CreditscopeError(f"{path}, line {number} is not what was written: it does not match its crc32. "
                                        f"{_EDITED}; otherwise the file was damaged. {cut}")
             found.pop("crc32", None)
             last = found["step"]
             yield line + b"\n", upgraded(found, "steps", self.run["format"])
-        # A line is on disk before the checkpoint of its step is.
+        # A line is on disk before the checkpoint of its step.
         if taken and (last is None or last < taken - 1):
             held = "holds no step" if last is None else f"ends with step {last}"
             raise CreditscopeError(f"{path} {held}, but there is a checkpoint after {taken} steps: the file was cut. "
@@ -409,49 +393,12 @@ _LOST = "bring the file back from a copy, or train again with another --out"
 _EDITED = "If you edited it, delete the crc32 there"
 
 
-def verify(folder: Path, whole: bool = True) -> None:
-    """Compare the files of a folder with its SHA256SUMS; without one there is nothing to compare.
-
-    `whole`: all that it names is there, and nothing else. Otherwise what it names and is there is as it was: a folder
-    that may come from anybody can have files of its own.
-    """
-    if not (folder / SUMS).is_file():
-        return
-    lines = read_whole(folder / SUMS).decode("utf-8", errors="replace").splitlines()
-    told = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    found = set(_files(folder))
-    for name in sorted(told.keys() | found if whole else told.keys() & found):
-        if name not in found:
-            raise CreditscopeError(f"{name} is missing, which {SUMS} names")
-        if told.get(name) != _sum(folder / name):
-            raise CreditscopeError(f"{name} is not what was written: it does not match {SUMS}")
-
-
-def _seal(folder: Path) -> None:
-    """Write SHA256SUMS, and see that all of the folder is on the disk."""
-    lines = [f"{_sum(folder / name)}  {name}\n" for name in _files(folder)]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-    for entry in [*folder.rglob("*"), folder]:
-        flush_to_disk(entry)
-
-
-def _files(folder: Path) -> list[str]:
-    """The names of the files in a folder, but for that of their sums."""
-    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*")
-                  if file.is_file() and file.name != SUMS)
-
-
-def _sum(file: Path) -> str:
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
-
-
 def _crc(data: bytes) -> str:
     return f"{zlib.crc32(data):08x}"
 
 
 def _array(data: bytes) -> NDArray[Any]:
-    """An array from its bytes. Texts of no letters take no room: there may be any number of them."""
+    """An array from its bytes. Empty texts need no bytes, so their number is checked."""
     found = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     if found.size > len(data):
         raise ValueError(f"{found.size:,} entries in {len(data):,} bytes")
@@ -459,13 +406,12 @@ def _array(data: bytes) -> NDArray[Any]:
 
 
 def _refuse_links(path: Path) -> None:
-    """What lies in a run's folder is the run's: a link out of it is not followed."""
     for name in ("run.json", "steps.jsonl", "run.lock", "checkpoints", *SHELVES):
         inside(path, path / name)
 
 
 def _scrap(entry: Path) -> bool:
-    """What a run leaves that was killed before it had a run.json."""
+    """Whether a run that was killed before it had a run.json left this."""
     if entry.name in ("groups", "checkpoints"):
         return entry.is_dir() and not any(entry.iterdir())
     if entry.name == "steps.jsonl":
@@ -495,7 +441,7 @@ def _run_json(run: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """A disk that is full or read-only ends the run in words; what was written before stays readable."""
+    """A full or read-only disk ends the run with an error in words; what was written before stays readable."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -30,7 +30,6 @@ class Metric(str):
     """
 
     name: str
-    """As a page says it."""
     unit: str
     sentence: str
     equation: str
@@ -39,7 +38,7 @@ class Metric(str):
     source: str
     """Of the definition, where a paper gives it."""
     term: str
-    """Its entry in the glossary: readings of other rows, and parts of one thing, share one."""
+    """Its entry in the glossary; readings of other rows share one."""
 
     def __new__(cls, key: str, name: str, unit: str, sentence: str, equation: str = "", *, writer: str,
                 source: str = "", term: str = "") -> Metric:
@@ -49,23 +48,22 @@ class Metric(str):
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Between processes and in copies a key is a plain str."""
+        """In pickles and copies a key is a plain str."""
         return str, (str(self),)
 
     @property
     def area(self) -> str:
-        """What stands before the first slash."""
         return self.partition("/")[0]
 
     @property
     def recorded(self) -> bool:
-        """Whether a record has it; the others go into verl's own log, or are read from trainers' logs."""
+        """Whether a record has it; other keys go into verl's log, or are read from trainers' logs."""
         return not self.writer.startswith(("plugins.verl", "diagnosis"))
 
 
 @dataclass(frozen=True)
-class Family:
-    """Keys that end in one of a list of readings; K and NAME in the pattern stand for what the caller fills in."""
+class KeyFamily:
+    """Keys that end in one of a list of readings; the caller fills in K or NAME of the pattern."""
 
     pattern: str
     sentence: str
@@ -78,23 +76,21 @@ class Family:
         >>> ALSO("effective_rank", "outcome")
         'also/outcome/effective_rank'
         """
-        own = self.readings[name]
-        key = self.pattern + name if self.closed else re.sub(r"\b(K|NAME)\b", lambda _: str(value), self.pattern) + name
+        return self._named(re.sub(r"\b(K|NAME)\b", lambda _: str(value), self.pattern) + name, self.readings[name])
+
+    def _named(self, key: str, own: Metric) -> Metric:
         return Metric(key, own.name, own.unit, own.sentence, own.equation, writer=self.writer, source=own.source,
                       term=own.term)
 
     @property
     def closed(self) -> bool:
-        """Whether all its keys are known beforehand."""
         return not re.search(r"\b(K|NAME)\b", self.pattern)
 
     def find(self, key: str) -> Metric | None:
-        """The metric of a key, None where it is not of this family."""
         start = self.pattern.replace("NAME", ".+").replace("K", r"[1-9]\d*")
         found = re.fullmatch(rf"{start}(\w+)", key)
         own = None if found is None else self.readings.get(found[1])
-        return own and Metric(key, own.name, own.unit, own.sentence, own.equation, writer=self.writer,
-                              source=own.source, term=own.term)
+        return own and self._named(key, own)
 
 
 # -- the samples ------------------------------------------------------------------------------------------------------
@@ -170,8 +166,7 @@ W_TOP10_MASS = _spread("w/top10_mass", "w on the top tenth", "share",
 W_ZERO = _spread("w/zero", "tokens with w = 0", "share",
                  "Dead groups, clipped tokens, and tokens that the estimator leaves out.", "#(w_it = 0) / ΣL")
 W_POSITIVE_MASS = _spread("w/positive_mass", "w that pushes up", "share",
-                          "One half where advantages are centred and weights are even.",
-                          "Σ max(w_it, 0) / Σ |w_it|")
+                          "One half where advantages are centred and weights are even.", "Σ max(w_it, 0) / Σ |w_it|")
 W_STOPPED = _verl_w("w/stopped", "stopped tokens", "share",
                     "Tokens of a micro-batch that have credit and no w: clipped or dropped.",
                     "#(w_it = 0, A_it ≠ 0) / ΣL")
@@ -224,7 +219,7 @@ SAMPLER_RATIO = _read("sampler/ratio", "sampler ratio", "ratio", "Mean of π_tra
 _of = partial(Metric, writer="microscope.geometry")
 _RANKS = (
     _of("effective_rank", "effective rank", "directions",
-        "How many directions a group's rollouts push in. The one the paper reads; \"about 2\" whatever R is its claim.",
+        "How many directions a group's rollouts push in.",
         "r_eff = (Σσ)² / Σσ², on singular values", source=f"{P1}, Table 1"),
     _of("effective_rank_truncated_2", "effective rank, cut to 2", "directions",
         "What an SVD cut to two values prints. It cannot exceed 2, and reads 1.5 to 2 for most data.",
@@ -274,7 +269,6 @@ _BATCH = (
     _of("live_groups", "groups with a gradient", "groups", "Groups whose block of the Gram is not 0."),
 )
 READINGS: Mapping[str, Metric] = MappingProxyType({str(own): own for own in (*_RANKS, *_NULLS, *_BATCH)})
-"""Name of a reading -> its definition."""
 
 
 def _some(*names: str) -> dict[str, Metric]:
@@ -282,21 +276,22 @@ def _some(*names: str) -> dict[str, Metric]:
 
 
 _GROUP = {name: own for name, own in READINGS.items() if own not in _BATCH}
-GRAM = Family("gram/", "of the batch's rows g_i = Σ_t w_it ∇log π(y_it)", "microscope.geometry", READINGS)
-GRAM_GROUP = Family("gram/group/", "the same of each group's rows, the mean over live groups", "microscope.geometry",
-                    _GROUP)
-_OBSERVER = "microscope.observer"
-SCORES = Family("scores/", "of the unweighted scores ψ_i = Σ_t ∇log π(y_it), with --scope full", _OBSERVER, READINGS)
-SCORES_GROUP = Family("scores/group/", "the same of each group's scores, the mean over groups", _OBSERVER, _GROUP)
-NULL_GROUP = Family("null/group/", "of rows whose w is shuffled inside the group, the mean of 100 draws", _OBSERVER,
-                    _some("effective_rank", "cancellation", "conflict"))
-ALSO = Family("also/NAME/", "of the same rollouts under the credit NAME of --also", "microscope.observer",
-              _some("effective_rank"))
-SKETCH = Family("sketch/", "of all ranks' rows, from their sketches", "plugins.trl.gather_ranks",
-                _some("effective_rank", "top1", "conflict"))
-SKETCH_GROUP = Family("sketch/group/", "the same by group, cut groups too", "plugins.trl.gather_ranks",
-                      _some("effective_rank", "top1", "conflict"))
-EVIDENCE = tuple(Family(pattern, sentence, "claims.evidence", _GROUP | {"equal_norm_rank": _of(
+GRAM = KeyFamily("gram/", "of the batch's rows g_i = Σ_t w_it ∇log π(y_it)", "microscope.geometry", READINGS)
+GRAM_GROUP = KeyFamily("gram/group/", "the same of each group's rows, the mean over live groups", "microscope.geometry",
+                       _GROUP)
+SCORES = KeyFamily("scores/", "of the unweighted scores ψ_i = Σ_t ∇log π(y_it), with --scope full",
+                   "microscope.observer", READINGS)
+SCORES_GROUP = KeyFamily("scores/group/", "the same of each group's scores, the mean over groups",
+                         "microscope.observer", _GROUP)
+NULL_GROUP = KeyFamily("null/group/", "of rows whose w is shuffled inside the group, the mean of 100 draws",
+                       "microscope.observer", _some("effective_rank", "cancellation", "conflict"))
+ALSO = KeyFamily("also/NAME/", "of the same rollouts under the credit NAME of --also", "microscope.observer",
+                 _some("effective_rank"))
+SKETCH = KeyFamily("sketch/", "of all ranks' rows, from their sketches", "plugins.trl.gather_ranks",
+                   _some("effective_rank", "top1", "conflict"))
+SKETCH_GROUP = KeyFamily("sketch/group/", "the same by group, cut groups too", "plugins.trl.gather_ranks",
+                         _some("effective_rank", "top1", "conflict"))
+EVIDENCE = tuple(KeyFamily(pattern, sentence, "claims.evidence", _GROUP | {"equal_norm_rank": _of(
     "equal_norm_rank", "effective rank at equal norms", "directions", "Of the group's rows with all scores rescaled to "
     "one norm.")}) for pattern, sentence in (
         ("all/", "of a group's rows, every parameter; a column of an evidence file"),
@@ -304,7 +299,6 @@ EVIDENCE = tuple(Family(pattern, sentence, "claims.evidence", _GROUP | {"equal_n
         ("layer/", "the same of each q_proj and v_proj by itself, the mean over them"),
         ("credit:NAME/", "the same of the rollouts under the credit NAME of --also")))
 
-GRAM_EFFECTIVE_RANK = GRAM("effective_rank")
 GRAM_CENTRED_EFFECTIVE_RANK = GRAM("centred_effective_rank")
 GRAM_ORTHOGONAL_NULL = GRAM("orthogonal_null")
 GRAM_LIVE_GROUPS = GRAM("live_groups")
@@ -328,39 +322,39 @@ SKETCH_RELATIVE_ERROR = Metric("sketch/relative_error", "error of the sketch", "
                                "Standard error of a sketched inner product, over ‖g_i‖‖g_j‖.",
                                writer="plugins.trl.gather_ranks")
 
-_seen = partial(Metric, writer="microscope.observer")
-MATRIX_STABLE_RANK_LOW = _seen("matrix/stable_rank_low", "stable rank of a layer's gradient, at least", "directions",
+_look = partial(Metric, writer="microscope.observer")
+MATRIX_STABLE_RANK_LOW = _look("matrix/stable_rank_low", "stable rank of a layer's gradient, at least", "directions",
                                "Lower bound, mean over the layers' gradient matrices.", "Σσ² / σ₁²", term="stable_rank")
-MATRIX_STABLE_RANK_HIGH = _seen("matrix/stable_rank_high", "stable rank of a layer's gradient, at most", "directions",
+MATRIX_STABLE_RANK_HIGH = _look("matrix/stable_rank_high", "stable rank of a layer's gradient, at most", "directions",
                                 "Upper bound.", "Σσ² / σ₁²", term="stable_rank")
-MATRIX_EFFECTIVE_RANK_LOW = _seen("matrix/effective_rank_low", "effective rank of a layer's gradient, at least",
+MATRIX_EFFECTIVE_RANK_LOW = _look("matrix/effective_rank_low", "effective rank of a layer's gradient, at least",
                                   "directions", "Lower bound, mean over the layers' gradient matrices.",
                                   "(Σσ)² / Σσ²", term="effective_rank")
-MATRIX_EFFECTIVE_RANK_HIGH = _seen("matrix/effective_rank_high", "effective rank of a layer's gradient, at most",
+MATRIX_EFFECTIVE_RANK_HIGH = _look("matrix/effective_rank_high", "effective rank of a layer's gradient, at most",
                                    "directions", "Upper bound.", "(Σσ)² / Σσ²", term="effective_rank")
-BASELINE_MEAN = _seen("baseline/mean", "group mean", "reward",
+BASELINE_MEAN = _look("baseline/mean", "group mean", "reward",
                       "The baseline that is used, mean over groups with right and wrong answers.", "b = mean r")
-BASELINE_OPTIMAL = _seen("baseline/optimal", "best baseline", "reward",
+BASELINE_OPTIMAL = _look("baseline/optimal", "best baseline", "reward",
                          "The constant of least variance. It is the mean where Cov(‖ψ‖², r) = 0.",
                          "b* = E[r‖ψ‖²] / E[‖ψ‖²]", source=f"{P1}, abstract")
-BASELINE_VARIANCE_LOST = _seen("baseline/variance_lost", "variance lost by the mean", "share",
+BASELINE_VARIANCE_LOST = _look("baseline/variance_lost", "variance lost by the mean", "share",
                                "V(b) = Σ_i (r_i − b)²‖ψ_i‖². Never negative in a sample: read it beside what chance "
                                "gives.", "Σ(V(mean) − V(b*)) / ΣV(b*)")
-BASELINE_VARIANCE_LOST_BY_CHANCE = _seen("baseline/variance_lost_by_chance", "lost by chance", "share",
+BASELINE_VARIANCE_LOST_BY_CHANCE = _look("baseline/variance_lost_by_chance", "lost by chance", "share",
                                          "What the best baseline would gain if norms and rewards had nothing to do "
                                          "with each other.", "R·Var(‖ψ‖²)·Var(r) / ((R−1)·E‖ψ‖²)")
-TOKENS_HEAD_TOP1 = _seen("tokens/head_top1", "largest token", "share",
+TOKENS_HEAD_TOP1 = _look("tokens/head_top1", "largest token", "share",
                          "Share of the score's energy in one token, W the output head alone.",
                          "max x / Σx, x = ‖∇_W log π(y_t)‖²")
-TOKENS_HEAD_TOP10 = _seen("tokens/head_top10", "largest tenth of tokens", "share",
+TOKENS_HEAD_TOP10 = _look("tokens/head_top10", "largest tenth of tokens", "share",
                           "Share of the score's energy in a tenth of the tokens, output head alone.",
                           "Σ_{top 10 %} x / Σx")
-TOKENS_HEAD_EFFECTIVE_SHARE = _seen("tokens/head_effective_share", "effective share of tokens", "share",
+TOKENS_HEAD_EFFECTIVE_SHARE = _look("tokens/head_effective_share", "effective share of tokens", "share",
                                     "1 where all tokens have the same score norm, output head alone.",
                                     "(Σx)²/Σx² / ΣL")
-SCOPE_RATIO = _seen("scope/ratio", "cost of looking", "ratio",
+SCOPE_RATIO = _look("scope/ratio", "cost of looking", "ratio",
                     "A pass under the microscope over a plain one, timed on the first step.")
-SCOPE_SHARE = _seen("scope/share", "share of looking", "share", "Share of a step's time that the microscope took.")
+SCOPE_SHARE = _look("scope/share", "share of looking", "share", "Share of a step's time that the microscope took.")
 SCOPE_AGREEMENT = Metric("scope/agreement", "agreement with TRL", "cosine",
                          "Of the row's gradient with the one that TRL took.", "cos(∇J, ∇J_TRL)",
                          writer="plugins.trl.callback")
@@ -400,7 +394,7 @@ OVERSHOOT_BY_FRESH = _probe("overshoot/by_fresh", "overshoot by fresh gradients"
                             "The same of the gradient of the moment.", "⟨∇D, Δ_fresh⟩")
 OVERSHOOT_BY_DECAY = _probe("overshoot/by_decay", "overshoot by decay", "nats per bounded token",
                             "The same of weight decay.", "⟨∇D, Δ_decay⟩")
-OVERSHOOT_UPDATE = Family("overshoot/K/", "after the K-th update on the batch", "optimizer.overshoot", {
+OVERSHOOT_UPDATE = KeyFamily("overshoot/K/", "after the K-th update on the batch", "optimizer.overshoot", {
     "past": OVERSHOOT_PAST, "distance": OVERSHOOT_DISTANCE, "overshoot": OPTIMIZER_OVERSHOOT, "after": OVERSHOOT_AFTER,
     "kl": OVERSHOOT_KL})
 OPTIMIZER_SCALE_CHANGE = _probe("optimizer/scale_change", "change at a tenth of the credit", "ratio",
@@ -454,13 +448,10 @@ TIME_TRAIN = _part("time/train", "seconds of training", sentence="Forward, backw
 TIME_SCOPE = _part("time/scope", "seconds of the microscope", sentence="What reading Grams took beyond the step.")
 TIME_PROBE = _part("time/probe", "seconds of the probe", sentence="What reading the optimiser took.")
 TIME_EVAL = _part("time/eval", "seconds of evaluation", sentence="Solving unseen problems.")
-TIME = Family("time/", "seconds of a part of the step", "lab.train", {
-    str(own).removeprefix("time/"): own
-    for own in (TIME_STEP, TIME_SAMPLE, TIME_CREDIT, TIME_TRAIN, TIME_SCOPE, TIME_PROBE, TIME_EVAL)})
 
 # -- all of it --------------------------------------------------------------------------------------------------------
 
-FAMILIES: tuple[Family, ...] = (GRAM, GRAM_GROUP, SCORES, SCORES_GROUP, NULL_GROUP, ALSO, SKETCH, SKETCH_GROUP,
+FAMILIES: tuple[KeyFamily, ...] = (GRAM, GRAM_GROUP, SCORES, SCORES_GROUP, NULL_GROUP, ALSO, SKETCH, SKETCH_GROUP,
                                 OVERSHOOT_UPDATE, *EVIDENCE)
 CONSTANTS: Mapping[str, str] = MappingProxyType(
     {str(own): name for name, own in globals().items() if isinstance(own, Metric)})
@@ -468,7 +459,7 @@ CONSTANTS: Mapping[str, str] = MappingProxyType(
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {key: globals()[name] for key, name in CONSTANTS.items()}
     | {str(own): own for family in FAMILIES if family.closed for own in map(family, family.readings)})
-"""Every key that is known beforehand."""
+"""Every key without K or NAME."""
 AREAS = frozenset(own.area for own in METRICS.values())
 
 

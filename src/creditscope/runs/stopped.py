@@ -13,8 +13,8 @@ from creditscope.runs.record import Record
 
 @contextmanager
 def stopped(record: Record, fresh: bool) -> Iterator[list[int]]:
-    """A run that is refused before its first step is over leaves no folder behind; one that an error ends later says
-    why in its record. Steps are put into the list as they begin: a refused resumption begins none, and changes nothing.
+    """A run that is refused before its first step leaves no folder; one that fails later records the reason. The caller
+    appends each step that begins to the list: a refused resumption begins none and changes nothing.
     """
     begun: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""What a paper can cite of a self-test: versions, device, verdicts, and a digest that two readers can compare."""
+"""The citation of a self-test: versions, device, verdicts, and a digest to compare."""
 
 from __future__ import annotations
 
@@ -18,20 +18,17 @@ PACKAGES = ("torch", "transformers", "numpy", "trl")
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What was tested: the package, its commit where it is known, what it runs on. No path and no name of a person."""
+    """The package, its commit where it is known, and its platform. No path and no name of a person."""
     known = software(PACKAGES)
     found = {"creditscope": known["creditscope"], "commit": commit() or "not known", "python": known["python"],
              **{name: version for name, version in known["packages"].items() if version},
-             "platform": known["platform"], "device": device_name(device)}
+             "platform": known["platform"],
+             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"}
     return found | ({"cuda": torch.version.cuda} if device.type == "cuda" and torch.version.cuda else {})
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
 def commit() -> str | None:
-    """The commit that the package was installed from, or stands in, with a `+` where files differ from it."""
+    """The commit of the installed package or of the checkout, with a `+` where files differ from it."""
     try:
         source = importlib.metadata.distribution("creditscope").read_text("direct_url.json")
         found = json.loads(source or "{}").get("vcs_info", {}).get("commit_id")
@@ -53,9 +50,8 @@ def _git(root: Path, *words: str) -> str:
 
 
 def digest(lines: Iterable[CheckResult], known: Mapping[str, str]) -> str:
-    """sha256 over the sorted lines "name: verdict, tolerance" and "version name: value". No time and no error is in it:
-    two machines with the same software and the same verdicts have the same digest.
-    """
+    """sha256 over the sorted lines "name: verdict, tolerance" and "version name: value", without times and errors:
+    equal on machines with the same software and the same verdicts."""
     told = [f"{line.name}: {line.verdict}, {line.tolerance:g}" for line in lines]
     told += [f"version {name}: {value}" for name, value in known.items()]
     return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()
@@ -69,7 +65,7 @@ def counts(lines: Sequence[CheckResult]) -> str:
 
 
 def sentence(lines: Sequence[CheckResult], known: Mapping[str, str], date: str) -> str:
-    """The line for a paper; where a check failed, what to do instead."""
+    """The sentence for a paper; where a check failed, what to do instead."""
     if any(line.verdict == "fail" for line in lines):
         return f"Not to be cited: {counts(lines)}. Report it with this block."
     source = f", commit {known['commit'][:12]}" if known["commit"] != "not known" else ""

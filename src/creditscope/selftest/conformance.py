@@ -1,7 +1,7 @@
-"""Our rows against what TRL's and verl's own code gave the same batches, stored in goldens.npz; and against live TRL.
+"""w of our rows against w of TRL's and verl's own code on the same batches (goldens.npz), and against live TRL.
 
-The goldens hold the batches, the settings of the library, the row of ours that claims to equal them, and the library's
-w, all in float64. They are written by tests/selftest/make_goldens.py where the libraries are installed.
+The goldens hold the batches, the library's settings, our row for them, and the library's w, all in float64. They are
+written by tests/selftest/make_goldens.py where the libraries are installed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
 from creditscope.objective.surrogate import effective_credit, surrogate
-from creditscope.selftest.check import Measured, worst_of
+from creditscope.selftest.check import WorstError, worst_of
 
 GOLDENS = "goldens.npz"
-TensorBatch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Golden:
-    """What a library gave one batch under one setting."""
+    """w of a library on one batch under one setting."""
 
     library: str
     row: str
     changes: dict[str, Any]
-    """What `.but(...)` changes in the row."""
+    """Changes to the row."""
     config: str
     """TRL's configuration class; empty for verl."""
     settings: dict[str, Any]
@@ -49,8 +48,7 @@ class Golden:
 
     @property
     def method(self) -> Method:
-        found = DIALECTS[self.row]
-        return found.replace(**self.changes) if self.changes else found
+        return DIALECTS[self.row].replace(**self.changes)
 
 
 @cache
@@ -59,20 +57,14 @@ def _stored() -> dict[str, NDArray[Any]]:
         return dict(found)
 
 
-def library_version(library: str) -> str:
-    """The version whose code made the goldens."""
-    return str(_stored()[f"{library}/version"])
-
-
 @cache
-def batch_of(name: str) -> TensorBatch:
+def batch_of(name: str) -> dict[str, Tensor]:
     prefix = f"batch/{name}/"
     return {key.removeprefix(prefix): torch.from_numpy(value) for key, value in _stored().items()
             if key.startswith(prefix)}
 
 
 def goldens(library: str) -> Iterator[Golden]:
-    """Every stored case of a library."""
     stored = _stored()
     cases = [json.loads(str(text)) for text in stored[f"{library}/cases"]]
     for key in stored:
@@ -98,17 +90,14 @@ def apart(w: Tensor, theirs: Tensor) -> float:
     return float((w - theirs).abs().max() / theirs.abs().max())
 
 
-# -- the checks --------------------------------------------------------------------------------------------------------
-
-
-def stored(library: str, device: torch.device) -> Measured:
-    """The largest error over the stored cases, in tolerances of their own: verl adds 1e-8 to some denominators."""
+def stored(library: str, device: torch.device) -> WorstError:
+    """The largest error over the stored cases, in units of each case's tolerance (verl adds 1e-8 to denominators)."""
     errors = {f"{g.row} ({g.text}) on {g.batch}": apart(ours(g), g.w) / g.tolerance for g in goldens(library)}
-    return worst_of(errors, f"cases of {library} {library_version(library)}")
+    return worst_of(errors, f"cases of {library} {_stored()[f'{library}/version']}")
 
 
-def live(device: torch.device) -> Measured:
-    """max|Δw| / max|w| of every TRL row as it stands, against the trainers of the TRL that is installed here."""
+def live(device: torch.device) -> WorstError:
+    """max|Δw| / max|w| of every TRL row against the trainers of the installed TRL."""
     from creditscope.selftest.trl_live import advantage_and_credit
 
     errors = {}

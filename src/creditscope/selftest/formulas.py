@@ -1,45 +1,49 @@
-"""Every method of the table against the slow twin of the surrogate; every exact verdict against the published one."""
+"""Every method against the twin of the surrogate, every exact verdict against the published one, and the optimiser."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from importlib.resources import files
-from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.claims.table import run_exact
-from creditscope.claims.verdict import Verdict
+from creditscope.exact import p2_optimizer
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.replay import adamw, carry
 from creditscope.selftest import twin
-from creditscope.selftest.check import Measured, worst_of
+from creditscope.selftest.check import WorstError, worst_of
+from creditscope.selftest.conformance import apart
 
 MOVES = {"at ratio 1": 0.0, "near": 3e-4, "far": 0.8}
-"""How far log π went since sampling: not at all, to the bounds of a sequence ratio, past most bounds."""
+"""How far log π moved since sampling: not at all, to the bounds of a sequence ratio, past most bounds."""
 TURNS = {"at the bounds": 0, "at the bounds again": 1}
 BETA = 0.1
 VERDICTS = "verdicts.json"
 
 
-def methods(device: torch.device) -> Measured:
+def methods(device: torch.device) -> WorstError:
     """max|Δw| / max|w| of every method, with KL where it has one, against the twin."""
     errors: dict[str, float] = {}
     for name, found in METHODS.items():
         m = found.replace(beta=BETA) if found.kl != "none" else found
         for place, rows, logp in _places(m):
             own = _outside(rows) if m.external else twin.advantages(m, rows)
-            batch, live = _padded(rows, logp, device)
-            errors[f"{name} {place}"] = _apart(m, batch, live, own, twin.credit(m, rows, logp, own))
+            batch, live = _padded(rows).to(device), _pad(logp).to(device)
+            given = _pad(own).to(device) if m.external else None
+            fast = effective_credit(partial(surrogate, m, rollouts=batch, credit=given), live)
+            errors[f"{name} {place}"] = apart(fast, _pad(twin.credit(m, rows, logp, own)).to(device))
     return worst_of(errors, f"cases ({len(METHODS)} methods)")
 
 
 def _places(m: Method) -> Iterator[tuple[str, list[twin.TwinRollout], twin.Tokens]]:
-    """Batches and the policies that are asked: at fixed distances from the sampler, and at the method's own bounds."""
+    """Batches and policies: at fixed distances from the sampler, and at the method's own bounds."""
     for seed, (place, move) in enumerate(MOVES.items()):
         yield place, *twin.answers(move, seed)
     rows, _ = twin.answers(0.0, seed=len(MOVES))
@@ -48,62 +52,38 @@ def _places(m: Method) -> Iterator[tuple[str, list[twin.TwinRollout], twin.Token
 
 
 def _outside(rows: list[twin.TwinRollout]) -> twin.Tokens:
-    """A critic's credit, for methods that have none of their own."""
+    """Credit for methods that have none of their own."""
     return [[row.reward - 0.5 + 0.1 * t for t in range(len(row.tokens))] for row in rows]
 
 
-def _apart(m: Method, batch: Rollouts, logp: torch.Tensor, own: twin.Tokens, slow: twin.Tokens) -> float:
-    given = _pad(own).to(logp.device) if m.external else None
-    fast = effective_credit(lambda lp: surrogate(m, lp, batch, given), logp)
-    true = _pad(slow).to(logp.device)
-    return float((fast - true).abs().max() / true.abs().max())
-
-
 def _pad(rows: twin.Tokens) -> torch.Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
+    return pad_sequence([torch.tensor(row, dtype=torch.float64) for row in rows], batch_first=True)
 
 
-def _padded(rows: list[twin.TwinRollout], logp: twin.Tokens, device: torch.device) -> tuple[Rollouts, torch.Tensor]:
-    """The same batch as tensors."""
-    lengths = torch.tensor([len(row.tokens) for row in rows])
-    width = int(lengths.max())
-    batch = Rollouts(
-        tokens=_pad([[float(x) for x in row.tokens] for row in rows]).long().to(device),
-        mask=(torch.arange(width) < lengths[:, None]).to(device), logp=_pad([row.old for row in rows]).to(device),
-        reward=torch.tensor([row.reward for row in rows], dtype=torch.float64, device=device),
-        group=torch.tensor([row.group for row in rows], device=device),
-        ref_logp=_pad([row.ref for row in rows]).to(device), entropy=_pad([row.entropy for row in rows]).to(device))
-    return batch, _pad(logp).to(device)
+def _padded(rows: list[twin.TwinRollout]) -> Rollouts:
+    return Rollouts(
+        tokens=_pad([[float(x) for x in row.tokens] for row in rows]).long(),
+        mask=_pad([[1.0] * len(row.tokens) for row in rows]).bool(), logp=_pad([row.old for row in rows]),
+        reward=torch.tensor([row.reward for row in rows], dtype=torch.float64),
+        group=torch.tensor([row.group for row in rows]), ref_logp=_pad([row.ref for row in rows]),
+        entropy=_pad([row.entropy for row in rows]))
 
 
-# -- exact verdicts ----------------------------------------------------------------------------------------------------
+def exact_verdicts() -> dict[str, str]:
+    return {f"{verdict.claim} | {verdict.definition} | {verdict.subject}": verdict.outcome for verdict in run_exact()}
 
 
-def key(verdict: Verdict) -> str:
-    return f"{verdict.claim} | {verdict.definition} | {verdict.subject}"
-
-
-def verdicts(device: torch.device) -> Measured:
-    """How many of the verdicts of `check --exact` are not those that came with the package. On the CPU."""
+def verdicts(device: torch.device) -> WorstError:
+    """How many verdicts of `check --exact` differ from those of the package. On the CPU."""
     published = json.loads(files("creditscope.selftest").joinpath(VERDICTS).read_text(encoding="utf-8"))
-    found = {key(verdict): verdict.outcome for verdict in run_exact()}
+    found = exact_verdicts()
     other = [name for name in published.keys() | found.keys() if published.get(name) != found.get(name)]
     detail = f"{min(other)}: {found.get(min(other))}, published {published.get(min(other))}" if other else \
         f"{len(found)} verdicts, closed forms and enumeration"
-    return Measured(len(other), detail)
+    return WorstError(len(other), detail)
 
 
-def write_verdicts(path: Path) -> None:
-    """The file that `verdicts` compares with."""
-    found = {key(verdict): verdict.outcome for verdict in run_exact()}
-    path.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-# -- the optimiser -----------------------------------------------------------------------------------------------------
-
-
-def replayed(device: torch.device) -> Measured:
+def replayed(device: torch.device) -> WorstError:
     """max|Δθ| after eight steps: the closed form against torch.optim.AdamW on the device, each implementation."""
     draw = torch.Generator().manual_seed(0)
     sizes = torch.logspace(-4, 0, 12, dtype=torch.float64)
@@ -121,18 +101,9 @@ def replayed(device: torch.device) -> Measured:
     return worst_of(errors, "implementations of AdamW")
 
 
-def carried(device: torch.device) -> Measured:
+def carried(device: torch.device) -> WorstError:
     """C_{T,k} in closed form against what AdamW still moves when a constant gradient has stopped, in full steps."""
-    errors = {}
-    for betas in ((0.9, 0.95), (0.9, 0.999), (0.8, 0.3)):
-        for last in (2, 10, 50):
-            theta = torch.zeros(1, dtype=torch.float64, device=device, requires_grad=True)
-            optimizer = torch.optim.AdamW([theta], lr=1.0, betas=betas, weight_decay=0.0, foreach=False)
-            for t in range(1, last + 5):
-                theta.grad = torch.full_like(theta, 1e6 * (t < last))
-                before = float(theta.detach())
-                optimizer.step()
-                if t >= last:
-                    made = before - float(theta.detach())
-                    errors[f"T = {last}, k = {t - last}, β = {betas}"] = abs(made - carry(last, t - last, betas))
+    errors = {f"T = {last}, k = {lag}, β = {betas}": abs(made - carry(last, lag, betas))
+              for betas in ((0.9, 0.95), (0.9, 0.999), (0.8, 0.3)) for last in (2, 10, 50)
+              for lag, made in enumerate(p2_optimizer.carried(last, betas, 4, device))}
     return worst_of(errors, "steps after the stop")

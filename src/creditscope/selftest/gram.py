@@ -1,6 +1,6 @@
-"""The Gram matrix against the stupid way to it: one backward a rollout, every parameter, every inner product.
+"""The Gram matrix against one backward per rollout and every inner product of the gradients.
 
-    K_ij = ⟨g_i, g_j⟩        g_i: the gradient of rollout i's part of the loss, by a pass of its own
+    K_ij = ⟨g_i, g_j⟩        g_i: the gradient of rollout i's part of the loss, by its own backward
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from creditscope.microscope import kernels, routes
 from creditscope.microscope.scope import Microscope
-from creditscope.selftest.check import Measured, worst_of
+from creditscope.selftest.check import WorstError, worst_of
 
 ROWS, LENGTH = 4, 12
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -28,12 +28,11 @@ SHAPES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", SMALL),
     "qwen3": ("Qwen3", SMALL | {"head_dim": 8}),
 }
-"""Small random models: a plain one, a tied head, Conv1D with biases and learned positions, biases at q, k and v, norms
-at q and k."""
+"""Small random models: plain, tied head, Conv1D with biases and learned positions, biases at q, k, v, norms at q, k."""
 
 
 def random_model(name: str, device: torch.device, dtype: torch.dtype = torch.float64) -> Any:
-    """A small random model in eval mode whose scales and biases are not all 1 or 0."""
+    """A small random model in eval mode, with random scales and biases."""
     import transformers
 
     kind, settings = SHAPES[name]
@@ -49,14 +48,13 @@ def random_model(name: str, device: torch.device, dtype: torch.dtype = torch.flo
 
 
 def packaged_model(device: torch.device, dtype: torch.dtype = torch.float64) -> Any:
-    """The language model that comes with the package."""
     from creditscope.policy.loading import load_policy
 
     return load_policy("tiny", device=str(device)).model.to(dtype).eval()
 
 
 def batch(model: Any, rows: int = ROWS, length: int = LENGTH) -> tuple[Tensor, Tensor]:
-    """Token ids (rows, length) and a credit for each token that is predicted."""
+    """Token ids (rows, length) and the w of each predicted token."""
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(3, model.config.vocab_size, (rows, length), generator=draw)
     credit = torch.randn(rows, length - 1, generator=draw, dtype=torch.float64)
@@ -73,7 +71,7 @@ def objective(model: Any, ids: Tensor, credit: Tensor) -> Tensor:
 
 
 def by_loop(model: Any, ids: Tensor, credit: Tensor) -> dict[str, Tensor]:
-    """Rows (N, P) of every parameter in float64: N backwards, one a rollout."""
+    """Rows (N, P) of every parameter in float64, by N backwards."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for i in range(len(ids)):
@@ -99,18 +97,13 @@ def apart(ours: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> dict[str, f
     return {name: float((k - t).abs().max() / t.abs().max()) for name, (k, t) in pairs.items()}
 
 
-# -- the checks --------------------------------------------------------------------------------------------------------
-
-
-def packaged(device: torch.device) -> Measured:
-    """The packaged model in float64."""
+def packaged(device: torch.device) -> WorstError:
     model = packaged_model(device)
     given = batch(model, length=24)
     return worst_of(apart(observe(model, *given).layers, by_loop(model, *given)), "parameters of the packaged model")
 
 
-def shapes(device: torch.device) -> Measured:
-    """Every architecture of `SHAPES` in float64."""
+def shapes(device: torch.device) -> WorstError:
     errors: dict[str, float] = {}
     for name in SHAPES:
         model = random_model(name, device)
@@ -120,7 +113,7 @@ def shapes(device: torch.device) -> Measured:
     return worst_of(errors, f"parameters of {len(SHAPES)} architectures")
 
 
-def checkpointed(device: torch.device) -> Measured:
+def checkpointed(device: torch.device) -> WorstError:
     """Gradient checkpointing, both kinds: each layer's forward runs twice and must count once."""
     errors: dict[str, float] = {}
     for reentrant in (False, True):
@@ -136,24 +129,24 @@ def checkpointed(device: torch.device) -> Measured:
     return worst_of(errors, "parameters under checkpointing")
 
 
-def own_precision(device: torch.device) -> Measured:
-    """The packaged model in its own float32 on the device's kernels, against the loop in float64."""
+def own_precision(device: torch.device) -> WorstError:
+    """The packaged model in float32 on the device's kernels, against the loop in float64."""
     model = packaged_model(device, torch.float32)
     given = batch(model, length=24)
     return worst_of(apart(observe(model, *given).layers, by_loop(copy.deepcopy(model).double(), *given)),
                     "parameters in float32")
 
 
-def bfloat16(device: torch.device) -> Measured:
-    """The packaged model in bfloat16, against one backward a rollout in bfloat16."""
+def bfloat16(device: torch.device) -> WorstError:
+    """The packaged model in bfloat16, against one backward per rollout in bfloat16."""
     model = packaged_model(device, torch.bfloat16)
     given = batch(model, rows=8, length=64)
     found = apart(observe(model, *given).layers, by_loop(model, *given))
-    return Measured(found["all parameters"], f"all {len(found) - 1} parameters together")
+    return WorstError(found["all parameters"], f"all {len(found) - 1} parameters together")
 
 
-def gpu_routes(device: torch.device) -> Measured:
-    """Every route of `routes` that this GPU can take, against float64 products of the same bfloat16 factors."""
+def gpu_routes(device: torch.device) -> WorstError:
+    """Every route of this GPU against float64 products of the same bfloat16 factors."""
     errors: dict[str, float] = {}
     for n, t, d_out, d_in in ((8, 64, 256, 512), (5, 100, 200, 264), (8, 300, 1024, 768)):
         draw = torch.Generator().manual_seed(n + t)

@@ -1,7 +1,6 @@
-"""The microscope's own check, Σ_ij K_ij = ‖∇‖², is green on a sound pass and red on a planted error.
+"""The microscope's own check, Σ_ij K_ij = ‖∇‖², passes on a correct backward and refuses every planted error.
 
-An instrument that cannot say "wrong" verifies nothing. So errors are planted from outside, as an engine, a fused head
-or a careless loss would make them, and each must be refused.
+The errors are those of an engine that scales gradients, a fused head, or a wrong loss.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.scope import Microscope
-from creditscope.selftest.check import Measured, worst_of
-from creditscope.selftest.gram import batch, objective, observe, random_model
+from creditscope.selftest.check import WorstError, worst_of
+from creditscope.selftest.gram import batch, observe, random_model
 
 PARAMETERS = ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight",
               "lm_head.weight", "model.embed_tokens.weight")
 
 
-def agrees(device: torch.device) -> Measured:
+def agrees(device: torch.device) -> WorstError:
     """|Σ K − ‖∇‖²| / (Σ_i K_ii + ‖∇‖²) of every parameter."""
     model = random_model("llama", device)
     scope = observe(model, *batch(model))
     return worst_of({name: check.error for name, check in scope.checks.items()}, "parameters")
 
 
-def goes_red(device: torch.device) -> Measured:
-    """How many planted errors the microscope let pass."""
+def goes_red(device: torch.device) -> WorstError:
+    """The number of planted errors that the microscope did not refuse."""
     missed = []
     for name, plant in PLANTED.items():
         try:
@@ -37,12 +36,11 @@ def goes_red(device: torch.device) -> Measured:
         except CreditscopeError:
             continue
         missed.append(name)
-    return Measured(len(missed), f"let pass: {', '.join(missed)}" if missed else f"all {len(PLANTED)} were refused")
+    return WorstError(len(missed), f"let pass: {', '.join(missed)}" if missed else f"all {len(PLANTED)} were refused")
 
 
 def _scaled(name: str, factor: float) -> Callable[[torch.device], object]:
-    """An engine scales one parameter's gradient and says nothing."""
-
+    """An engine scales one parameter's gradient."""
     def plant(device: torch.device) -> None:
         model = random_model("llama", device)
         model.get_parameter(name).register_hook(lambda g: g * factor)
@@ -52,7 +50,7 @@ def _scaled(name: str, factor: float) -> Callable[[torch.device], object]:
 
 
 class _Fused(torch.autograd.Function):
-    """h ↦ h Wᵀ in a function of its own, as a fused head is: no torch call shows that it uses W."""
+    """h ↦ h Wᵀ in an autograd function, like a fused head: no torch call shows that it uses W."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -66,7 +64,6 @@ class _Fused(torch.autograd.Function):
 
 
 def _unseen(device: torch.device) -> None:
-    """A head that is a kernel of its own."""
     model = random_model("llama", device)
     ids, credit = batch(model)
     with Microscope(model):
@@ -76,36 +73,28 @@ def _unseen(device: torch.device) -> None:
         (chosen * credit).sum().backward()
 
 
-def _mixed(device: torch.device) -> None:
-    """A loss of rollout 0 that reads rollout 1 too: `require_only` must say so."""
-    model = random_model("llama", device)
-    ids, credit = batch(model)
-    credit[1:] = 0
-    credit[1, 0] = 1.0
-    observe(model, ids, credit).require_only(0)
+def _only(mixed: float, rows: list[int]) -> Callable[[torch.device], object]:
+    """A loss of row 0 and, with weight `mixed`, a token of row 1, required to be rollout 0's alone; row -> rollout."""
+    def plant(device: torch.device) -> None:
+        model = random_model("llama", device)
+        ids, credit = batch(model)
+        credit[1:] = 0
+        credit[1, 0] = mixed
+        observe(model, ids, credit, rows=torch.tensor(rows, device=device)).require_only(0)
 
-
-def _wrong_owner(device: torch.device) -> None:
-    """Rows that are handed to the wrong rollout: of a loss of row 0 alone, rollout 0 must have the gradient."""
-    model = random_model("llama", device)
-    ids, credit = batch(model)
-    credit[1:] = 0
-    observe(model, ids, credit, rows=torch.tensor([1, 0, 2, 3], device=device)).require_only(0)
+    return plant
 
 
 def _infinite(device: torch.device) -> None:
-    """A loss that overflowed."""
-    model: Any = random_model("llama", device)
+    model = random_model("llama", device)
     ids, credit = batch(model)
-    spoilt: Tensor = credit * float("inf")
-    with Microscope(model):
-        objective(model, ids, spoilt).backward()  # type: ignore[no-untyped-call]
+    observe(model, ids, credit * float("inf"))
 
 
 PLANTED: Mapping[str, Callable[[torch.device], object]] = {
     **{f"{name} times {factor}": _scaled(name, factor) for name in PARAMETERS for factor in (2.0, 1.001, 0.0)},
     "a head that is a kernel of its own": _unseen,
-    "a loss that mixes rows": _mixed,
-    "rows with the wrong owner": _wrong_owner,
+    "a loss that mixes rows": _only(1.0, [0, 1, 2, 3]),
+    "rows with the wrong owner": _only(0.0, [1, 0, 2, 3]),
     "a loss that is not finite": _infinite,
 }

@@ -1,4 +1,4 @@
-"""Training: looking changes no gradient and no bit, a cut run is the whole run, a record reads as it was written."""
+"""The microscope changes no gradient and no bit, a resumed run equals a whole one, a record gives back what it got."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from creditscope.policy.loading import load_policy
 from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.runs.record import Record
-from creditscope.selftest.check import Measured, worst_of
+from creditscope.selftest.check import WorstError, worst_of
 from creditscope.selftest.gram import batch, objective, random_model
 
 SMALL = Config(prompts=2, group=4, steps=2, max_tokens=32, eval_problems=0, checkpoint_every=1,
                keep_every=1, lr=1e-4, device="cpu", probe="off")
 CLOCK = ("time/", schema.SCOPE_SHARE, schema.SCOPE_RATIO)
-"""Metrics that no seed can fix."""
+"""Metrics that depend on the clock."""
 
 _folder = partial(tempfile.TemporaryDirectory, prefix="creditscope-selftest-", ignore_cleanup_errors=True)
 
 
 @contextmanager
 def _runs(*configs: Config) -> Iterator[list[Path]]:
-    """The runs of these configurations, in a folder that goes when the block ends."""
+    """The runs of these configurations, in a temporary folder."""
     with _folder() as folder:
         outs = [Path(folder) / str(i) for i in range(len(configs))]
         for config, out in zip(configs, outs, strict=True):
@@ -49,13 +49,12 @@ def _weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def _facts(out: Path) -> list[dict[str, Any]]:
-    """The recorded steps, without the times."""
     return [{name: value for name, value in step.items() if not name.startswith(CLOCK)}
             for step in Record.open(out).steps()]
 
 
 def differing(one: Path, two: Path) -> list[str]:
-    """Which weights, and which recorded numbers that both runs have, are not equal bit by bit."""
+    """The weights, and the recorded numbers that both runs have, that are not equal bit by bit."""
     first, second = _weights(one), _weights(two)
     out = [f"weights {name}" for name in sorted(first.keys() ^ second.keys())]
     out += [f"weights {name}" for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])]
@@ -65,12 +64,12 @@ def differing(one: Path, two: Path) -> list[str]:
                   if a[name] != b[name]]
 
 
-def _told(found: list[str], compared: str) -> Measured:
-    return Measured(len(found), f"first: {min(found)}" if found else compared)
+def _told(found: list[str], compared: str) -> WorstError:
+    return WorstError(len(found), f"first: {min(found)}" if found else compared)
 
 
-def same_gradient(device: torch.device) -> Measured:
-    """max|Δ∇| / max|∇| of every parameter: what the optimiser gets under the microscope, against a plain backward."""
+def same_gradient(device: torch.device) -> WorstError:
+    """max|Δ∇| / max|∇| of every parameter: the gradient under the microscope against a plain backward."""
     model = random_model("llama_tied", device)
     given = batch(model)
     objective(model, *given).backward()  # type: ignore[no-untyped-call]
@@ -82,11 +81,10 @@ def same_gradient(device: torch.device) -> Measured:
                      for name, p in model.named_parameters()}, "parameters")
 
 
-def same_bits(device: torch.device) -> Measured:
-    """What differs between training under the microscope and the same with readings in passes of their own. On the CPU.
+def same_bits(device: torch.device) -> WorstError:
+    """The differences between training under the microscope and the same with more readings. On the CPU.
 
-    The microscope in the trainer's own pass sums a gradient in another order (`same_gradient`); readings besides that
-    must leave no trace.
+    The microscope in the trainer's backward sums gradients in another order (`same_gradient`); others change no bit.
     """
     seen = replace(SMALL, scope="light")
     with _runs(seen, replace(seen, also=("optimal_token", "prefix_tree"))) as (plain, read):
@@ -96,7 +94,7 @@ def same_bits(device: torch.device) -> Measured:
         return _told(found, f"{len(_weights(plain))} weights and {len(_facts(plain))} steps")
 
 
-def trl_bits(device: torch.device) -> Measured:
+def trl_bits(device: torch.device) -> WorstError:
     """Weights of TRL's GRPOTrainer that differ after two steps with and without `ScopeCallback`. On the CPU."""
     from creditscope.plugins.trl import ScopeCallback
     from creditscope.selftest.trl_live import small_run
@@ -104,19 +102,19 @@ def trl_bits(device: torch.device) -> Measured:
     plain, read = small_run(), small_run(lambda trainer: ScopeCallback(trainer, every=1))
     start = small_run(steps=0)
     if all(torch.equal(plain[name], value) for name, value in start.items()):
-        return Measured(len(start), "nothing was learnt")
+        return WorstError(len(start), "nothing was learnt")
     return _told([name for name, value in plain.items() if not torch.equal(value, read[name])], f"{len(plain)} weights")
 
 
-def resumed(device: torch.device) -> Measured:
-    """What differs between a run in one piece and one that was cut after the first step and resumed. On the CPU."""
+def resumed(device: torch.device) -> WorstError:
+    """The differences between a whole run and one that was cut after the first step and resumed. On the CPU."""
     with _runs(SMALL, replace(SMALL, steps=1)) as (whole, cut):
         list(train(SMALL, cut, {}, resume=True))
         return _told(differing(whole, cut), f"{len(_weights(whole))} weights and {len(_facts(whole))} steps")
 
 
-def round_trip(device: torch.device) -> Measured:
-    """What a record gives back otherwise than it was written: numbers, text, arrays; also after it was opened again."""
+def round_trip(device: torch.device) -> WorstError:
+    """The numbers, text and arrays that a record does not give back as written, also after it was opened again."""
     draw = np.random.default_rng(0)
     lines: list[dict[str, float | int | str]] = [
         {"value": float(x), "tiny": 5e-324, "large": 1.7976931348623157e308, "words": "é∇ \n\"", "count": 2**53 + 1}

@@ -1,8 +1,8 @@
-"""TRL's own credit: w = −∂loss/∂log π out of TRL's unmodified trainers, to hold our TRL rows against.
+"""w = −∂loss/∂log π of TRL's unmodified trainers, to compare our TRL rows with.
 
-A real GRPOTrainer or RLOOTrainer is built for each setting. Only what depends on a language model is replaced: the
-completions are the batch's, and log-probs (live, old, reference) are looked up instead of computed. Rewards,
-advantages, masks, normalisers, ratios, bounds and KL are TRL's lines.
+A real GRPOTrainer or RLOOTrainer is built for each setting. Only the language model is replaced: completions and
+log-probs (live, old, reference) come from the batch. Rewards, advantages, masks, normalisers, ratios, bounds and KL are
+TRL's own code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-EOS = 5  # one of the ids that the batches use, so that some of their completions count as finished
-MAX_TOKENS = 12  # wider than the batches, so that a denominator taken from the width would be seen
+EOS = 5  # one of the ids of the batches, so that some completions count as finished
+MAX_TOKENS = 12  # wider than the batches, so that a denominator taken from the width would differ
 
 
 def advantage_and_credit(config: str, settings: Mapping[str, Any], batch: Mapping[str, Tensor],
@@ -55,47 +55,42 @@ def advantage_and_credit(config: str, settings: Mapping[str, Any], batch: Mappin
 
 
 def trainer_of(config: str, settings: Mapping[str, Any]) -> Any:
-    """A trainer in train mode over a batch of 16, groups of 4, just as its users make it."""
+    """A trainer in train mode over a batch of 16, groups of 4."""
     return _trainer(config, tuple(sorted(settings.items())))
 
 
 @cache
 def _trainer(config: str, settings: tuple[tuple[str, Any], ...]) -> Any:
-    import trl
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
     chosen = dict(settings)
-    folder = _model_folder()
-    arguments = getattr(trl, config)(
-        output_dir=_folder(), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[],
-        num_generations=4, per_device_train_batch_size=16 // chosen.get("gradient_accumulation_steps", 1),
-        num_iterations=2,  # several updates a batch: else TRL takes π for π_old
+    trainer = _build(
+        config, lambda score, **_: score, [{"prompt": "t0", "score": 0.0}], gradient_checkpointing=False,
+        per_device_train_batch_size=16 // chosen.get("gradient_accumulation_steps", 1),
+        num_iterations=2,  # several updates per batch: with one, TRL takes π for π_old
         max_completion_length=MAX_TOKENS, **chosen)
-    trainer = getattr(trl, config.replace("Config", "Trainer"))(
-        model=folder, args=arguments, reward_funcs=lambda score, **_: score,
-        train_dataset=Dataset.from_list([{"prompt": "t0", "score": 0.0}]),
-        processing_class=AutoTokenizer.from_pretrained(folder))
     trainer.model.train()
     # The training loop sets this at the start of each step.
-    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     return trainer
 
 
-def small_run(callback: Callable[[Any], Any] | None = None, steps: int = 2) -> dict[str, Tensor]:
-    """The weights after a real GRPOTrainer has sampled and learnt for a few steps on the CPU."""
+def _build(config: str, reward: Callable[..., Any], rows: list[dict[str, Any]], **settings: Any) -> Any:
     import trl
     from datasets import Dataset
     from transformers import AutoTokenizer
 
-    folder = _model_folder()
-    trainer = trl.GRPOTrainer(
-        model=folder, processing_class=AutoTokenizer.from_pretrained(folder),
-        args=trl.GRPOConfig(output_dir=_folder(), use_cpu=True, bf16=False, report_to=[], num_generations=4,
-                            per_device_train_batch_size=8, max_completion_length=8, max_steps=max(1, steps),
-                            learning_rate=1e-2, logging_strategy="no", save_strategy="no", disable_tqdm=True),
-        reward_funcs=lambda completions, **_: [text.count("t0") / 4 for text in completions],
-        train_dataset=Dataset.from_list([{"prompt": f"t{i % 4}"} for i in range(8)]))
+    arguments = getattr(trl, config)(output_dir=_folder().name, use_cpu=True, bf16=False, report_to=[],
+                                     num_generations=4, **settings)
+    return getattr(trl, config.replace("Config", "Trainer"))(
+        model=_model_folder(), args=arguments, reward_funcs=reward, train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(_model_folder()))
+
+
+def small_run(callback: Callable[[Any], Any] | None = None, steps: int = 2) -> dict[str, Tensor]:
+    """The weights after a real GRPOTrainer has trained for a few steps on the CPU."""
+    trainer = _build(
+        "GRPOConfig", lambda completions, **_: [text.count("t0") / 4 for text in completions],
+        [{"prompt": f"t{i % 4}"} for i in range(8)], per_device_train_batch_size=8, max_completion_length=8,
+        max_steps=max(1, steps), learning_rate=1e-2, logging_strategy="no", save_strategy="no", disable_tqdm=True)
     if callback is not None:
         trainer.add_callback(callback(trainer))
     if steps:
@@ -106,7 +101,7 @@ def small_run(callback: Callable[[Any], Any] | None = None, steps: int = 2) -> d
 
 @contextmanager
 def in_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """TRL holds rewards in torch's default dtype; in float64 its arithmetic can be compared to the last digits."""
+    """Sets torch's default dtype, which TRL's rewards have."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -115,25 +110,21 @@ def in_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
-
-
 @cache
-def _folder() -> str:
-    _KEPT.append(tempfile.TemporaryDirectory(prefix="creditscope-trl-"))
-    return _KEPT[0].name
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="creditscope-trl-")  # removed when the process ends
 
 
 @cache
 def _model_folder() -> str:
-    """A tiny random Llama with six words, saved: with β > 0 TRL loads its reference from disk."""
+    """A tiny random Llama with six words, saved because with β > 0 TRL loads its reference from disk."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     words = {word: i for i, word in enumerate(["<pad>", "t0", "t1", "t2", "t3", "<eos>"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    folder = f"{_folder()}/model"
+    folder = f"{_folder().name}/model"
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
     LlamaForCausalLM(LlamaConfig(
         vocab_size=len(words), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,

@@ -1,10 +1,10 @@
-"""The surrogate once more, the slow way: Python floats, one rollout and one token at a time, no torch, no padding.
+"""The surrogate again in Python floats, one rollout and one token at a time, without padding.
 
-    J(log π; log π*) = Σ_it α_it · bound(s_it, A_it) − β · R        log π*: what stands inside sg[·]
+    J(log π; log π*) = Σ_it α_it · bound(s_it, A_it) − β · R        log π*: the log π inside sg[·]
 
-It is written from the definitions of the axes (`methods.AXES`) and shares no line with `objective`. w comes from
-central differences of J in log π with log π* held fixed. A bound or trust region without a slow form here is taken as
-its row states it, number by number; that is the only use of torch.
+It is written from the definitions of the axes (`methods.AXES`) and shares no code with `objective`. w comes from
+central differences of J in log π with log π* fixed. A bound or trust region without a slow form here is evaluated by
+its row, one number at a time; that is the only use of torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TwinRollout:
 
 def answers(move: float, seed: int) -> tuple[list[TwinRollout], Tokens]:
     """Three groups of four (right and wrong, graded, unanimous) and the log-probs of a policy that moved."""
-    draw = random.Random(seed)  # its sequence is promised by Python, on every platform
+    draw = random.Random(seed)  # the same sequence on every platform
     rewards = [1.0, 0.0, 0.0, 1.0, 0.9, 0.2, 0.6, 0.1, 1.0, 1.0, 1.0, 1.0]
     lengths = [3, 5, 2, 4, 1, 4, 3, 5, 2, 3, 4, 2]
     rows, logp = [], []
@@ -49,9 +49,9 @@ def answers(move: float, seed: int) -> tuple[list[TwinRollout], Tokens]:
 
 
 def at_the_bounds(m: Method, rows: Sequence[TwinRollout], turn: int) -> Tokens:
-    """Log-probs a twentieth inside or outside the method's own bounds, so that their values are seen, not their side.
+    """Log-probs a twentieth inside or outside the method's own bounds, to test the values of the bounds.
 
-    Where the ratio is the sequence's, all tokens of an answer have moved alike; `turn` deals the four places out anew.
+    With a sequence ratio all tokens of an answer have moved alike; `turn` permutes the four places.
     """
     out: Tokens = []
     alike = m.ratio.startswith("sequence") or m.trust == "off_policy_sequence"
@@ -67,7 +67,7 @@ def at_the_bounds(m: Method, rows: Sequence[TwinRollout], turn: int) -> Tokens:
             else:
                 moves.append(side * size if m.bound == "clip_inside" else math.log1p(side * size))
         if m.trust == "off_policy_sequence" and len(moves) > 1:
-            moves[:2] = moves[0] + 0.6, moves[1] - 0.6  # else a token that is dropped would have been clipped anyway
+            moves[:2] = moves[0] + 0.6, moves[1] - 0.6  # otherwise every dropped token is also clipped
         spread = len(moves) if m.ratio == "sequence_product" else 1
         out.append([min(x + move / spread, -1e-3) for x, move in zip(row.old, moves, strict=True)])
     return out
@@ -108,11 +108,8 @@ def objective(m: Method, rows: Sequence[TwinRollout], logp: Tokens, held: Tokens
     return total
 
 
-# -- A -----------------------------------------------------------------------------------------------------------------
-
-
 def advantages(m: Method, rows: Sequence[TwinRollout]) -> Tokens:
-    """A_it of a method with a baseline of its own."""
+    """A_it of a method with its own baseline."""
     drift = [[m.beta * (o - r) if m.has_reward_kl else 0.0 for o, r in zip(row.old, row.ref, strict=True)]
              for row in rows]
     if m.kl_in == "token_reward":
@@ -153,11 +150,8 @@ def _density(rates: list[float], p: float) -> float:
     return float(p ** (a - 1) * (1 - p) ** (b - 1) / beta)
 
 
-# -- α -----------------------------------------------------------------------------------------------------------------
-
-
 def _top(m: Method, rows: Sequence[TwinRollout], own: Tokens) -> list[bool]:
-    """In each group the ⌊share·R⌋ largest |A|, at least one; the earlier wins a tie."""
+    """In each group the ⌊share·R⌋ largest |A|, at least one; of equal ones the first."""
     out = [False] * len(rows)
     for group in _groups(rows):
         count = max(1, math.floor((m.keep_threshold or 0.0) * len(group)))
@@ -177,7 +171,7 @@ KEEPS: dict[str, Callable[[Method, Sequence[TwinRollout], Tokens], list[bool]]] 
 
 
 def _shares(m: Method, rows: Sequence[TwinRollout], keep: list[bool]) -> list[float]:
-    """What each token of a rollout is multiplied by, before its own weight."""
+    """The factor of each token of a rollout, without its token weight."""
     counted = [k or m.denominator == "all" for k in keep]
     length = [len(row.tokens) for row in rows]
     number, tokens = sum(counted), sum(n for n, c in zip(length, counted, strict=True) if c)
@@ -200,7 +194,7 @@ def _conflict(rows: Sequence[TwinRollout]) -> Tokens:
     good = [row.reward - mean[row.group] for row in rows]
 
     def run(i: int, read: Callable[[list[int]], list[int]]) -> int:
-        """How many tokens from that end on stand, each, in a good and in a bad answer at the same place."""
+        """The number of tokens from that end on that are, each, in a good and in a bad answer at the same place."""
         mine = read(rows[i].tokens)
         for t, token in enumerate(mine):
             sides = {good[j] > 0 for j, row in enumerate(rows) if row.group == rows[i].group and good[j] != 0
@@ -216,9 +210,6 @@ def _conflict(rows: Sequence[TwinRollout]) -> Tokens:
         value = 1.0 if good[i] == 0 else 2.0 * (good[i] > 0)
         out.append([value if t < lead or n - 1 - t < trail else 1.0 for t in range(n)])
     return out
-
-
-# -- s, its bound and the trust region --------------------------------------------------------------------------------
 
 
 def _ratios(m: Method, row: TwinRollout, logp: list[float], held: list[float]) -> list[float]:
@@ -241,7 +232,7 @@ SlowBound = Callable[[Method, TwinRollout, list[float], list[float], list[float]
 
 def _inside(m: Method, row: TwinRollout, logp: list[float], held: list[float], own: list[float], s: list[float],
             t: int) -> float:
-    """exp(mean of the log-ratios, each stopped where going on would pay) · A."""
+    """exp(mean of the log-ratios, each clipped on the side that raises the objective) · A."""
     low, high = -(m.clip_low or 0.0), m.clip_high or 0.0
     each = [min(x, high) if a >= 0 else max(x, low)
             for x, a in zip((p - o for p, o in zip(logp, row.old, strict=True)), own, strict=True)]
@@ -263,7 +254,7 @@ def _gamma(m: Method, row: TwinRollout, logp: list[float], held: list[float], ow
 
 def _stated(m: Method, row: TwinRollout, logp: list[float], held: list[float], own: list[float], s: list[float],
             t: int) -> float:
-    """The term by φ of the bound's own row, without its slope."""
+    """The term by φ of the bound's row, without its slope."""
     import torch
 
     bound = bounds.BOUNDS[m.bound]
@@ -302,7 +293,7 @@ def _kl(m: Method, row: TwinRollout, held: list[float], a: float, t: int) -> boo
 
 
 def _stated_trust(m: Method, row: TwinRollout, held: list[float], a: float, t: int) -> bool:
-    """Whether the trust region's own row keeps the token."""
+    """Whether the trust region's row keeps the token."""
     import torch
 
     keeps = bounds.TRUSTS[m.trust].keeps
@@ -329,15 +320,11 @@ def _penalty(m: Method, row: TwinRollout, logp: list[float], s: list[float], t: 
     return value * s[t] if m.kl_weight == "ratio" else value
 
 
-# -- sums --------------------------------------------------------------------------------------------------------------
-
-
 def _mean(x: Sequence[float]) -> float:
     return sum(x) / len(x)
 
 
 def _std(x: Sequence[float]) -> float:
-    """The sample's, 1/(n−1)."""
     return math.sqrt(sum((y - _mean(x)) ** 2 for y in x) / (len(x) - 1))
 
 

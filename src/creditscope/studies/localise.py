@@ -1,22 +1,23 @@
-"""Does credit point at the wrong step? The area under the ROC curve of |A_it|, wrong step against the rest.
+"""Does credit localise the wrong step? The area under the ROC curve of |A_it|, wrong step against the rest.
 
     AUC_i = P(|A_it| > |A_iu|) + ½ P(|A_it| = |A_iu|)        t a token of the culprit, u any other of the same rollout
 
-0.5 says nothing: it is what any credit that is the same on all tokens gets, to the bit. 1 says that every token of the
-culprit stands above all others. A rollout is compared with itself alone, so its length and the scale of its credit do
-not matter; rollouts are then averaged, each of them counting once.
+Credit that is equal on all tokens has AUC 0.5, exactly. At AUC 1 every token of the culprit ranks above all others.
+Tokens are compared within one rollout, so its length and the scale of its credit do not matter; then the mean over
+rollouts is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
+from creditscope.credit import Chosen, find_estimator
 from creditscope.errors import CreditscopeError
 from creditscope.lab.rollout import step_tensors
 from creditscope.policy.loading import Policy
@@ -25,7 +26,7 @@ from creditscope.tasks import Verdict
 
 DRAWS = 2000
 ROUNDING = 1e-6
-"""Scores of a rollout that differ by less than this share of its largest are ties: sums in float32 are no closer."""
+"""Scores of a rollout that differ by less than this share of its largest are ties: the rounding of float32 sums."""
 
 
 @dataclass(frozen=True)
@@ -42,33 +43,45 @@ class Average:
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """How well one kind of score points at the culprits of n rollouts."""
+    """How well one kind of score localises the culprits of n rollouts."""
 
     name: str
     n: int
     silent: int
     """Rollouts whose score is the same on all tokens (no credit at all, or outcome credit): 0.5 by construction."""
     size: Average
-    """AUC of |A|: does it look at the culprit?"""
+    """AUC of |A|."""
     blame: Average
-    """AUC of −A: does it blame the culprit?"""
+    """AUC of −A."""
     hit: Average
     """Share of rollouts in which the step with the largest mean |A| is the culprit; ties share the hit."""
     chance: float
-    """What `hit` would be for a step drawn at random."""
+    """`hit` of a step drawn at random."""
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a run found: tables by name, the numbers around them, what could not run and why, where the time went."""
+    """Tables by name, the numbers around them, estimator -> why it was skipped, part -> its seconds."""
 
     tables: dict[str, list[ScoreResult]]
     facts: dict[str, float]
     skipped: dict[str, str]
     seconds: dict[str, float]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+def affordable(specs: Iterable[str], given: frozenset[str], source: str, named: bool) -> tuple[
+        list[Chosen], dict[str, str]]:
+    """The estimators whose needs are given, and why the others are skipped; one that the user named is an error."""
+    kept, skipped = [], {}
+    for estimator in map(find_estimator, specs):
+        try:
+            estimator.row.require(given, source)
+            kept.append(estimator)
+        except CreditscopeError as error:
+            if named:
+                raise
+            skipped[estimator.spec] = str(error)
+    return kept, skipped
 
 
 def auc(score: Tensor, positive: Tensor) -> float:
@@ -78,10 +91,7 @@ def auc(score: Tensor, positive: Tensor) -> float:
     0.625
     """
     above, below = score[positive].contiguous(), score[~positive].sort().values
-    if not len(above) or not len(below):
-        raise CreditscopeError(f"AUC compares positives with negatives, got {len(above)} and {len(below)}; leave out "
-                               f"rollouts that are all culprit or none")
-    # Twice the number of negatives beaten: whole numbers up to the last division, so that ties give ½ exactly.
+    # Twice the number of smaller negatives, an integer, so that ties give ½ exactly.
     twice = torch.searchsorted(below, above, right=False) + torch.searchsorted(below, above, right=True)
     return int(twice.sum()) / (2 * len(above) * len(below))
 
@@ -89,7 +99,7 @@ def auc(score: Tensor, positive: Tensor) -> float:
 def step_hit(score: Tensor, step: Tensor, culprit: int) -> tuple[float, float]:
     """Whether the step with the largest mean score is the culprit, and the chance of that for a step drawn at random.
 
-    Steps that tie for the first place share it, so that a constant score hits exactly as often as chance.
+    Steps that tie for the first place share the hit, so that a constant score hits exactly as often as chance.
 
     >>> step_hit(torch.tensor([1., 3., 2., 2.]), torch.tensor([0, 0, 1, 1]), 1)
     (0.5, 0.5)
@@ -107,8 +117,6 @@ def bootstrap(values: Sequence[float], seed: int, draws: int = DRAWS) -> Average
     >>> bootstrap([0.5, 0.5], seed=0)
     Average(mean=0.5, low=0.5, high=0.5)
     """
-    if not values:
-        raise CreditscopeError("no rollout is left to average over; ask for more of them, such as --problems 200")
     known = torch.tensor(values, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     means = known[torch.randint(len(known), (draws, len(known)), generator=generator)].mean(dim=1)
@@ -117,45 +125,41 @@ def bootstrap(values: Sequence[float], seed: int, draws: int = DRAWS) -> Average
 
 
 class Localiser:
-    """Collects scores, batch by batch, and says in the end how well each kind pointed at the culprits.
+    """Collects scores batch by batch; `findings` is how well each kind localises the culprits.
 
-    A culprit is a step's number, −1 for a rollout that is not asked about. Every kind of score sees the same rollouts.
+    A culprit is a step's number, −1 for a rollout that is left out.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._size: dict[str, list[float]] = {}
-        self._blame: dict[str, list[float]] = {}
-        self._hit: dict[str, list[float]] = {}
-        self._silent: dict[str, int] = {}
-        self._chance: dict[str, list[float]] = {}
+        self._rows: dict[str, list[tuple[float, float, float, float, bool]]] = {}
 
     def add(self, name: str, score: Tensor, rollouts: Rollouts, culprit: Tensor) -> None:
         """`score` (B, T) signed credit, `culprit` (B,) the wrong step; needs `rollouts.step`."""
         step = rollouts.require("step", "localise").cpu()
         mask, score = rollouts.mask.cpu(), score.detach().cpu().double()
-        lists = [each.setdefault(name, []) for each in (self._size, self._blame, self._hit, self._chance)]
-        self._silent.setdefault(name, 0)
+        rows = self._rows.setdefault(name, [])
         for i in (culprit >= 0).nonzero()[:, 0].tolist():
             here = mask[i]
             signed, steps = _clean(score[i, here]), step[i, here]
             positive = steps == int(culprit[i])
             hit, chance = step_hit(signed.abs(), steps, int(culprit[i]))
-            values = auc(signed.abs(), positive), auc(-signed, positive), hit, chance
-            for kept, value in zip(lists, values, strict=True):
-                kept.append(value)
-            self._silent[name] += int(signed.min() == signed.max())
+            rows.append((auc(signed.abs(), positive), auc(-signed, positive), hit, chance,
+                         bool(signed.min() == signed.max())))
 
     def findings(self) -> list[ScoreResult]:
-        return [ScoreResult(name, len(sizes), self._silent[name], bootstrap(sizes, self._seed),
-                        bootstrap(self._blame[name], self._seed), bootstrap(self._hit[name], self._seed),
-                        sum(self._chance[name]) / len(sizes))
-                for name, sizes in self._size.items() if sizes]
+        out = []
+        for name, rows in self._rows.items():
+            if rows:
+                *scores, chance, silent = zip(*rows, strict=True)
+                size, blame, hit = (bootstrap(values, self._seed) for values in scores)
+                out.append(ScoreResult(name, len(rows), sum(silent), size, blame, hit, sum(chance) / len(rows)))
+        return out
 
 
 def scored(policy: Policy, prompts: Sequence[Sequence[int]], written: Sequence[Sequence[int]],
            verdicts: Sequence[Verdict], temperature: float = 1.0, tick: Tick | None = None) -> dict[str, Any]:
-    """Fields of Rollouts for given completions: padded, scored under the policy, steps as the verdicts say."""
+    """Fields of Rollouts for given completions: padded, scored under the policy, with the steps of the verdicts."""
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in written], batch_first=True).to(policy.device)
     lengths = torch.tensor([len(ids) for ids in written], device=policy.device)
     mask = torch.arange(tokens.shape[1], device=policy.device) < lengths[:, None]
@@ -167,12 +171,8 @@ def scored(policy: Policy, prompts: Sequence[Sequence[int]], written: Sequence[S
 
 
 def yardsticks(rollouts: Rollouts) -> Mapping[str, Tensor]:
-    """Scores that are no credit, to hold the estimators against; negative, as blame is.
-
-        surprise    log π(y_t): the policy would not have written it
-        entropy     −H_t: the policy did not know what to write
-        early       t − T: nothing but the place, since culprits need not be spread evenly over a text
-    """
+    """Scores to compare the estimators with, which are no credit: surprise = log π(y_t), entropy = −H_t and
+    early = t − T, the place alone, because culprits may be unevenly spread over a text."""
     place = torch.arange(rollouts.tokens.shape[1], device=rollouts.mask.device).expand_as(rollouts.mask)
     entropy = rollouts.require("entropy", "localise")
     return {"surprise": rollouts.logp, "entropy": -entropy, "early": (place - place.shape[1]).double()}
@@ -181,7 +181,7 @@ def yardsticks(rollouts: Rollouts) -> Mapping[str, Tensor]:
 def culprits(rollouts: Rollouts) -> Tensor:
     """(B,) the first step that the verifier marks wrong, −1 for right answers and for rows with nothing to compare.
 
-    Later wrong steps may be mere consequences of it: 19 instead of 18, and all that is reckoned with 19.
+    Later wrong steps may follow from the first.
     """
     step, reward = rollouts.require("step", "localise"), rollouts.require("step_reward", "localise")
     out = torch.full((len(rollouts),), -1)
@@ -195,6 +195,5 @@ def culprits(rollouts: Rollouts) -> Tensor:
 
 
 def _clean(score: Tensor) -> Tensor:
-    """Scores as whole multiples of ROUNDING of the largest, so that what differs by rounding alone is a tie."""
     top = score.abs().max()
     return (score / (top * ROUNDING)).round() if bool(top > 0) else score

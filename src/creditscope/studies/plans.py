@@ -1,7 +1,7 @@
-"""The runs behind the claims, as data: which folder holds which settings. Nothing is run here.
+"""The runs behind the claims, as data: (folder, settings) of each. Nothing is run here.
 
-A plan never holds one experiment twice: the runs at R = 8 are read under other credits and with the full microscope
-too, in place of runs of their own with the same seeds, which would count as more seeds than there are.
+No experiment is in a plan twice, because equal seeds would be counted twice: the runs at R = 8 are also those that are
+read under other credits and with the full microscope.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from creditscope.runs.config import Config
 from creditscope.runs.kinds import KINDS
 
 GROUPS = (2, 4, 8, 16, 32)
-"""R as arXiv:2606.29238 has it, 2, 4 and 8, and beyond."""
+"""R of arXiv:2606.29238, 2, 4 and 8, and larger."""
 CLOSE = 8
 """The R at which the other credits and the optimal baseline are read: the largest of P1's own."""
 UNLABELLED = ("leave_one_out", "optimal_scalar", "optimal_sequence", "optimal_token", "prefix_tree", "prefix_share",
               "entropy_mask", "entropy_shaping", "salt")
-"""Credits that need nothing of the task, at the price of a backward pass or two a reading."""
+"""Credits that need nothing of the task and one or two backward passes per reading."""
 LABELLED = ("step_reward", "step_return", "turn_return")
-"""Credits that want judged steps, which these tasks have."""
+"""Credits that need judged steps, which the tasks of `STEPWISE` have."""
 STEPWISE = ("arithmetic", "gsm8k")
 SAMPLED = {"small": ("monte_carlo,samples=4",),
            "full": ("monte_carlo,samples=4", "spo_chain,samples=4,every=1,probability=1.0")}
-"""Credits that want continuations: from the ends of steps, and from every token, which is a label a token."""
+"""Credits that need continuations: from the ends of steps, and from every token."""
 RULES = ("raise_group", "denser_credit,to=step_reward", "late_group")
 FIXED = (4, 8, 16)
 """R of the runs that the rules are compared with."""
 ROLLOUTS = 3840
 """Of each run that is compared at equal rollouts: 60 steps of 8 × 8."""
 KEEP = 50
-"""Steps between checkpoints: a run that is killed loses no more, and a short one writes none on the way."""
+"""Steps between checkpoints: a killed run loses no more than these."""
 WARM = "tiny-turns"
-"""The folder of the model that knows the moves of `turns`."""
+"""The folder of the model that was trained on the moves of `turns`."""
 BRAKED = {"small": ("none", "recall", "shorten"), "full": ("none", "recall", "shorten", "kl_stop")}
 PASSES = {"small": (4,), "full": (1, 2, 4, 8)}
 """μ."""
@@ -43,13 +43,13 @@ PASSES = {"small": (4,), "full": (1, 2, 4, 8)}
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What a user may choose of a sweep; None for what the budget says."""
+    """The user's options of a sweep; None is the budget's default."""
 
     model: str = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
     budget: Literal["small", "full"] = "small"
-    """small: 3 seeds; 30 steps a run for p1, three brakes at μ = 4 for p2. full: 60 steps, and 5 seeds of schedules
-    that watch the rank for p1; 5 seeds of four brakes at μ = 1, 2, 4, 8 for p2."""
+    """small: 3 seeds; 30 steps per run for p1, three brakes at μ = 4 for p2. full: 60 steps, and 5 seeds of schedules
+    that read the rank for p1; 5 seeds of four brakes at μ = 1, 2, 4, 8 for p2."""
     task: str = "arithmetic"
     """As of creditscope train."""
     steps: int | None = None
@@ -75,8 +75,7 @@ class Size:
 
     @property
     def packaged(self) -> bool:
-        """Whether it is the model and the task that everything is known of: step labels, moves to learn, seconds a
-        run."""
+        """Whether all of p1's runs are possible: step labels, the task `turns`, seconds per run."""
         return (self.model, self.task) == ("tiny", "arithmetic")
 
     def common(self) -> dict[str, Any]:
@@ -138,7 +137,7 @@ def _rank_aware(size: Size, base: Config) -> Iterator[tuple[str, Config]]:
 
 
 def p2(size: Size) -> Plan:
-    """Brakes at several updates a batch, probed after each: the runs of `creditscope compare brake`."""
+    """Brakes at several updates per batch, probed after each: the runs of `creditscope compare brake`."""
     size.check()
     if size.groups != GROUPS:
         raise CreditscopeError(f"--groups {' '.join(map(str, size.groups))} is p1's; p2 has R = {CLOSE} alone")

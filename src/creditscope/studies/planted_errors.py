@@ -1,16 +1,15 @@
-"""Wrong steps on purpose: a reference solution with one wrong number, which the policy then takes to a wrong answer.
+"""Planted errors: a reference solution with one wrong number, which the policy continues to a wrong answer.
 
     68 / 2 = 34
     2 * 6 = 13          planted: 12 became 13
-    34 - 13 = 21        what the policy makes of it: true, but reckoned with 13
+    34 - 13 = 21        by the policy: true given 13
     #### 21
 
-The verifier marks every line that is not in the reference, so all that follows is wrong for it too. The culprit is the
-planted line: a rollout is kept only where each later line is true given the wrong number, so that no other error is in
-it. Where the wrong number leaves no whole number to write (13 / 2), there is no such text, and none is kept.
+The verifier marks every line that is not in the reference, so it marks all later lines too. The culprit is the planted
+line: a rollout is kept only where each later line is true given the wrong number.
 
-A planted number is not the policy's own: it is rare under it by choice of ours. The errors that the policy makes by
-itself, in the siblings, are the control: their culprit is the first line that the verifier marks.
+A planted number has a low probability under the policy. The policy's own errors, in the siblings, are the control:
+their culprit is the first line that the verifier marks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.credit import ESTIMATORS, find_estimator
+from creditscope.credit import ESTIMATORS
 from creditscope.errors import CreditscopeError
 from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.lab.tools import LabTools, task_gives
@@ -36,16 +35,16 @@ from creditscope.policy.loading import Policy
 from creditscope.policy.sampling import continue_from
 from creditscope.policy.scoring import Tick, encode_exactly
 from creditscope.runs.config import Config
-from creditscope.studies.localise import Localiser, StudyResult, culprits, scored, yardsticks
+from creditscope.studies.localise import Localiser, StudyResult, affordable, culprits, scored, yardsticks
 from creditscope.tasks import Problem
 from creditscope.tasks.arithmetic import LINE, Arithmetic
 
 TRIES = 8
-"""Ends sampled for each planted line; the first that only follows from it is kept."""
+"""Ends sampled for each planted line; the first without another error is kept."""
 TOGETHER = 20
 """Problems in a batch. Quantiles and whitening are over a batch."""
 CRITIC_BATCHES = 40
-"""Batches of 8 prompts of the train split, R answers each, that a critic learns from before it is asked."""
+"""Batches of 8 prompts of the train split, R answers each, that the critic is fitted to."""
 CRITIC_EPOCHS = 4
 
 
@@ -55,38 +54,33 @@ class Planted:
 
     line: int
     text: str
-    right: int
     wrong: int
 
 
 def specs(samples: int) -> list[str]:
-    """Every estimator of the list, each with its variants: GAE also with λ = 0, which trusts the critic alone."""
+    """Every estimator of the table with its variants: GAE also with λ = 0."""
     return [spec for name, row in ESTIMATORS.items()
             for spec in (f"{name},samples={samples}" if "samples" in row.options else name, *row.variants)]
 
 
 def plant(problem: Problem, rng: random.Random, largest: int = 99) -> Planted:
-    """One line of the reference, drawn at random, gets a wrong result; what follows it is left to the policy.
+    """The reference up to a line drawn at random, whose result is made wrong.
 
     >>> problem = Problem("p", "", "19", {"chain": ("12 + 7 = 19",), "solution": "12 + 7 = 19\\n#### 19"})
     >>> plant(problem, random.Random(0)).text
     '12 + 7 = 29\\n'
     """
-    chain = list(problem.meta.get("chain", ()))
-    if not chain:
-        raise CreditscopeError(f"problem {problem.id} has no reference lines to plant an error in; use arithmetic")
+    chain = list(problem.meta["chain"])
     line = rng.randrange(len(chain))
     found = LINE.fullmatch(chain[line])
-    if found is None:
-        raise CreditscopeError(f"problem {problem.id}: line {line} of its reference is no equation: {chain[line]!r}")
-    right = int(found[4])
-    wrong = rng.choice(wrong_numbers(right, largest))
+    assert found is not None, f"line {line} of the reference of problem {problem.id} is no equation"
+    wrong = rng.choice(wrong_numbers(int(found[4]), largest))
     chain[line] = f"{chain[line][:found.start(4)]}{wrong}"
-    return Planted(line, "\n".join(chain[:line + 1]) + "\n", right, wrong)
+    return Planted(line, "\n".join(chain[:line + 1]) + "\n", wrong)
 
 
 def wrong_numbers(right: int, largest: int) -> list[int]:
-    """Slips that people make: off by one, off by ten, digits swapped; from 1 to `largest`, never the right one.
+    """Off by one, off by ten, digits swapped; from 1 to `largest`, never the right one.
 
     >>> wrong_numbers(21, 99)
     [11, 12, 20, 22, 31]
@@ -96,10 +90,9 @@ def wrong_numbers(right: int, largest: int) -> list[int]:
 
 
 def follows(task: Arithmetic, problem: Problem, planted: Planted, tail: str) -> bool:
-    """Whether the answer is wrong and every later line is right given the wrong number: no second error is in it.
+    """Whether the answer is wrong and every later line is right given the wrong number.
 
-    The verifier itself says so: asked without a reference, with the planted lines as part of what is known, and the
-    last result as the answer.
+    The verifier is asked without a reference, with the planted lines in the prompt and the last result as the answer.
     """
     results = [int(found[4]) for line in tail.splitlines() if (found := LINE.fullmatch(line.strip()))]
     given = Problem(problem.id, problem.prompt + planted.text, str(results[-1] if results else planted.wrong))
@@ -110,10 +103,8 @@ def follows(task: Arithmetic, problem: Problem, planted: Planted, tail: str) -> 
 
 def planted_batch(policy: Policy, task: Arithmetic, problems: Sequence[Problem], config: Config, seed: int) -> \
         tuple[Drawn, Tensor] | None:
-    """For each problem R − 1 answers of the policy, and one with a planted line, which is its culprit.
-
-    Returns the batch and (B,) the number of the planted line, −1 for siblings; None where no planted text was kept.
-    """
+    """R − 1 answers of the policy and one with a planted line per problem; and (B,) the number of the planted line, −1
+    for siblings. None where no planted text was kept."""
     rng = random.Random(f"plant/{seed}/{problems[0].id}")
     generator = torch.Generator(policy.device).manual_seed(rng.getrandbits(62))
     plan = [plant(problem, rng, task.largest) for problem in problems]
@@ -135,19 +126,9 @@ def planted_batch(policy: Policy, task: Arithmetic, problems: Sequence[Problem],
 def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: int, samples: int, seed: int,
                      credit: Sequence[str] = (), critic: str = "head", tick: Tick | None = None) -> StudyResult:
     """Both tables: planted errors, and for control the policy's own, the first wrong sibling of each group."""
-    check_sizes(problems, group, samples)
     method, config = find("grpo"), Config(group=group, seed=seed, critic=critic)
-    chosen = [find_estimator(spec) for spec in credit or specs(samples)]
-    given = task_gives(task, next(task.problems("test")))
-    skipped: dict[str, str] = {}
-    for estimator in chosen:
-        try:
-            estimator.row.require(given, f"task {task.name!r}")
-        except CreditscopeError as error:
-            if credit:  # it was asked for by name
-                raise
-            skipped[estimator.spec] = str(error)
-    run = [estimator for estimator in chosen if estimator.spec not in skipped]
+    run, skipped = affordable(credit or specs(samples), task_gives(task, next(task.problems("test"))),
+                              f"task {task.name!r}", named=bool(credit))
     needs_critic = any("critic" in estimator.row.needs for estimator in run)
     asked = list(islice(task.problems("test"), problems))
     total = len(asked) + needs_critic * CRITIC_BATCHES * 8
@@ -180,10 +161,10 @@ def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: 
 
 
 class FewTools(LabTools):
-    """LabTools that spends continuations only on the rows that are read; the Gram is made once for all who ask.
+    """LabTools with continuations for the `read` rows alone, and one Gram for all estimators.
 
-    Credit of the other rows is then wrong, and nobody looks at it: values enter a row's own credit alone, and the
-    group's scale, which all of them share, does not change an order.
+    The credit of the other rows is wrong and unused: values enter a row's own credit alone, and the common scale of a
+    group does not change an order.
     """
 
     def __init__(self, read: Tensor, *args: Any) -> None:
@@ -202,7 +183,7 @@ class FewTools(LabTools):
 
 
 def first_of_each_group(culprit: Tensor, group: Tensor) -> Tensor:
-    """The same, −1 for all but the first row of each group that has one: a group counts once.
+    """`culprit` with −1 for all but the first row of each group that has one: a group counts once.
 
     >>> first_of_each_group(torch.tensor([-1, 2, 0, 1]), torch.tensor([0, 0, 0, 1])).tolist()
     [-1, 2, -1, 1]
@@ -217,7 +198,7 @@ def first_of_each_group(culprit: Tensor, group: Tensor) -> Tensor:
 
 def _taken_on(policy: Policy, task: Arithmetic, problems: Sequence[Problem], plan: Sequence[Planted], config: Config,
               generator: torch.Generator) -> dict[int, list[int]]:
-    """Number of the problem -> tokens of its planted text and the first of TRIES ends that only follows from it."""
+    """Number of the problem -> tokens of its planted text and the first of TRIES ends without another error."""
     prefixes = [encode_exactly(policy, p.text, f"problem {q.id}") for p, q in zip(plan, problems, strict=True)]
     lengths = torch.tensor([len(ids) for ids in prefixes])
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in prefixes], batch_first=True)
@@ -235,7 +216,7 @@ def _taken_on(policy: Policy, task: Arithmetic, problems: Sequence[Problem], pla
 
 def _judged(policy: Policy, task: Arithmetic, problems: Sequence[Problem], prompts: Sequence[Sequence[int]],
             written: Sequence[Sequence[int]], temperature: float) -> Rollouts:
-    """Given completions as rollouts, a group each: judged by the task, scored under the policy."""
+    """Given completions as rollouts, one per group: judged by the task, scored under the policy."""
     texts = [policy.decode(ids) for ids in written]
     verdicts = [task.verify(problem, text) for problem, text in zip(problems, texts, strict=True)]
     return Rollouts(**scored(policy, prompts, written, verdicts, temperature), text=texts,
@@ -246,7 +227,7 @@ def _judged(policy: Policy, task: Arithmetic, problems: Sequence[Problem], promp
 
 def _critic(policy: Policy, task: Arithmetic, config: Config, tick: Tick | None,
             total: int) -> tuple[Critic, dict[str, float]]:
-    """A critic that has learned from fresh answers to the train split, and how good it was on the last of them."""
+    """A critic fitted to fresh answers to the train split, and its quality on the last batch."""
     critic = Critic(policy, kind=config.critic, epochs=CRITIC_EPOCHS, seed=config.seed)
     stream = task.problems("train", config.seed)
     generator = torch.Generator(policy.device).manual_seed(config.seed)

@@ -1,9 +1,8 @@
 """ProcessBench (arXiv:2412.06559): solutions by other models, in each of which people marked the first wrong step.
 
 One JSON list of objects: id, problem, steps (texts), final_answer_correct, label (the first wrong step, −1 for none).
-The policy reads them, token by token, in one forward pass and writes nothing, so only credit that needs no sampling can
-be asked for. Few problems have two solutions, and a group of one has no advantage: the whole file is one group. Its
-baseline then is the file's mean reward, an outcome compared with other problems' outcomes.
+The policy scores them in one forward pass, so only credit that needs no sampling can be measured. Few problems have two
+solutions, and a group of one has no advantage, so the whole file is one group: its baseline is the file's mean reward.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import torch
 from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.credit import ESTIMATORS, find_estimator
+from creditscope.credit import ESTIMATORS
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
 from creditscope.files.jsonlines import encodable, parse_json, read_whole
 from creditscope.methods.find import find
 from creditscope.policy.loading import Policy
 from creditscope.policy.scoring import Tick, encode_exactly
-from creditscope.studies.localise import Localiser, StudyResult, scored, yardsticks
+from creditscope.studies.localise import Localiser, StudyResult, affordable, scored, yardsticks
 from creditscope.tasks import Step, Verdict
 
 MOST_BYTES = 64 * 2**20
@@ -54,19 +53,17 @@ class Solution:
 
     @property
     def spans(self) -> tuple[Step, ...]:
-        """Where each step stands in the text, with the blank line that ends it. No rewards: those are the labels."""
+        """The span of each step in the text, with the blank line that ends it. No rewards: those are the labels."""
         ends = accumulate(len(step) + len(BETWEEN) for step in self.steps)
         return tuple(Step(start, end, 0.0) for start, end in pairwise((0, *ends)))
 
 
 def read_processbench(path: Path) -> list[Solution]:
-    """All solutions of a file, or an error that names the entry that is not one."""
+    """All solutions of a file; an entry that is not one is an error."""
     try:
         found = parse_json(read_whole(path, MOST_BYTES))
     except CreditscopeError:
         raise
-    except FileNotFoundError:
-        raise CreditscopeError(f"no such file: {path}") from None
     except OSError as error:
         raise CreditscopeError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # neither JSON nor UTF-8
@@ -79,27 +76,18 @@ def read_processbench(path: Path) -> list[Solution]:
 
 def localise_processbench(policy: Policy, solutions: Sequence[Solution], *, seed: int, problems: int | None = None,
                           credit: Sequence[str] = (), tick: Tick | None = None) -> StudyResult:
-    """How well credit from a forward pass points at the marked step; `problems` solutions drawn at random, or all."""
+    """How well credit from a forward pass localises the marked step; `problems` solutions drawn at random, or all."""
     if problems is not None and problems < 1:
         raise CreditscopeError(f"--problems must be at least 1, got {problems}")
     if problems is not None and problems < len(solutions):
         drawn = sorted(random.Random(seed).sample(range(len(solutions)), problems))
         solutions = [solutions[i] for i in drawn]
     if len(solutions) < 2:
-        raise CreditscopeError("one solution has nobody to be compared with; give a file of two or more, or a larger "
+        raise CreditscopeError("one solution has no other to be compared with; give a file of two or more, or a larger "
                                "--problems")
-    chosen = [find_estimator(spec) for spec in credit or ESTIMATORS]
-    skipped: dict[str, str] = {}
-    for estimator in chosen:
-        try:
-            estimator.row.require(GIVEN, "a file of solutions")
-        except CreditscopeError as error:
-            if credit:  # it was asked for by name
-                raise
-            skipped[estimator.spec] = str(error)
-        if estimator.row.one_prompt:
-            skipped[estimator.spec] = (f"credit {estimator.row.name!r} compares the beginnings of answers to one "
-                                       f"prompt, and most problems of the file have one answer")
+    chosen, skipped = affordable(credit or ESTIMATORS, GIVEN, "a file of solutions", named=bool(credit))
+    skipped |= {estimator.spec: f"credit {estimator.row.name!r} compares the beginnings of answers to one prompt, and "
+                "most problems of the file have one answer" for estimator in chosen if estimator.row.one_prompt}
     began = time.perf_counter()
     rollouts = as_rollouts(policy, solutions, tick)
     seconds = {"score": time.perf_counter() - began}
@@ -154,10 +142,9 @@ def _solution(entry: Any, where: str) -> Solution:
             raise CreditscopeError(f"{where}: {name} must be {kind.__name__}, got {type(value).__name__} "
                                    f"{str(value)[:40]!r}")
     steps, label = entry["steps"], entry["label"]
-    if not entry["problem"].strip():
-        raise CreditscopeError(f"{where}: problem is empty; give its text")
-    if not steps:
-        raise CreditscopeError(f"{where}: steps is empty; give at least one text")
+    for name, empty in (("problem", not entry["problem"].strip()), ("steps", not steps)):
+        if empty:
+            raise CreditscopeError(f"{where}: {name} is empty; give its text")
     for i, step in enumerate(steps):
         if not isinstance(step, str) or not step:
             raise CreditscopeError(f"{where}: steps[{i}] must be a text that is not empty, got {type(step).__name__} "

@@ -1,8 +1,8 @@
-"""Tasks: where prompts come from and how an answer is judged. `find_task("arithmetic")` gives one by name.
+"""Tasks: a source of prompts and a verifier of answers. `find_task("arithmetic")` gives one by name.
 
     task.problems(split, seed) -> Problem ...        problem, completion text -> task.verify -> Verdict
 
-Light to import: no torch, no transformers. Each task's module is loaded when it is asked for.
+No torch, no transformers. Each task's module is loaded when its name is asked for.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from creditscope.errors import CreditscopeError, unknown
 
-__all__ = ["SPLITS", "TASKS", "Problem", "Step", "Task", "Verdict", "check_split", "find_task", "in_order"]
+__all__ = ["SPLITS", "TASKS", "Problem", "Step", "Task", "Verdict", "check_split", "find_task", "in_order", "spans"]
 
 SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question. `prompt` is what the policy reads; `meta` holds what only the verifier and people need."""
+    """One question. The policy reads `prompt`; `meta` is for the verifier and for display."""
 
     id: str
     prompt: str
@@ -36,8 +36,7 @@ class Problem:
 class Step:
     """Characters [start, end) of the completion form one reasoning step (or turn), worth `reward`.
 
-    Spans are disjoint, in order, and take in the line break that ends the line, so that a token of a line
-    always has a step.
+    Spans are disjoint, in order, and include the line break, so that every token of a line has a step.
     """
 
     start: int
@@ -49,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an answer earned. `error` says why it could not be judged; the reward is then 0 and the run goes on."""
+    """The reward of an answer. `error` says why it could not be judged; the reward is then 0."""
 
     reward: float
     steps: tuple[Step, ...] = ()
@@ -58,7 +57,7 @@ class Verdict:
 
 @runtime_checkable
 class Task(Protocol):
-    """What the trainer needs of a task."""
+    """A task as the trainer uses it."""
 
     @property
     def name(self) -> str: ...
@@ -87,7 +86,7 @@ TASKS: Mapping[str, str] = MappingProxyType({
 
 
 def find_task(spec: str, **options: Any) -> Task:
-    """The task of that name. What follows a colon is its `source`: a file, a folder or a hub name.
+    """The task of that name. After a colon comes its `source`: a file, a folder or a hub name.
 
     >>> find_task("arithmetic", max_steps=3).name
     'arithmetic'
@@ -116,7 +115,7 @@ gsm8k, jsonl, turns.
 
 
 def in_order(rows: list[Problem], split: str, seed: int) -> Iterator[Problem]:
-    """The rows of a file: `test` as it stands, `train` shuffled by the seed, so that every epoch has its own order."""
+    """The rows of a file: `test` in its order, `train` shuffled by the seed, so that every epoch has its own order."""
     return iter(rows if split == "test" else random.Random(seed).sample(rows, len(rows)))
 
 
@@ -125,3 +124,11 @@ def check_split(split: str) -> str:
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     return split
+
+
+def spans(text: str) -> Iterator[tuple[int, int, str]]:
+    """(start, end, text) of each line, its line break included."""
+    start = 0
+    for line in text.splitlines(keepends=True):
+        yield start, start + len(line), line
+        start += len(line)

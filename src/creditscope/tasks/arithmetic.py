@@ -5,8 +5,8 @@
     12 + 7 = 19
     #### 19
 
-A line is right when it is true and it is a line of the reference solution: `12 + 5 = 17` is true, but wrong when
-the 5 was the distractor. Train and test share no solution, whatever the wording: they are split by its hash.
+A line is right when it is true and in the reference solution: `12 + 5 = 17` is true, but wrong when the 5 was the
+distractor. Train and test are split by the solution's hash, so they share no solution, whatever the wording.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from creditscope.errors import CreditscopeError
-from creditscope.tasks import Problem, Step, Verdict, check_split
+from creditscope.tasks import Problem, Step, Verdict, check_split, spans
 from creditscope.tasks.stories import NUMBER_WORDS, compute, tell
 
 LINE = re.compile(r"(\d{1,9}) ?([-+*/]) ?(\d{1,9}) ?= ?(\d{1,9})(?: [A-Za-z]{1,20})?\.?")
@@ -43,7 +43,7 @@ class Arithmetic:
     largest: int = 99
     """No number in a problem or its solution is larger."""
     distractor: float = 0.3
-    """Chance that a sentence with a number that is not needed stands before an event."""
+    """Probability of a sentence with an unneeded number before each event."""
     test_size: int = 1000
     name: str = "arithmetic"
     max_tokens: int = 80
@@ -77,13 +77,13 @@ class Arithmetic:
         return Problem(name, story.prompt, str(story.x), meta)
 
     def verify(self, problem: Problem, text: str) -> Verdict:
-        """1 if the number after the first `####` is the answer; a step a line, the answer's line among them."""
+        """1 if the number after the first `####` is the answer; one step per line, the answer's included."""
         left = list(problem.meta.get("chain", ()))  # reference lines not written yet
         known = _numbers(problem.prompt)
         reward: float | None = None
         steps = []
-        for start, end in _lines(text):
-            line = text[start:end].strip()
+        for start, end, written in spans(text):
+            line = written.strip()
             if not line:
                 continue
             right = False
@@ -91,7 +91,7 @@ class Arithmetic:
                 found = ANSWER.fullmatch(line)
                 right = found is not None and int(found[1]) == int(problem.answer)
                 reward = float(right)
-            elif reward is None:  # what follows the answer earns nothing
+            elif reward is None:  # lines after the answer earn nothing
                 right = self._judge(line, known, left, reference="chain" in problem.meta)
             steps.append(Step(start, end, float(right)))
         return Verdict(reward or 0.0, tuple(steps))
@@ -117,7 +117,7 @@ class Arithmetic:
         return True
 
     def _different(self) -> Iterator[Problem]:
-        """Test problems in their order, the first of each solution. Made when asked for: a thousand take a second."""
+        """Test problems in their order, the first of each solution; lazily, since a thousand take a second."""
         seen: set[str] = set()
         for i in itertools.count():
             problem = _test_problem(self, i)
@@ -145,10 +145,3 @@ def split_of(solution: str) -> str:
 def _numbers(prompt: str) -> set[int]:
     digits = {int(n) for n in re.findall(r"\d{1,9}", prompt)}
     return digits | {value for word, value in NUMBER_WORDS.items() if word in prompt}
-
-
-def _lines(text: str) -> Iterator[tuple[int, int]]:
-    start = 0
-    for line in text.splitlines(keepends=True):
-        yield start, start + len(line)
-        start += len(line)

@@ -23,9 +23,9 @@ OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 def equations(line: str) -> list[tuple[str, str]]:
-    """(left, right) of every equation that is whole: an expression on its left, one plain number on its right.
+    """(left, right) of every complete equation: an expression on its left, one plain number on its right.
 
-    Prose cuts many short (`60 g * 4 = 240`, `2 * x = 80`, `= 3 1/2`): those are left out, not called wrong.
+    Incomplete ones (`60 g * 4 = 240`, `2 * x = 80`, `= 3 1/2`) are left out, not judged wrong.
 
     >>> equations("May: 48/2 = <<48/2=24>>24 clips, so 48+24=72.")
     [('48/2', '24'), ('48+24', '72')]
@@ -44,7 +44,7 @@ def equations(line: str) -> list[tuple[str, str]]:
 
 
 def _first_number(text: str) -> str:
-    """The number the text starts with, unless something follows that makes it part of more."""
+    """The number the text starts with, unless it is part of a longer expression."""
     text = text.lstrip(" $").replace(",", "")
     end = 0
     while end < len(text) and (text[end] in "0123456789." or (end == 0 and text[end] in "-−")):
@@ -56,7 +56,7 @@ def _first_number(text: str) -> str:
 
 
 def holds(left: str, right: str) -> bool:
-    """Whether left = right, where right may be rounded: half a unit of its last digit is forgiven.
+    """Whether left = right, where right may be rounded by half a unit of its last digit.
 
     >>> holds("100/3", "33.33"), holds("7+5", "13"), holds("7+", "7")
     (True, False, False)
@@ -84,7 +84,7 @@ def evaluate(expression: str) -> Fraction | None:
 
 
 def _value(node: ast.expr, text: str) -> Fraction:
-    """The value of a parsed expression: nothing is run, and what is not in the list of operations is refused."""
+    """The value of a parsed expression; nothing is run, and operations not in OPERATIONS are refused."""
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         return OPERATIONS[type(node.op)](_value(node.left, text), _value(node.right, text))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -98,7 +98,6 @@ def _value(node: ast.expr, text: str) -> Fraction:
 def _plain(text: str) -> str:
     for sign, plain in SIGNS.items():
         text = text.replace(sign, plain)
-    # A percent sign means a hundredth.
     return text.replace(",", "").replace("$", "").replace("%", "/100").replace(" ", "")
 
 

@@ -2,9 +2,9 @@
 
     {"question": "...", "answer": "48/2 = <<48/2=24>>24 clips in May.\\n...\\n#### 72"}
 
-The answer counts where it is marked, after `####` or in `\\boxed{}`. Plain numbers are compared as numbers; anything
-else (fractions, LaTeX) goes to math-verify, if it is installed, in a process that can be killed. A step is a line with
-an equation in it, right if all of its equations are true; that it was the right thing to compute is not checked.
+The answer is marked by `####` or `\\boxed{}`. Plain numbers are compared as numbers; anything else (fractions, LaTeX)
+goes to math-verify, if it is installed, in a process that can be killed. A step is a line with an equation, right if
+all of its equations are true; whether they help to solve the problem is not checked.
 """
 
 from __future__ import annotations
@@ -18,33 +18,27 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
-from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order
+from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order, spans
 from creditscope.tasks.equations import equations, holds
-from creditscope.tasks.jsonl import draw, read_rows, text_of
+from creditscope.tasks.jsonl import in_test, read_rows, text_of
 from creditscope.tasks.worker import Worker, WorkerError
 
 MARK = re.compile(r"<<[^<>\n]{0,200}>>")
 NUMBER = re.compile(r"[-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{1,12})?", re.IGNORECASE)
-MEMORY = 2**31  # bytes for math-verify: it has 10^(10^10) written out, if it is asked for
-LONGEST = 1000  # characters of an answer that are read; real ones have a handful
-INSTRUCTION = "{question}\nSolve it step by step, one step a line. End with a line '#### N', where N is the answer."
-
-HELD_OUT = 0.1  # share of a lone file's questions that form the test
-
+MEMORY = 2**31  # bytes for math-verify, which would write out 10^(10^10)
+LONGEST = 1000  # characters of an answer that are read
+INSTRUCTION = "\nSolve it step by step, one step a line. End with a line '#### N', where N is the answer."
 
 class Gsm8k:
     """Problems of `source`: a JSONL file, a folder with train.jsonl and test.jsonl, or a hub name."""
 
     name = "gsm8k"
 
-    def __init__(self, source: str | Path = "", template: str = INSTRUCTION, flexible: bool = False,
-                 seconds: float = 5.0, max_tokens: int = 320) -> None:
+    def __init__(self, source: str | Path = "", seconds: float = 5.0, max_tokens: int = 320) -> None:
         if not source:
             raise CreditscopeError("task 'gsm8k' needs its data; write gsm8k:FOLDER (with train.jsonl and test.jsonl), "
                                    "gsm8k:FILE, or gsm8k:openai/gsm8k to load it from the hub")
-        if "{question}" not in template:
-            raise CreditscopeError(f"the template must hold {{question}}, got {template!r}")
-        self.source, self.template, self.flexible, self.max_tokens = str(source), template, flexible, max_tokens
+        self.source, self.max_tokens = str(source), max_tokens
         known = importlib.util.find_spec("math_verify") is not None
         self._worker = Worker("creditscope.tasks.gsm8k:math_equal", seconds, MEMORY) if known else None
         self._rows: dict[str, list[Problem]] = {}
@@ -55,8 +49,8 @@ class Gsm8k:
         return in_order(self._rows[split], split, seed)
 
     def verify(self, problem: Problem, text: str) -> Verdict:
-        """1 if the marked answer equals the reference. With `flexible`, an unmarked last number counts too."""
-        given = final_answer(text, self.flexible)
+        """1 if the marked answer equals the reference."""
+        given = final_answer(text)
         steps = tuple(_steps(text))
         if given is None:
             return Verdict(0.0, steps)
@@ -81,20 +75,19 @@ class Gsm8k:
         chain = tuple(mark[2:-2] for mark in MARK.findall(answer))
         meta = {"question": question, "solution": MARK.sub("", answer), "chain": chain}
         final = answer.rpartition("####")[2].strip()
-        return Problem(str(row.get("id", f"{split}-{number}")), self.template.replace("{question}", question), final,
-                       meta)
+        return Problem(str(row.get("id", f"{split}-{number}")), question + INSTRUCTION, final, meta)
 
     def _read(self, split: str) -> Iterator[tuple[dict[str, Any], Path, int]]:
         place = Path(self.source)
         if place.is_dir():
             return read_rows(place / f"{split}.jsonl")
         if place.suffix in (".jsonl", ".json") or place.exists() or self.source.startswith((".", "/", "~")):
-            # A sister file named for the other split may stand beside it; else a tenth of the questions is held out.
+            # Beside it may be a file named for the other split; else a tenth of the questions is held out.
             sisters = {s: place.with_name(place.name.replace("train", s).replace("test", s)) for s in SPLITS}
             if sisters["train"] != sisters["test"] and all(path.exists() for path in sisters.values()):
                 return read_rows(sisters[split])
             return (found for found in read_rows(place)
-                    if (draw(str(found[0].get("question"))) < HELD_OUT) == (split == "test"))
+                    if in_test(str(found[0].get("question"))) == (split == "test"))
         if "/" not in self.source:
             raise CreditscopeError(f"task 'gsm8k' finds no file or folder {self.source!r}; a hub name has the form "
                                    f"owner/name, such as openai/gsm8k")
@@ -118,8 +111,8 @@ def _from_hub(name: str, split: str) -> Iterator[tuple[dict[str, Any], Path, int
 # -- reading an answer -----------------------------------------------------------------------------------
 
 
-def final_answer(text: str, flexible: bool = False) -> str | None:
-    """What stands after the last `####`, else in the last `\\boxed{}`, else (flexible) the last number.
+def final_answer(text: str) -> str | None:
+    """The text after the last `####`, else in the last `\\boxed{}`.
 
     >>> final_answer("so\\n#### $1,200.\\n"), final_answer(r"it is \\boxed{\\frac{1}{2}}"), final_answer("7")
     ('$1,200.', '\\\\frac{1}{2}', None)
@@ -128,22 +121,12 @@ def final_answer(text: str, flexible: bool = False) -> str | None:
     if mark:
         return after.strip().split("\n", 1)[0][:LONGEST].strip() or None
     start = text.rfind("\\boxed{")
-    if start >= 0:
-        return _braced(text[start + len("\\boxed{"):][:LONGEST])
-    if flexible:
-        tail = unicodedata.normalize("NFKC", text[-LONGEST:]).replace(",", "")
-        found = NUMBER.findall(tail)
-        return found[-1] if found else None
-    return None
-
-
-def _braced(text: str) -> str | None:
-    """The text up to the brace that closes the one before it; None if none does."""
+    inside = text[start + len("\\boxed{"):][:LONGEST] if start >= 0 else ""
     depth = 1
-    for i, char in enumerate(text):
+    for i, char in enumerate(inside):
         depth += (char == "{") - (char == "}")
         if depth == 0:
-            return text[:i].strip() or None
+            return inside[:i].strip() or None
     return None
 
 
@@ -169,7 +152,7 @@ def number_of(text: str) -> Decimal | None:
 
 
 def math_equal(reference: str, given: str) -> float:
-    """math-verify's opinion. Runs in the worker, whose limit replaces math-verify's own (it needs SIGALRM)."""
+    """math-verify's verdict. Runs in the worker, whose time limit replaces math-verify's own (which needs SIGALRM)."""
     from math_verify import parse, verify
 
     gold = parse(f"${reference}$", parsing_timeout=None)
@@ -178,10 +161,7 @@ def math_equal(reference: str, given: str) -> float:
 
 
 def _steps(text: str) -> Iterator[Step]:
-    start = 0
-    for line in text.splitlines(keepends=True):
-        end = start + len(line)
+    for start, end, line in spans(text):
         found = equations(line[:LONGEST])
         if found and not line.lstrip().startswith("####"):
             yield Step(start, end, float(all(holds(left, right) for left, right in found)))
-        start = end

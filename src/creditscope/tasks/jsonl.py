@@ -1,11 +1,11 @@
 """`jsonl`: the user's own file and the user's own reward.
 
-    {"prompt": "...", "answer": "...", anything else}           one row a line
+    {"prompt": "...", "answer": "...", anything else}           one row per line
     def reward(text: str, row: dict) -> float: ...              given as module:function
 
 For credit below the answer the function may return a pair, the reward and the answer's steps: a list of
-[start, end, reward] or [start, end, reward, state], characters [start, end) of the text, disjoint and in order. Labels
-can stand in the rows. A run whose credit needs steps ends at once if no answer of its first batch has any.
+[start, end, reward] or [start, end, reward, state], characters [start, end) of the text, disjoint and in order. A run
+whose credit needs steps ends at once if no answer of its first batch has any.
 
     def reward(text, row):
         steps, at = [], 0
@@ -14,9 +14,8 @@ can stand in the rows. A run whose credit needs steps ends at once if no answer 
             at += len(line)
         return float(row["answer"] in text), steps
 
-The function runs in a process that can be killed (`worker`). Whatever it does, the run goes on: a row it could not
-judge gets reward 0 and an error that names the row, and `errors` counts them. The function's name comes from whoever
-starts the run, never from the data.
+The function runs in a process that can be killed (`worker`). A row that could not be judged gets reward 0 and an error
+that names the row; `errors` counts them. The function's name comes from the command line, never from the data.
 """
 
 from __future__ import annotations
@@ -33,33 +32,28 @@ from creditscope.files.jsonlines import encodable, numbered_lines, parse_json
 from creditscope.tasks import Problem, Step, Verdict, check_split, in_order
 from creditscope.tasks.worker import Worker, WorkerError
 
+HELD_OUT = 0.1  # share of the prompts
 TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class Jsonl:
-    """Rows of `source`, judged by `reward`. Without a `test` file, about `held_out` of the prompts are the test."""
+    """Rows of `source`, judged by `reward`. About HELD_OUT of the prompts are the test."""
 
     name = "jsonl"
-    may_tell_steps = True  # whether the user's function does is known once it has seen answers
+    may_tell_steps = True  # known once the user's function has seen answers
 
-    def __init__(self, source: str | Path = "", reward: str = "", test: str | Path = "", held_out: float = 0.1,
-                 seconds: float = 5.0, max_tokens: int = 512) -> None:
+    def __init__(self, source: str | Path = "", reward: str = "", seconds: float = 5.0, max_tokens: int = 512) -> None:
         if not source:
             raise CreditscopeError("task 'jsonl' needs a file; write jsonl:FILE, or source=FILE")
         if not TARGET.fullmatch(reward):
             raise CreditscopeError(f"task 'jsonl' needs a reward function as module:function, got {reward!r}; "
                                    f"for example my_rewards:score, with my_rewards.py in this folder")
-        if not 0 <= held_out < 1:
-            raise CreditscopeError(f"held_out is a share in 0..1, 1 excluded, got {held_out}")
         if not 0 < seconds < float("inf"):
             raise CreditscopeError(f"seconds must be positive, got {seconds}")
         self.reward, self.max_tokens, self.errors = reward, max_tokens, 0
         rows = [_problem(row, where, number) for row, where, number in read_rows(source)]
-        if test:
-            self._rows = {"train": rows, "test": [_problem(*found) for found in read_rows(test)]}
-        else:
-            self._rows = {"train": [p for p in rows if draw(p.prompt) >= held_out],
-                          "test": [p for p in rows if draw(p.prompt) < held_out]}
+        self._rows = {"train": [p for p in rows if not in_test(p.prompt)],
+                      "test": [p for p in rows if in_test(p.prompt)]}
         self._worker = Worker(reward, seconds)
         try:
             self._worker.start()
@@ -83,7 +77,7 @@ class Jsonl:
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, int]]:
-    """The objects of a JSONL file, each with the file and the line it stands on."""
+    """The objects of a JSONL file, each with its file and line."""
     file = Path(path)
     for number, line in numbered_lines(file):
         try:
@@ -115,6 +109,7 @@ def _problem(row: dict[str, Any], where: Path, number: int) -> Problem:
     return Problem(str(row.get("id", number)), prompt, answer, row)
 
 
-def draw(prompt: str) -> float:
-    """A number in [0, 1) from the prompt, so that equal prompts are never split over train and test."""
-    return int.from_bytes(hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / 2**48
+def in_test(prompt: str) -> bool:
+    """Whether a prompt of a file without splits is held out, by its hash: equal prompts are never split."""
+    digest = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=6).digest()
+    return int.from_bytes(digest) / 2**48 < HELD_OUT

@@ -1,11 +1,11 @@
 """Word problems as data: a story is a start, events that change one running value x, distractors and a question.
 
-An event is a row: to which kind of thing it can happen, the equations it adds to the solution, how it can be said.
+An event is a row: the kind of thing it applies to, the equations it adds to the solution, its wordings.
 
     x       the running value            a, b    numbers up to `largest`, half of it
     _       the previous result          c, k    numbers from 2 to 9
 
-The words are few on purpose: `vocabulary()` is closed, about a hundred pieces, digits one by one.
+`vocabulary()` is closed: about a hundred pieces, digits one by one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FEMALE, MALE = ("Mia", "Ana", "Lea", "Zoe"), ("Tom", "Ben", "Sam", "Max")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps")
 PACKS = ("bags", "boxes", "packs")
 MONEY = "dollars"
-NUMBER_WORDS = {"half": 2, "twice": 2}  # numbers a problem may say without a digit
+NUMBER_WORDS = {"half": 2, "twice": 2}  # numbers without a digit
 # Pieces of the closed vocabulary: a digit, an operator with its spaces, a word with the space before it, a mark.
 PIECE = re.compile(r"[0-9]| [-+*/=] |#### | ?[A-Za-z]+:?|[.?\n ]")
 
 
 class Event(NamedTuple):
-    """One row: where it applies (thing, money), its equations, the ways to say it."""
+    """One row: where it applies (thing, sale, money), its equations, its wordings."""
 
     kind: str
     equations: tuple[str, ...]
@@ -67,7 +67,7 @@ QUESTIONS = ("How many {item} does {P} have now?", "How many {item} does {P} hav
 
 @dataclass
 class Story:
-    """A problem being told: sentences so far, equations so far, the running value."""
+    """A problem in the making: sentences and equations so far, the running value."""
 
     rng: random.Random
     largest: int
@@ -75,7 +75,7 @@ class Story:
     kind: str = "thing"
     item: str = ""
     person: str = ""
-    alone: bool = True  # nobody else was named since, so "he" or "she" can only mean the person
+    alone: bool = True  # no other person was named since, so "he" or "she" means the person
     sentences: list[str] = field(default_factory=list)
     chain: list[str] = field(default_factory=list)
     distractors: int = 0
@@ -98,7 +98,7 @@ class Story:
         return True
 
     def distract(self) -> None:
-        """Say something with a number that the answer does not need."""
+        """Add a sentence with a number that the answer does not need."""
         self._say(self.rng.choice(DISTRACTORS), self._draw())
         self.distractors += 1
 

@@ -1,7 +1,8 @@
 """`turns`: a multi-turn task with a reward per turn, small enough that every value v(s_h) is exact.
 
-A ladder of rungs 0..top. In each of H turns the policy says `up` or `down`, one word a line; a turn earns rung/top for
-the rung it reaches. Turn h (from 0) starts in state s_h. A group baseline knows v(s_0) only, so at turn h it misses by
+A ladder of rungs 0..top. In each of H turns the policy writes `up` or `down`, one word per line; a turn earns rung/top
+for the rung it reaches. Turn h (from 0) starts in state s_h. A group baseline estimates v(s_0) only, so at turn h it is
+biased by
 
     Bias_h = (G − v(s_0)) − (G_h − v(s_h)) = Σ_{h'<h} r_h' + v(s_h) − v(s_0)        G_h = Σ_{h'≥h} r_h', G = G_0
     |Bias_h| ≤ h·r_max + 2·V_max,  Bias_0 = 0
@@ -14,11 +15,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from creditscope.errors import CreditscopeError
-from creditscope.tasks import Problem, Step, Verdict, check_split
+from creditscope.tasks import Problem, Step, Verdict, check_split, spans
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,19 +50,17 @@ class Ladder:
     # -- the task ----------------------------------------------------------------------------------------
 
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
-        """`test`: every rung once. `train`: rungs at random, without end, each with a random walk as its solution: to
-        learn from it is to learn the form of an answer and no preference."""
+        """`test`: every rung once. `train`: endless random rungs, each with a random walk as its solution, so that
+        warm-up teaches the form of an answer and no preference."""
         if check_split(split) == "test":
             return (self._problem(f"test-{rung}", rung) for rung in range(self.top + 1))
         rng = random.Random(f"turns/{seed}")
-        return (self._with_walk(f"train-{seed}-{i}", rng.randint(0, self.top)) for i in itertools.count())
+        return (self._problem(f"train-{seed}-{i}", rng.randint(0, self.top), walk=True) for i in itertools.count())
 
     def verify(self, problem: Problem, text: str) -> Verdict:
-        """The sum of the turns' rewards; a step a turn. A line that is no move earns 0 and moves nowhere."""
-        rung, start, total = int(problem.meta["start"]), 0, 0.0
-        steps: list[Step] = []
-        for line in text.splitlines(keepends=True):
-            end = start + len(line)
+        """The sum of the turns' rewards; one step per turn. A line that is no move earns 0 and moves nowhere."""
+        rung, steps = int(problem.meta["start"]), list[Step]()
+        for start, end, line in spans(text):
             word = line.strip()
             if word and len(steps) < self.turns:
                 reward, state = 0.0, f"turn {len(steps)}, rung {rung}"
@@ -69,19 +68,14 @@ class Ladder:
                     rung = self.move(rung, MOVES.index(word))
                     reward = rung / self.top
                 steps.append(Step(start, end, reward, state))
-                total += reward
-            start = end
-        return Verdict(total, tuple(steps))
+        return Verdict(sum((step.reward for step in steps), 0.0), tuple(steps))
 
-    def _problem(self, name: str, rung: int) -> Problem:
+    def _problem(self, name: str, rung: int, walk: bool = False) -> Problem:
         prompt = (f"You stand on rung {rung} of a ladder with rungs 0 to {self.top}. Say up or down, one word a line, "
                   f"{self.turns} times. Each turn earns the rung you reach.\n")
-        return Problem(name, prompt, "\n".join(["up"] * self.turns), {"start": rung})
-
-    def _with_walk(self, name: str, rung: int) -> Problem:
-        problem = self._problem(name, rung)
-        walk = random.Random(f"walk/{name}").choices(MOVES, k=self.turns)
-        return replace(problem, meta={**problem.meta, "solution": "\n".join(walk)})
+        solution = "\n".join(random.Random(f"walk/{name}").choices(MOVES, k=self.turns))
+        meta = {"start": rung} | ({"solution": solution} if walk else {})
+        return Problem(name, prompt, "\n".join(["up"] * self.turns), meta)
 
     # -- the exact values --------------------------------------------------------------------------------
 
@@ -110,13 +104,6 @@ class Ladder:
         for h in reversed(range(self.turns)):
             rows.append((policy[h] * (after.to(policy) / self.top + rows[-1][after])).sum(dim=1))
         return torch.stack(rows[::-1])
-
-    def probability(self, policy: Tensor, start: int, moves: tuple[int, ...]) -> Tensor:
-        """Π_h π_h(a_h | s_h)."""
-        import torch
-
-        states, _ = self.walk(start, moves)
-        return torch.stack([policy[h, states[h], a] for h, a in enumerate(moves)]).prod()
 
     def bias(self, policy: Tensor, start: int, moves: tuple[int, ...]) -> Tensor:
         """(H,) Bias_h = Σ_{h'<h} r_h' + v(s_h) − v(s_0) along one walk."""

@@ -1,10 +1,8 @@
-"""Call somebody else's function in a process that can be killed.
+"""Call a user's function in a process that can be killed: a thread that hangs could not be stopped.
 
-A signal cannot interrupt a thread, and a thread cannot be stopped, so a function that may hang gets a process of its
-own. It is started once and answers over pipes, one line of JSON each way (about a tenth of a millisecond a call);
-when it hangs or dies it is killed, with its children, and the next call starts another.
-
-Run as a program, this file is the other end: it needs the standard library only.
+The process is started once and answers over pipes, one line of JSON each way, about 0.1 ms per call. When it hangs or
+dies it is killed with its children, and the next call starts another. Run as a program, this file is that process; it
+needs the standard library only.
 """
 
 from __future__ import annotations
@@ -54,13 +52,10 @@ class Worker:
 
     def __call__(self, *args: Any) -> float:
         """The function's number. Raises WorkerError for an exception, a wrong value, a hang or a crash."""
-        return self._call(args)[0]
+        return self.judge(*args)[0]
 
-    def judge(self, text: str, *args: Any) -> tuple[float, list[StepSpan] | None]:
-        """The number and the steps of the text, None where the function returned a number alone."""
-        return self._call((text, *args))
-
-    def _call(self, args: tuple[Any, ...]) -> tuple[float, list[StepSpan] | None]:
+    def judge(self, *args: Any) -> tuple[float, list[StepSpan] | None]:
+        """The number and the steps of the text, the first argument; None where the function gave no steps."""
         try:
             line = json.dumps(args)
         except (TypeError, ValueError, RecursionError) as error:
@@ -70,7 +65,7 @@ class Worker:
             return self._ask(line, self.seconds)
 
     def start(self) -> None:
-        """Import the function now, so that a wrong name is found before the run begins."""
+        """Import the function now: a wrong name is an error before the run begins."""
         with self._lock:
             self._start()
 
@@ -129,7 +124,7 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
 def _kill(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)  # the session it leads: itself and what it started
+            os.killpg(process.pid, signal.SIGKILL)  # its session: itself and its children
         else:
             process.kill()
     process.wait()
@@ -143,7 +138,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def check_number(value: object) -> float:
-    """The value as a finite float. Raises TypeError or ValueError, which name what came instead.
+    """The value as a finite float, or a TypeError or ValueError that names the value.
 
     >>> check_number(True)
     1.0
@@ -157,7 +152,7 @@ def check_number(value: object) -> float:
 
 
 def check_steps(steps: object, length: int) -> list[StepSpan]:
-    """Spans inside a text of that length, in order and disjoint. Raises TypeError or ValueError, which name the step.
+    """Spans inside a text of that length, in order and disjoint, or a TypeError or ValueError that names the step.
 
     >>> check_steps([[0, 2, 1], [2, 5, 0.5, "x = 3"]], length=5)
     [(0, 2, 1.0, None), (2, 5, 0.5, 'x = 3')]
@@ -171,7 +166,7 @@ def check_steps(steps: object, length: int) -> list[StepSpan]:
         if not isinstance(step, list | tuple) or len(step) not in (3, 4):
             raise TypeError(f"{who}; it must be [start, end, reward] or [start, end, reward, state]")
         start, end, reward, state = [*step, None][:4]
-        if not (_whole(start) and _whole(end)):
+        if not all(isinstance(at, numbers.Integral) and not isinstance(at, bool) for at in (start, end)):
             raise TypeError(f"{who}; start and end must be whole numbers, places in the text")
         if not 0 <= start < end <= length:
             raise ValueError(f"{who}; it must have 0 <= start < end <= {length}, the length of the text")
@@ -186,19 +181,15 @@ def check_steps(steps: object, length: int) -> list[StepSpan]:
     return found
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
 def _finite(value: object) -> bool:
     try:
         return isinstance(value, numbers.Real) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def _serve() -> None:
-    # What the function prints must not mix with the answers: they keep a private copy of stdout.
+    # Answers go to a private copy of stdout, the function's prints to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     lines: queue.Queue[str] = queue.Queue()
@@ -210,7 +201,7 @@ def _serve() -> None:
             if function is None:
                 sys.path[:] = request["path"]
                 if request["memory"] is not None:
-                    import resource  # not on every system: only where a limit is asked for
+                    import resource  # not on every system
 
                     resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
                 function = _load(request["target"])
@@ -226,7 +217,7 @@ def _serve() -> None:
 def _listen(lines: queue.Queue[str]) -> None:
     for line in sys.stdin:
         lines.put(line)
-    os._exit(0)  # the parent is gone: go too, even from inside a function that hangs
+    os._exit(0)  # the parent is gone: end, even inside a function that hangs
 
 
 def _load(target: str) -> Any:

@@ -146,9 +146,9 @@ creditscope.section("directions", async (root, { looks, definitions, kinds, char
     const name = (definition) => el("th", { scope: "row" }, definition.title, el("div", { class: "soft mono" }, definition.equation));
     table.replaceChildren(el("h3", {}, title), el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": title },
       el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "definition"), ...kinds.map((kind) => el("th", { scope: "col", class: "number" }, kind)),
-        el("th", { scope: "col" }, "P1 prints"), el("th", { scope: "col" }, "what it says"))),
+        el("th", { scope: "col" }, "what it says"))),
       el("tbody", {}, ...definitions.map((definition, d) => el("tr", { "data-rank": definition.name }, name(definition), ...cells(d),
-        el("td", {}, definition.p1), el("td", { class: "soft" }, definition.says)))))),
+        el("td", { class: "soft" }, definition.says)))))),
     el("div", { class: "tools" }, el("button", { type: "button", "aria-label": `${title}: save as CSV`, on: { click: () => save(part) } }, "CSV")));
   }
 
