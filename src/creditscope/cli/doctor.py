@@ -67,20 +67,17 @@ class Doctor:
         return 1 if self.strict and any(finding.state == "broken" for finding in findings) else 0
 
 
-def headline(findings: Sequence[Finding]) -> str:
-    """The first cause, its effects, and the setting to change."""
-    first = root(findings)
-    if first is None:
-        unread = sum(finding.state == "unknown" for finding in findings)
-        return "✓ Nothing is broken or to watch" + (f"; {unread} findings are unknown." if unread else ".")
-    others = [finding.rule for finding in findings if finding.bad and finding.follows == first.rule]
-    brings = f" From it follow: {', '.join(others)}." if others else ""
-    return f"{SHAPES[first.state]} {first.rule}: {first.sentence}.{brings} Change: {first.change}."
-
-
 def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> None:
-    """The headline; a line per finding; then evidence and reason of the first causes, or of all."""
-    console.print(Text(printable(headline(findings))))
+    """The first cause with its effects; a line per finding; then evidence and reason of the first causes, or of all."""
+    first, count = root(findings), Counter(finding.state for finding in findings)
+    if first is None:
+        unread = f"; {count['unknown']} findings are unknown." if count["unknown"] else "."
+        headline = f"✓ Nothing is broken or to watch{unread}"
+    else:
+        others = [finding.rule for finding in findings if finding.bad and finding.follows == first.rule]
+        brings = f" From it follow: {', '.join(others)}." if others else ""
+        headline = f"{SHAPES[first.state]} {first.rule}: {first.sentence}.{brings} Change: {first.change}."
+    console.print(Text(printable(headline)))
     version = f" (read as {log.trainer.version})" if log.trainer.version else ""
     console.print(f"{log.trainer.name}{version}, {len(log.rows)} rows", markup=False)
     for note in log.notes:
@@ -99,5 +96,4 @@ def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> 
                                ("assumes", f"{assumed} (defaults of {log.trainer.name})" if assumed else "")):
                 if text:
                     console.print(Text(f"  {name:9}{printable(text)}"))
-    count = Counter(finding.state for finding in findings)
     console.print(", ".join(f"{count[state]} {state}" for state in STATES if count[state]) + ".", markup=False)

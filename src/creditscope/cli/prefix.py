@@ -175,21 +175,14 @@ def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:
     for n in size.argsort(descending=True, stable=True).tolist():
         if len(out) == MOST or float(size[n]) <= limit:
             break
-        row, column = last_of(found, n)
+        row, column = (tree.index == n).nonzero()[0].tolist()
+        path = list(enumerate(tree.index[row].tolist()))[column + 1:]
+        column = max([column, *(at for at, m in path if m >= 0 and tree.rows[m] == tree.rows[n])])
         of = int((rollouts.group == tree.group[n]).sum())
         out.setdefault(int(tree.index[row, column]), {
             "group": int(tree.group[n]), "column": column, "rows": int(tree.rows[n]), "of": of, "W": float(total[n]),
             "even": float(found.even[n]), "bias": float(bias[n]), "prefix": shown(rollouts, row, column)})
     return list(out.values())
-
-
-def last_of(found: PrefixBias, node: int) -> tuple[int, int]:
-    """A row with the node, and the last column that the same answers share."""
-    tree = found.nodes
-    row, column = (tree.index == node).nonzero()[0].tolist()
-    path = tree.index[row, column + 1:].tolist()
-    together = [column + 1 + step for step, n in enumerate(path) if n >= 0 and tree.rows[n] == tree.rows[node]]
-    return row, max([column, *together])
 
 
 def shown(rollouts: Rollouts, row: int, column: int) -> str:

@@ -110,11 +110,9 @@ class Report:
         for name, state, sentence in told:
             console.print(Text(f"{SHAPES[state]} {state:<8}", COLOURS[state]) + Text(
                 f"{printable(name):<{width}}{printable(sentence)}", "default"))
-        for fault in found.faults:
-            console.print(printable(fault), markup=False)
-        if not vega():
-            console.print("no charts: they need vl-convert: pip install 'creditscope[plot]'", markup=False)
-        console.print(f"wrote {printable(str(out))}: {cost}", markup=False)
+        charts = [] if vega() else ["no charts: they need vl-convert: pip install 'creditscope[plot]'"]
+        for line in (*found.faults, *charts, f"wrote {out}: {cost}"):
+            console.print(printable(line), markup=False)
         console.next(("" if self.open else "the same with --open, or ") + command_line("check", *self.runs))
 
     def _serve(self) -> int:

@@ -25,10 +25,7 @@ Plan = Mapping[str, Config]
 
 def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callable[[Path, Config], bool],
             prepare: Callable[[Plan], None]) -> dict[str, str] | None:
-    """Train the runs of a plan that are not finished: failed run -> reason; None after Ctrl-C.
-
-    `prepare` is called with the runs to train before the first is started; it refuses what would end them at once.
-    """
+    """Call `prepare` on the runs that are not finished, then train them: failed run -> reason; None after Ctrl-C."""
     todo = {name: config for name, config in plan.items() if not done(place / name, config)}
     if not todo:
         return {}
@@ -54,10 +51,7 @@ def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callabl
 
 
 def is_done(path: Path, config: Config, free: frozenset[str] = FREE, beside: str = "") -> bool:
-    """Whether the run is finished. One with other settings, finished or not, is refused.
-
-    A model named `beside` lies in the sweep's folder, so its path may differ after a move.
-    """
+    """Whether the run is finished; other settings are refused. The path of a model named `beside` may have changed."""
     if not (path / "run.json").exists():
         return False
     record = Record.open(path)
@@ -118,10 +112,7 @@ def arguments(config: Config, path: Path) -> tuple[str, ...]:
 
 
 class Fleet(Progress):
-    """Runs in progress, followed through their records: a live table on a terminal, elsewhere a line per ended run.
-
-    `budgets`: folder below `place` -> rollouts of each run to train.
-    """
+    """Runs in progress, read from their records: a live table, or a line per ended run. `budgets`: run -> rollouts."""
 
     def __init__(self, console: Console, place: Path, budgets: Mapping[str, int], reused: int,
                  quiet: bool = False) -> None:

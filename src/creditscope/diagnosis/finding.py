@@ -105,8 +105,7 @@ def last(series: Series) -> Series:
 
 def over(series: Series) -> str:
     """The window of a mean, for a sentence."""
-    steps = series.span
-    return f" over steps {steps}" if steps else f" over the last {len(series)} readings"
+    return f" over steps {series.span}" if series.span else f" over the last {len(series)} readings"
 
 
 def ends(series: Series) -> tuple[Series, Series]:

@@ -18,7 +18,7 @@ class LogRow:
     """One logged line: names as the trainer writes them."""
 
     place: int
-    """The line, or the number of the entry in log_history, from 1."""
+    """The line, or the entry of log_history, from 1."""
     step: int | None
     values: Mapping[str, float]
 
@@ -28,10 +28,9 @@ class Series:
     """One metric over the rows that have it."""
 
     name: str
-    """As the trainer writes it."""
     rows: Sequence[LogRow]
     source: str
-    """The file, and what its places are called."""
+    """The file and the unit of its places, such as "train.log, line"."""
 
     @property
     def values(self) -> list[float]:

@@ -24,12 +24,9 @@ def enough_memory(doing: str, change: str) -> Iterator[None]:
 
 def is_short(error: BaseException) -> bool:
     """Whether memory ran out: torch's error on a device or the CPU, or Python's. Loads no torch."""
-    return isinstance(error, MemoryError) or _of_device(error) or (
+    torch = sys.modules.get("torch")
+    return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
-
-
-def _of_device(error: BaseException) -> bool:
-    return "torch" in sys.modules and isinstance(error, sys.modules["torch"].OutOfMemoryError)
 
 
 def sentence(error: BaseException, doing: str = "", change: str = "") -> str:
@@ -40,7 +37,7 @@ def sentence(error: BaseException, doing: str = "", change: str = "") -> str:
     """
     asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
     facts = [f"{asked[1]} more were asked for"] if asked else []
-    facts += _has(_of_device(error))
+    facts += _has("torch" in sys.modules and isinstance(error, sys.modules["torch"].OutOfMemoryError))
     return (f"out of memory{f' while {doing}' if doing else ''} ({'; '.join(facts) or 'nothing more is known'}); "
             + (change or "raise --accumulate, lower --prompts, --group or --max-tokens, or choose a smaller model"))
 

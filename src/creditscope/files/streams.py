@@ -1,7 +1,4 @@
-"""Standard streams that are closed, full or not read to the end, or whose encoding lacks characters.
-
-Imports only the package's errors: it runs before everything.
-"""
+"""Standard streams that are closed, full or not read to the end. Imports only the errors: it runs before the rest."""
 
 from __future__ import annotations
 

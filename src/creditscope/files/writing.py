@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def new_file(path: Path, sync: bool = False, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file to fill; renamed to `path` if the block does not raise, else deleted. Raises OSError.
-
-    `sync`: fsync of the bytes and of the name.
-    """
+    """A file to fill; renamed to `path` if the block does not raise, else deleted; `sync`: fsync. Raises OSError."""
     part = part_of(path)
     try:
         part.unlink(missing_ok=True)  # a symlink there would be written through
@@ -89,12 +86,10 @@ def flush_to_disk(path: Path) -> None:
 
 
 def lock_folder(path: Path) -> BaseFileLock:
-    """The lock of a folder's writer, held until `release` or the end of the process; an error where another holds it.
-
-    filelock opens run.lock with O_NOFOLLOW: a symlink there is refused.
-    """
+    """The lock of a folder's writer, held until `release` or the end of the process; an error if another holds it."""
     from filelock import FileLock, Timeout  # late: readers need none
 
+    # filelock opens run.lock with O_NOFOLLOW: a symlink there is refused.
     lock = FileLock(path / "run.lock", timeout=0, mode=0o644, thread_local=False)
     try:
         lock.acquire()

@@ -1,8 +1,5 @@
-"""Batches of samples: the rows of one training step, or whole groups up to a number of rows.
-
-A named group is never split, and a prompt that recurs in a later batch is counted. One batch is held in memory, and one
-that would not fit is refused; of earlier batches a 64-bit number per group is kept.
-"""
+"""Batches of samples: the rows of one training step, or whole groups up to a number of rows. One batch is in memory; of
+earlier ones a 64-bit number per group is kept."""
 
 from __future__ import annotations
 

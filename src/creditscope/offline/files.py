@@ -1,7 +1,4 @@
-"""A file of objects, or a folder with one per step, as a stream that can be resumed at a place.
-
-JSON lines are read line by line, parquet ROWS rows at a time with repeated texts held once.
-"""
+"""A file of objects (JSON lines or parquet), or a folder with one per step, as a stream that can be resumed."""
 
 from __future__ import annotations
 
