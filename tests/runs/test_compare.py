@@ -42,7 +42,7 @@ BUDGET = 128
 def settings(credit: str, seed: int, **changes: Any) -> dict[str, Any]:
     """The settings that `compare` gives a run, as the trainer writes them."""
     verb = Compare("credit", rollouts=BUDGET, group=4, prompts=4, eval_problems=20, points=2)
-    return asdict(verb._config(credit, seed)) | {"log": []} | changes
+    return asdict(verb.config(credit, seed)) | {"log": []} | changes
 
 
 def write_run(out: Path, credit: str, seed: int, accuracy: Sequence[float], *, continuations: int = 0,
@@ -357,7 +357,7 @@ def passed(past: float, distance: float) -> Step:
 
 def brake_settings(brake: str, seed: int, **changes: Any) -> dict[str, Any]:
     verb = Compare("brake", rollouts=BUDGET, group=4, prompts=4, eval_problems=20, points=2)
-    return asdict(verb._config(brake, seed)) | {"log": []} | changes
+    return asdict(verb.config(brake, seed)) | {"log": []} | changes
 
 
 def write_brake(out: Path, brake: str, seed: int, end: float, steps: Sequence[Step], **changes: Any) -> None:
@@ -579,12 +579,12 @@ def test_runs_that_differ_in_more_than_the_brake_are_not_compared(what: str, oth
 
 
 def test_a_run_is_trained_as_its_kind_asks() -> None:
-    brake, credit = Compare("brake")._config("shorten,share=0.02", 1), Compare("credit")._config("salt", 1)
+    brake, credit = Compare("brake").config("shorten,share=0.02", 1), Compare("credit").config("salt", 1)
     assert (brake.brake, brake.credit, brake.inner_steps, brake.scope) == ("shorten,share=0.02", None, 4, "off")
     assert (brake.probe, brake.probe_every) == ("light", 1)  # the account of every batch is closed
     assert (credit.brake, credit.credit, credit.inner_steps, credit.scope) == ("none", "salt", 1, "light")
     assert credit.probe == "off"
-    assert Compare("credit", inner_steps=2)._config("salt", 1).inner_steps == 2
+    assert Compare("credit", inner_steps=2).config("salt", 1).inner_steps == 2
     words = arguments(brake, Path("here"))
     assert words[words.index("--brake") + 1] == "shorten,share=0.02"
     assert {"--inner-steps", "--probe-every"} <= set(words)

@@ -124,15 +124,19 @@ class Compare:
                                    f"× --group {self.group} = {self.group * self.prompts}")
         if self.points > self.rollouts:
             raise CreditscopeError(f"--points {self.points} is more than --rollouts {self.rollouts}; give fewer")
-        shared: dict[str, Any] = {name: getattr(self, name) for name in (
+        return {f"{folder(name)}/seed-{seed}": self.config(name, seed)
+                for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
+
+    def config(self, name: str, seed: int) -> Config:
+        """Settings of one run: all alike but for the name that is compared, and the seed."""
+        shared: dict[str, Any] = {flag: getattr(self, flag) for flag in (
             "model", "task", "method", "group", "prompts", "rollouts", "lr", "every", "eval_problems")}
         shared |= {"inner_steps": self.kind.inner_steps if self.inner_steps is None else self.inner_steps,
                    # A step spends at least P·R rollouts, so these are enough; the budget ends the run.
                    "steps": -(-self.rollouts // max(1, self.group * self.prompts)),
                    "scope": self.scope or self.kind.scope, "eval_rollouts": self.rollouts // self.points}
         shared |= self.kind.probe
-        return {f"{folder(name)}/seed-{seed}": Config(**shared | {self.kind.setting: name, "seed": seed})
-                for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
+        return Config(**shared | {self.kind.setting: name, "seed": seed})
 
     def _found(self) -> list[CandidateRun]:
         runs, unfinished = read_folder(self.place, self.kind)
