@@ -27,7 +27,7 @@ from creditscope import METHODS, effective_credit, surrogate
 from creditscope.credit.entropy_mask import entropy_mask
 from creditscope.credit.tools import Tools
 from creditscope.diagnosis.log import LogSettings
-from creditscope.diagnosis.trainers import TRL, trl_method
+from creditscope.diagnosis.trainers.trl import TRL, trl_method
 from creditscope.methods.dialects import DIALECTS, TRL_LOSSES
 from creditscope.selftest.trl_live import advantage_and_credit as advantage_and_credit_of
 from creditscope.selftest.trl_live import trainer_of

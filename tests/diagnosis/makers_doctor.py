@@ -26,7 +26,7 @@ def log_of(columns: dict[str, Sequence[float]], trainer: Trainer = TRL, **given:
 def findings(log: Log | str, *sets: str) -> dict[str, Finding]:
     """Every rule's finding by its name, of a made log or of a folder under logs/."""
     log = read(LOGS / log, sets=sets) if isinstance(log, str) else log
-    return {finding.rule: finding for finding in diagnose(log)}
+    return {finding.rule: finding for finding in diagnose(log).findings}
 
 
 def states(log: Log | str, *sets: str) -> dict[str, str]:

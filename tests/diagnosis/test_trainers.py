@@ -15,7 +15,9 @@ from creditscope.diagnosis.engine import diagnose, root
 from creditscope.diagnosis.finding import trend
 from creditscope.diagnosis.log import Log, LogSettings
 from creditscope.diagnosis.read import read
-from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, TRAINERS, TRL, VERL, trl_updates, verl_method
+from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, TRAINERS, TRL, VERL
+from creditscope.diagnosis.trainers.trl import trl_updates
+from creditscope.diagnosis.trainers.verl import verl_method
 from creditscope.runs.record import Record
 from diagnosis.make_logs import RUNS, make
 from diagnosis.make_verl_logs import named

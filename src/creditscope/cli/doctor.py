@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from creditscope.cli.output import Output, new_table
-from creditscope.diagnosis.engine import diagnose, root
-from creditscope.diagnosis.finding import STATES, Finding
+from creditscope.diagnosis.engine import SIGNS as SHAPES
+from creditscope.diagnosis.engine import Diagnosis, diagnose
+from creditscope.diagnosis.finding import STATES
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.read import read
 from creditscope.errors import printable
 
-SHAPES = {"broken": "✗", "watch": "!", "unknown": "?", "fine": "✓"}
 COLOURS = {"broken": "red", "watch": "yellow", "unknown": "dim", "fine": "green"}
 
 
@@ -53,38 +52,32 @@ class Doctor:
 
     def run(self) -> int:
         log = read(self.run_or_log, self.config, self.sets)
-        findings = diagnose(log)
+        found = diagnose(log)
+        findings = found.findings
         if self.output.json:
-            first = root(findings)
+            first = found.first
             self.output.emit({"trainer": log.trainer.name, "rows": len(log.rows), "notes": list(log.notes),
                               "first": first and first.rule, "findings": [asdict(finding) for finding in findings]})
         else:
             console = self.output.console()
-            show(console, log, findings, self.why)
+            show(console, log, found, self.why)
             console.next("the same with --config FILE or --set NAME=VALUE, so that less is assumed"
                          if not log.settings.given else "creditscope methods" if self.why else
                          "the same with --why, for the evidence of every finding")
         return 1 if self.strict and any(finding.state == "broken" for finding in findings) else 0
 
 
-def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> None:
+def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
     """The first cause with its effects; a line per finding; then evidence and reason of the first causes, or of all."""
-    first, count = root(findings), Counter(finding.state for finding in findings)
-    if first is None:
-        unread = f"; {count['unknown']} findings are unknown." if count["unknown"] else "."
-        headline = f"✓ Nothing is broken or to watch{unread}"
-    else:
-        others = [finding.rule for finding in findings if finding.bad and finding.follows == first.rule]
-        brings = f" From it follow: {', '.join(others)}." if others else ""
-        headline = f"{SHAPES[first.state]} {first.rule}: {first.sentence}.{brings} Change: {first.change}."
-    console.print(Text(printable(headline)))
+    findings, count = found.findings, Counter(finding.state for finding in found.findings)
+    console.print(Text(printable(found.headline)))
     version = f" (read as {log.trainer.version})" if log.trainer.version else ""
     console.print(f"{log.trainer.name}{version}, {len(log.rows)} rows", markup=False)
     for note in log.notes:
         console.print(f"note: {printable(note)}", markup=False)
     table = new_table("state", "about", "finding", justify="left")
     for finding in findings:
-        origin = f" (follows from {finding.follows})" if finding.follows else ""
+        origin = f" (follows from {finding.follows[0]})" if finding.follows else ""
         table.add_row(Text(f"{SHAPES[finding.state]} {finding.state}", COLOURS[finding.state]), finding.rule,
                       Text(f"{printable(finding.sentence)}{origin}"))
     console.print(table)
@@ -92,7 +85,7 @@ def show(console: Console, log: Log, findings: Sequence[Finding], why: bool) -> 
         if why or (finding.bad and not finding.follows):
             console.print(Text(f"{SHAPES[finding.state]} {finding.rule}", COLOURS[finding.state]))
             assumed = ", ".join(f"{name}={value}" for name, value in (finding.assumes or {}).items())
-            for name, text in (("evidence", finding.evidence), ("why", finding.why), ("change", finding.change),
+            for name, text in (("evidence", "; ".join(finding.evidence)), ("why", finding.why), ("change", finding.change),
                                ("assumes", f"{assumed} (defaults of {log.trainer.name})" if assumed else "")):
                 if text:
                     console.print(Text(f"  {name:9}{printable(text)}"))

@@ -1,17 +1,72 @@
-"""All rules on one log: the findings, most severe first, each with its first cause. No torch."""
+"""All rules on one log: the findings, the first cause, and one line that says both. No torch."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from creditscope.diagnosis.finding import STATES, Finding, judge
+from creditscope.diagnosis.finding import STATES, Finding, State, judge
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.rules import RULES
 
+SIGNS: Mapping[State, str] = {"broken": "✗", "watch": "!", "unknown": "?", "fine": "✓"}
+"""State -> the sign that tells it without colour."""
+LATER = 5
+"""Steps by which a cause may be seen after its effect: both are read over windows of some steps."""
 
-def diagnose(log: Log) -> list[Finding]:
-    """Every rule's finding, most severe first; among equals those without a cause come first."""
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is known of a run."""
+
+    findings: Sequence[Finding]
+    """Of every rule, most severe first; among equals first causes, then in the order of the rules."""
+    unread: str = ""
+    """Why the run cannot be judged; empty where it can."""
+
+    @property
+    def first(self) -> Finding | None:
+        """The first cause of the most severe finding; None where none is broken or to watch."""
+        worst = self.findings[0]
+        if not worst.bad:
+            return None
+        return {each.rule: each for each in self.findings}[worst.follows[0]] if worst.follows else worst
+
+    @property
+    def state(self) -> State:
+        """Of the headline."""
+        return self.first.state if self.first else "unknown" if self.unread else "fine"
+
+    @property
+    def effects(self) -> Sequence[Finding]:
+        """The bad findings that follow from the first cause, by onset."""
+        first = self.first
+        found = [each for each in self.findings if first and each.bad and first.rule in each.follows]
+        return sorted(found, key=lambda each: (each.onset is None, each.onset or 0))
+
+    @property
+    def headline(self) -> str:
+        """One line: the sign, the first cause and its change; what was found fine; or why nothing can be said."""
+        first, count = self.first, Counter(each.state for each in self.findings)
+        if first is not None:
+            brings = f" From it follow: {', '.join(each.rule for each in self.effects)}." if self.effects else ""
+            change = f" Change: {first.change}." if first.change else ""
+            return f"{SIGNS[first.state]} {first.rule}: {first.sentence}.{brings}{change}"
+        if self.unread:
+            return f"{SIGNS['unknown']} cannot judge: {self.unread}."
+        unknown = f"; {count['unknown']} questions are open" if count["unknown"] else ""
+        return f"{SIGNS['fine']} {self.progress}{unknown}."
+
+    @property
+    def progress(self) -> str:
+        """What the reward did, for the headline of a run without a fault."""
+        found = {each.rule: each for each in self.findings}.get("reward trend")
+        return found.sentence if found and found.state == "fine" else "Nothing is broken or to watch"
+
+
+def diagnose(log: Log) -> Diagnosis:
+    """Every rule's finding, most severe first, each with its first cause."""
     found: dict[str, Finding] = {}
     for name, rule in RULES.items():
         log.settings.assumed.clear()
@@ -19,20 +74,28 @@ def diagnose(log: Log) -> list[Finding]:
         assumes = dict(log.settings.assumed) if told.state != "unknown" else {}
         found[name] = replace(told, rule=name, assumes=assumes or None)
     rooted = [replace(each, follows=_root(each, found)) for each in found.values()]
-    return sorted(rooted, key=lambda finding: (STATES.index(finding.state), bool(finding.follows)))
+    return Diagnosis(sorted(rooted, key=lambda each: (STATES.index(each.state), bool(each.follows))), unread(log))
 
 
-def root(findings: Sequence[Finding]) -> Finding | None:
-    """The first cause of the most severe finding; None where none is broken or watch."""
-    worst = findings[0]
-    return {each.rule: each for each in findings}[worst.follows or worst.rule] if worst.bad else None
+def unread(log: Log) -> str:
+    """Why the log is too little to judge a run by: no reward, or too few steps; empty where it is enough."""
+    return ""
 
 
-def _root(effect: Finding, found: Mapping[str, Finding]) -> str:
-    """The last rule on the chain of `follows` whose finding is broken or watch; "" for a finding that is fine."""
-    cause = ""
-    for _ in found:  # no chain is longer; rules that name each other in a circle end here too
-        if effect.state == "fine" or not effect.follows or not found[effect.follows].bad:
+def _root(effect: Finding, found: Mapping[str, Finding]) -> tuple[str, ...]:
+    """The last rule on the chain of causes; () for a finding that is fine or has no cause."""
+    cause: tuple[str, ...] = ()
+    seen = {effect.rule}
+    while effect.state != "fine":
+        step = next((name for name in effect.follows if name not in seen and found[name].bad
+                     and _not_later(found[name], effect)), None)
+        if step is None:
             break
-        cause, effect = effect.follows, found[effect.follows]
+        cause, effect = (step,), found[step]
+        seen.add(step)
     return cause
+
+
+def _not_later(cause: Finding, effect: Finding) -> bool:
+    """Whether the cause was there when the effect began, as far as is known."""
+    return cause.onset is None or effect.onset is None or cause.onset <= effect.onset + LATER

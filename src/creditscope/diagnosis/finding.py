@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,14 +36,20 @@ class Finding:
     rule: str = ""
     state: State
     sentence: str
-    evidence: str = ""
-    """File, lines, steps and values."""
+    evidence: tuple[str, ...] = ()
+    """Lines with file, places, steps and values."""
     why: str = ""
     """One sentence with the formula."""
     change: str = ""
-    """The setting to change, as this trainer spells it."""
-    follows: str = ""
-    """The rule whose finding causes this one. A rule names the next cause; `diagnose` replaces it by the first."""
+    """The one change to make, as this trainer spells it."""
+    expect: str = ""
+    """The number that should move after the change, and when to look."""
+    settles: str = ""
+    """What would decide a finding that is unknown, or tell which cause it is."""
+    onset: int | None = None
+    """The step at which it was first so; None where the log does not say."""
+    follows: tuple[str, ...] = ()
+    """Rules whose findings can cause this one, the likeliest first; `diagnose` leaves the one that does."""
     assumes: Mapping[str, Any] | None = None
     """Settings that were not given and were taken at the trainer's default."""
 
@@ -52,12 +58,13 @@ class Finding:
         return self.state in ("broken", "watch")
 
 
-def finding(state: State, sentence: str, *evidence: Series | None, why: str = "", change: str = "",
-            follows: str = "") -> Finding:
+def finding(state: State, sentence: str, *evidence: Series | str | None, why: str = "", change: str = "",
+            expect: str = "", settles: str = "", onset: int | None = None, follows: Sequence[str] = ()) -> Finding:
     """A finding with the readings that show it; a fine one has no change."""
-    shown = "; ".join(series.told() for series in evidence if series is not None)
-    return Finding(state=state, sentence=sentence, evidence=shown, why=why, change="" if state == "fine" else change,
-                   follows=follows)
+    shown = tuple(part if isinstance(part, str) else part.told() for part in evidence if part is not None)
+    fine = state == "fine"
+    return Finding(state=state, sentence=sentence, evidence=shown, why=why, change="" if fine else change,
+                   expect="" if fine else expect, settles=settles, onset=onset, follows=tuple(follows))
 
 
 def grade(value: float, watch: float, broken: float = math.inf) -> State:
@@ -65,8 +72,8 @@ def grade(value: float, watch: float, broken: float = math.inf) -> State:
     return "broken" if value >= broken else "watch" if value >= watch else "fine"
 
 
-def unknown(sentence: str, follows: str = "") -> Finding:
-    return Finding(state="unknown", sentence=sentence, follows=follows)
+def unknown(sentence: str, *follows: str, settles: str = "") -> Finding:
+    return Finding(state="unknown", sentence=sentence, follows=follows, settles=settles)
 
 
 class TooFewReadings(Exception):

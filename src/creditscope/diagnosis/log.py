@@ -21,6 +21,8 @@ class LogRow:
     """The line, or the entry of log_history, from 1."""
     step: int | None
     values: Mapping[str, float]
+    digits: Mapping[str, int] = field(default_factory=dict)
+    """Decimals of a number that was printed with few: 0.000 has 3, and means less than 0.0005."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ class Series:
     @property
     def finite(self) -> Series:
         return Series(self.name, [row for row in self.rows if math.isfinite(row.values[self.name])], self.source)
+
+    @property
+    def resolution(self) -> float:
+        """Half a unit of the last decimal that was printed; 0 where numbers are printed in full."""
+        digits = [row.digits[self.name] for row in self.rows if self.name in row.digits]
+        return 0.5 * 10.0 ** -max(digits) if digits else 0.0
 
     @property
     def mean(self) -> float:
@@ -90,13 +98,20 @@ class LogSettings:
     source: str = "the settings"
     assumed: dict[str, Any] = field(default_factory=dict)
 
-    def get(self, path: str) -> Any:
-        """The value at a dotted path. An unresolved `${...}` counts as not given."""
+    def _found(self, path: str) -> Any:
+        """The value that was given at a dotted path, or _MISSING. An unresolved `${...}` counts as not given."""
         found: Any = self.given
         for key in [path] if path in self.given else path.split("."):
             found = found.get(key, _MISSING) if isinstance(found, Mapping) else _MISSING
-        if found is not _MISSING and not (isinstance(found, str) and found.startswith("${")):
-            return found
+        return _MISSING if isinstance(found, str) and found.startswith("${") else found
+
+    def has(self, path: str) -> bool:
+        return self._found(path) is not _MISSING
+
+    def get(self, path: str) -> Any:
+        """The value at a dotted path, or the trainer's default, which is then listed in `assumed`."""
+        if self.has(path):
+            return self._found(path)
         if path in self.deduced:
             return self.deduced[path]
         self.assumed[path] = self.defaults[path]
@@ -145,9 +160,25 @@ class Log:
 
     def series(self, metric: str) -> Series | None:
         """A metric by our name; None where the trainer or the log has none."""
-        name = self.trainer.metrics.get(metric)
-        rows = [row for row in self.rows if name in row.values] if name else []
-        return Series(name, rows, self.source) if name and rows else None
+        own = self.trainer.metrics.get(metric)
+        names = dict.fromkeys((*([own] if own else []), *self.trainer.aliases.get(metric, ()), metric))
+        found = [Series(name, rows, self.source) for name in names
+                 if (rows := [row for row in self.rows if name in row.values])]
+        return max(found, key=len, default=None)  # of equals the first
+
+    def setting(self, name: str) -> float | None:
+        """A number of `trainers.SETTINGS`; None where it was not given: defaults are not assumed."""
+        path = self.trainer.paths.get(name)
+        return self.settings.optional(path) if path is not None and self.settings.has(path) else None
+
+    def word(self, name: str) -> str:
+        """A setting of `trainers.SETTINGS` as text; empty where it was not given."""
+        path = self.trainer.paths.get(name)
+        return self.settings.word(path) if path is not None and self.settings.has(path) else ""
+
+    def spelled(self, name: str) -> str:
+        """A setting of `trainers.SETTINGS` as the trainer spells it."""
+        return self.trainer.paths.get(name, name)
 
     def fact(self, name: str) -> Any:
         """A fact that the settings imply: see `trainers.FACTS`."""

@@ -268,8 +268,8 @@ def _given(path: Path, file: Path, config: Path | None, sets: Sequence[str], not
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise CreditscopeError(f"--set {text!r} is not NAME=VALUE; for example --set loss_type=grpo")
-        if not any(name in trainer.defaults for trainer in TRAINERS):
-            used = sorted({name for trainer in TRAINERS for name in trainer.defaults})
+        used = sorted({name for trainer in TRAINERS for name in (*trainer.defaults, *trainer.paths.values())})
+        if name not in used:
             raise CreditscopeError(f"--set {name}: no rule reads this setting. Those that are read: {', '.join(used)}")
         given[name] = _value(value)
     return given

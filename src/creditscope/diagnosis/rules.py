@@ -115,8 +115,7 @@ def clip(log: Log) -> Finding:
     series = series_of(log, "clip")
     share, most = last(series).mean, max(series.values)
     if most == 0 and signs.flat_rewards(log):
-        return unknown(f"{series.name} counts tokens with A ≠ 0, and there are none: all rewards are the same",
-                       follows="reward")
+        return unknown(f"{series.name} counts tokens with A ≠ 0, and there are none: all rewards are the same", "reward")
     if most == 0:
         return finding("watch", f"ε has no effect: with {often} a batch no ratio ever left 1 ± ε", series,
                        why="min(ρA, clip(ρ)A) = ρA while |ρ − 1| ≤ ε.", change=changes["clip idle"])
@@ -159,7 +158,7 @@ def dead(log: Log) -> Finding:
             return finding("fine", "Dead groups are dropped before the loss, and others are drawn")
         if flat := signs.flat_rewards(log):
             return finding("broken", "Every group is dead: all answers of a batch get the same reward", *flat, why=why,
-                           change=change, follows="reward")
+                           change=change, follows=["reward"])
         return _dead_uncounted(log)
     recent, norm = last(series_of(log, "dead")), level(log, schema.GRAD_NORM)
     if norm and signs.no_gradient(log) and recent.mean < DEAD_BROKEN:
@@ -173,7 +172,7 @@ def dead(log: Log) -> Finding:
     cause = f". The mean reward is {right.mean:.2g}: if 1 is the most, their answers are all right" if right else ""
     return finding(state, f"{percent(recent.mean)} of the groups are dead{over(recent)}: nothing that is rewarded "
                    f"differs between their answers, so they train nothing{cause}", recent, right, why=why,
-                   change=log.trainer.changes["saturation"] if right else change, follows=_killer(log))
+                   change=log.trainer.changes["saturation"] if right else change, follows=[_killer(log)] if _killer(log) else [])
 
 
 def _killer(log: Log) -> str:
@@ -234,7 +233,7 @@ def dilution(log: Log) -> Finding:
                    f"Dead groups count in the denominator: live tokens only would scale the gradient by × {now:.2f} "
                    f"now, by × {low:.2f} to × {high:.2f} in the middle 80% of the batches", last(series),
                    why="∇J = 1/(live + dead)·Σ_live, for answers of about equal length. Adam divides a constant factor "
-                   "out, not one that changes.", change=log.trainer.changes["dilution"], follows=_grade(last(series)))
+                   "out, not one that changes.", change=log.trainer.changes["dilution"], follows=[_grade(last(series))])
 
 
 def _grade(recent: Series) -> str:
@@ -254,13 +253,13 @@ def kl_only(log: Log) -> Finding:
         if not signs.all_dead(log):
             return unknown(NOT_COUNTED)
         return finding("watch", f"Every group is dead and pulled to the reference alone{weight}", level(log, "kl"),
-                       why=why, change=change, follows="dead groups")
+                       why=why, change=change, follows=["dead groups"])
     recent = last(series_of(log, "dead"))
     if recent.mean == 0:
         return finding("fine", "No group is dead, so none is pulled to the reference alone", recent)
     return finding(grade(recent.mean, KL_ONLY), f"{percent(recent.mean)} of the groups are dead"
                    f"{over(recent)} and pulled to the reference alone{weight}", recent, level(log, "kl"), why=why,
-                   change=change, follows=_grade(recent))
+                   change=change, follows=[_grade(recent)])
 
 
 def saturation(log: Log) -> Finding:
@@ -279,7 +278,7 @@ def saturation(log: Log) -> Finding:
         return finding("fine", f"The signal does not run out: {words}", *parts)
     return finding("watch", f"The signal runs out: {words}", *parts, why=f"A dead group has A = 0. {share.told()}",
                    change=log.trainer.changes["saturation"],
-                   follows="reward trend" if _says_bad(reward_trend, log) else "")
+                   follows=["reward trend"])
 
 
 def truncation(log: Log) -> Finding:
@@ -303,7 +302,7 @@ def truncation(log: Log) -> Finding:
     return finding(state, f"{percent(recent.mean)} of the answers are cut at the limit{over(recent)}{out}{then}",
                    recent, why=why,
                    change=log.trainer.changes["truncation"],
-                   follows="" if not came else "reward" if _says_bad(reward, log) else "reward trend")
+                   follows=["reward", "reward trend"] if came else [])
 
 
 def horizon(log: Log) -> Finding:
@@ -352,10 +351,10 @@ def reward(log: Log) -> Finding:
         words, change = f"up from {before:.3g} before: nothing is left to learn here", changes["saturation"]
     who = "Every answer gets" if flat else f"In the last {count} readings every answer gets"
     narrow = signs.nearly_all_cut(log) and not signs.cuts_came_later(log)
-    follows = "truncation" if narrow else "reward trend" if before > value else ""
+    follows = ["truncation"] if narrow else ["reward trend"] if before > value else []
     return finding("broken" if flat and before >= value else "watch", f"{who} the reward {value:g}, {words}", earlier,
                    same, *(part.part(-len(same)) for part in silent), why="Var r = 0, so A = 0.", change=change,
-                   follows=follows if before >= value else "")
+                   follows=follows if before >= value else [])
 
 
 def reward_trend(log: Log) -> Finding:
@@ -368,7 +367,7 @@ def reward_trend(log: Log) -> Finding:
                    *worse, why="The 95 % intervals of the two, as logged, have no point in common.",
                    change=signs.calmer(log))
     return told if found.state == "unknown" else replace(
-        told, sentence=f"{told.sentence}. {found.sentence}", evidence=f"{told.evidence}; {found.evidence}")
+        told, sentence=f"{told.sentence}. {found.sentence}", evidence=(*told.evidence, *found.evidence))
 
 
 def _thirds(log: Log) -> Finding:
@@ -392,7 +391,7 @@ def entropy(log: Log) -> Finding:
     both = ends(series_of(log, "entropy", TREND))
     before, after = (part.mean for part in both)
     if after == 0 and signs.nearly_all_masked(log):
-        return unknown(f"{both[1].name} is 0 because every answer is masked", follows="truncation")
+        return unknown(f"{both[1].name} is 0 because every answer is masked", "truncation")
     low, fallen = after < ENTROPY_LOW, after <= ENTROPY_LEFT * before
     state: State = "broken" if low and fallen else "watch" if low or fallen else "fine"
     words = {"broken": "Entropy collapsed", "watch": "Entropy is low" if low else "Entropy falls",
@@ -433,7 +432,7 @@ def gradient(log: Log) -> Finding:
     return finding("broken" if zeros > len(norm) / 2 else "watch",
                    f"The gradient is exactly 0 in {zeros} of {len(norm)} readings: nothing is learnt there", norm,
                    why="∇J = Σ w ∇log π, and w = 0 where a group is dead or an answer is masked.",
-                   change=log.trainer.changes[cause], follows=cause)
+                   change=log.trainer.changes[cause], follows=[cause])
 
 
 def sampler(log: Log) -> Finding:

@@ -98,7 +98,7 @@ class KeyFamily:
 _signal = partial(Metric, writer="batch.metrics")
 _train = partial(Metric, writer="lab.train")
 _offline = partial(Metric, writer="offline.scope")
-_read = partial(Metric, writer="diagnosis.trainers")
+_read = partial(Metric, writer="diagnosis.trainers.verl")
 
 REWARD_MEAN = _signal("reward/mean", "mean reward", "reward", "Over the rollouts that the step used.", "1/B Σ_i r_i")
 REWARD_STD = _signal("reward/std", "reward std", "reward",

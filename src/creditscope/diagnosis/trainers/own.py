@@ -1,0 +1,104 @@
+"""creditscope's own record: of `creditscope train`, of TRL's loop under it, or of ScopeCallback in a user's script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from creditscope.diagnosis.log import LogSettings as Settings
+from creditscope.diagnosis.trainers.trainer import NOTHING, Trainer, by_constant
+from creditscope.diagnosis.trainers.trl import TRL
+from creditscope.methods.axes import OWN_CREDIT, Method
+from creditscope.methods.find import row_of
+from creditscope.runs import schema
+
+
+def _own_method(s: Settings) -> Method | None:
+    row = row_of({"method": s.word("method"), "beta": s.optional("beta")})
+    return None if row is None else row.under(s.get("credit"))
+
+
+OURS = Trainer(
+    name="creditscope", version="", marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS,
+                                                     schema.POLICY_SAMPLER_GAP}),
+    metrics={
+        **{key: key for key in (schema.GRAD_NORM, schema.REWARD_MEAN, schema.REWARD_STD, schema.LENGTH_MEAN,
+                                schema.LENGTH_MAX, schema.EVAL_LOW, schema.EVAL_HIGH)},
+        "loss": schema.OBJECTIVE_VALUE, "lr": schema.OPTIMIZER_LR, "dead": schema.CREDIT_DEAD_GROUPS,
+        "entropy": schema.ENTROPY_MEAN, "truncated": schema.LENGTH_TRUNCATED, "past": schema.OVERSHOOT_PAST,
+        "eval": schema.EVAL_ACCURACY, schema.SAMPLER_GAP: schema.POLICY_SAMPLER_GAP,
+    },
+    defaults={"method": "grpo", "credit": None, "beta": None, "inner_steps": 1, "minibatches": 1, "group": 8,
+              "max_tokens": None},
+    paths={
+        "learning_rate": "lr", "adam_epsilon": "eps", "weight_decay": "weight_decay", "grad_clip": "clip_norm",
+        "optimizer": "optimizer", "temperature": "temperature", "top_p": "top_p", "steps": "steps", "dtype": "dtype",
+    },
+    facts={
+        "method": _own_method,
+        "loss": lambda s: f"--method {s.word('method')}" + (f" --credit {s.word('credit')}" if s.get("credit") else ""),
+        "updates": lambda s: int(s.number("inner_steps") * s.number("minibatches")),
+        "beta": lambda s: None if (row := _own_method(s)) is None else row.beta if row.kl_in == "loss" else 0.0,
+        "group": lambda s: s.number("group"),
+        **NOTHING,
+        "dropped": lambda s: (row := _own_method(s)) is not None and row.keep == "live_groups",
+        "dead_counted": lambda s: True,
+        "per_token": lambda s: True,
+        "sampler": lambda s: False,
+        "horizon": lambda s: s.optional("max_tokens") if by_constant(_own_method(s)) else None,
+    },
+    changes={
+        "clip": "--inner-steps 2 or --minibatches 2, to reuse a batch",
+        "clip idle": "more --inner-steps, or a larger --lr",
+        "clip much": "fewer --inner-steps, a smaller --lr, or --brake shorten",
+        "past": "--probe light writes it",
+        "dead groups": "--group (more rollouts), easier or harder problems, or --method dapo",
+        "dead counted": "none: signal/dead_groups counts groups",
+        "dilution": "--method dapo, which drops unanimous groups and draws others",
+        "truncation": "--max-tokens (raise it)",
+        "length constant": "--max-tokens near the lengths that occur, or --method dapo",
+        "KL only": "--beta 0, or --method dapo",
+        "entropy": "a smaller --lr, or --method dapo (ε_high 0.28)",
+        "learning rate": "--lr, --warmup or --schedule",
+        "gradient": "--dtype float32, a smaller --lr, --clip-norm",
+        "reward": "the reward function or the task",
+        "length drift": "--method dapo or dr_grpo (no 1/L of each answer)",
+        "sampler": "--top-p 1 and --dtype float32",
+        "reward trend": "a smaller --lr; if only the problems got harder, nothing",
+        "saturation": "harder problems where the reward is high, easier ones where it is low",
+    })
+
+
+def _trl_fact(name: str) -> Callable[[Settings], Any]:
+    """A fact of TRL's from the settings that a record keeps under `trl`."""
+    def fact(s: Settings) -> Any:
+        theirs = s.get("trl")
+        return TRL.facts[name](Settings(theirs if isinstance(theirs, Mapping) else {}, {}, TRL.defaults, s.source))
+
+    return fact
+
+
+BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": schema.SIGNAL_DEAD_GROUPS})
+"""A record that TRL's loop wrote: credit is read at some steps, rewards at every step."""
+SCRIPT = replace(
+    BY_TRL, defaults={**OURS.defaults, "trl": None},
+    paths={**{name: f"trl.{path}" for name, path in TRL.paths.items()}, "dtype": "dtype"},
+    facts={**OURS.facts, **{name: _trl_fact(name) for name in ("masked", "ceiling", "sampler")},
+           "loss": lambda s: s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")},
+    changes={**TRL.changes, "dead counted": OURS.changes["dead counted"],
+             "past": "a smaller every= of ScopeCallback reads it more often"})
+"""A record that TRL's callback wrote in the user's own script, with TRL's settings."""
+
+
+def who_wrote(given: Mapping[str, Any]) -> Trainer:
+    """The variant of OURS that wrote a record. Under token credit a group with one reward need not be dead."""
+    if given.get("engine") != "trl":
+        return OURS
+    found = SCRIPT if is_script(given) else BY_TRL
+    return found if given.get("credit") in (None, OWN_CREDIT) else replace(found, metrics=OURS.metrics)
+
+
+def is_script(given: Mapping[str, Any]) -> bool:
+    """Whether a script of the user's own trained, and TRL's callback wrote the record."""
+    return given.get("engine") == "trl" and isinstance(given.get("trainer"), str)

@@ -1,0 +1,105 @@
+"""TRL 1.16, `GRPOTrainer`: names and defaults are its own; the tests compare them with its code."""
+
+from __future__ import annotations
+
+import math
+
+from creditscope.diagnosis.log import LogSettings as Settings
+from creditscope.diagnosis.trainers.trainer import NOTHING, Trainer, by_constant
+from creditscope.errors import CreditscopeError
+from creditscope.methods import dialects
+from creditscope.methods.axes import Method
+from creditscope.runs import schema
+
+
+def trl_method(s: Settings) -> Method | None:
+    """loss_type, importance_sampling_level, scale_rewards and beta as one row."""
+    try:
+        row = dialects.trl_row(s.word("loss_type"), s.word("importance_sampling_level"), s.word("scale_rewards"))
+    except CreditscopeError:  # a loss that this version does not know
+        return None
+    return row.replace(beta=s.optional("beta") or 0.0)
+
+
+def trl_updates(s: Settings) -> int | None:
+    """⌈μ · steps_per_generation / gradient_accumulation_steps⌉, at least 2 where a batch straddles an optimiser step.
+
+    With generation_batch_size, steps_per_generation depends on the number of processes, which is not known: None.
+    """
+    if s.get("generation_batch_size") is not None and s.get("steps_per_generation") is None:
+        return None
+    accumulate = max(1.0, s.number("gradient_accumulation_steps"))
+    uses = max(1.0, s.number("num_iterations") * (s.optional("steps_per_generation") or accumulate))
+    return 1 if accumulate % uses == 0 else max(2, math.ceil(uses / accumulate))
+
+
+def _trl_ceiling(s: Settings) -> float | None:
+    row = dialects.TRL_LOSSES.get(s.word("loss_type"))
+    if row is None or row.stops != "cap":
+        return None
+    high = s.optional("epsilon_high")
+    return s.number("epsilon") if high is None else high
+
+
+TRL = Trainer(
+    name="TRL", version="1.16",
+    proofs={"cispo_clip_ratio": ("loss_type", "cispo"), "vespo/phi_seq_mean": ("loss_type", "vespo"),
+            "kl": ("beta", None), "sampling/sampling_logp_difference/mean": ("use_vllm", True)},
+    marks=frozenset({"reward_std", "frac_reward_zero_std", "completions/clipped_ratio"}),
+    metrics={
+        "loss": "loss", schema.GRAD_NORM: "grad_norm", "lr": "learning_rate", schema.REWARD_MEAN: "reward",
+        schema.REWARD_STD: "reward_std", "dead": "frac_reward_zero_std", "entropy": "entropy",
+        schema.LENGTH_MEAN: "completions/mean_length", schema.LENGTH_MAX: "completions/max_length",
+        "truncated": "completions/clipped_ratio", "clip": "clip_ratio/region_mean", "cispo": "cispo_clip_ratio",
+        "kl": "kl", schema.SAMPLER_RATIO: "sampling/importance_sampling_ratio/mean",
+        schema.SAMPLER_GAP: "sampling/sampling_logp_difference/mean",
+    },
+    defaults={
+        "loss_type": "dapo", "importance_sampling_level": "token", "scale_rewards": "group", "beta": 0.0,
+        "multi_objective_aggregation": "sum_then_normalize", "num_iterations": 1, "steps_per_generation": None,
+        "generation_batch_size": None, "gradient_accumulation_steps": 1, "epsilon": 0.2, "epsilon_high": None,
+        "num_generations": 8, "max_completion_length": 512, "mask_truncated_completions": False, "use_vllm": False,
+    },
+    paths={
+        "learning_rate": "learning_rate", "adam_epsilon": "adam_epsilon", "weight_decay": "weight_decay",
+        "grad_clip": "max_grad_norm", "optimizer": "optim", "temperature": "temperature", "top_p": "top_p",
+        "top_k": "top_k", "clip_low": "epsilon", "clip_high": "epsilon_high", "steps": "max_steps", "dtype": "dtype",
+    },
+    facts={
+        "method": trl_method,
+        "loss": lambda s: f"loss_type={s.word('loss_type')}",
+        "updates": trl_updates,
+        "beta": lambda s: s.optional("beta"),
+        "group": lambda s: s.number("num_generations"),
+        **NOTHING,  # no limit: an answer is cut where its last token is not the end
+        "masked": lambda s: s.switch("mask_truncated_completions"),
+        "ceiling": _trl_ceiling,
+        "dead_counted": lambda s: (s.word("scale_rewards") != "batch"
+                                   and s.word("multi_objective_aggregation") != "normalize_then_sum"),
+        "per_token": lambda s: True,
+        "sampler": lambda s: s.switch("use_vllm"),
+        "horizon": lambda s: s.optional("max_completion_length") if by_constant(
+            dialects.TRL_LOSSES.get(s.word("loss_type"))) else None,
+    },
+    changes={
+        "clip": "num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to reuse a batch; "
+                "epsilon acts only then",
+        "clip idle": "a smaller epsilon, or a larger learning_rate or num_iterations",
+        "clip much": "a smaller learning_rate, num_iterations or steps_per_generation",
+        "dead groups": "prompts of middling difficulty, more num_generations, or a reward with more levels",
+        "dead counted": "scale_rewards='group' or 'none': then frac_reward_zero_std counts groups",
+        "dilution": "drop unanimous groups in a subclass of GRPOTrainer: loss_type has no value that does",
+        "cispo cap": "epsilon_high=5.0: here it is the ceiling itself, not what is added to 1",
+        "truncation": "max_completion_length (raise it)",
+        "length constant": "max_completion_length near the lengths that occur, or loss_type='dapo'",
+        "KL only": "beta=0.0, or prompts that leave fewer groups unanimous",
+        "entropy": "entropy_coef=0.001, a smaller learning_rate, or epsilon_high=0.28 with num_iterations above 1",
+        "learning rate": "learning_rate, warmup_steps or lr_scheduler_type",
+        "gradient": "bf16=False (float32), a smaller learning_rate, max_grad_norm",
+        "reward": "the reward function, or the prompts: print completions with log_completions=True",
+        "length drift": "loss_type='dapo' or 'dr_grpo' (no 1/L of each answer), or a length term in the reward",
+        "sampler": "vllm_importance_sampling_mode='token_truncate', and the same dtype in vLLM and the trainer",
+        "reward trend": "a smaller learning_rate, or beta=0.04 to stay near the reference; if only the prompts "
+                        "got harder, nothing",
+        "saturation": "harder prompts where the reward is high, easier ones where it is low",
+    })
