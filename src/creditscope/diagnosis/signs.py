@@ -19,12 +19,16 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.2%}"
 
 
-def change(log: Log, key: str) -> str:
+def remedy(log: Log, key: str) -> str:
+    """The change for a cause, as the run's trainer spells it."""
     return remedies.change(key, log.trainer.speech)
 
 
-def expect(key: str) -> str:
-    return remedies.REMEDIES[key].expect
+def callback(log: Log) -> str:
+    """What would record the numbers of the batch."""
+    return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine'))",
+            "verl": "creditscope's verl plugin, or `creditscope scope` on trainer.rollout_data_dir",
+            "creditscope": "a run of this version"}.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
 
 
 def exactly_zero(series: Series, value: float) -> bool:
@@ -94,7 +98,7 @@ def planned(log: Log) -> int:
 def nearly_all_right(log: Log) -> Series | None:
     """The last rewards, where their mean is in [RIGHT, 1] and none is above 1."""
     recent = level(log, schema.REWARD_MEAN)
-    return recent if recent and RIGHT <= recent.mean and max(recent.values) <= 1 else None
+    return recent if recent and recent.mean >= RIGHT and max(recent.values) <= 1 else None
 
 
 def is_small(log: Log, recent: Series, share: float) -> bool:

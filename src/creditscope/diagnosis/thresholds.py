@@ -118,6 +118,8 @@ DECAY = Threshold(0.1, "weight decay", "Σ ηλ over the run", "Weights shrink b
 ENTROPY_LOW = Threshold(0.02, "entropy", "nats per token", "An answer of 50 tokens has e = 2.7 likely forms, fewer than "
                         "any group has rollouts.")
 ENTROPY_LEFT = Threshold(0.3, "entropy", "entropy at the end over that at the start", "Less than a third is left.")
+ENTROPY_GONE = Threshold(0.15, "entropy", "entropy at the end over that at the start",
+                         "To watch even where the reward rises: a run that goes on has little left to explore.")
 ENTROPY_RISE = Threshold(2.0, "entropy", "entropy at the end over that at the start, and nats above it over 1",
                          "The policy unlearns how to write.")
 SHRUNK_WATCH = Threshold(1 / 3, "length drift", "length at the end over that at the start", "Two thirds are gone.")

@@ -22,7 +22,7 @@ from creditscope.diagnosis.finding import (
 )
 from creditscope.diagnosis.log import Log, Series
 from creditscope.diagnosis.onset import crossed, left_beginning
-from creditscope.diagnosis.signs import change, expect, percent
+from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
     COLD,
     CUT_BROKEN,
@@ -56,8 +56,7 @@ def one_rollout(log: Log) -> Finding:
         return unknown(f"rollouts per prompt were not given; {log.trainer.name}'s default is 1")
     return finding("broken", "One rollout per prompt: a method with a group baseline has nothing to compare an answer "
                    "with, so the reward itself is its advantage, or 0", why="A = r − mean r over R = 1 answers: 0, or "
-                   "r where a trainer leaves the mean out.", change=change(log, "one rollout"),
-                   expect=expect("one rollout"), onset=0)
+                   "r where a trainer leaves the mean out.", onset=0)
 
 
 # -- the sampler ------------------------------------------------------------------------------------------------------
@@ -70,23 +69,23 @@ def cold(log: Log) -> Finding:
              if (value := log.setting(name)) is not None and 0 <= value < COLD]
     named += [f"{log.spelled('top_k')} = 1"] if log.setting("top_k") == 1 else []
     said = f" ({', '.join(named)})" if named else ""
-    args = {"why": "R draws of one text are one draw: all rewards are equal, and A = 0.",
-            "change": change(log, "cold sampler"), "expect": expect("cold sampler")}
+    why = "R draws of one text are one draw: all rewards are equal, and A = 0."
     if distinct and len(distinct) >= FEW:
         first = distinct.part(0, max(FEW, len(distinct) // 10))
         one = 1 / max(1.0, log.fact("group") or 1.0)
         if first.mean <= max(DISTINCT, 1.5 * one):
             return finding("broken", f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct "
-                           f"from the start{said}", first, onset=first.rows[0].step, **args)
+                           f"from the start{said}", first, onset=first.rows[0].step, why=why)
         return finding("fine", f"Answers of a group differ: {percent(last(distinct).mean)} are distinct", last(distinct))
     low = entropy.finite.part(0, FEW) if entropy and log.fact("per_token") and len(entropy.finite) >= FEW else None
     narrow = low is not None and low.mean < ENTROPY_LOW
     if named and (narrow or _dead_share(log) >= DEAD_BOUND or not low):
-        return finding("broken" if _dead_share(log) >= DEAD_WATCH else "watch", f"The sampler hardly explores{said}: the answers of a group are nearly one text",
-                       low, onset=0, **args)
+        state: State = "broken" if _dead_share(log) >= DEAD_WATCH else "watch"
+        return finding(state, f"The sampler hardly explores{said}: the answers of a group are nearly one text", low,
+                       onset=0, why=why)
     if narrow and low is not None and low.mean > 0:
         return finding("watch", f"The sampler hardly explores: {low.mean:.2g} nats per token from the start", low,
-                       onset=low.rows[0].step, settles="the sampler's temperature, top-p and top-k", **args)
+                       onset=low.rows[0].step, settles="the sampler's temperature, top-p and top-k", why=why)
     return finding("fine", "Not in play: nothing says that the sampler is narrow")
 
 
@@ -103,8 +102,7 @@ def hot(log: Log) -> Finding:
     told = f": {first.mean:.2g} nats per token from the start" if first else ""
     return finding("broken" if warm and high else "watch" if bad else "fine",
                    f"The sampler draws nearly at random{said}{told}", first,
-                   why="π^(1/T) is flat at large T: answers are noise, and few of them are right.",
-                   change=change(log, "hot sampler"), expect=expect("hot sampler"), onset=0)
+                   why="π^(1/T) is flat at large T: answers are noise, and few of them are right.", onset=0)
 
 
 # -- difficulty -------------------------------------------------------------------------------------------------------
@@ -122,8 +120,7 @@ def too_hard(log: Log) -> Finding:
     state: State = "fine" if signs.rises(log) and dead < DEAD_BROKEN else grade(dead, DEAD_WATCH, DEAD_BROKEN)
     state = "watch" if state == "fine" and not signs.rises(log) else state
     return finding(state, f"Most prompts are too hard: in {percent(dead)} of the groups no answer differs, and the mean "
-                   f"reward is {recent.mean:.3g}", recent, among, why=WHY, change=change(log, "too hard"),
-                   expect=expect("too hard"), onset=_dead_onset(log),
+                   f"reward is {recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
                    follows=["truncation", "hot sampler", "reward missing", "step size", "updates", "weight decay",
                             "reward trend"])
 
@@ -136,7 +133,7 @@ def too_easy(log: Log) -> Finding:
     learnt = signs.outcome(log) == "rose"
     words = "is now solved" if learnt else "was solved from the start"
     return finding("watch", f"What is trained on {words}: {percent(dead)} of the groups are dead, and the mean reward is "
-                   f"{right.mean:.3g}", right, why=WHY, change=change(log, "too easy"), expect=expect("too easy"),
+                   f"{right.mean:.3g}", right, why=WHY,
                    onset=_dead_onset(log), follows=["memorised", "reward length", "held out"])
 
 
@@ -148,12 +145,15 @@ def _dead_share(log: Log) -> float:
 
 
 def _zero_std(log: Log) -> float:
-    """Share of readings, of the last third, in which the std of all rewards is exactly 0: then every group is dead."""
+    """Share of readings in which the std of all rewards is exactly 0, so that every group is dead: over the whole log,
+    or over its last third where that is half or more."""
     spread = log.series(schema.REWARD_STD)
     if not spread or len(spread.finite) < THIRDS:
         return 1.0 if signs.all_dead(log) else 0.0
-    part = spread.finite.part(-max(THIRDS, len(spread.finite) // 3))
-    return sum(signs.exactly_zero(spread, value) for value in part.values) / len(part)
+    zero = [signs.exactly_zero(spread, value) for value in spread.finite.values]
+    end = zero[-max(FEW, len(zero) // 3):]
+    now = sum(end) / len(end)
+    return now if now >= DEAD_WATCH else sum(zero) / len(zero)
 
 
 def _dead_onset(log: Log) -> int | None:
@@ -163,26 +163,22 @@ def _dead_onset(log: Log) -> int | None:
 
 def dead(log: Log) -> Finding:
     """Share of groups with one reward, as the trainer counts it, or a lower bound."""
-    key, text = "dead groups", change(log, "dead groups")
     if not log.fact("dead_counted") or not log.series("dead"):
         if log.fact("dropped"):
             return finding("fine", "Dead groups are dropped before the loss, and others are drawn")
         if flat := signs.flat_rewards(log):
             return finding("broken", "Every group is dead: all answers of a batch get the same reward", *flat, why=WHY,
-                           change=text, expect=expect(key), onset=flat[0].rows[0].step, follows=DEATH)
+                           onset=flat[0].rows[0].step, follows=DEATH)
         return _uncounted(log)
     recent, norm = last(series_of(log, "dead")), level(log, schema.GRAD_NORM)
     if norm and signs.no_gradient(log) and recent.mean < DEAD_BROKEN and not signs.nearly_all_right(log):
         return finding("broken", f"No group trains anything: the gradient is 0, although {recent.name} says "
-                       f"{recent.mean:.0%}", norm, recent, why=WHY, change=change(log, "dead counted"), follows=DEATH)
+                       f"{recent.mean:.0%}", norm, recent, why=WHY, remedy="dead counted", follows=DEATH)
     if recent.mean == 0:
         return finding("fine", "No group is dead: in each of them some answers got more reward than others", recent)
-    state = grade(recent.mean, DEAD_WATCH, DEAD_BROKEN)
-    if state == "watch" and signs.rises(log):
-        state = "fine"
-    return finding(state, f"{percent(recent.mean)} of the groups are dead{over(recent)}: nothing that is rewarded "
-                   f"differs between their answers, so they train nothing", recent, why=WHY, change=text,
-                   expect=expect(key), onset=_dead_onset(log), follows=[*DEATH, "entropy", "length drift", "step size",
+    return finding(grade(recent.mean, DEAD_WATCH, DEAD_BROKEN), f"{percent(recent.mean)} of the groups are dead{over(recent)}: nothing that is rewarded "
+                   f"differs between their answers, so they train nothing", recent, why=WHY,
+                   onset=_dead_onset(log), follows=[*DEATH, "entropy", "length drift", "step size",
                                                                         "updates", "weight decay", "reward trend"])
 
 
@@ -196,25 +192,23 @@ def _uncounted(log: Log) -> Finding:
              f"groups" if counted else f"{log.trainer.name} does not log how many groups are dead")
     if counted and norm and signs.no_gradient(log):
         return finding("broken", f"No group trains anything: the gradient is 0. {doubt}", norm, counted,
-                       why="∇J = Σ w ∇log π, and w = 0 where A = 0.", change=change(log, "dead counted"), follows=DEATH)
+                       why="∇J = Σ w ∇log π, and w = 0 where A = 0.", remedy="dead counted", follows=DEATH)
     if bound >= DEAD_BOUND:
         spread = series_of(log, schema.REWARD_STD)
-        state: State = "fine" if signs.rises(log) and bound < DEAD_WATCH else grade(bound, DEAD_BOUND, DEAD_BROKEN)
-        return finding(state, f"At least {percent(bound)} of the groups are dead: {spread.name} is exactly 0 in so many "
-                       f"of the last {max(THIRDS, len(spread) // 3)} readings", last(spread), why=WHY,
-                       change=change(log, "dead groups"), expect=expect("dead groups"), follows=DEATH,
+        return finding(grade(bound, DEAD_BOUND, DEAD_BROKEN), f"At least {percent(bound)} of the groups are dead: {spread.name} is exactly 0 in so "
+                       f"many of the readings", spread, why=WHY, follows=DEATH,
                        onset=crossed(spread, lambda x: x == 0))
     recent, size = last(series_of(log, schema.REWARD_MEAN)), log.fact("group")
     if size is None or min(recent.values) < 0 or max(recent.values) > 1 or size < 2:
-        return unknown(doubt, settles=change(log, "dead counted"))
+        return unknown(doubt, settles=signs.remedy(log, "dead counted"))
     share = math.fsum(p**size + (1 - p)**size for p in recent.values) / len(recent)
     if log.settings.assumed or share < DEAD_WATCH:
         return unknown(f"{doubt}. If rewards are 0 or 1, at least {share:.0%} of the groups are dead on average",
-                       settles=change(log, "dead counted"))
+                       settles=signs.remedy(log, "dead counted"))
     return finding("watch" if not signs.rises(log) else "fine",
                    f"{doubt}. If rewards are 0 or 1, at least {share:.0%} of the groups are dead on average", recent,
                    counted, why=f"Groups of R = {size:.0f} answers at success rate p are unanimous with p^R + (1−p)^R, "
-                   f"and more often where p differs between prompts.", change=change(log, "dead counted"), follows=DEATH)
+                   f"and more often where p differs between prompts.", remedy="dead counted", follows=DEATH)
 
 
 def dilution(log: Log) -> Finding:
@@ -240,7 +234,7 @@ def dilution(log: Log) -> Finding:
                    f"Dead groups count in the denominator: live tokens only would scale the gradient by × {now:.2f} "
                    f"now, by × {low:.2f} to × {high:.2f} in the middle 80% of the batches", last(series),
                    why="∇J = 1/(live + dead)·Σ_live, for answers of about equal length. Adam divides a constant factor "
-                   "out, not one that changes.", change=change(log, "dilution"),
+                   "out, not one that changes.",
                    follows=["dead groups", "too hard", "too easy", *DEATH])
 
 
@@ -254,7 +248,7 @@ def kl_only(log: Log) -> Finding:
     weight = "" if beta is None else f", with weight {beta:g}"
     return finding("fine" if signs.rises(log) else grade(share, DEAD_WATCH), f"{percent(share)} of the groups are dead "
                    f"and pulled to the reference alone{weight}", level(log, "kl"),
-                   why="∇J = Σ w ∇log π − β ∇KL, and w = 0 in a dead group.", change=change(log, "KL only"),
+                   why="∇J = Σ w ∇log π − β ∇KL, and w = 0 in a dead group.",
                    follows=["dead groups", "too hard", "too easy", *DEATH])
 
 
@@ -274,7 +268,6 @@ def saturation(log: Log) -> Finding:
         return finding("fine", f"The signal does not run out: {words}", *parts)
     state: State = "fine" if signs.rises(log) and share.last.mean < DEAD_WATCH else "watch"
     return finding(state, f"The signal runs out: {words}", *parts, why=f"A dead group has A = 0. {share.told()}",
-                   change=change(log, "saturation"), expect=expect("saturation"),
                    onset=left_beginning(series_of(log, "dead"), rising=True),
                    follows=["memorised", "reward length", "step size", "updates", "weight decay", "entropy",
                             "length drift", "reward trend", "too easy", "too hard"])
@@ -308,7 +301,7 @@ def _cut(log: Log, recent: Series) -> Finding:
     came = state != "fine" and signs.cuts_came_later(log)
     then = (f", {percent(signs.cut_at_first(log))} at first" if came else "") + (f", though {well}" if well else "")
     return finding(state, f"{percent(recent.mean)} of the answers are cut at the limit{over(recent)}{out}{then}", recent,
-                   why=why, change=change(log, "truncation"), expect=expect("truncation"),
+                   why=why,
                    onset=crossed(series_of(log, "truncated"), lambda share: share >= CUT_WATCH),
                    follows=["reward length", "step size", "updates", "weight decay", "hot sampler", "reward trend"]
                    if came else ["hot sampler"])
@@ -324,7 +317,6 @@ def _near_limit(log: Log) -> Finding:
         return finding("fine", f"Answers have {size.mean:.0f} tokens on average, the limit is {limit:.0f}", size)
     return finding("watch", f"Answers stand at the limit: {size.mean:.0f} of {limit:.0f} tokens on average", size,
                    why="A mean near the limit needs most answers at it; these are judged incomplete.",
-                   change=change(log, "truncation"), expect=expect("truncation"),
                    onset=crossed(series_of(log, schema.LENGTH_MEAN), lambda x: x >= NEAR_LIMIT * limit))
 
 

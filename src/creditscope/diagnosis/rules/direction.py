@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import FEW, THIRDS, Finding, State, finding, level, series_of, trend, unknown
-from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.onset import left_beginning
-from creditscope.diagnosis.signs import change, expect
 from creditscope.diagnosis.thresholds import COLLAPSED, NO_GAIN, PASSES
 from creditscope.runs import schema
 from creditscope.runs.intervals import mean_interval
@@ -27,7 +26,7 @@ def held_out(log: Log) -> Finding:
                        + (" while the training reward rose: what is paid is not what was meant" if rose else
                           ": training made the model worse"), *worse,
                        why="The 95 % intervals of the two, as logged, have no point in common.",
-                       change=change(log, "held out" if rose else "step size"), expect=expect("held out"),
+                       remedy="held out" if rose else "step size",
                        onset=worse[1].rows[0].step, follows=["reward length"] if rose else
                        ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size", "hot sampler", "cold sampler"])
     series = log.series(schema.EVAL_REWARD)
@@ -35,16 +34,15 @@ def held_out(log: Log) -> Finding:
         return unknown("nothing was evaluated on held-out problems", settles="an evaluation before and after")
     values = series.finite
     size = max(2, len(values) // 3)
-    first, after = values.part(0, size), values.part(-size)
+    begin, end = values.part(0, size), values.part(-size)
     unit = max(signs.reward_unit(log), 1e-9)
-    fell = first.mean - after.mean >= 0.1 * unit and max(after.values) < min(first.values)
+    fell = begin.mean - end.mean >= 0.1 * unit and max(end.values) < min(begin.values)
     if fell and signs.outcome(log) == "rose":
-        return finding("broken", f"The held-out reward fell from {first.mean:.3g} to {after.mean:.3g} while the training "
-                       f"reward rose: what is paid is not what was meant", first, after,
-                       why="Both are of the same policy: the two rewards differ.", change=change(log, "held out"),
-                       expect=expect("held out"), onset=left_beginning(values, rising=False),
+        return finding("broken", f"The held-out reward fell from {begin.mean:.3g} to {end.mean:.3g} while the training "
+                       f"reward rose: what is paid is not what was meant", begin, end,
+                       why="Both are of the same policy: the two rewards differ.", onset=left_beginning(values, rising=False),
                        follows=["reward length"])
-    return finding("fine", f"The held-out reward went from {first.mean:.3g} to {after.mean:.3g}", first, after)
+    return finding("fine", f"The held-out reward went from {begin.mean:.3g} to {end.mean:.3g}", begin, end)
 
 
 def memorised(log: Log) -> Finding:
@@ -64,7 +62,7 @@ def memorised(log: Log) -> Finding:
                    + (f", and the reward on them is {level_now.mean:.3g}" if level_now else "")
                    + (f" (of {seen.values[-1]:.0f} prompts)" if (seen := log.series(schema.PROMPTS_SEEN)) else ""),
                    series.part(-1), why="passes = groups sampled / distinct prompts. A prompt that was seen often pays for "
-                   "its own answer, not for the skill.", change=change(log, "memorised"), expect=expect("memorised"),
+                   "its own answer, not for the skill.",
                    onset=next((row.step for row in series.rows if row.values[series.name] >= PASSES), None))
 
 
@@ -86,8 +84,7 @@ def reward(log: Log) -> Finding:
     state: State = "fine" if not fell else "broken" if unit and -found.change.mean >= COLLAPSED * unit else "watch"
     verb = {"fell": "fell", "rose": "rose"}.get(told, "did not clearly change:")
     return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to {found.last.mean:.3g} in "
-                   f"the last", found.first, found.last, why=found.told(), change=change(log, "reward trend"),
-                   expect=expect("reward trend"),
+                   f"the last", found.first, found.last, why=found.told(),
                    onset=left_beginning(series_of(log, schema.REWARD_MEAN), rising=False) if fell else None,
                    follows=["reward missing", "weight decay", "updates", "step size", "hot sampler", "cold sampler",
                             "reward length", "truncation", "length drift", "entropy", "KL level", "gradient", "sampler",
@@ -106,8 +103,7 @@ def signal(log: Log) -> Finding:
         return finding("fine", f"Groups push in a common direction: agreement {told}" if low > 0 else
                        f"The groups' agreement is {told}", series)
     return finding("watch", f"No batch has shown a direction: the groups' gradients agree by {told}, which 0 would do",
-                   series, scale, why="mean ⟨G_a, G_b⟩ over pairs of groups = ‖G‖² in expectation; noise has 0.",
-                   change=change(log, "signal"), expect=expect("signal"), onset=series.rows[0].step,
+                   series, scale, why="mean ⟨G_a, G_b⟩ over pairs of groups = ‖G‖² in expectation; noise has 0.", onset=series.rows[0].step,
                    follows=["reward constant", "reward noise", "reward missing", "one rollout", "cold sampler",
                             "hot sampler", "too hard", "too easy", "dead groups", "truncation"])
 
@@ -126,6 +122,6 @@ def no_gain(log: Log) -> Finding:
     said = f"No gain in {done} steps: the reward is {found.last.mean:.3g}; a gain below {half:.2g} would be invisible in " \
            f"this noise"
     state: State = "watch" if done >= NO_GAIN else "unknown"
-    return finding(state, said, found.first, found.last, why=found.told(), change=change(log, "no gain"),
+    return finding(state, said, found.first, found.last, why=found.told(),
                    settles="more steps" if state == "unknown" else "what the callback reads: movement, noise, contrast",
                    follows=CAUSES, onset=series.rows[0].step)

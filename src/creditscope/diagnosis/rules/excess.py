@@ -22,11 +22,12 @@ from creditscope.diagnosis.finding import (
 )
 from creditscope.diagnosis.log import Log, Series
 from creditscope.diagnosis.onset import crossed, left_beginning
-from creditscope.diagnosis.signs import change, expect, percent
+from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
     CLIP_MUCH,
     COLLAPSED,
     DECAY,
+    ENTROPY_GONE,
     ENTROPY_LEFT,
     ENTROPY_LOW,
     ENTROPY_RISE,
@@ -63,7 +64,6 @@ def step_size(log: Log) -> Finding:
     rate, named = log.setting("learning_rate"), ""
     top = rate if rate is not None else max(found.values) if (found := log.series("lr")) else None
     named = f" (learning rate {top:.2g})" if top else ""
-    args = {"change": change(log, "step size"), "expect": expect("step size")}
     fell = _collapsed(log)
     if series and len(series.finite):
         worst = _worst(series.finite)
@@ -74,15 +74,14 @@ def step_size(log: Log) -> Finding:
         return finding(state, f"Steps are too large: an update moved the policy by {worst.mean:.2g} nats per token at "
                        f"step {worst.rows[0].step}{named}" + (f", and {fell}" if fell else ""), worst,
                        why="KL(π_old ‖ π) after the update; the gradient is known at π_old alone.",
-                       onset=crossed(series.finite, lambda x: x >= STEP_WATCH, 1), follows=["updates", "weight decay"],
-                       **args)
+                       onset=crossed(series.finite, lambda x: x >= STEP_WATCH, 1), follows=["updates", "weight decay"])
     if not fell:
         return finding("fine", f"Nothing says that steps are too large{named}")
     reward = series_of(log, schema.REWARD_MEAN)
     return finding("broken", f"Steps are too large{named}: {fell}", *ends(reward) if len(reward) >= TREND else (reward,),
                    why="A reward that was there and is gone was unlearnt by the updates; smaller ones keep near the "
                    "samples.", onset=left_beginning(reward, rising=False),
-                   follows=["updates", "weight decay", "held out"] if updates != 1 else ["weight decay"], **args)
+                   follows=["weight decay", *(["updates"] if updates != 1 else []), *(["length drift"] if _shrank(log) else [])])
 
 
 def _collapsed(log: Log) -> str:
@@ -99,6 +98,14 @@ def _collapsed(log: Log) -> str:
     return ""
 
 
+def _shrank(log: Log) -> bool:
+    """Whether answers lost nine tenths of their length: what is paid for short answers explains more than a step."""
+    if not has(log, schema.LENGTH_MEAN, TREND):
+        return False
+    before, after = (part.mean for part in ends(series_of(log, schema.LENGTH_MEAN)))
+    return after <= SHRUNK_BROKEN * before
+
+
 def updates(log: Log) -> Finding:
     """Several updates per batch that carry tokens past their bound, or clip many."""
     count, past, clip = log.fact("updates"), log.series(schema.OVERSHOOT_PAST), level(log, "clip")
@@ -106,8 +113,7 @@ def updates(log: Log) -> Finding:
         return finding("fine", "Not in play: one optimiser step per batch")
     often = "several optimiser steps" if count is None else f"{count} optimiser steps"
     harm = not signs.rises(log)
-    args = {"why": "Past 1 ± ε the term is constant in π, so w = 0; momentum and other tokens still move it.",
-            "change": change(log, "updates"), "expect": expect("updates")}
+    why = "Past 1 ± ε the term is constant in π, so w = 0; momentum and other tokens still move it."
     if past and len(past.finite) >= 2:
         worst, recent = _worst(past.finite), last(past.finite)
         high = max(recent.mean, worst.mean if harm else 0.0)
@@ -116,7 +122,7 @@ def updates(log: Log) -> Finding:
             log) else state
         return finding(state, f"{percent(recent.mean)} of the tokens that have a bound end past it{over(recent)}, "
                        f"{percent(worst.mean)} at step {worst.rows[0].step}, with {often} per batch", recent, worst,
-                       onset=crossed(past.finite, lambda x: x >= PAST_WATCH, 1), **args)
+                       onset=crossed(past.finite, lambda x: x >= PAST_WATCH, 1), why=why)
     if clip is None:
         return unknown(f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
                        settles="ScopeCallback, or --probe light")
@@ -125,7 +131,7 @@ def updates(log: Log) -> Finding:
         state = "broken"
     state = "broken" if harm and _collapsed(log) and (count or 0) > 1 and not log.settings.assumed else state
     return finding(state, f"{percent(clip.mean)} of the tokens are clipped{over(clip)}, with {often} per batch", clip,
-                   onset=crossed(series_of(log, "clip"), lambda x: x >= CLIP_MUCH), **args)
+                   onset=crossed(series_of(log, "clip"), lambda x: x >= CLIP_MUCH), why=why)
 
 
 def decay(log: Log) -> Finding:
@@ -139,7 +145,7 @@ def decay(log: Log) -> Finding:
     state: State = "broken" if not signs.rises(log) else "watch"
     return finding(state, f"Weight decay shrinks the weights by {percent(min(1.0, 1 - math.exp(-total)))} over the run: "
                    f"{log.spelled('weight_decay')} = {weight:g}", rate, why="θ ← (1 − ηλ)θ at every step, whatever the "
-                   "gradient says.", change=change(log, "weight decay"), expect=expect("weight decay"), onset=0)
+                   "gradient says.", onset=0)
 
 
 def entropy(log: Log) -> Finding:
@@ -156,13 +162,14 @@ def entropy(log: Log) -> Finding:
     # A solved task has little entropy left, and so has a model that was sure from the start.
     learns = signs.rises(log) or signs.nearly_all_right(log) is not None
     rose = after >= ENTROPY_RISE * before and after - before >= 1
-    state: State = "broken" if low and fallen and not learns else "watch" if (fallen and (low or not learns)) or (
+    gone = after <= ENTROPY_GONE * before
+    state: State = "broken" if low and fallen and not learns else "watch" if (fallen and (gone or not learns)) or (
         rose and not learns) else "fine"
     words = "Entropy rises" if rose else "Entropy collapsed" if low and fallen else "Entropy falls" if fallen else \
         "Entropy is low" if low else "Entropy holds"
     return finding(state, f"{words}: {before:.3g} nats per token, then {after:.3g}", *both,
                    why="An answer of L tokens has exp(L·H) likely forms; at 1 all answers to a prompt are one: A = 0.",
-                   change=change(log, "step size" if rose else "entropy"), expect=expect("entropy"),
+                   remedy="step size" if rose else "entropy",
                    onset=left_beginning(series, rising=rose),
                    follows=[*FAR, "reward length", "length drift", "memorised", "held out", "KL pull", "too easy"])
 
@@ -182,9 +189,9 @@ def drift(log: Log) -> Finding:
         "fine" else ""
     return finding(state, f"Answers went from {before:.0f} to {after:.0f} tokens (× {factor:.2g}){told}", *both,
                    why="w_it ∝ A_i/L_i under a mean over each answer, ∝ A_i under a mean over all tokens.",
-                   change=change(log, "length shrinks" if shrinks else "length drift" if own else "reward length"),
-                   expect=expect("length drift"), onset=left_beginning(series, rising=not shrinks),
-                   follows=[*FAR, "KL pull", "reward length", "hot sampler"])
+                   remedy="length shrinks" if shrinks else "length drift" if own else "reward length", onset=left_beginning(series, rising=not shrinks),
+                   follows=["KL pull", "reward length", "weight decay", *([] if shrinks and state == "broken" else FAR),
+                            "hot sampler"])
 
 
 def kl_level(log: Log) -> Finding:
@@ -196,12 +203,11 @@ def kl_level(log: Log) -> Finding:
     if first >= KL_FIRST and signs.outcome(log) != "rose":
         return finding("watch", f"The reference is not the model that training starts from: KL is {first:.2g} at the "
                        f"first reading, where it should be 0", series.part(0, 3),
-                       why="KL(π ‖ π_ref) = 0 at π = π_ref.", change=change(log, "reference"), expect=expect("reference"),
+                       why="KL(π ‖ π_ref) = 0 at π = π_ref.", remedy="reference",
                        onset=series.rows[0].step)
     bad = recent.mean >= KL_WATCH and not signs.rises(log)
     return finding("watch" if bad else "fine", f"KL to the reference went from {first:.2g} to {recent.mean:.2g}", recent,
-                   why="KL per token, mean over the answers' tokens.", change=change(log, "KL level"),
-                   expect=expect("KL level"), onset=crossed(series, lambda x: x >= KL_WATCH), follows=FAR)
+                   why="KL per token, mean over the answers' tokens.", onset=crossed(series, lambda x: x >= KL_WATCH), follows=FAR)
 
 
 def gradient(log: Log) -> Finding:
@@ -211,14 +217,14 @@ def gradient(log: Log) -> Finding:
         if series and bad:
             return finding("broken", f"{series.name} is not a number in {len(bad)} of {len(series)} readings; the "
                            f"first is shown", series.part(bad[0], bad[0] + 1), why="One NaN in ∇J makes every weight "
-                           "NaN at the next step.", change=change(log, "gradient"), expect=expect("gradient"),
+                           "NaN at the next step.",
                            onset=series.rows[bad[0]].step, follows=["reward missing", *FAR])
     norm = series_of(log, schema.GRAD_NORM)
     zeros = sum(signs.exactly_zero(norm, value) for value in norm.values)
     if zeros > ZERO_MANY * len(norm):
-        return finding("broken" if not signs.rises(log) else "watch", f"The gradient is exactly 0 in {zeros} of {len(norm)} readings: nothing is learnt "
-                       f"there", norm, why="∇J = Σ w ∇log π, and w = 0 where a group is dead or an answer is masked.",
-                       change=change(log, "dead groups"), expect=expect("dead groups"),
+        return finding("watch" if signs.rises(log) else "broken", f"The gradient is exactly 0 in {zeros} of {len(norm)} "
+                       f"readings: nothing is learnt there", norm, why="∇J = Σ w ∇log π, and w = 0 where a group is dead or an answer is masked.",
+                       remedy="dead groups",
                        onset=crossed(norm, lambda x: x == 0),
                        follows=["truncation", "reward constant", "one rollout", "cold sampler", "too easy", "too hard",
                                 "dead groups", "memorised", "step size"])
@@ -227,8 +233,7 @@ def gradient(log: Log) -> Finding:
     spiked = middle > 0 and worst.mean >= SPIKE * middle and len(norm) >= TREND
     if spiked and not signs.rises(log) and signs.outcome(log) == "fell":
         return finding("watch", f"The gradient spikes: {worst.mean:.2g} at step {worst.rows[0].step}, {middle:.2g} in the "
-                       f"middle", worst, why="‖∇J‖ before clipping.", change=change(log, "gradient"),
-                       expect=expect("gradient"), onset=worst.rows[0].step, follows=FAR)
+                       f"middle", worst, why="‖∇J‖ before clipping.", onset=worst.rows[0].step, follows=FAR)
     told = f", {zeros} of {len(norm)} readings are 0" if zeros else ""
     return finding("fine", f"The gradient's norm is {last(norm).mean:.2g}{told}", last(norm))
 
@@ -248,5 +253,5 @@ def sampler(log: Log) -> Finding:
     words = " and ".join(f"{series.name} is {series.mean:.3g}" for series in (ratio, gap) if series)
     return finding(state, f"Sampler and trainer {'agree' if state == 'fine' else 'do not agree'}: {words}", ratio, gap,
                    why="E[π_train/π_sampler] = 1 under the sampler; a mean below 1 is weight that a mask or a ceiling "
-                   "took away.", change=change(log, "sampler"), expect=expect("sampler"),
+                   "took away.",
                    onset=(ratio or gap or Series("", [], "")).rows[0].step if has(log, schema.SAMPLER_GAP) else None)

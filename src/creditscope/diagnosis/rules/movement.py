@@ -8,7 +8,7 @@ from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import FEW, Finding, State, finding, grade, last, level, over, series_of, unknown
 from creditscope.diagnosis.log import Log, Series
 from creditscope.diagnosis.onset import crossed
-from creditscope.diagnosis.signs import change, expect, percent
+from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
     BETA,
     CLOSED,
@@ -62,8 +62,7 @@ def small_steps(log: Log) -> Finding:
         return finding("fine", f"The policy moves: n²·D = {found:.2g} nats per token", last(series))
     return finding("broken", f"The policy does not move: KL after a step is {last(series).mean:.2g} nats per token; over "
                    f"{signs.planned(log)} steps it can reach {found:.2g} at most", series,
-                   why="Steps that all point one way add lengths, and KL grows with the square: KL ≤ n²·D.",
-                   change=change(log, "small steps"), expect=expect("small steps"), onset=series.rows[0].step,
+                   why="Steps that all point one way add lengths, and KL grows with the square: KL ≤ n²·D.", onset=series.rows[0].step,
                    follows=["learning rate", "epsilon", "rounding", "gradient clip", "frozen", "clip",
                             "reward constant", "one rollout", "cold sampler", "too easy", "too hard", "dead groups",
                             "truncation"])
@@ -73,7 +72,7 @@ def _small_sgd(log: Log) -> Finding:
     """From a log alone: under SGD the weights move by Σ η·min(‖g‖, clip) at most."""
     rate, norm = log.series("lr"), log.series(schema.GRAD_NORM)
     if "sgd" not in log.word("optimizer").lower() or not rate or not norm:
-        return unknown("KL after a step was not read", settles=signs.change(log, "no gain").partition("with ")[2])
+        return unknown("KL after a step was not read", settles=signs.callback(log))
     clip = log.setting("grad_clip") or math.inf
     rows = [row.values for row in rate.rows if math.isfinite(row.values.get(norm.name, math.nan))]
     moved = math.fsum(abs(row[rate.name]) * min(row[norm.name], clip) for row in rows) * signs.planned(log) / max(
@@ -83,8 +82,7 @@ def _small_sgd(log: Log) -> Finding:
     return finding("broken", f"SGD moves the weights by {moved:.2g} at most over the whole run: Σ η‖g‖, with a learning "
                    f"rate of {max(rate.values):.2g} and a gradient norm of {last(norm).mean:.2g}", norm, rate,
                    why="‖θ_n − θ_0‖ ≤ Σ η‖g‖; the weights of a language model have norms of 10 to 1000. SGD needs "
-                   "learning rates about 1e4 times those of Adam.", change=change(log, "small steps"),
-                   expect=expect("small steps"), onset=0)
+                   "learning rates about 1e4 times those of Adam.", onset=0)
 
 
 def learning_rate(log: Log) -> Finding:
@@ -92,23 +90,22 @@ def learning_rate(log: Log) -> Finding:
     series = series_of(log, "lr", 1)
     values, top = series.values, max(series.values)
     zeros = sum(signs.exactly_zero(series, value) for value in values)
-    late = {"change": change(log, "schedule"), "expect": expect("schedule")}
     if top == 0 and series.resolution:
         return unknown(f"{series.name} is printed as 0: it is below {series.resolution:g}",
                        settles=f"{log.spelled('learning_rate')}, by --config or --set")
     if zeros > len(values) / 2:
         return finding("broken", f"The learning rate is 0 in {zeros} of {len(values)} readings", series,
-                       why="θ ← θ − η·update, and η = 0.", onset=crossed(series, lambda x: x == 0), **late)
+                       why="θ ← θ − η·update, and η = 0.", onset=crossed(series, lambda x: x == 0), remedy="schedule")
     given = log.setting("learning_rate") or top
     low = sum(value < WARM * max(top, given) for value in values)
     if len(values) >= 2 * FEW and low > len(values) / 2:
         return finding("broken" if stalls(log) else "watch", f"The learning rate is below a hundredth of "
                        f"{max(top, given):.2g} in {low} of {len(values)} readings: warm-up or schedule leave little",
-                       series, why="θ ← θ − η·update.", onset=crossed(series, lambda x: x < WARM * max(top, given)), **late)
-    if len(values) >= 2 * FEW and values == sorted(set(values)) and not (log.setting("learning_rate") or 0) == top:
+                       series, why="θ ← θ − η·update.", onset=crossed(series, lambda x: x < WARM * max(top, given)), remedy="schedule")
+    if len(values) >= 2 * FEW and values == sorted(set(values)) and log.setting("learning_rate") != top:
         return finding("broken" if stalls(log) and top < 0.5 * given else "watch" if stalls(log) else "fine",
                        f"The learning rate rises to the end of the log, up to {top:.2g}: all of it is warm-up",
-                       series, why="η_t = η·t/T while the warm-up lasts.", onset=series.rows[0].step, **late)
+                       series, why="η_t = η·t/T while the warm-up lasts.", onset=series.rows[0].step, remedy="schedule")
     return _rate_sum(log, series)
 
 
@@ -122,23 +119,21 @@ def _rate_sum(log: Log, series: Series) -> Finding:
                        series)
     return finding("broken", f"The learning rate is too small: Σ η = {total:.2g} over {signs.planned(log)} steps is the "
                    f"farthest that Adam can move a weight", series,
-                   why="Adam's update is m̂/(√v̂ + ε), about 1 in size, times η; weights are 0.01 to 0.1 in size.",
-                   change=change(log, "learning rate"), expect=expect("learning rate"), onset=0)
+                   why="Adam's update is m̂/(√v̂ + ε), about 1 in size, times η; weights are 0.01 to 0.1 in size.", onset=0)
 
 
 def epsilon(log: Log) -> Finding:
     """ε of Adam beside √v̂: the factor √v̂/(√v̂ + ε) shortens the step."""
     given, factor, norm = log.setting("adam_epsilon"), log.series(schema.UPDATE_EPSILON), log.series(schema.GRAD_NORM)
     large = given is not None and given > EPSILON_USUAL
-    args = {"why": "Δ = −η·m̂/(√v̂ + ε): where ε is much larger than √v̂, the step is η·m̂/ε.",
-            "change": change(log, "epsilon"), "expect": expect("epsilon"), "onset": 0}
+    why = "Δ = −η·m̂/(√v̂ + ε): where ε is much larger than √v̂, the step is η·m̂/ε."
     named = f"{log.spelled('adam_epsilon')} = {given:g}" if given is not None else "ε"
     if factor and len(factor.finite):
         recent = last(factor.finite)
         if recent.mean > EPSILON_FACTOR or not large or not (stalls(log) or still(log)):
             return finding("fine", f"{named} shortens the median step by × {recent.mean:.2g}", recent)
         return finding("broken", f"Adam's ε stops the weights: {named} shortens the median step by × {recent.mean:.2g}",
-                       recent, **args)
+                       recent, why=why, onset=0)
     if not large:
         return finding("fine", f"{named} is usual" if given is not None else "Not in play: ε was not given")
     size = level(log, schema.GRAD_NORM) if norm else None
@@ -147,16 +142,15 @@ def epsilon(log: Log) -> Finding:
         return finding("fine", f"{named} is small beside the gradient's norm", size)
     return finding("broken" if stalls(log) else "watch", f"Adam's ε is far outside of what trainers use: {named}, "
                    f"{'and the gradient has norm ' + format(size.mean, '.2g') if size else 'usual is 1e-8'}", size,
-                   settles="update/epsilon_factor, which ScopeCallback reads", **args)
+                   settles="update/epsilon_factor, which ScopeCallback reads", why=why, onset=0)
 
 
 def rounding(log: Log) -> Finding:
     """Updates below half the spacing of a weight in its dtype are lost: bf16 keeps 8 bits."""
     zero, kl = log.series(schema.UPDATE_ZERO), log.series(schema.OVERSHOOT_KL)
     low = any(word in log.word("dtype").lower() for word in ("bf16", "bfloat16", "float16", "fp16", "half"))
-    args = {"why": "bfloat16 spaces numbers by 2^(⌊log₂|θ|⌋ − 7): an update below half of that changes nothing. Adam "
-            "moves by about η, so at η = 1e-6 every weight above 3e-4 stays.",
-            "change": change(log, "rounding"), "expect": expect("rounding")}
+    why = ("bfloat16 spaces numbers by 2^(⌊log₂|θ|⌋ − 7): an update below half of that changes nothing. Adam moves by "
+           "about η, so at η = 1e-6 every weight above 3e-4 stays.")
     if zero and len(zero.finite):
         recent = last(zero.finite)
         same = bool(kl and len(kl) > 1 and sum(value == 0 for value in kl.values) > len(kl) / 2)
@@ -166,7 +160,7 @@ def rounding(log: Log) -> Finding:
             return finding("broken" if same or stalls(log) else "watch", f"Updates are lost in rounding: an update leaves "
                            f"{percent(recent.mean)} of the weights, stored as {log.word('dtype')}, as they are"
                            + (", and KL after the step is exactly 0" if same else ""), recent, kl,
-                           onset=zero.rows[0].step, **args)
+                           onset=zero.rows[0].step, why=why)
         return finding("fine", f"An update moves {percent(1 - recent.mean)} of the weights", recent)
     rate = log.series("lr")
     if not low or rate is None:
@@ -175,7 +169,7 @@ def rounding(log: Log) -> Finding:
     top = max(rate.values)
     if 0 < top < 1e-5 and stalls(log):
         return finding("broken", f"Updates are lost in rounding: weights are stored as {log.word('dtype')}, and Adam moves "
-                       f"them by about {top:.2g}", rate, settles="update/zero, which ScopeCallback reads", onset=0, **args)
+                       f"them by about {top:.2g}", rate, settles="update/zero, which ScopeCallback reads", onset=0, why=why)
     return finding("fine", f"Weights are stored as {log.word('dtype')}, with a learning rate of {top:.2g}", rate)
 
 
@@ -188,8 +182,7 @@ def grad_clip(log: Log) -> Finding:
     state: State = "fine" if not stalls(log) and not still(log) else "broken" if tiny or still(log) else "watch"
     return finding(state, f"The gradient is cut to {clip:g}, from a norm of {norm.mean:.2g}: "
                    f"{log.spelled('grad_clip')} = {clip:g}", norm,
-                   why="g ← g·min(1, c/‖g‖). Adam divides the factor out until √v̂ falls below ε.",
-                   change=change(log, "gradient clip"), expect=expect("gradient clip"), onset=0)
+                   why="g ← g·min(1, c/‖g‖). Adam divides the factor out until √v̂ falls below ε.", onset=0)
 
 
 def frozen(log: Log) -> Finding:
@@ -201,14 +194,12 @@ def frozen(log: Log) -> Finding:
     if share >= TRAINABLE or not stalls(log):
         return finding("fine", f"{percent(share)} of the parameters are trained", series.part(-1))
     return finding("broken", f"Only {share:.2%} of the parameters are trained, and the reward does not rise",
-                   series.part(-1), why="Weights without a gradient stay; what is left moves the policy little.",
-                   change=change(log, "frozen"), expect=expect("frozen"), onset=0)
+                   series.part(-1), why="Weights without a gradient stay; what is left moves the policy little.", onset=0)
 
 
 def kl_pull(log: Log) -> Finding:
     """−⟨g_KL, g_R⟩/‖g_R‖²: the share of the reward's gradient that the KL term takes back."""
     pull, beta = log.series(schema.GRAD_KL_PULL), log.fact("beta")
-    args = {"change": change(log, "KL pull"), "expect": expect("KL pull")}
     paid = _kl_in_reward(log)
     if paid is not None:
         return paid
@@ -218,14 +209,14 @@ def kl_pull(log: Log) -> Finding:
         state = "fine" if not stalls(log) else state
         return finding(state, f"The KL term takes back {percent(max(0.0, part.mean))} of what the reward gives"
                        + (f" (β = {beta:g})" if beta else ""), part,
-                       why="−⟨g_KL, g_R⟩/‖g_R‖² = 1 where the two gradients cancel.", onset=pull.rows[0].step, **args)
+                       why="−⟨g_KL, g_R⟩/‖g_R‖² = 1 where the two gradients cancel.", onset=pull.rows[0].step)
     if not beta or beta < BETA:
         return finding("fine", "There is no KL term in the loss" if beta == 0 else
                        f"Not in play: the KL term's weight is {beta:g}" if beta else "The KL term's weight is not known")
     return finding("broken" if stalls(log) else "fine", f"The KL term outweighs the reward: β = {beta:g}, where examples "
                    f"use 0 to 0.1, and the reward does not rise", level(log, "kl"),
                    why="∇J = Σ w ∇log π − β ∇KL: with a large β the policy stays at the reference.", onset=0,
-                   settles="grad/kl_pull, which ScopeCallback reads", **args)
+                   settles="grad/kl_pull, which ScopeCallback reads")
 
 
 def _kl_in_reward(log: Log) -> Finding | None:
@@ -243,8 +234,7 @@ def _kl_in_reward(log: Log) -> Finding | None:
         return None
     return finding("broken", f"KL in the reward outweighs the score: it costs {-mean:.2g} per answer, beside a score of "
                    f"{last(score.finite).mean:.2g}", last(paid.finite), last(score.finite),
-                   why="r = score − β·KL: the policy is paid for staying near the reference, or for short answers.",
-                   change=change(log, "KL pull"), expect=expect("KL pull"), onset=paid.rows[0].step)
+                   why="r = score − β·KL: the policy is paid for staying near the reference, or for short answers.", onset=paid.rows[0].step)
 
 
 def clip(log: Log) -> Finding:
@@ -257,17 +247,17 @@ def clip(log: Log) -> Finding:
     if edges and max(edges) <= CLOSED and several:
         return finding("broken" if stalls(log) else "watch", f"The clip range is closed: 1 ± {max(edges):g} leaves no "
                        f"gradient after the first update on a batch", recent, why="Past 1 ± ε the term is constant in π, "
-                       "so w = 0.", change=change(log, "clip closed"), expect=expect("clip closed"), onset=0)
+                       "so w = 0.", remedy="clip closed", onset=0)
     if updates == 1 and not (recent and max(recent.values) > 0):
         return finding("fine", "Nothing can be clipped: each batch gets one optimiser step, so every ratio is 1 and ε "
                        "has no effect. A clip ratio of 0 is no sign of health", recent,
                        why=f"ρ = π/π_old = 1 until the first step on a batch, and there is no second. A second needs "
-                       f"{change(log, 'clip')}.")
+                       f"{signs.remedy(log, 'clip')}.")
     if updates == 1 and not log.settings.assumed:
         return finding("watch" if recent and recent.mean > 0.01 else "fine",
                        "Tokens are clipped although the settings say one optimiser step per batch: they are of another "
                        "run, or the old log-probs come from another engine", recent,
-                       why="With one step per batch ρ = 1, which is inside 1 ± ε.", change=change(log, "sampler"))
+                       why="With one step per batch ρ = 1, which is inside 1 ± ε.", remedy="sampler")
     if recent is None:
         return finding("fine", "Not in play: clipped tokens are not counted in this log")
     return finding("fine", f"{percent(recent.mean)} of the tokens are clipped{over(recent)}", recent)
@@ -282,7 +272,7 @@ def cispo(log: Log) -> Finding:
     return finding("watch" if stalls(log) else "fine", f"CISPO's cap is {ceiling:g}: every ratio near 1 is cut to it, so "
                    f"the gradient is scaled by {ceiling:g} and the ratio corrects nothing", level(log, "cispo"),
                    why="The weight is sg[min(ρ, epsilon_high)]; below 1 it is a constant, which Adam divides out, and the "
-                   "logged ratio is the share of tokens with A > 0.", change=change(log, "cispo cap"), onset=0)
+                   "logged ratio is the share of tokens with A > 0.", onset=0)
 
 
 def horizon(log: Log) -> Finding:
@@ -295,7 +285,7 @@ def horizon(log: Log) -> Finding:
     return finding("watch" if share < HORIZON and "sgd" in log.word("optimizer").lower() and stalls(log) else "fine",
                    f"Token sums are divided by {constant:.0f}, while answers have {recent.mean:.0f} tokens: the gradient "
                    f"is × {share:.2g} of the token mean's", recent, why="1/(B·L_max) Σ_it = (mean L / L_max) · 1/ΣL Σ_it; "
-                   "Adam divides the factor out.", change=change(log, "length constant"))
+                   "Adam divides the factor out.")
 
 
 def loss(log: Log) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import (
@@ -15,13 +16,12 @@ from creditscope.diagnosis.finding import (
     has,
     last,
     level,
-    over,
     series_of,
     unknown,
 )
 from creditscope.diagnosis.log import Log, Series
 from creditscope.diagnosis.onset import crossed
-from creditscope.diagnosis.signs import change, expect, percent
+from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
     APART_BROKEN,
     APART_PAIRS,
@@ -62,7 +62,7 @@ def constant(log: Log) -> Finding:
         ["too easy"] if before < value else ["cold sampler", "hot sampler"]
     return finding("broken" if flat and before >= value else "watch", f"{who} the reward {value:g}, {words}", earlier,
                    same, *(part.part(-len(same)) for part in silent), why="Var r = 0, so A = 0.",
-                   change=change(log, key), expect=expect(key), onset=silent[0].rows[0].step, follows=causes)
+                   remedy=key, onset=silent[0].rows[0].step, follows=causes)
 
 
 def missing(log: Log) -> Finding:
@@ -76,13 +76,11 @@ def missing(log: Log) -> Finding:
     if bad:
         series = Series(schema_name(log), bad, log.source)
         return finding("broken", f"The mean reward is not a number in {len(bad)} readings: some answers had no reward",
-                       series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.",
-                       change=change(log, "reward missing"), expect=expect("reward missing"), onset=bad[0].step)
+                       series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.", onset=bad[0].step)
     if errors and groups:
         share = math.fsum(errors.values) / max(1.0, math.fsum(groups.values))
         return finding(grade(share, MISSING, 0.3), f"The reward function failed on {percent(share)} of the answers",
                        errors, why="A failed reward counts as 0, which is punished like a wrong answer.",
-                       change=change(log, "reward missing"), expect=expect("reward missing"),
                        onset=errors.rows[0].step)
     return _parts(log)
 
@@ -111,15 +109,14 @@ def _parts(log: Log) -> Finding:
     return finding(grade(lost, MISSING, 0.2), f"{percent(lost)} of the reward is missing: {' + '.join(names)} is "
                    f"{told:.3g} over the answers that have one, {whole.name} {used:.3g} over all",
                    Series(whole.name, rows, log.source), why="An answer whose reward is None or NaN counts as 0 in the "
-                   "sum, and is punished like a wrong one.", change=change(log, "reward missing"),
-                   expect=expect("reward missing"), onset=rows[0].step)
+                   "sum, and is punished like a wrong one.", onset=rows[0].step)
 
 
 def noise(log: Log) -> Finding:
     """Σ pairs with the same text and other rewards / Σ pairs with the same text, of one prompt, over all steps."""
     pairs, apart = log.series(schema.REWARD_EQUAL_TEXTS), log.series(schema.REWARD_EQUAL_TEXTS_APART)
     if not pairs or not apart:
-        return unknown("whether equal answers get equal rewards is not in the log", settles=_callback(log))
+        return unknown("whether equal answers get equal rewards is not in the log", settles=signs.callback(log))
     count, other = math.fsum(pairs.values), math.fsum(apart.values)
     if count < APART_PAIRS:
         return unknown(f"only {count:.0f} pairs of equal answers were sampled, {APART_PAIRS:.0f} are needed")
@@ -130,7 +127,6 @@ def noise(log: Log) -> Finding:
                    f"{count:.0f} pairs of rollouts with the same prompt and the same text, {percent(share)} got "
                    f"different rewards", apart, pairs, why="A verifier is a function of prompt and answer: r(x, y) = "
                    "r(x, y). What differs between equal answers is noise, a wrong order of rows, or a wrong group.",
-                   change=change(log, "reward noise"), expect=expect("reward noise"),
                    onset=crossed(apart, lambda x: x > 0), follows=["reward missing"])
 
 
@@ -149,18 +145,17 @@ def length(log: Log) -> Finding:
                        f"{middle.mean:.2f} (95 % from {low:.2f} to {high:.2f}), so {way} answers are pushed up"
                        if state != "fine" else f"The reward does not follow length: correlation {middle.mean:.2f} "
                        f"inside groups", found, why="corr(L, r) over rollouts of one prompt; 0 where length does not "
-                       "pay.", change=change(log, "reward length"), expect=expect("reward length"),
+                       "pay.",
                        onset=found.rows[0].step)
     if not has(log, schema.REWARD_MEAN, 2 * THIRDS) or not has(log, schema.LENGTH_MEAN, 2 * THIRDS):
-        return unknown("correlation of reward and length inside groups is not in the log", settles=_callback(log))
+        return unknown("correlation of reward and length inside groups is not in the log", settles=signs.callback(log))
     r = _changes_together(log)
     if abs(r) < LENGTH_STEPS or not grown or grown * r < 0 or signs.outcome(log) != "rose":
         return finding("fine", f"Reward and length do not move together from step to step: correlation {r:.2f}")
     return finding("watch", f"The reward follows length: from step to step their changes have correlation {r:.2f}, and "
                    f"answers grow {'longer' if grown > 0 else 'shorter'} as the reward rises",
                    series_of(log, schema.LENGTH_MEAN), series_of(log, schema.REWARD_MEAN),
-                   why="corr(ΔL̄, Δr̄) between steps; what a batch has in length it has in reward.",
-                   change=change(log, "reward length"), expect=expect("reward length"), settles=_callback(log),
+                   why="corr(ΔL̄, Δr̄) between steps; what a batch has in length it has in reward.", settles=signs.callback(log),
                    onset=series_of(log, schema.REWARD_MEAN).rows[0].step)
 
 
@@ -178,15 +173,8 @@ def _changes_together(log: Log) -> float:
     """corr(x_s − x_{s−1}, y_s − y_{s−1}) of mean reward and mean length over the rows that have both."""
     reward, size = series_of(log, schema.REWARD_MEAN), series_of(log, schema.LENGTH_MEAN)
     rows = [row.values for row in reward.rows if math.isfinite(row.values.get(size.name, math.nan))]
-    x, y = ([b[name] - a[name] for a, b in zip(rows, rows[1:], strict=False)] for name in (reward.name, size.name))
+    x, y = ([b[name] - a[name] for a, b in pairwise(rows)] for name in (reward.name, size.name))
     mx, my = math.fsum(x) / max(1, len(x)), math.fsum(y) / max(1, len(y))
     xy = math.fsum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
     xx, yy = math.fsum((a - mx) ** 2 for a in x), math.fsum((b - my) ** 2 for b in y)
     return xy / math.sqrt(xx * yy) if xx * yy > 0 else 0.0
-
-
-def _callback(log: Log) -> str:
-    """What would record the numbers of the batch."""
-    return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine'))",
-            "verl": "creditscope's verl plugin, or `creditscope scope` on trainer.rollout_data_dir",
-            "creditscope": "a run of this version"}.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
