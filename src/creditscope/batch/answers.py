@@ -75,7 +75,8 @@ def distinct_answers(answer: Tensor, group: Tensor) -> Tensor:
     [2, 1]
     """
     classes = torch.unique(torch.stack([group, answer], dim=1), dim=0)
-    return torch.unique(classes[:, 0], return_counts=True)[1]
+    counts: Tensor = torch.unique(classes[:, 0], return_counts=True)[1]
+    return counts
 
 
 def length_reward_correlation(length: Tensor, reward: Tensor, group: Tensor) -> float | None:

@@ -78,8 +78,8 @@ LENGTH_TRUNCATED = _train("length/truncated", "truncated", "share",
                           "Share of answers that were cut at the limit of tokens.")
 LENGTH_REWARD = LENGTH_REWARD_CORRELATION = _answers(
     "length/reward_correlation", "length and reward", "correlation",
-    "Inside groups, pooled over them; truncated answers are left out where truncation is known. Absent where lengths or "
-    "rewards differ in no group.", "Σ(L − L̄_g)(r − r̄_g) / √(Σ(L − L̄_g)² · Σ(r − r̄_g)²)")
+    "Inside groups, pooled over them; truncated answers are left out where truncation is known. Absent where lengths "
+    "or rewards differ in no group.", "Σ(L − L̄_g)(r − r̄_g) / √(Σ(L − L̄_g)² · Σ(r − r̄_g)²)")
 LENGTH_CHARACTERS = _offline("length/characters", "characters", "characters",
                              "Of an answer, mean over the batch, where the file has no tokens.")
 ENTROPY_MEAN = _signal("entropy/mean", "entropy", "nats per token",
@@ -385,11 +385,11 @@ UPDATE_ZERO = _moved("update/zero", "weights not moved", "share",
 UPDATE_ZERO_BF16 = _moved("update/zero_bf16", "lost in bfloat16", "share",
                           "Share of weights whose update bfloat16 would round away.",
                           "#(bf16(θ + Δ) = bf16(θ)) / weights")
-UPDATE_EPSILON = UPDATE_EPSILON_FACTOR = _moved(
+UPDATE_EPSILON = UPDATE_EPSILON_FACTOR = _probe(
     "update/epsilon_factor", "factor of ε", "factor",
     "By which ε shortens Adam's step: 1 where it has no effect. Over a sample of the weights, at most 4096 of each "
     "parameter, those that have had a gradient (v̂ > 0). Absent for optimisers without v.", "median √v̂ / (√v̂ + ε)")
-UPDATE_TRAINABLE = _moved("update/trainable", "trained share", "share", "Share of the model's parameters that are "
+UPDATE_TRAINABLE = _train("update/trainable", "trained share", "share", "Share of the model's parameters that are "
                           "trained.", "#(weights with requires_grad) / weights")
 BRAKE_RECALLED = Metric("brake/recalled", "w recalled", "share",
                         "With --brake recall: share of Σ|w| that was taken back from tokens at their bound.",
