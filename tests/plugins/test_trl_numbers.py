@@ -1,4 +1,4 @@
-"""Metrics of TRL's runs that separate causes: answers, prompts, the update's size, ε, the KL term, agreement of groups."""
+"""Metrics of TRL runs that separate causes: answers, prompts, the size of the update, ε, the KL term, groups."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Generation:
     reward: Tensor  # (N,) the weighted sum of its reward functions; 0 where none of them gave a number
     size: int  # R
     metrics: dict[str, Any]  # metrics that do not depend on the loss
-    prompts: Sequence[tuple[int, ...]] = ()  # the hash of each group's prompt
+    prompts: Sequence[Any] = ()  # the hash of each group's prompt
 
     @property
     def group(self) -> Tensor:
@@ -83,10 +83,24 @@ def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
     unscored = int(each.isnan().all(dim=1).sum())
     if unscored:
         about |= {schema.REWARD_ERRORS: unscored, schema.REWARD_FIRST_ERROR: "no reward function gave a number"}
-    texts = _everywhere(trainer, torch.cat([text_hashes(found["prompt_ids"], found["prompt_mask"].bool()),
-                                            *answers_of(trainer, found)], dim=1))
-    about |= answer_metrics(same_text(texts[:, 2:4]), texts[:, 4], reward, made.group, texts[:, 5].bool())
-    return replace(made, metrics=about, prompts=[tuple(row) for row in texts[::made.size, :2].tolist()])
+    prompts, answers, rest = texts_of(trainer, found, rows)
+    about |= answer_metrics(answers, reward, made.group, *rest)
+    return replace(made, metrics=about, prompts=prompts[::made.size])
+
+
+def texts_of(trainer: Any, found: Inputs, rows: int) -> tuple[list[Any], Tensor, tuple[Tensor, ...]]:
+    """A hash of each row's prompt, a number for each distinct answer, and lengths and cut answers in one process.
+
+    Among many ranks these are the texts that TRL has gathered for its own logs: a step without a reading sends nothing
+    more. Two answers are then equal where their texts are, special tokens left out.
+    """
+    if trainer.accelerator.num_processes > 1:
+        prompts, answers = (list(trainer._logs[name])[-rows:] for name in ("prompt", "completion"))
+        # A conversation is a list of messages, which has no hash of its own.
+        return list(map(repr, prompts)), torch.tensor([hash(repr(text)) for text in answers]), ()
+    hashes, about = answers_of(trainer, found)
+    asked = text_hashes(found["prompt_ids"], found["prompt_mask"].bool())
+    return [tuple(row) for row in asked.tolist()], same_text(hashes), (about[:, 0], about[:, 1].bool())
 
 
 def answers_of(trainer: Any, found: Inputs) -> tuple[Tensor, Tensor]:
@@ -107,14 +121,6 @@ def answers_of(trainer: Any, found: Inputs) -> tuple[Tensor, Tensor]:
     stops = torch.tensor([*ends, tokenizer.pad_token_id], device=ids.device)
     cut = inside.any(dim=1) & ~torch.isin(last, stops)
     return text_hashes(ids, inside), torch.stack([length, cut.long()], dim=1).cpu()
-
-
-def _everywhere(trainer: Any, rows: Tensor) -> Tensor:
-    """The rows of all ranks, in the order of their numbers, on the CPU."""
-    if trainer.accelerator.num_processes == 1:
-        return rows
-    found: Tensor = trainer.accelerator.gather(rows.to(trainer.accelerator.device))
-    return found.cpu()
 
 
 @dataclass(frozen=True)
