@@ -45,8 +45,8 @@ REWARD_MIN = _signal("reward/min", "smallest reward", "reward", "Over the batch;
 REWARD_MAX = _signal("reward/max", "largest reward", "reward", "Over the batch; of a trainer's log, as that has it.",
                      "max_i r_i")
 REWARD_EQUAL_TEXTS = _answers("reward/equal_texts", "pairs of equal answers", "pairs",
-                              "Pairs of rollouts of one prompt whose answers are the same tokens; TRL on many ranks "
-                              "compares texts.",
+                              "Pairs of rollouts of one prompt whose answers are the same tokens; TRL on many "
+                              "ranks compares texts.",
                               "#(i < j: one group, y_i = y_j)")
 REWARD_EQUAL_TEXTS_APART = _answers("reward/equal_texts_apart", "equal answers, other reward", "pairs",
                                     "How many of the pairs of equal answers have different rewards. A verifier that "
@@ -166,8 +166,8 @@ GRAD_NORM = _train("grad/norm", "gradient norm", "‖∇J‖", "At the step's fi
 _pull = partial(Metric, writer="optimizer.kl_pull")
 GRAD_KL_PULL = _pull("grad/kl_pull", "pull of the KL term", "ratio",
                      "1 where the KL term of the loss takes back all that the reward gives; negative where both point "
-                     "one way. On the rows of a reading, where the loss has such a term; absent in records of TRL on many "
-                     "ranks.",
+                     "one way. On the rows of a reading, where the loss has such a term; absent in records of TRL on "
+                     "many ranks.",
                      "−⟨g_KL, g_R⟩ / ‖g_R‖², w = w_R + w_KL")
 GRAD_KL_SIZE = _pull("grad/kl_size", "size of the KL term", "ratio", "Its gradient beside that of the reward.",
                      "‖g_KL‖ / ‖g_R‖")
