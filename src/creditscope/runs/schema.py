@@ -80,7 +80,8 @@ LENGTH_TRUNCATED = _train("length/truncated", "truncated", "share",
 LENGTH_REWARD = LENGTH_REWARD_CORRELATION = _answers(
     "length/reward_correlation", "length and reward", "correlation",
     "Inside groups, pooled over them; truncated answers are left out where truncation is known. Absent where lengths "
-    "or rewards differ in no group, and in records of TRL on many ranks.", "Σ(L − L̄_g)(r − r̄_g) / √(Σ(L − L̄_g)² · Σ(r − r̄_g)²)")
+    "or rewards differ in no group, and in records of TRL on many ranks.",
+    "Σ(L − L̄_g)(r − r̄_g) / √(Σ(L − L̄_g)² · Σ(r − r̄_g)²)")
 LENGTH_CHARACTERS = _offline("length/characters", "characters", "characters",
                              "Of an answer, mean over the batch, where the file has no tokens.")
 ENTROPY_MEAN = _signal("entropy/mean", "entropy", "nats per token",
