@@ -16,7 +16,7 @@ def test_the_metrics_of_two_groups_by_hand() -> None:
     # Group 7: answers a a b with rewards 1 0 1, lengths 2 2 5. Group 3: answers a a with reward 0.5, lengths 2 2.
     answer, group = torch.tensor([0, 0, 1, 0, 0]), torch.tensor([7, 7, 7, 3, 3])
     reward, length = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.5]), torch.tensor([2, 2, 5, 2, 2])
-    found = answers.answer_metrics(answer, length, reward, group)
+    found = answers.answer_metrics(answer, reward, group, length)
     # Pairs of equal answers: one in each group; that of group 7 has rewards 1 and 0. Distinct: (2 + 1) of 5.
     assert found[schema.REWARD_EQUAL_TEXTS] == 2
     assert found[schema.REWARD_EQUAL_TEXTS_APART] == 1
@@ -27,14 +27,14 @@ def test_the_metrics_of_two_groups_by_hand() -> None:
     # L − 3 = −1 −1 2, r − 2/3 = 1/3 −2/3 1/3: Σxy = −1/3 + 2/3 + 2/3 = 1, Σx² = 6, Σy² = 6/9, so 1/√4.
     assert found[schema.LENGTH_REWARD] == pytest.approx(0.5)
     # Without the long answer lengths are equal.
-    cut = answers.answer_metrics(answer, length, reward, group, torch.tensor([False, False, True, False, False]))
+    cut = answers.answer_metrics(answer, reward, group, length, torch.tensor([False, False, True, False, False]))
     assert schema.LENGTH_REWARD not in cut
     assert cut[schema.SIGNAL_DISTINCT_TEXTS] == 3 / 5
 
 
 def test_what_does_not_exist_is_absent() -> None:
-    live = answers.answer_metrics(torch.tensor([0, 1]), torch.tensor([1, 1]), torch.tensor([0.0, 1.0]),
-                                  torch.tensor([0, 0]), torch.tensor([True, True]))
+    live = answers.answer_metrics(torch.tensor([0, 1]), torch.tensor([0.0, 1.0]), torch.tensor([0, 0]),
+                                  torch.tensor([1, 2]), torch.tensor([True, True]))
     assert set(live) == {schema.REWARD_EQUAL_TEXTS, schema.REWARD_EQUAL_TEXTS_APART, schema.SIGNAL_DISTINCT_TEXTS}
     # 0.1 has no exact mean over 3: a rounding error is no spread of rewards.
     same = torch.full((3,), 0.1, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_equal_answers_are_those_of_plain_loops_over_the_texts(seed: int) -> Non
     group = torch.randint(0, 4, (rows,), generator=random)
     rollouts = Rollouts(tokens=tokens, mask=mask, logp=torch.zeros(mask.shape), reward=reward, group=group)
     texts = [tuple(row[:n]) for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
-    found = answers.answer_metrics(answers.answer_numbers(rollouts), rollouts.lengths, reward, group)
+    found = answers.answer_metrics(answers.answer_numbers(rollouts), reward, group)
     pairs = [(i, j) for i, j in combinations(range(rows), 2) if group[i] == group[j] and texts[i] == texts[j]]
     assert found[schema.REWARD_EQUAL_TEXTS] == len(pairs)
     assert found[schema.REWARD_EQUAL_TEXTS_APART] == sum(bool(reward[i] != reward[j]) for i, j in pairs)

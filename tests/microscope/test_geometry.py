@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from creditscope import CreditscopeError, spectrum
 from creditscope.microscope.geometry import (
+    between,
     by_group,
     cancellation,
     centred,
     concentration,
     conflict,
+    group_squares,
     live,
     noise_scale,
     norm_null,
@@ -466,3 +468,22 @@ def test_tensors_are_accepted() -> None:
 def test_what_cannot_be_read_is_refused_in_words(call: Any, message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):
         call()
+
+
+def test_the_agreement_of_groups_by_hand() -> None:
+    # Groups (1, 0) + (1, 0) = (2, 0), (0, 1), and one without a gradient: ‖Σ‖² = 5, squares 4 and 1, P = 2.
+    k, group = gram(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])), [0, 0, 1, 2]
+    assert group_squares(k, group) == {0: 4.0, 1: 1.0}
+    assert summary(k, group=group)["gram/between"] == 0.0
+    # (2, 0) and (1, 1): ‖Σ‖² = 10, squares 4 and 2, so (10 − 6)/6.
+    assert summary(gram(np.array([[2.0, 0.0], [1.0, 1.0]])), group=[0, 1])["gram/between"] == pytest.approx(4 / 6)
+    assert "gram/between" not in summary(k, group=[0, 0, 0, 1])  # one live group
+    assert "gram/between" not in summary(k)
+
+
+@given(st.integers(2, 6), st.integers(0, 99))
+def test_the_agreement_of_groups_is_the_mean_product_of_pairs_over_the_mean_square(count: int, seed: int) -> None:
+    sums = np.random.default_rng(seed).normal(size=(count, 3))
+    pairs = [sums[a] @ sums[b] for a, b in itertools.permutations(range(count), 2)]
+    found = between(float((sums.sum(0) ** 2).sum()), (sums**2).sum(1))
+    assert found == pytest.approx(float(np.mean(pairs) / np.mean((sums**2).sum(1))), abs=1e-9)

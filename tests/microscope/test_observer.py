@@ -182,6 +182,8 @@ def test_micro_batches_keep_groups_whole_so_their_readings_do_not_change() -> No
     # Rows of different micro-batches never met: no reading of the batch, and NaN in the Gram.
     assert "gram/effective_rank" in one
     assert "gram/effective_rank" not in two
+    # The agreement of groups needs no entry between micro-batches: the norm of the whole gradient has their sum.
+    assert two["gram/between"] == pytest.approx(one["gram/between"], rel=1e-5)
     assert np.isnan(parted.arrays(same, v)["gram"]).any()
     assert not np.isnan(observer.arrays(rollouts, w)["gram"]).any()
 

@@ -104,8 +104,9 @@ def test_trls_logs_have_what_is_watched_and_the_record_has_all(tmp_path: Path) -
     logged = {name.removeprefix("creditscope/"): value for name, value in live.state.log_history[0].items()
               if name.startswith("creditscope/")}
     line = Record.open(tmp_path / "run").steps()[0]
-    assert set(logged) == set(WATCHED)
-    assert logged == pytest.approx({name: line[name] for name in WATCHED})
+    assert logged == pytest.approx({name: line[name] for name in WATCHED if name in line})
+    # No KL term, and no dead group.
+    assert set(WATCHED) - set(logged) <= {"grad/kl_pull", "signal/dead_reward"}
     assert {"optimizer/overshoot", "gram/effective_rank", "objective/value", "time/scope"} <= set(line)
 
 

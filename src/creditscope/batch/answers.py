@@ -1,7 +1,6 @@
 """Metrics of equal answers, dead groups, lengths and prompts: they need texts, rewards and groups, no model.
 
-Texts are compared by the hash of their token ids, 128 bits: one hash per row, no loop over tokens. A rank may then send
-hashes in place of texts.
+Texts are compared by the hash of their token ids, 128 bits: one hash per row, no loop over tokens.
 """
 
 from __future__ import annotations
@@ -75,7 +74,8 @@ def distinct_answers(answer: Tensor, group: Tensor) -> Tensor:
     [2, 1]
     """
     classes = torch.unique(torch.stack([group, answer], dim=1), dim=0)
-    return torch.unique(classes[:, 0], return_counts=True)[1]
+    counts: Tensor = torch.unique(classes[:, 0], return_counts=True)[1]
+    return counts
 
 
 def length_reward_correlation(length: Tensor, reward: Tensor, group: Tensor) -> float | None:
@@ -95,15 +95,16 @@ def length_reward_correlation(length: Tensor, reward: Tensor, group: Tensor) -> 
     return float((x @ y) / ((x @ x) * (y @ y)).sqrt())
 
 
-def answer_metrics(answer: Tensor, length: Tensor, reward: Tensor, group: Tensor,
+def answer_metrics(answer: Tensor, reward: Tensor, group: Tensor, length: Tensor | None = None,
                    truncated: Tensor | None = None) -> dict[str, Any]:
-    """The metrics of a batch from (B,) columns: the answer's number, its length, reward, group, and whether it was cut.
+    """The metrics of a batch from (B,) columns: the answer's number, reward, group, and where they are known its
+    length and whether it was cut.
 
-    >>> found = answer_metrics(torch.tensor([0, 0]), torch.tensor([4, 4]), torch.ones(2), torch.zeros(2).long())
+    >>> found = answer_metrics(torch.tensor([0, 0]), torch.ones(2), torch.zeros(2).long())
     >>> found["reward/equal_texts"], found["signal/distinct_texts"], found["signal/dead_one_text"]
     (1, 0.5, 1.0)
     """
-    answer, length, reward, group = (x.cpu() for x in (answer, length, reward, group))
+    answer, reward, group = answer.cpu(), reward.cpu(), group.cpu()
     groups, distinct = Groups(group), distinct_answers(answer, group)
     out: dict[str, Any] = {schema.REWARD_EQUAL_TEXTS: equal_pairs(answer, group),
                            schema.REWARD_EQUAL_TEXTS_APART: equal_pairs_apart(answer, group, reward),
@@ -114,7 +115,9 @@ def answer_metrics(answer: Tensor, length: Tensor, reward: Tensor, group: Tensor
         out |= {schema.SIGNAL_DEAD_REWARD: float(reward[dead].double().mean()),
                 schema.SIGNAL_DEAD_ONE_TEXT: float((distinct[ids] == 1).double().mean())}
     whole = torch.ones_like(dead) if truncated is None else ~truncated.cpu()
-    found = length_reward_correlation(length[whole], reward[whole], group[whole]) if bool(whole.any()) else None
+    found = None
+    if length is not None and bool(whole.any()):
+        found = length_reward_correlation(length.cpu()[whole], reward[whole], group[whole])
     return out if found is None else out | {schema.LENGTH_REWARD_CORRELATION: found}
 
 

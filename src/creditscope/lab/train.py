@@ -344,7 +344,7 @@ def batch_metrics(drawn: Drawn, used: Drawn, tools: LabTools) -> Metrics:
         schema.ROLLOUTS_SPENT: used.sampled + tools.continuations,
         schema.LENGTH_TRUNCATED: float((~drawn.finished).double().mean())}
     sampled = drawn.rollouts
-    out |= answers.answer_metrics(answers.answer_numbers(sampled), sampled.lengths, sampled.reward, sampled.group,
+    out |= answers.answer_metrics(answers.answer_numbers(sampled), sampled.reward, sampled.group, sampled.lengths,
                                   ~drawn.finished)
     errors = used.errors + tools.errors
     if errors:

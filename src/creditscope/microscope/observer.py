@@ -239,7 +239,7 @@ class Observer(StepObserver):
                                 None if scores else _right(rollouts, block.rows), block.eps)
 
     def _between(self, rollouts: Rollouts) -> dict[str, float]:
-        """`gram/between` of several blocks, by the norm of each update's gradient: no entries between blocks are needed.
+        """`gram/between` of several blocks, by the norm of each update's gradient: it needs no entry between blocks.
 
         Nothing where a group is cut over blocks, or where updates and blocks do not match.
         """

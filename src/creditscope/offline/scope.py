@@ -289,7 +289,8 @@ class Summary:
 
     COUNTS = (schema.ROLLOUTS_USED, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.LENGTH_EMPTY,
               schema.GRAM_LIVE_GROUPS, schema.SCORES_LIVE_GROUPS, schema.POLICY_RESPELLED)
-    EXTREMES = {schema.LENGTH_MAX: max, schema.POLICY_SAMPLER_GAP: max, schema.REWARD_MAX: max, schema.REWARD_MIN: min}
+    EXTREMES: Mapping[str, Callable[[float, float], float]] = {
+        schema.LENGTH_MAX: max, schema.POLICY_SAMPLER_GAP: max, schema.REWARD_MAX: max, schema.REWARD_MIN: min}
     LEFT_OUT = (schema.ROLLOUTS_SAMPLED, schema.ROLLOUTS_SPENT, schema.ROLLOUTS_PER_GROUP)
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ def epsilon_factor(optimizer: torch.optim.Optimizer) -> float | None:
     0.5
     """
     inner = bare(optimizer)
-    alike: dict[tuple[float, float, torch.device], list[Tensor]] = {}  # few operations, whatever the number of parameters
+    alike: dict[tuple[float, float, torch.device], list[Tensor]] = {}  # cat: few operations
     for group in inner.param_groups:
         for p in group["params"] if {"betas", "eps"} <= set(group) else ():
             state = inner.state.get(p, {})

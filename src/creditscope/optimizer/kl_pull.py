@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from creditscope.batch.observer import Passes, StepObserver
@@ -24,7 +25,6 @@ def kl_pull(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> dict[str, f
 
     The sign of both may be that of the loss. Empty where g_R is 0, or a number is not finite.
 
-    >>> import torch
     >>> kl_pull([(torch.tensor([1.0, 1.0]), torch.tensor([-1.0, 1.0]))])     # g_R = (2, 0)
     {'grad/kl_pull': 0.5, 'grad/kl_size': 0.7071067811865476}
     """
@@ -34,10 +34,10 @@ def kl_pull(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> dict[str, f
             continue
         pull = kl if kl is not None else whole.new_zeros(whole.shape)  # type: ignore[union-attr]
         reward = -pull if whole is None else whole - pull
-        rows.append(gather([(pull * reward).sum().double(), square(pull), square(reward)]))
+        rows.append(torch.stack([(pull * reward).sum(dtype=torch.float64), square(pull), square(reward)]))
     if not rows:
         return {}
-    dot, pull_square, reward_square = (math.fsum(column) for column in zip(*(row.tolist() for row in rows), strict=True))
+    dot, pull_square, reward_square = gather(rows).sum(0).tolist()
     if not (reward_square > 0 and math.isfinite(dot + pull_square + reward_square)):
         return {}
     return {schema.GRAD_KL_PULL: 0.0 - dot / reward_square, schema.GRAD_KL_SIZE: math.sqrt(pull_square / reward_square)}

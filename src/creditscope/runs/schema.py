@@ -45,7 +45,8 @@ REWARD_MIN = _signal("reward/min", "smallest reward", "reward", "Over the batch;
 REWARD_MAX = _signal("reward/max", "largest reward", "reward", "Over the batch; of a trainer's log, as that has it.",
                      "max_i r_i")
 REWARD_EQUAL_TEXTS = _answers("reward/equal_texts", "pairs of equal answers", "pairs",
-                              "Pairs of rollouts of one prompt whose answers are the same tokens.",
+                              "Pairs of rollouts of one prompt whose answers are the same tokens; TRL on many "
+                              "ranks compares texts.",
                               "#(i < j: one group, y_i = y_j)")
 REWARD_EQUAL_TEXTS_APART = _answers("reward/equal_texts_apart", "equal answers, other reward", "pairs",
                                     "How many of the pairs of equal answers have different rewards. A verifier that "
@@ -78,8 +79,9 @@ LENGTH_TRUNCATED = _train("length/truncated", "truncated", "share",
                           "Share of answers that were cut at the limit of tokens.")
 LENGTH_REWARD = LENGTH_REWARD_CORRELATION = _answers(
     "length/reward_correlation", "length and reward", "correlation",
-    "Inside groups, pooled over them; truncated answers are left out where truncation is known. Absent where lengths or "
-    "rewards differ in no group.", "Σ(L − L̄_g)(r − r̄_g) / √(Σ(L − L̄_g)² · Σ(r − r̄_g)²)")
+    "Inside groups, pooled over them; truncated answers are left out where truncation is known. Absent where lengths "
+    "or rewards differ in no group, and in records of TRL on many ranks.",
+    "Σ(L − L̄_g)(r − r̄_g) / √(Σ(L − L̄_g)² · Σ(r − r̄_g)²)")
 LENGTH_CHARACTERS = _offline("length/characters", "characters", "characters",
                              "Of an answer, mean over the batch, where the file has no tokens.")
 ENTROPY_MEAN = _signal("entropy/mean", "entropy", "nats per token",
@@ -165,7 +167,8 @@ GRAD_NORM = _train("grad/norm", "gradient norm", "‖∇J‖", "At the step's fi
 _pull = partial(Metric, writer="optimizer.kl_pull")
 GRAD_KL_PULL = _pull("grad/kl_pull", "pull of the KL term", "ratio",
                      "1 where the KL term of the loss takes back all that the reward gives; negative where both point "
-                     "one way. On the rows of a reading, where the loss has such a term.",
+                     "one way. On the rows of a reading, where the loss has such a term; absent in records of TRL on "
+                     "many ranks.",
                      "−⟨g_KL, g_R⟩ / ‖g_R‖², w = w_R + w_KL")
 GRAD_KL_SIZE = _pull("grad/kl_size", "size of the KL term", "ratio", "Its gradient beside that of the reward.",
                      "‖g_KL‖ / ‖g_R‖")
@@ -385,11 +388,11 @@ UPDATE_ZERO = _moved("update/zero", "weights not moved", "share",
 UPDATE_ZERO_BF16 = _moved("update/zero_bf16", "lost in bfloat16", "share",
                           "Share of weights whose update bfloat16 would round away.",
                           "#(bf16(θ + Δ) = bf16(θ)) / weights")
-UPDATE_EPSILON = UPDATE_EPSILON_FACTOR = _moved(
+UPDATE_EPSILON = UPDATE_EPSILON_FACTOR = _probe(
     "update/epsilon_factor", "factor of ε", "factor",
     "By which ε shortens Adam's step: 1 where it has no effect. Over a sample of the weights, at most 4096 of each "
     "parameter, those that have had a gradient (v̂ > 0). Absent for optimisers without v.", "median √v̂ / (√v̂ + ε)")
-UPDATE_TRAINABLE = _moved("update/trainable", "trained share", "share", "Share of the model's parameters that are "
+UPDATE_TRAINABLE = _train("update/trainable", "trained share", "share", "Share of the model's parameters that are "
                           "trained.", "#(weights with requires_grad) / weights")
 BRAKE_RECALLED = Metric("brake/recalled", "w recalled", "share",
                         "With --brake recall: share of Σ|w| that was taken back from tokens at their bound.",

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from creditscope.batch.answers import answer_metrics, text_hashes
+from creditscope.batch.answers import numbered as same_text
 from creditscope.batch.metrics import signal
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
@@ -38,6 +40,7 @@ class Generation:
     reward: Tensor  # (N,) the weighted sum of its reward functions; 0 where none of them gave a number
     size: int  # R
     metrics: dict[str, Any]  # metrics that do not depend on the loss
+    prompts: Sequence[Any] = ()  # the hash of each group's prompt
 
     @property
     def group(self) -> Tensor:
@@ -80,7 +83,44 @@ def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
     unscored = int(each.isnan().all(dim=1).sum())
     if unscored:
         about |= {schema.REWARD_ERRORS: unscored, schema.REWARD_FIRST_ERROR: "no reward function gave a number"}
-    return replace(made, metrics=about)
+    prompts, answers, rest = texts_of(trainer, found, rows)
+    about |= answer_metrics(answers, reward, made.group, *rest)
+    return replace(made, metrics=about, prompts=prompts[::made.size])
+
+
+def texts_of(trainer: Any, found: Inputs, rows: int) -> tuple[list[Any], Tensor, tuple[Tensor, ...]]:
+    """A hash of each row's prompt, a number for each distinct answer, and lengths and cut answers in one process.
+
+    Among many ranks these are the texts that TRL has gathered for its own logs: a step without a reading sends nothing
+    more. Two answers are then equal where their texts are, special tokens left out.
+    """
+    if trainer.accelerator.num_processes > 1:
+        prompts, answers = (list(trainer._logs[name])[-rows:] for name in ("prompt", "completion"))
+        # A conversation is a list of messages, which has no hash of its own.
+        return list(map(repr, prompts)), torch.tensor([hash(repr(text)) for text in answers]), ()
+    hashes, about = answers_of(trainer, found)
+    asked = text_hashes(found["prompt_ids"], found["prompt_mask"].bool())
+    return [tuple(row) for row in asked.tolist()], same_text(hashes), (about[:, 0], about[:, 1].bool())
+
+
+def answers_of(trainer: Any, found: Inputs) -> tuple[Tensor, Tensor]:
+    """(B, 2) the hash of each answer; (B, 2) its length, and 1 where it was cut at the limit.
+
+    With `mask_truncated_completions` TRL sets the mask of a cut answer to 0; its text ends before the padding.
+    """
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    ids, inside, own = found["completion_ids"], found["completion_mask"].bool(), mask_of(found)
+    column = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    masked = ~inside.any(dim=1, keepdim=True)
+    unpadded = column <= ((ids != tokenizer.pad_token_id) * column).amax(dim=1, keepdim=True)
+    inside = torch.where(masked, unpadded, inside)
+    length = torch.where(masked, unpadded, own).sum(dim=1)
+    last = ids.gather(1, (inside * column).amax(dim=1, keepdim=True).sub(1).clamp(min=0)).squeeze(1)
+    # TRL's own test of a cut answer, for the share that it logs.
+    ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
+    stops = torch.tensor([*ends, tokenizer.pad_token_id], device=ids.device)
+    cut = inside.any(dim=1) & ~torch.isin(last, stops)
+    return text_hashes(ids, inside), torch.stack([length, cut.long()], dim=1).cpu()
 
 
 @dataclass(frozen=True)

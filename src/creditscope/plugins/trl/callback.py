@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from creditscope.batch import metrics
+from creditscope.batch.answers import PromptsSeen
 from creditscope.batch.groups import Groups
 from creditscope.batch.groups import micro_batches as by_groups
 from creditscope.errors import CreditscopeError
@@ -33,6 +34,8 @@ from creditscope.microscope import distributed as ranks
 from creditscope.microscope.shards import many_ranks
 from creditscope.objective.kept import kept_arrays
 from creditscope.objective.surrogate import effective_credit
+from creditscope.optimizer.geometry import SampledUpdate
+from creditscope.optimizer.kl_pull import kl_pull
 from creditscope.optimizer.overshoot import Overshoot
 from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl import names
@@ -42,6 +45,7 @@ from creditscope.plugins.trl.observer import RankObserver
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take, untouched
 from creditscope.plugins.trl.settings import settings_of, versions
 from creditscope.plugins.trl.stated import stated
+from creditscope.plugins.trl.update import after_step, before_step, moved_by
 from creditscope.policy.loading import Policy
 from creditscope.runs import schema
 from creditscope.runs.record import Record
@@ -52,8 +56,10 @@ AGREE = 0.99
 WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, schema.W_TOP10_MASS,
            schema.GRAM_GROUP_EFFECTIVE_RANK, schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL,
            schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_KL, schema.GRAD_NORM,
-           schema.SCOPE_AGREEMENT)
-"""The metrics in TRL's logs; the record has all."""
+           schema.SCOPE_AGREEMENT, schema.REWARD_EQUAL_TEXTS, schema.REWARD_EQUAL_TEXTS_APART,
+           schema.SIGNAL_DISTINCT_TEXTS, schema.SIGNAL_DEAD_REWARD, schema.LENGTH_REWARD, schema.PROMPTS_PASSES,
+           schema.UPDATE_ZERO, schema.UPDATE_EPSILON, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL)
+"""The metrics in TRL's logs, where they exist; the record has all."""
 
 
 class ScopeCallback(TrainerCallback):  # type: ignore[misc]
@@ -87,6 +93,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._fresh = False
         self._reading: tuple[Window, Rows] | None = None
         """The rows of the step: of this rank; of all ranks on the first, of this one elsewhere."""
+        self._seen: PromptsSeen | None = None
+        self._moving: SampledUpdate | None = None  # weights before the step of a reading
         self._open = False
         self.extra: dict[str, Any] = {}  # further metrics for the next line of the record
         self._line: dict[str, Any] = {}
@@ -103,6 +111,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
 
     def _generated(self, made: Generation) -> None:
         self._made, self._fresh = made, True
+        if self._seen is not None:
+            self._seen.add(made.prompts)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state is not self._trainer.state:
@@ -111,6 +121,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if sum(isinstance(other, ScopeCallback) for other in self._trainer.callback_handler.callbacks) > 1:
             raise CreditscopeError("this trainer already has a ScopeCallback: add one, once (ScopedGRPOTrainer brings "
                                    "its own)")
+        self._seen = PromptsSeen() if state.global_step == 0 else None  # prompts before a resume are not known
         if not self._first or self._out is None or self._record is not None:
             return
         config = self._config or settings_of(self._trainer, self.method, self._every, self._gram)
@@ -124,7 +135,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             self._record = Record.create(self._out, config, versions())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._start, self._line, self._reading = time.perf_counter(), {}, None
+        self._start, self._line, self._reading, self._moving = time.perf_counter(), {}, None, None
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         scheduler = kwargs.get("lr_scheduler")
@@ -134,6 +145,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if self.due and self._reading is None:
             with self._reason("read"):
                 self._look()
+        if self._reading is not None:
+            self._moving = before_step(self._policy.model)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._reading is not None:
@@ -146,6 +159,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         logs = self._trainer._metrics["train"]
         # A batch that is used again has no new rollouts.
         line = dict(self.made.metrics) if self._fresh else {schema.ROLLOUTS_SPENT: 0}
+        if self._fresh and self._seen is not None:
+            line |= self._seen.metrics()
         self._fresh = False
         known = line | self._line
         for name in WATCHED:
@@ -215,6 +230,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 pull(chunk)
 
         found: ranks.RanksReading | None = None
+        square = 0.0  # ‖∇‖² of the rows of all ranks
         with untouched(model) as theirs, torch.set_grad_enabled(self._gram):
             if chunks:
                 self._prove(window.rows(chunks[0]).inputs)
@@ -222,8 +238,12 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             if self._gram and many_ranks():
                 together.reduce(model)
                 found = observer.across(window.rollouts.group, together.scale(model))
+            if self._gram and (len(chunks) > 1 or many_ranks()):
+                square = together.products([(p.grad, p.grad) for p in theirs if p.grad is not None])[1]
             if self._gram and whole:
                 self._line |= self._agreement(theirs)
+            if self._gram:
+                self._line |= self._kl_pull(window, chunks, {p: p.grad for p in theirs})
             if self._gram and many_ranks():
                 self._prove_ranks(model, window, chunks, pull)
                 together.agreed(observer.require_proof)
@@ -235,7 +255,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             rows = Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks)
             return rows.in_step(together.scale(model), found.split if found else ()) if many_ranks() else rows
 
-        self._note(window, together.agreed(mine), found)
+        self._note(window, together.agreed(mine), found, square)
         if whole and self._reading is not None:
             self._line[schema.OBJECTIVE_VALUE] = self._reading[1].value
         self._line[schema.TIME_SCOPE] = time.perf_counter() - start
@@ -305,9 +325,11 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         with untouched(model), torch.no_grad():
             together.run(model, [partial(see, place) for place in torch.split(places, size)],
                          lambda: self._idle(window))
+        moved = together.to_first(moved_by(self._moving))
         found = together.to_first(torch.cat(seen))
         if not self._first:
             return
+        self._line |= after_step(moved, self._trainer.optimizer, model)
         after = together.stacked(found).to(rows.live)
         track = Overshoot(self.method, rows.rollouts, rows.credit)
         track.see(rows.live)
@@ -325,7 +347,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 self._record.save_reading(step, self.observer.arrays(rows.rollouts, rows.w))
         self._line[schema.TIME_SCOPE] = self._line.get(schema.TIME_SCOPE, 0.0) + time.perf_counter() - start
 
-    def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None) -> None:
+    def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None, square: float = 0.0) -> None:
         """The metrics before the step, on the first rank."""
         gathered = together.to_first(mine)
         rows = together.joined(gathered) if gathered else mine
@@ -334,6 +356,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             return
         observer = self.observer
         observer.blocks = rows.blocks
+        # Rows of cut groups are in the gradient and in no block.
+        observer.updates = [(len(rows.blocks), square)] if found is None or not found.split else []
         self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.spread(rows.w, rows.rollouts.mask)
         if rows.blocks:
             self._line |= observer.metrics(rows.rollouts, rows.w, 1.0)
@@ -378,6 +402,25 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                                     f"terms that the row does not have. Readings are of the row")
         return {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
 
+    def _kl_pull(self, window: Window, chunks: Sequence[Tensor],
+                 whole: Mapping[nn.Parameter, Tensor | None]) -> dict[str, float]:
+        """`optimizer.kl_pull` of the rows whose gradient is `whole`, by one more pass; nothing among many ranks."""
+        if not self.method.has_loss_kl or many_ranks():
+            return {}
+        reward = self.method.replace(beta=0.0)
+        try:
+            for p in whole:
+                p.grad = None
+            for chunk in chunks:
+                part = window.rows(chunk)
+                logp = chosen(self._logits(part.inputs), part.inputs)
+                w, w_reward = (effective_credit(lambda lp, one=one: objective(one, lp), logp)  # type: ignore[misc]
+                               for one in (part, replace(part, method=reward)))
+                torch.autograd.backward(logp, -(w - w_reward).to(logp.dtype))
+            return kl_pull((g, p.grad) for p, g in whole.items())
+        except torch.OutOfMemoryError:  # a further set of gradients
+            return {}
+
     @contextmanager
     def _reason(self, what: str) -> Iterator[None]:
         """A reading that fails is absent, with the reason in the record; the training goes on."""
@@ -419,8 +462,9 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             observer = self.observer
             observer.close(torch.arange(len(live), device=live.device))
             window = self._window([inputs])
-            with untouched(self._policy.model):
+            with untouched(self._policy.model) as theirs:
                 self._prove(inputs)
+                self._line |= self._kl_pull(window, [torch.arange(len(live), device=live.device)], theirs)
             live = live.double()
             w = effective_credit(lambda lp: objective(window, lp), live)
             value = self._line[schema.OBJECTIVE_VALUE] = float(objective(window, live))

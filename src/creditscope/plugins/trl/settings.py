@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from creditscope.files.versions import software
 from creditscope.methods.axes import Method
 
-ARGUMENTS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "scale_rewards",
-             "off_policy_mask_threshold", "mask_truncated_completions", "steps_per_generation", "use_vllm",
-             "gradient_checkpointing", "bf16", "optim", "lr_scheduler_type")
-"""Settings of TRL without such a name."""
+ARGUMENTS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "beta", "scale_rewards",
+             "off_policy_mask_threshold", "mask_truncated_completions", "num_generations", "num_iterations",
+             "steps_per_generation", "gradient_accumulation_steps", "per_device_train_batch_size", "max_steps",
+             "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "use_vllm",
+             "gradient_checkpointing", "bf16", "fp16", "optim", "learning_rate", "lr_scheduler_type", "warmup_steps",
+             "warmup_ratio", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm")
+"""Settings that are kept as TRL spells them."""
 
 
 def settings_of(trainer: Any, method: Method, every: int, gram: bool) -> dict[str, Any]:
@@ -31,8 +36,16 @@ def settings_of(trainer: Any, method: Method, every: int, gram: bool) -> dict[st
         "lr": args.learning_rate, "weight_decay": args.weight_decay, "beta1": args.adam_beta1,
         "beta2": args.adam_beta2, "eps": args.adam_epsilon, "clip_norm": args.max_grad_norm or None,
         "temperature": args.temperature, "top_p": args.top_p, "max_tokens": trainer.max_completion_length,
-        "seed": args.seed, "scope": "light" if gram else "off", "every": every,
+        "seed": args.seed, "dtype": dtype_of(inner), "scope": "light" if gram else "off", "every": every,
         "trl": {key: _plain(getattr(args, key)) for key in ARGUMENTS if hasattr(args, key)}}
+
+
+def dtype_of(model: nn.Module) -> str | None:
+    """The type that most of the trained weights are stored in, as `--dtype` spells it."""
+    sizes: Counter[str] = Counter()
+    for p in model.parameters():
+        sizes[str(p.dtype).removeprefix("torch.")] += p.numel() if p.requires_grad else 0
+    return max(sizes, key=sizes.__getitem__, default=None)
 
 
 def versions() -> dict[str, Any]:
