@@ -7,10 +7,12 @@ from typing import Literal
 
 from creditscope.diagnosis import remedies
 from creditscope.diagnosis.finding import FEW, THIRDS, Trend, has, level, series_of, trend
-from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.thresholds import CUT_BROKEN, CUT_WATCH, DEAD_GROWTH, FELL, RIGHT
 from creditscope.runs import schema
 
+MOST_STEPS = 10**9
+"""Steps planned beyond this are not believed: a trainer that counts epochs sets a number that is never reached."""
 Outcome = Literal["rose", "fell", "flat", "unread"]
 
 
@@ -79,7 +81,7 @@ def held_out_fell(log: Log) -> list[Series]:
     if len(names) < 3:
         return []
     name, low, high = names
-    rows = [row for row in log.rows if all(math.isfinite(row.values.get(key, math.nan)) for key in names)]
+    rows = [row for row in log.rows if all(is_number(row.values.get(key, math.nan)) for key in names)]
     worse = bool(rows) and rows[-1].values[high] < rows[0].values[low]
     return [Series(name, [row], log.source) for row in (rows[0], rows[-1])] if worse else []
 
@@ -92,7 +94,7 @@ def steps(log: Log) -> int:
 
 def planned(log: Log) -> int:
     """Steps that were planned, where the settings say so; at least those that were made."""
-    return max(steps(log), int(log.setting("steps") or 0))
+    return max(steps(log), int(min(log.setting("steps") or 0, MOST_STEPS)))
 
 
 def nearly_all_right(log: Log) -> Series | None:
@@ -128,7 +130,7 @@ def silent_end(log: Log) -> list[Series]:
     if not shown or (not spread and len(shown) < 2):
         return []
     names = [series.name for series in shown]
-    rows = [row for row in log.rows if all(math.isfinite(row.values.get(name, math.nan)) for name in names)]
+    rows = [row for row in log.rows if all(is_number(row.values.get(name, math.nan)) for name in names)]
     count = 0
     for row in reversed(rows):
         first, *others = (row.values[name] for name in names)

@@ -64,7 +64,7 @@ def one_rollout(log: Log) -> Finding:
 
 def cold(log: Log) -> Finding:
     """Answers of a group that are all the same text, from the start: the sampler does not explore."""
-    distinct, entropy = log.series(schema.SIGNAL_DISTINCT_TEXTS), log.series("entropy")
+    distinct, entropy = log.finite(schema.SIGNAL_DISTINCT_TEXTS), log.finite("entropy")
     named = [f"{log.spelled(name)} = {value:g}" for name in ("temperature", "top_p")
              if (value := log.setting(name)) is not None and 0 <= value < COLD]
     named += [f"{log.spelled('top_k')} = 1"] if log.setting("top_k") == 1 else []
@@ -77,7 +77,7 @@ def cold(log: Log) -> Finding:
             return finding("broken", f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct "
                            f"from the start{said}", first, onset=first.rows[0].step, why=why)
         return finding("fine", f"Answers of a group differ: {percent(last(distinct).mean)} are distinct", last(distinct))
-    low = entropy.finite.part(0, FEW) if entropy and log.fact("per_token") and len(entropy.finite) >= FEW else None
+    low = entropy.part(0, FEW) if entropy and log.fact("per_token") and len(entropy) >= FEW else None
     narrow = low is not None and low.mean < ENTROPY_LOW
     if named and (narrow or _dead_share(log) >= DEAD_BOUND or not low):
         state: State = "broken" if _dead_share(log) >= DEAD_WATCH else "watch"
@@ -91,8 +91,8 @@ def cold(log: Log) -> Finding:
 
 def hot(log: Log) -> Finding:
     """Sampling so flat that answers are noise."""
-    temperature, entropy = log.setting("temperature"), log.series("entropy")
-    first = entropy.finite.part(0, FEW) if entropy and log.fact("per_token") and len(entropy.finite) >= FEW else None
+    temperature, entropy = log.setting("temperature"), log.finite("entropy")
+    first = entropy.part(0, FEW) if entropy and log.fact("per_token") and len(entropy) >= FEW else None
     high = first is not None and first.mean >= HOT_ENTROPY
     warm = temperature is not None and temperature >= HOT
     if not high and not (warm and first is None):
@@ -147,10 +147,10 @@ def _dead_share(log: Log) -> float:
 def _zero_std(log: Log) -> float:
     """Share of readings in which the std of all rewards is exactly 0, so that every group is dead: over the whole log,
     or over its last third where that is half or more."""
-    spread = log.series(schema.REWARD_STD)
-    if not spread or len(spread.finite) < THIRDS:
+    spread = log.finite(schema.REWARD_STD)
+    if not spread or len(spread) < THIRDS:
         return 1.0 if signs.all_dead(log) else 0.0
-    zero = [signs.exactly_zero(spread, value) for value in spread.finite.values]
+    zero = [signs.exactly_zero(spread, value) for value in spread.values]
     end = zero[-max(FEW, len(zero) // 3):]
     now = sum(end) / len(end)
     return now if now >= DEAD_WATCH else sum(zero) / len(zero)
@@ -310,7 +310,7 @@ def _cut(log: Log, recent: Series) -> Finding:
 def _near_limit(log: Log) -> Finding:
     """Where the share of cut answers is not logged: the mean length beside the limit."""
     size, limit = level(log, schema.LENGTH_MEAN), _limit(log)
-    if size is None or limit is None:
+    if size is None or not limit or limit < 0:
         return unknown("the share of cut answers was not read", settles="the share of answers cut at the limit")
     share = size.mean / limit
     if share < NEAR_LIMIT:

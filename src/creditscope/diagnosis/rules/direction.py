@@ -29,10 +29,9 @@ def held_out(log: Log) -> Finding:
                        remedy="held out" if rose else "step size",
                        onset=worse[1].rows[0].step, follows=["reward length"] if rose else
                        ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size", "hot sampler", "cold sampler"])
-    series = log.series(schema.EVAL_REWARD)
-    if not series or len(series.finite) < 4:
+    values = log.finite(schema.EVAL_REWARD)
+    if not values or len(values) < 4:
         return unknown("nothing was evaluated on held-out problems", settles="an evaluation before and after")
-    values = series.finite
     size = max(2, len(values) // 3)
     begin, end = values.part(0, size), values.part(-size)
     unit = max(signs.reward_unit(log), 1e-9)
@@ -47,11 +46,11 @@ def held_out(log: Log) -> Finding:
 
 def memorised(log: Log) -> Finding:
     """Passes over each prompt; few prompts seen often are learnt by heart."""
-    passes, epoch = log.series(schema.PROMPTS_PASSES), log.series("epoch")
+    passes, epoch = log.finite(schema.PROMPTS_PASSES), log.finite("epoch")
     series = passes or epoch
     if not series:
         return unknown("passes over each prompt are not in the log", settles="the number of prompts")
-    most = max(series.finite.values, default=0.0)
+    most = max(series.values)
     if most < PASSES:
         return finding("fine", f"Each prompt was seen {most:.2g} times at most", series.part(-1))
     level_now = level(log, schema.REWARD_MEAN)
@@ -60,7 +59,7 @@ def memorised(log: Log) -> Finding:
     state: State = "fine" if improved else "broken" if high or most >= 3 * PASSES else "watch"
     return finding(state, f"Prompts are memorised: each was seen {most:.0f} times"
                    + (f", and the reward on them is {level_now.mean:.3g}" if level_now else "")
-                   + (f" (of {seen.values[-1]:.0f} prompts)" if (seen := log.series(schema.PROMPTS_SEEN)) else ""),
+                   + (f" (of {seen.values[-1]:.0f} prompts)" if (seen := log.finite(schema.PROMPTS_SEEN)) else ""),
                    series.part(-1), why="passes = groups sampled / distinct prompts. A prompt that was seen often pays for "
                    "its own answer, not for the skill.",
                    onset=next((row.step for row in series.rows if row.values[series.name] >= PASSES), None))
@@ -68,10 +67,10 @@ def memorised(log: Log) -> Finding:
 
 def _improved(log: Log) -> bool:
     """Whether held-out values rose: the last evaluation above the first one's interval, or the last ones above all."""
-    low, high, value = (log.series(metric) for metric in (schema.EVAL_LOW, schema.EVAL_HIGH, "eval"))
+    low, high, value = (log.finite(metric) for metric in (schema.EVAL_LOW, schema.EVAL_HIGH, "eval"))
     if low and high and value and len(value) > 1:
         return low.values[-1] > high.values[0]
-    held = log.series(schema.EVAL_REWARD)
+    held = log.finite(schema.EVAL_REWARD)
     return bool(held and len(held) >= 4 and min(held.values[-2:]) > max(held.values[:2]))
 
 
@@ -93,10 +92,10 @@ def reward(log: Log) -> Finding:
 
 def signal(log: Log) -> Finding:
     """mean_{a≠b}⟨G_a, G_b⟩/mean‖G_a‖²: 0 in expectation where the groups' gradients are noise."""
-    series, scale = log.series(schema.GRAM_BETWEEN), log.series(schema.GRAM_NOISE_SCALE_GROUPS)
-    if not series or len(series.finite) < FEW:
+    series, scale = log.finite(schema.GRAM_BETWEEN), log.finite(schema.GRAM_NOISE_SCALE_GROUPS)
+    if not series or len(series) < FEW:
         return unknown("the agreement of the groups' gradients was not read", settles="ScopeCallback, or --scope light")
-    found = mean_interval(series.finite.values)
+    found = mean_interval(series.values)
     low, high = found.ends or (found.mean, found.mean)
     told = f"{found.mean:.2g} (95 % from {low:.2g} to {high:.2g})"
     if low > 0 or signs.outcome(log) != "flat" or signs.steps(log) < NO_GAIN:

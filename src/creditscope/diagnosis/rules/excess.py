@@ -20,7 +20,7 @@ from creditscope.diagnosis.finding import (
     series_of,
     unknown,
 )
-from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.onset import crossed, left_beginning
 from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
@@ -60,13 +60,13 @@ def _worst(series: Series) -> Series:
 
 def step_size(log: Log) -> Finding:
     """The largest KL after an update over the whole run; from a log alone, a reward that collapsed."""
-    series, updates = log.series(schema.OVERSHOOT_KL), log.fact("updates")
+    series, updates = log.finite(schema.OVERSHOOT_KL), log.fact("updates")
     rate, named = log.setting("learning_rate"), ""
-    top = rate if rate is not None else max(found.values) if (found := log.series("lr")) else None
+    top = rate if rate is not None else max(found.values) if (found := log.finite("lr")) else None
     named = f" (learning rate {top:.2g})" if top else ""
     fell = _collapsed(log)
-    if series and len(series.finite):
-        worst = _worst(series.finite)
+    if series:
+        worst = _worst(series)
         state = grade(worst.mean, STEP_WATCH, STEP_BROKEN)
         state = "broken" if state == "watch" and fell else "fine" if state == "watch" and signs.rises(log) else state
         if state == "fine":
@@ -74,7 +74,7 @@ def step_size(log: Log) -> Finding:
         return finding(state, f"Steps are too large: an update moved the policy by {worst.mean:.2g} nats per token at "
                        f"step {worst.rows[0].step}{named}" + (f", and {fell}" if fell else ""), worst,
                        why="KL(π_old ‖ π) after the update; the gradient is known at π_old alone.",
-                       onset=crossed(series.finite, lambda x: x >= STEP_WATCH, 1), follows=["updates", "weight decay"])
+                       onset=crossed(series, lambda x: x >= STEP_WATCH, 1), follows=["updates", "weight decay"])
     if not fell:
         return finding("fine", f"Nothing says that steps are too large{named}")
     reward = series_of(log, schema.REWARD_MEAN)
@@ -108,21 +108,21 @@ def _shrank(log: Log) -> bool:
 
 def updates(log: Log) -> Finding:
     """Several updates per batch that carry tokens past their bound, or clip many."""
-    count, past, clip = log.fact("updates"), log.series(schema.OVERSHOOT_PAST), level(log, "clip")
+    count, past, clip = log.fact("updates"), log.finite(schema.OVERSHOOT_PAST), level(log, "clip")
     if count == 1:
         return finding("fine", "Not in play: one optimiser step per batch")
     often = "several optimiser steps" if count is None else f"{count} optimiser steps"
     harm = not signs.rises(log)
     why = "Past 1 ± ε the term is constant in π, so w = 0; momentum and other tokens still move it."
-    if past and len(past.finite) >= 2:
-        worst, recent = _worst(past.finite), last(past.finite)
+    if past and len(past) >= 2:
+        worst, recent = _worst(past), last(past)
         high = max(recent.mean, worst.mean if harm else 0.0)
         state = grade(high, PAST_WATCH, PAST_BROKEN)
         state = ("watch" if high >= PAST_BROKEN else "fine") if not harm else "broken" if state == "watch" and _collapsed(
             log) else state
         return finding(state, f"{percent(recent.mean)} of the tokens that have a bound end past it{over(recent)}, "
                        f"{percent(worst.mean)} at step {worst.rows[0].step}, with {often} per batch", recent, worst,
-                       onset=crossed(past.finite, lambda x: x >= PAST_WATCH, 1), why=why)
+                       onset=crossed(past, lambda x: x >= PAST_WATCH, 1), why=why)
     if clip is None:
         return unknown(f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
                        settles="ScopeCallback, or --probe light")
@@ -136,7 +136,7 @@ def updates(log: Log) -> Finding:
 
 def decay(log: Log) -> Finding:
     """AdamW multiplies each weight by 1 − ηλ per step: over the run they shrink by Σ ηλ."""
-    weight, rate = log.setting("weight_decay"), log.series("lr")
+    weight, rate = log.setting("weight_decay"), log.finite("lr")
     if not weight or not rate:
         return finding("fine", "Not in play: no weight decay is known")
     total = weight * math.fsum(rate.values) / len(rate) * signs.planned(log)
@@ -213,7 +213,7 @@ def kl_level(log: Log) -> Finding:
 def gradient(log: Log) -> Finding:
     """A NaN norm makes the weights NaN; a norm of 0 means that nothing is learnt; a spike outweighs other batches."""
     for series in (log.series(schema.GRAD_NORM), log.series("loss")):
-        bad = [k for k, value in enumerate(series.values) if not math.isfinite(value)] if series else []
+        bad = [k for k, value in enumerate(series.values) if not is_number(value)] if series else []
         if series and bad:
             return finding("broken", f"{series.name} is not a number in {len(bad)} of {len(series)} readings; the "
                            f"first is shown", series.part(bad[0], bad[0] + 1), why="One NaN in ∇J makes every weight "

@@ -6,7 +6,7 @@ import math
 
 from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import FEW, Finding, State, finding, grade, last, level, over, series_of, unknown
-from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.onset import crossed
 from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
@@ -40,10 +40,10 @@ def stalls(log: Log) -> bool:
 
 def reach(log: Log) -> float | None:
     """n²·D: n the steps planned, D the KL per token after one step, the median over readings."""
-    series = log.series(schema.OVERSHOOT_KL)
-    if not series or len(series.finite) < 2:
+    series = log.finite(schema.OVERSHOOT_KL)
+    if not series or len(series) < 2:
         return None
-    values = sorted(abs(value) for value in series.finite.values)
+    values = sorted(abs(value) for value in series.values)
     return signs.planned(log) ** 2 * values[len(values) // 2]
 
 
@@ -55,7 +55,7 @@ def still(log: Log) -> bool:
 
 def small_steps(log: Log) -> Finding:
     """n²·D ≪ 1e-4 nats per token: the policy cannot change, whatever it learns."""
-    found, series = reach(log), log.series(schema.OVERSHOOT_KL)
+    found, series = reach(log), log.finite(schema.OVERSHOOT_KL)
     if found is None or series is None:
         return _small_sgd(log)
     if found >= MOVED:
@@ -70,11 +70,11 @@ def small_steps(log: Log) -> Finding:
 
 def _small_sgd(log: Log) -> Finding:
     """From a log alone: under SGD the weights move by Σ η·min(‖g‖, clip) at most."""
-    rate, norm = log.series("lr"), log.series(schema.GRAD_NORM)
+    rate, norm = log.finite("lr"), log.finite(schema.GRAD_NORM)
     if "sgd" not in log.word("optimizer").lower() or not rate or not norm:
         return unknown("KL after a step was not read", settles=signs.callback(log))
     clip = log.setting("grad_clip") or math.inf
-    rows = [row.values for row in rate.rows if math.isfinite(row.values.get(norm.name, math.nan))]
+    rows = [row.values for row in rate.rows if is_number(row.values.get(norm.name, math.nan))]
     moved = math.fsum(abs(row[rate.name]) * min(row[norm.name], clip) for row in rows) * signs.planned(log) / max(
         1, len(rows))
     if moved >= 0.1 or not stalls(log):
@@ -124,19 +124,19 @@ def _rate_sum(log: Log, series: Series) -> Finding:
 
 def epsilon(log: Log) -> Finding:
     """ε of Adam beside √v̂: the factor √v̂/(√v̂ + ε) shortens the step."""
-    given, factor, norm = log.setting("adam_epsilon"), log.series(schema.UPDATE_EPSILON), log.series(schema.GRAD_NORM)
+    given, factor = log.setting("adam_epsilon"), log.finite(schema.UPDATE_EPSILON)
     large = given is not None and given > EPSILON_USUAL
     why = "Δ = −η·m̂/(√v̂ + ε): where ε is much larger than √v̂, the step is η·m̂/ε."
     named = f"{log.spelled('adam_epsilon')} = {given:g}" if given is not None else "ε"
-    if factor and len(factor.finite):
-        recent = last(factor.finite)
+    if factor:
+        recent = last(factor)
         if recent.mean > EPSILON_FACTOR or not large or not (stalls(log) or still(log)):
             return finding("fine", f"{named} shortens the median step by × {recent.mean:.2g}", recent)
         return finding("broken", f"Adam's ε stops the weights: {named} shortens the median step by × {recent.mean:.2g}",
                        recent, why=why, onset=0)
     if not large:
         return finding("fine", f"{named} is usual" if given is not None else "Not in play: ε was not given")
-    size = level(log, schema.GRAD_NORM) if norm else None
+    size = level(log, schema.GRAD_NORM)
     ratio = None if size is None or given is None else given / max(size.mean, 1e-300)
     if ratio is not None and ratio < EPSILON_NORM:
         return finding("fine", f"{named} is small beside the gradient's norm", size)
@@ -147,14 +147,14 @@ def epsilon(log: Log) -> Finding:
 
 def rounding(log: Log) -> Finding:
     """Updates below half the spacing of a weight in its dtype are lost: bf16 keeps 8 bits."""
-    zero, kl = log.series(schema.UPDATE_ZERO), log.series(schema.OVERSHOOT_KL)
+    zero, kl = log.finite(schema.UPDATE_ZERO), log.finite(schema.OVERSHOOT_KL)
     low = any(word in log.word("dtype").lower() for word in ("bf16", "bfloat16", "float16", "fp16", "half"))
     why = ("bfloat16 spaces numbers by 2^(⌊log₂|θ|⌋ − 7): an update below half of that changes nothing. Adam moves by "
            "about η, so at η = 1e-6 every weight above 3e-4 stays.")
-    if zero and len(zero.finite):
-        recent = last(zero.finite)
+    if zero:
+        recent = last(zero)
         same = bool(kl and len(kl) > 1 and sum(value == 0 for value in kl.values) > len(kl) / 2)
-        rate = log.series("lr")
+        rate = log.finite("lr")
         moving = rate is None or max(rate.values) > 0
         if (recent.mean >= ROUNDED or (same and recent.mean > 0.5)) and low and moving and (stalls(log) or same):
             return finding("broken" if same or stalls(log) else "watch", f"Updates are lost in rounding: an update leaves "
@@ -162,7 +162,7 @@ def rounding(log: Log) -> Finding:
                            + (", and KL after the step is exactly 0" if same else ""), recent, kl,
                            onset=zero.rows[0].step, why=why)
         return finding("fine", f"An update moves {percent(1 - recent.mean)} of the weights", recent)
-    rate = log.series("lr")
+    rate = log.finite("lr")
     if not low or rate is None:
         return finding("fine", "Not in play: nothing says that weights are stored in 16 bits") if not low else unknown(
             "the share of weights that an update moves was not read", settles="ScopeCallback")
@@ -187,7 +187,7 @@ def grad_clip(log: Log) -> Finding:
 
 def frozen(log: Log) -> Finding:
     """The share of the parameters that are trained."""
-    series = log.series(schema.UPDATE_TRAINABLE)
+    series = log.finite(schema.UPDATE_TRAINABLE)
     if series is None:
         return unknown("the share of trained parameters was not read", settles="ScopeCallback, or --probe light")
     share = series.values[-1]
@@ -199,12 +199,12 @@ def frozen(log: Log) -> Finding:
 
 def kl_pull(log: Log) -> Finding:
     """−⟨g_KL, g_R⟩/‖g_R‖²: the share of the reward's gradient that the KL term takes back."""
-    pull, beta = log.series(schema.GRAD_KL_PULL), log.fact("beta")
+    pull, beta = log.finite(schema.GRAD_KL_PULL), log.fact("beta")
     paid = _kl_in_reward(log)
     if paid is not None:
         return paid
-    if pull and len(pull.finite) >= 2:
-        part = pull.finite.part(len(pull.finite) // 3)
+    if pull and len(pull) >= 2:
+        part = pull.part(len(pull) // 3)
         state = grade(part.mean, PULL_WATCH, PULL_BROKEN)
         state = "fine" if not stalls(log) else state
         return finding(state, f"The KL term takes back {percent(max(0.0, part.mean))} of what the reward gives"
@@ -225,7 +225,7 @@ def _kl_in_reward(log: Log) -> Finding | None:
     if not paid or not score or len(paid.finite) < FEW or len(score.finite) < FEW:
         return None
     cost = [row.values[paid.name] - row.values[score.name] for row in paid.finite.rows
-            if math.isfinite(row.values.get(score.name, math.nan))]
+            if is_number(row.values.get(score.name, math.nan))]
     if not cost:
         return None
     recent, unit = cost[-max(FEW, len(cost) // 3):], max(abs(value) for value in score.finite.values)

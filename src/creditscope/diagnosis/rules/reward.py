@@ -19,7 +19,7 @@ from creditscope.diagnosis.finding import (
     series_of,
     unknown,
 )
-from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.onset import crossed
 from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
@@ -70,9 +70,9 @@ def missing(log: Log) -> Finding:
 
     A trainer that counts them as 0 logs Σ_f mean_f over the answers that have one, and a mean reward below it.
     """
-    errors, groups = log.series(schema.REWARD_ERRORS), log.series(schema.ROLLOUTS_SAMPLED)
+    errors, groups = log.finite(schema.REWARD_ERRORS), log.finite(schema.ROLLOUTS_SAMPLED)
     bad = [row for row in (log.series(schema.REWARD_MEAN) or Series("", [], "")).rows
-           if not math.isfinite(row.values[schema_name(log)])]
+           if not is_number(row.values[schema_name(log)])]
     if bad:
         series = Series(schema_name(log), bad, log.source)
         return finding("broken", f"The mean reward is not a number in {len(bad)} readings: some answers had no reward",
@@ -97,7 +97,7 @@ def _parts(log: Log) -> Finding:
                     if name.startswith("rewards/") and name.endswith("/mean")})
     whole = log.series(schema.REWARD_MEAN)
     weights = log.settings.given.get("reward_weights")
-    rows = [row for row in whole.rows if all(math.isfinite(row.values.get(name, math.nan)) for name in names)] \
+    rows = [row for row in whole.rows if all(is_number(row.values.get(name, math.nan)) for name in names)] \
         if whole and names else []
     if whole is None or len(rows) < THIRDS or weights is not None:
         return finding("fine", "No answer is known to lack a reward")
@@ -114,7 +114,7 @@ def _parts(log: Log) -> Finding:
 
 def noise(log: Log) -> Finding:
     """Σ pairs with the same text and other rewards / Σ pairs with the same text, of one prompt, over all steps."""
-    pairs, apart = log.series(schema.REWARD_EQUAL_TEXTS), log.series(schema.REWARD_EQUAL_TEXTS_APART)
+    pairs, apart = log.finite(schema.REWARD_EQUAL_TEXTS), log.finite(schema.REWARD_EQUAL_TEXTS_APART)
     if not pairs or not apart:
         return unknown("whether equal answers get equal rewards is not in the log", settles=signs.callback(log))
     count, other = math.fsum(pairs.values), math.fsum(apart.values)
@@ -132,10 +132,10 @@ def noise(log: Log) -> Finding:
 
 def length(log: Log) -> Finding:
     """Correlation of reward and length inside groups; from a log alone, of their changes from step to step."""
-    found = log.series(schema.LENGTH_REWARD)
+    found = log.finite(schema.LENGTH_REWARD)
     grown = _grown(log)
     if found and len(found) >= 4:
-        middle = mean_interval(found.finite.values)
+        middle = mean_interval(found.values)
         low, high = middle.ends or (middle.mean, middle.mean)
         firm = min(abs(low), abs(high)) if low * high > 0 else 0.0
         state: State = grade(firm, LENGTH_WATCH, LENGTH_BROKEN)
@@ -172,7 +172,7 @@ def _grown(log: Log) -> int:
 def _changes_together(log: Log) -> float:
     """corr(x_s − x_{s−1}, y_s − y_{s−1}) of mean reward and mean length over the rows that have both."""
     reward, size = series_of(log, schema.REWARD_MEAN), series_of(log, schema.LENGTH_MEAN)
-    rows = [row.values for row in reward.rows if math.isfinite(row.values.get(size.name, math.nan))]
+    rows = [row.values for row in reward.rows if is_number(row.values.get(size.name, math.nan))]
     x, y = ([b[name] - a[name] for a, b in pairwise(rows)] for name in (reward.name, size.name))
     mx, my = math.fsum(x) / max(1, len(x)), math.fsum(y) / max(1, len(y))
     xy = math.fsum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
