@@ -76,7 +76,8 @@ REMEDIES: Mapping[str, Remedy] = {
         "drop unanimous groups in a subclass of GRPOTrainer: loss_type has no value that does",
         "algorithm.filter_groups.enable=True", "--method dapo, which drops unanimous groups and draws others"),
     "KL only": Remedy("beta=0.0, or prompts that leave fewer groups unanimous",
-                      f"{ACTOR}.use_kl_loss=False, or algorithm.filter_groups.enable=True", "--beta 0, or --method dapo"),
+                      f"{ACTOR}.use_kl_loss=False, or algorithm.filter_groups.enable=True",
+                      "--beta 0, or --method dapo"),
     "saturation": Remedy(
         "harder prompts where the reward is high, easier ones where it is low",
         "harder prompts where the score is high, easier ones where it is low",
@@ -104,11 +105,13 @@ REMEDIES: Mapping[str, Remedy] = {
     "gradient clip": Remedy("max_grad_norm=1.0", f"{ACTOR}.optim.clip_grad=1.0", "--clip-norm 1",
                             "KL after a step, at the next reading", "a clip norm of 1"),
     "frozen": Remedy("requires_grad of the weights, or a larger LoRA rank and more target modules",
-                     "requires_grad of the weights, or a larger LoRA rank", "--lora (a larger rank, or 0 for all weights)",
+                     "requires_grad of the weights, or a larger LoRA rank", "--lora (a larger rank, or 0 for all "
+                     "weights)",
                      "the share of trained parameters, at the first reading", "which weights are trained"),
     "small steps": Remedy(
         "a larger learning_rate, or optim='adamw_torch': ×10 until KL after a step is above 1e-7",
-        f"a larger {ACTOR}.optim.lr: ×10", "a larger --lr, or --optimizer adamw", "KL after a step, at the next reading",
+        f"a larger {ACTOR}.optim.lr: ×10", "a larger --lr, or --optimizer adamw",
+        "KL after a step, at the next reading",
         "a larger learning rate, or Adam"),
     "KL pull": Remedy("beta=0.0 (TRL's default), or a tenth of it",
                       f"{ACTOR}.kl_loss_coef=0.001, or a tenth of it; algorithm.use_kl_in_reward=False",

@@ -30,7 +30,8 @@ def callback(log: Log) -> str:
     """What would record the numbers of the batch."""
     return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine'))",
             "verl": "creditscope's verl plugin, or `creditscope scope` on trainer.rollout_data_dir",
-            "creditscope": "a run of this version"}.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
+            "creditscope": "a run of this version",
+            }.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
 
 
 def exactly_zero(series: Series, value: float) -> bool:

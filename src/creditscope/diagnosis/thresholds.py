@@ -42,9 +42,10 @@ APART_BROKEN = Threshold(0.2, "reward noise", "the same share",
                          "fifth of the contrast inside groups is chance.")
 APART_PAIRS = Threshold(20, "reward noise", "pairs", "At a share of 0.2, 20 pairs without one are a chance of 1 %.")
 LENGTH_WATCH = Threshold(0.3, "reward length", "correlation of reward and length inside groups",
-                         "Healthy runs lie between −0.2 and 0.2; where length is added to the reward it is 0.3 and more.")
-LENGTH_BROKEN = Threshold(0.8, "reward length", "the same correlation", "Then length explains two thirds of the reward: "
-                          "0.8² = 0.64.")
+                         "Healthy runs lie between −0.2 and 0.2; where length is added to the reward it is 0.3 and "
+                         "more.")
+LENGTH_BROKEN = Threshold(0.8, "reward length", "the same correlation", "Then length explains two thirds of the "
+                          "reward: 0.8² = 0.64.")
 LENGTH_STEPS = Threshold(0.7, "reward length", "correlation of the changes of reward and length between steps",
                          "From a log alone: batches differ in reward for many reasons, so half of the variance "
                          "(0.7² ≈ 0.5) must go with length.")
@@ -66,7 +67,8 @@ COLD = Threshold(0.3, "cold sampler", "temperature, or top-p", "π^(1/T) at T = 
 HOT = Threshold(1.5, "hot sampler", "temperature", "Examples of TRL and verl use 0.6 to 1.2.")
 HOT_ENTROPY = Threshold(2.5, "hot sampler", "nats per token at the start",
                         "e^2.5 = 12 likely tokens at every position; language models that write sense have 0.2 to 1.")
-CUT_WATCH = Threshold(0.2, "truncation", "share of answers cut at the limit", "One answer of five is judged incomplete.")
+CUT_WATCH = Threshold(0.2, "truncation", "share of answers cut at the limit", "One answer of five is judged "
+                      "incomplete.")
 CUT_BROKEN = Threshold(0.5, "truncation", "share of answers cut at the limit",
                        "Half of the rewards judge the limit; only to watch where the reward rises all the same.")
 NEAR_LIMIT = Threshold(0.9, "truncation", "mean length over the limit", "Where the share of cut answers is not logged: "
@@ -115,8 +117,8 @@ STEP_WATCH = Threshold(0.02, "step size", "KL after an update, nats per token",
 STEP_BROKEN = Threshold(0.2, "step size", "KL after an update, nats per token",
                         "An answer of 50 tokens is then e^10 times less likely than before the step.")
 DECAY = Threshold(0.1, "weight decay", "Σ ηλ over the run", "Weights shrink by a tenth whatever is learnt.")
-ENTROPY_LOW = Threshold(0.02, "entropy", "nats per token", "An answer of 50 tokens has e = 2.7 likely forms, fewer than "
-                        "any group has rollouts.")
+ENTROPY_LOW = Threshold(0.02, "entropy", "nats per token", "An answer of 50 tokens has e = 2.7 likely forms, fewer "
+                        "than any group has rollouts.")
 ENTROPY_LEFT = Threshold(0.3, "entropy", "entropy at the end over that at the start", "Less than a third is left.")
 ENTROPY_GONE = Threshold(0.15, "entropy", "entropy at the end over that at the start",
                          "To watch even where the reward rises: a run that goes on has little left to explore.")

@@ -76,7 +76,8 @@ def cold(log: Log) -> Finding:
         if first.mean <= max(DISTINCT, 1.5 * one):
             return finding("broken", f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct "
                            f"from the start{said}", first, onset=first.rows[0].step, why=why)
-        return finding("fine", f"Answers of a group differ: {percent(last(distinct).mean)} are distinct", last(distinct))
+        return finding("fine", f"Answers of a group differ: {percent(last(distinct).mean)} are distinct",
+                       last(distinct))
     low = entropy.part(0, FEW) if entropy and log.fact("per_token") and len(entropy) >= FEW else None
     narrow = low is not None and low.mean < ENTROPY_LOW
     if named and (narrow or _dead_share(log) >= DEAD_BOUND or not low):
@@ -119,8 +120,8 @@ def too_hard(log: Log) -> Finding:
         return finding("fine", "Not in play: few groups are known to be all wrong", recent)
     state: State = "fine" if signs.rises(log) and dead < DEAD_BROKEN else grade(dead, DEAD_WATCH, DEAD_BROKEN)
     state = "watch" if state == "fine" and not signs.rises(log) else state
-    return finding(state, f"Most prompts are too hard: in {percent(dead)} of the groups no answer differs, and the mean "
-                   f"reward is {recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
+    return finding(state, f"Most prompts are too hard: in {percent(dead)} of the groups no answer differs, and the "
+                   f"mean reward is {recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
                    follows=["truncation", "hot sampler", "reward missing", "step size", "updates", "weight decay",
                             "reward trend"])
 
@@ -132,8 +133,8 @@ def too_easy(log: Log) -> Finding:
         return finding("fine", "Not in play: few groups are known to be all right", right)
     learnt = signs.outcome(log) == "rose"
     words = "is now solved" if learnt else "was solved from the start"
-    return finding("watch", f"What is trained on {words}: {percent(dead)} of the groups are dead, and the mean reward is "
-                   f"{right.mean:.3g}", right, why=WHY,
+    return finding("watch", f"What is trained on {words}: {percent(dead)} of the groups are dead, and the mean reward "
+                   f"is {right.mean:.3g}", right, why=WHY,
                    onset=_dead_onset(log), follows=["memorised", "reward length", "held out"])
 
 
@@ -176,8 +177,9 @@ def dead(log: Log) -> Finding:
                        f"{recent.mean:.0%}", norm, recent, why=WHY, remedy="dead counted", follows=DEATH)
     if recent.mean == 0:
         return finding("fine", "No group is dead: in each of them some answers got more reward than others", recent)
-    return finding(grade(recent.mean, DEAD_WATCH, DEAD_BROKEN), f"{percent(recent.mean)} of the groups are dead{over(recent)}: nothing that is rewarded "
-                   f"differs between their answers, so they train nothing", recent, why=WHY,
+    return finding(grade(recent.mean, DEAD_WATCH, DEAD_BROKEN), f"{percent(recent.mean)} of the groups are "
+                   f"dead{over(recent)}: nothing that is rewarded differs between their answers, so they train nothing",
+                   recent, why=WHY,
                    onset=_dead_onset(log), follows=[*DEATH, "entropy", "length drift", "step size",
                                                                         "updates", "weight decay", "reward trend"])
 
@@ -195,8 +197,8 @@ def _uncounted(log: Log) -> Finding:
                        why="∇J = Σ w ∇log π, and w = 0 where A = 0.", remedy="dead counted", follows=DEATH)
     if bound >= DEAD_BOUND:
         spread = series_of(log, schema.REWARD_STD)
-        return finding(grade(bound, DEAD_BOUND, DEAD_BROKEN), f"At least {percent(bound)} of the groups are dead: {spread.name} is exactly 0 in so "
-                       f"many of the readings", spread, why=WHY, follows=DEATH,
+        return finding(grade(bound, DEAD_BOUND, DEAD_BROKEN), f"At least {percent(bound)} of the groups are dead: "
+                       f"{spread.name} is exactly 0 in so many of the readings", spread, why=WHY, follows=DEATH,
                        onset=crossed(spread, lambda x: x == 0))
     recent, size = last(series_of(log, schema.REWARD_MEAN)), log.fact("group")
     if size is None or min(recent.values) < 0 or max(recent.values) > 1 or size < 2:
@@ -300,7 +302,8 @@ def _cut(log: Log, recent: Series) -> Finding:
         else ("", "The reward of half an answer says where it was cut, not whether it was right.")
     came = state != "fine" and signs.cuts_came_later(log)
     then = (f", {percent(signs.cut_at_first(log))} at first" if came else "") + (f", though {well}" if well else "")
-    return finding(state, f"{percent(recent.mean)} of the answers are cut at the limit{over(recent)}{out}{then}", recent,
+    return finding(state, f"{percent(recent.mean)} of the answers are cut at the limit{over(recent)}{out}{then}",
+                   recent,
                    why=why,
                    onset=crossed(series_of(log, "truncated"), lambda share: share >= CUT_WATCH),
                    follows=["reward length", "step size", "updates", "weight decay", "hot sampler", "reward trend"]

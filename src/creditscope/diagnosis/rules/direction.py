@@ -11,7 +11,8 @@ from creditscope.runs import schema
 from creditscope.runs.intervals import mean_interval
 
 CAUSES = ("reward constant", "reward missing", "reward noise", "one rollout", "cold sampler", "hot sampler",
-          "truncation", "learning rate", "epsilon", "rounding", "gradient clip", "frozen", "small steps", "KL pull", "clip",
+          "truncation", "learning rate", "epsilon", "rounding", "gradient clip", "frozen", "small steps", "KL pull",
+          "clip",
           "cispo cap", "weight decay", "updates", "step size", "too hard", "too easy", "dead groups", "memorised",
           "reward length", "signal", "sampler", "KL level", "length drift", "entropy")
 """Rules whose findings explain a reward that does not rise, first causes first."""
@@ -28,7 +29,8 @@ def held_out(log: Log) -> Finding:
                        why="The 95 % intervals of the two, as logged, have no point in common.",
                        remedy="held out" if rose else "step size",
                        onset=worse[1].rows[0].step, follows=["reward length"] if rose else
-                       ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size", "hot sampler", "cold sampler"])
+                       ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size",
+                        "hot sampler", "cold sampler"])
     values = log.finite(schema.EVAL_REWARD)
     if not values or len(values) < 4:
         return unknown("nothing was evaluated on held-out problems", settles="an evaluation before and after")
@@ -39,7 +41,8 @@ def held_out(log: Log) -> Finding:
     if fell and signs.outcome(log) == "rose":
         return finding("broken", f"The held-out reward fell from {begin.mean:.3g} to {end.mean:.3g} while the training "
                        f"reward rose: what is paid is not what was meant", begin, end,
-                       why="Both are of the same policy: the two rewards differ.", onset=left_beginning(values, rising=False),
+                       why="Both are of the same policy: the two rewards differ.",
+                       onset=left_beginning(values, rising=False),
                        follows=["reward length"])
     return finding("fine", f"The held-out reward went from {begin.mean:.3g} to {end.mean:.3g}", begin, end)
 
@@ -60,8 +63,8 @@ def memorised(log: Log) -> Finding:
     return finding(state, f"Prompts are memorised: each was seen {most:.0f} times"
                    + (f", and the reward on them is {level_now.mean:.3g}" if level_now else "")
                    + (f" (of {seen.values[-1]:.0f} prompts)" if (seen := log.finite(schema.PROMPTS_SEEN)) else ""),
-                   series.part(-1), why="passes = groups sampled / distinct prompts. A prompt that was seen often pays for "
-                   "its own answer, not for the skill.",
+                   series.part(-1), why="passes = groups sampled / distinct prompts. A prompt that was seen often "
+                   "pays for its own answer, not for the skill.",
                    onset=next((row.step for row in series.rows if row.values[series.name] >= PASSES), None))
 
 
@@ -82,8 +85,8 @@ def reward(log: Log) -> Finding:
     fell = told == "fell"
     state: State = "fine" if not fell else "broken" if unit and -found.change.mean >= COLLAPSED * unit else "watch"
     verb = {"fell": "fell", "rose": "rose"}.get(told, "did not clearly change:")
-    return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to {found.last.mean:.3g} in "
-                   f"the last", found.first, found.last, why=found.told(),
+    return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to {found.last.mean:.3g} "
+                   f"in the last", found.first, found.last, why=found.told(),
                    onset=left_beginning(series_of(log, schema.REWARD_MEAN), rising=False) if fell else None,
                    follows=["reward missing", "weight decay", "updates", "step size", "hot sampler", "cold sampler",
                             "reward length", "truncation", "length drift", "entropy", "KL level", "gradient", "sampler",
@@ -102,7 +105,8 @@ def signal(log: Log) -> Finding:
         return finding("fine", f"Groups push in a common direction: agreement {told}" if low > 0 else
                        f"The groups' agreement is {told}", series)
     return finding("watch", f"No batch has shown a direction: the groups' gradients agree by {told}, which 0 would do",
-                   series, scale, why="mean ⟨G_a, G_b⟩ over pairs of groups = ‖G‖² in expectation; noise has 0.", onset=series.rows[0].step,
+                   series, scale, why="mean ⟨G_a, G_b⟩ over pairs of groups = ‖G‖² in expectation; noise has 0.",
+                   onset=series.rows[0].step,
                    follows=["reward constant", "reward noise", "reward missing", "one rollout", "cold sampler",
                             "hot sampler", "too hard", "too easy", "dead groups", "truncation"])
 
@@ -118,8 +122,8 @@ def no_gain(log: Log) -> Finding:
     if signs.nearly_all_right(log) and not signs.silent_end(log):
         return finding("fine", f"Little is left to gain: the mean reward is {found.last.mean:.3g}", found.last)
     half = (found.change.high or 0.0) - found.change.mean
-    said = f"No gain in {done} steps: the reward is {found.last.mean:.3g}; a gain below {half:.2g} would be invisible in " \
-           f"this noise"
+    said = (f"No gain in {done} steps: the reward is {found.last.mean:.3g}; a gain below {half:.2g} would be invisible "
+            f"in this noise")
     state: State = "watch" if done >= NO_GAIN else "unknown"
     return finding(state, said, found.first, found.last, why=found.told(),
                    settles="more steps" if state == "unknown" else "what the callback reads: movement, noise, contrast",

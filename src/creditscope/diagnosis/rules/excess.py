@@ -78,10 +78,12 @@ def step_size(log: Log) -> Finding:
     if not fell:
         return finding("fine", f"Nothing says that steps are too large{named}")
     reward = series_of(log, schema.REWARD_MEAN)
-    return finding("broken", f"Steps are too large{named}: {fell}", *ends(reward) if len(reward) >= TREND else (reward,),
+    return finding("broken", f"Steps are too large{named}: {fell}",
+                   *ends(reward) if len(reward) >= TREND else (reward,),
                    why="A reward that was there and is gone was unlearnt by the updates; smaller ones keep near the "
                    "samples.", onset=left_beginning(reward, rising=False),
-                   follows=["weight decay", *(["updates"] if updates != 1 else []), *(["length drift"] if _shrank(log) else [])])
+                   follows=["weight decay", *(["updates"] if updates != 1 else []),
+                            *(["length drift"] if _shrank(log) else [])])
 
 
 def _collapsed(log: Log) -> str:
@@ -118,8 +120,10 @@ def updates(log: Log) -> Finding:
         worst, recent = _worst(past), last(past)
         high = max(recent.mean, worst.mean if harm else 0.0)
         state = grade(high, PAST_WATCH, PAST_BROKEN)
-        state = ("watch" if high >= PAST_BROKEN else "fine") if not harm else "broken" if state == "watch" and _collapsed(
-            log) else state
+        if not harm:
+            state = "watch" if high >= PAST_BROKEN else "fine"
+        elif state == "watch" and _collapsed(log):
+            state = "broken"
         return finding(state, f"{percent(recent.mean)} of the tokens that have a bound end past it{over(recent)}, "
                        f"{percent(worst.mean)} at step {worst.rows[0].step}, with {often} per batch", recent, worst,
                        onset=crossed(past, lambda x: x >= PAST_WATCH, 1), why=why)
@@ -143,9 +147,9 @@ def decay(log: Log) -> Finding:
     if total < DECAY:
         return finding("fine", f"Weight decay shrinks the weights by {percent(total)} over the run", rate)
     state: State = "broken" if not signs.rises(log) else "watch"
-    return finding(state, f"Weight decay shrinks the weights by {percent(min(1.0, 1 - math.exp(-total)))} over the run: "
-                   f"{log.spelled('weight_decay')} = {weight:g}", rate, why="θ ← (1 − ηλ)θ at every step, whatever the "
-                   "gradient says.", onset=0)
+    return finding(state, f"Weight decay shrinks the weights by {percent(min(1.0, 1 - math.exp(-total)))} over the "
+                   f"run: {log.spelled('weight_decay')} = {weight:g}", rate, why="θ ← (1 − ηλ)θ at every step, "
+                   "whatever the gradient says.", onset=0)
 
 
 def entropy(log: Log) -> Finding:
@@ -189,7 +193,8 @@ def drift(log: Log) -> Finding:
         "fine" else ""
     return finding(state, f"Answers went from {before:.0f} to {after:.0f} tokens (× {factor:.2g}){told}", *both,
                    why="w_it ∝ A_i/L_i under a mean over each answer, ∝ A_i under a mean over all tokens.",
-                   remedy="length shrinks" if shrinks else "length drift" if own else "reward length", onset=left_beginning(series, rising=not shrinks),
+                   remedy="length shrinks" if shrinks else "length drift" if own else "reward length",
+                   onset=left_beginning(series, rising=not shrinks),
                    follows=["KL pull", "reward length", "weight decay", *([] if shrinks and state == "broken" else FAR),
                             "hot sampler"])
 
@@ -206,8 +211,10 @@ def kl_level(log: Log) -> Finding:
                        why="KL(π ‖ π_ref) = 0 at π = π_ref.", remedy="reference",
                        onset=series.rows[0].step)
     bad = recent.mean >= KL_WATCH and not signs.rises(log)
-    return finding("watch" if bad else "fine", f"KL to the reference went from {first:.2g} to {recent.mean:.2g}", recent,
-                   why="KL per token, mean over the answers' tokens.", onset=crossed(series, lambda x: x >= KL_WATCH), follows=FAR)
+    return finding("watch" if bad else "fine", f"KL to the reference went from {first:.2g} to {recent.mean:.2g}",
+                   recent,
+                   why="KL per token, mean over the answers' tokens.", onset=crossed(series, lambda x: x >= KL_WATCH),
+                   follows=FAR)
 
 
 def gradient(log: Log) -> Finding:
@@ -222,8 +229,9 @@ def gradient(log: Log) -> Finding:
     norm = series_of(log, schema.GRAD_NORM)
     zeros = sum(signs.exactly_zero(norm, value) for value in norm.values)
     if zeros > ZERO_MANY * len(norm):
-        return finding("watch" if signs.rises(log) else "broken", f"The gradient is exactly 0 in {zeros} of {len(norm)} "
-                       f"readings: nothing is learnt there", norm, why="∇J = Σ w ∇log π, and w = 0 where a group is dead or an answer is masked.",
+        return finding("watch" if signs.rises(log) else "broken", f"The gradient is exactly 0 in {zeros} of "
+                       f"{len(norm)} readings: nothing is learnt there", norm, why="∇J = Σ w ∇log π, and w = 0 where "
+                       "a group is dead or an answer is masked.",
                        remedy="dead groups",
                        onset=crossed(norm, lambda x: x == 0),
                        follows=["truncation", "reward constant", "one rollout", "cold sampler", "too easy", "too hard",
@@ -232,8 +240,8 @@ def gradient(log: Log) -> Finding:
     worst = _worst(norm)
     spiked = middle > 0 and worst.mean >= SPIKE * middle and len(norm) >= TREND
     if spiked and not signs.rises(log) and signs.outcome(log) == "fell":
-        return finding("watch", f"The gradient spikes: {worst.mean:.2g} at step {worst.rows[0].step}, {middle:.2g} in the "
-                       f"middle", worst, why="‖∇J‖ before clipping.", onset=worst.rows[0].step, follows=FAR)
+        return finding("watch", f"The gradient spikes: {worst.mean:.2g} at step {worst.rows[0].step}, {middle:.2g} in "
+                       f"the middle", worst, why="‖∇J‖ before clipping.", onset=worst.rows[0].step, follows=FAR)
     told = f", {zeros} of {len(norm)} readings are 0" if zeros else ""
     return finding("fine", f"The gradient's norm is {last(norm).mean:.2g}{told}", last(norm))
 

@@ -60,9 +60,10 @@ def small_steps(log: Log) -> Finding:
         return _small_sgd(log)
     if found >= MOVED:
         return finding("fine", f"The policy moves: n²·D = {found:.2g} nats per token", last(series))
-    return finding("broken", f"The policy does not move: KL after a step is {last(series).mean:.2g} nats per token; over "
-                   f"{signs.planned(log)} steps it can reach {found:.2g} at most", series,
-                   why="Steps that all point one way add lengths, and KL grows with the square: KL ≤ n²·D.", onset=series.rows[0].step,
+    return finding("broken", f"The policy does not move: KL after a step is {last(series).mean:.2g} nats per token; "
+                   f"over {signs.planned(log)} steps it can reach {found:.2g} at most", series,
+                   why="Steps that all point one way add lengths, and KL grows with the square: KL ≤ n²·D.",
+                   onset=series.rows[0].step,
                    follows=["learning rate", "epsilon", "rounding", "gradient clip", "frozen", "clip",
                             "reward constant", "one rollout", "cold sampler", "too easy", "too hard", "dead groups",
                             "truncation"])
@@ -79,8 +80,8 @@ def _small_sgd(log: Log) -> Finding:
         1, len(rows))
     if moved >= 0.1 or not stalls(log):
         return finding("fine", f"SGD can move the weights by {moved:.2g} in all", norm)
-    return finding("broken", f"SGD moves the weights by {moved:.2g} at most over the whole run: Σ η‖g‖, with a learning "
-                   f"rate of {max(rate.values):.2g} and a gradient norm of {last(norm).mean:.2g}", norm, rate,
+    return finding("broken", f"SGD moves the weights by {moved:.2g} at most over the whole run: Σ η‖g‖, with a "
+                   f"learning rate of {max(rate.values):.2g} and a gradient norm of {last(norm).mean:.2g}", norm, rate,
                    why="‖θ_n − θ_0‖ ≤ Σ η‖g‖; the weights of a language model have norms of 10 to 1000. SGD needs "
                    "learning rates about 1e4 times those of Adam.", onset=0)
 
@@ -101,7 +102,8 @@ def learning_rate(log: Log) -> Finding:
     if len(values) >= 2 * FEW and low > len(values) / 2:
         return finding("broken" if stalls(log) else "watch", f"The learning rate is below a hundredth of "
                        f"{max(top, given):.2g} in {low} of {len(values)} readings: warm-up or schedule leave little",
-                       series, why="θ ← θ − η·update.", onset=crossed(series, lambda x: x < WARM * max(top, given)), remedy="schedule")
+                       series, why="θ ← θ − η·update.", onset=crossed(series, lambda x: x < WARM * max(top, given)),
+                       remedy="schedule")
     if len(values) >= 2 * FEW and values == sorted(set(values)) and log.setting("learning_rate") != top:
         return finding("broken" if stalls(log) and top < 0.5 * given else "watch" if stalls(log) else "fine",
                        f"The learning rate rises to the end of the log, up to {top:.2g}: all of it is warm-up",
@@ -117,9 +119,10 @@ def _rate_sum(log: Log, series: Series) -> Finding:
         first = " (a warm-up begins at 0: the first step changes nothing)" if series.values[0] == 0 else ""
         return finding("fine", f"The learning rate goes from {series.values[0]:.2g} to {series.values[-1]:.2g}{first}",
                        series)
-    return finding("broken", f"The learning rate is too small: Σ η = {total:.2g} over {signs.planned(log)} steps is the "
-                   f"farthest that Adam can move a weight", series,
-                   why="Adam's update is m̂/(√v̂ + ε), about 1 in size, times η; weights are 0.01 to 0.1 in size.", onset=0)
+    return finding("broken", f"The learning rate is too small: Σ η = {total:.2g} over {signs.planned(log)} steps is "
+                   f"the farthest that Adam can move a weight", series,
+                   why="Adam's update is m̂/(√v̂ + ε), about 1 in size, times η; weights are 0.01 to 0.1 in size.",
+                   onset=0)
 
 
 def epsilon(log: Log) -> Finding:
@@ -157,8 +160,8 @@ def rounding(log: Log) -> Finding:
         rate = log.finite("lr")
         moving = rate is None or max(rate.values) > 0
         if (recent.mean >= ROUNDED or (same and recent.mean > 0.5)) and low and moving and (stalls(log) or same):
-            return finding("broken" if same or stalls(log) else "watch", f"Updates are lost in rounding: an update leaves "
-                           f"{percent(recent.mean)} of the weights, stored as {log.word('dtype')}, as they are"
+            return finding("broken" if same or stalls(log) else "watch", f"Updates are lost in rounding: an update "
+                           f"leaves {percent(recent.mean)} of the weights, stored as {log.word('dtype')}, as they are"
                            + (", and KL after the step is exactly 0" if same else ""), recent, kl,
                            onset=zero.rows[0].step, why=why)
         return finding("fine", f"An update moves {percent(1 - recent.mean)} of the weights", recent)
@@ -168,8 +171,9 @@ def rounding(log: Log) -> Finding:
             "the share of weights that an update moves was not read", settles="ScopeCallback")
     top = max(rate.values)
     if 0 < top < 1e-5 and stalls(log):
-        return finding("broken", f"Updates are lost in rounding: weights are stored as {log.word('dtype')}, and Adam moves "
-                       f"them by about {top:.2g}", rate, settles="update/zero, which ScopeCallback reads", onset=0, why=why)
+        return finding("broken", f"Updates are lost in rounding: weights are stored as {log.word('dtype')}, and Adam "
+                       f"moves them by about {top:.2g}", rate, settles="update/zero, which ScopeCallback reads",
+                       onset=0, why=why)
     return finding("fine", f"Weights are stored as {log.word('dtype')}, with a learning rate of {top:.2g}", rate)
 
 
@@ -194,7 +198,8 @@ def frozen(log: Log) -> Finding:
     if share >= TRAINABLE or not stalls(log):
         return finding("fine", f"{percent(share)} of the parameters are trained", series.part(-1))
     return finding("broken", f"Only {share:.2%} of the parameters are trained, and the reward does not rise",
-                   series.part(-1), why="Weights without a gradient stay; what is left moves the policy little.", onset=0)
+                   series.part(-1), why="Weights without a gradient stay; what is left moves the policy little.",
+                   onset=0)
 
 
 def kl_pull(log: Log) -> Finding:
@@ -212,9 +217,10 @@ def kl_pull(log: Log) -> Finding:
                        why="−⟨g_KL, g_R⟩/‖g_R‖² = 1 where the two gradients cancel.", onset=pull.rows[0].step)
     if not beta or beta < BETA:
         return finding("fine", "There is no KL term in the loss" if beta == 0 else
-                       f"Not in play: the KL term's weight is {beta:g}" if beta else "The KL term's weight is not known")
-    return finding("broken" if stalls(log) else "fine", f"The KL term outweighs the reward: β = {beta:g}, where examples "
-                   f"use 0 to 0.1, and the reward does not rise", level(log, "kl"),
+                       f"Not in play: the KL term's weight is {beta:g}" if beta else "The KL term's weight is not "
+                       "known")
+    return finding("broken" if stalls(log) else "fine", f"The KL term outweighs the reward: β = {beta:g}, where "
+                   f"examples use 0 to 0.1, and the reward does not rise", level(log, "kl"),
                    why="∇J = Σ w ∇log π − β ∇KL: with a large β the policy stays at the reference.", onset=0,
                    settles="grad/kl_pull, which ScopeCallback reads")
 
@@ -232,9 +238,10 @@ def _kl_in_reward(log: Log) -> Finding | None:
     mean = math.fsum(recent) / len(recent)
     if -mean < KL_REWARD * max(unit, 1e-9):
         return None
-    return finding("broken", f"KL in the reward outweighs the score: it costs {-mean:.2g} per answer, beside a score of "
-                   f"{last(score.finite).mean:.2g}", last(paid.finite), last(score.finite),
-                   why="r = score − β·KL: the policy is paid for staying near the reference, or for short answers.", onset=paid.rows[0].step)
+    return finding("broken", f"KL in the reward outweighs the score: it costs {-mean:.2g} per answer, beside a score "
+                   f"of {last(score.finite).mean:.2g}", last(paid.finite), last(score.finite),
+                   why="r = score − β·KL: the policy is paid for staying near the reference, or for short answers.",
+                   onset=paid.rows[0].step)
 
 
 def clip(log: Log) -> Finding:
@@ -246,8 +253,8 @@ def clip(log: Log) -> Finding:
         return finding("fine", f"{log.fact('loss')} has no clip that zeroes a token: there is no clip ratio to read")
     if edges and max(edges) <= CLOSED and several:
         return finding("broken" if stalls(log) else "watch", f"The clip range is closed: 1 ± {max(edges):g} leaves no "
-                       f"gradient after the first update on a batch", recent, why="Past 1 ± ε the term is constant in π, "
-                       "so w = 0.", remedy="clip closed", onset=0)
+                       f"gradient after the first update on a batch", recent, why="Past 1 ± ε the term is constant in "
+                       "π, so w = 0.", remedy="clip closed", onset=0)
     if updates == 1 and not (recent and max(recent.values) > 0):
         return finding("fine", "Nothing can be clipped: each batch gets one optimiser step, so every ratio is 1 and ε "
                        "has no effect. A clip ratio of 0 is no sign of health", recent,
@@ -269,10 +276,10 @@ def cispo(log: Log) -> Finding:
     if ceiling is None or ceiling > 1:
         words = f"{log.fact('loss')} has no such cap" if ceiling is None else f"the cap {ceiling:g} lies above ratio 1"
         return finding("fine", f"Not in play: {words}")
-    return finding("watch" if stalls(log) else "fine", f"CISPO's cap is {ceiling:g}: every ratio near 1 is cut to it, so "
-                   f"the gradient is scaled by {ceiling:g} and the ratio corrects nothing", level(log, "cispo"),
-                   why="The weight is sg[min(ρ, epsilon_high)]; below 1 it is a constant, which Adam divides out, and the "
-                   "logged ratio is the share of tokens with A > 0.", onset=0)
+    return finding("watch" if stalls(log) else "fine", f"CISPO's cap is {ceiling:g}: every ratio near 1 is cut to it, "
+                   f"so the gradient is scaled by {ceiling:g} and the ratio corrects nothing", level(log, "cispo"),
+                   why="The weight is sg[min(ρ, epsilon_high)]; below 1 it is a constant, which Adam divides out, and "
+                   "the logged ratio is the share of tokens with A > 0.", onset=0)
 
 
 def horizon(log: Log) -> Finding:
@@ -283,9 +290,9 @@ def horizon(log: Log) -> Finding:
     recent = last(series_of(log, schema.LENGTH_MEAN))
     share = recent.mean / max(constant, 1.0)
     return finding("watch" if share < HORIZON and "sgd" in log.word("optimizer").lower() and stalls(log) else "fine",
-                   f"Token sums are divided by {constant:.0f}, while answers have {recent.mean:.0f} tokens: the gradient "
-                   f"is × {share:.2g} of the token mean's", recent, why="1/(B·L_max) Σ_it = (mean L / L_max) · 1/ΣL Σ_it; "
-                   "Adam divides the factor out.")
+                   f"Token sums are divided by {constant:.0f}, while answers have {recent.mean:.0f} tokens: the "
+                   f"gradient is × {share:.2g} of the token mean's", recent, why="1/(B·L_max) Σ_it = (mean L / L_max) "
+                   "· 1/ΣL Σ_it; Adam divides the factor out.")
 
 
 def loss(log: Log) -> Finding:
@@ -300,4 +307,5 @@ def loss(log: Log) -> Finding:
     start = f"is {series.values[0]:.2g} at first" if max(map(abs, series.values)) >= LOSS_ZERO else "is 0"
     meaning = found.sentence.replace(schema.REWARD_MEAN, log.trainer.metrics[schema.REWARD_MEAN])
     return finding("fine", f"The loss {start}, and no measure of progress: with {named} it is {value} at ratio 1, up "
-                   f"to its sign. {meaning}", series.part(0, 6), why=f"{found.formula} until the first update on a batch.")
+                   f"to its sign. {meaning}", series.part(0, 6), why=f"{found.formula} until the first update on a "
+                   "batch.")

@@ -58,8 +58,10 @@ def constant(log: Log) -> Finding:
     narrow = signs.nearly_all_cut(log) and not signs.cuts_came_later(log)
     causes = ["truncation"] if narrow else []
     # What was there and went is an effect of what took it.
-    causes += ["step size", "updates", "weight decay", "entropy", "length drift", "reward trend"] if before > value else \
-        ["too easy"] if before < value else ["cold sampler", "hot sampler"]
+    if before > value:
+        causes += ["step size", "updates", "weight decay", "entropy", "length drift", "reward trend"]
+    else:
+        causes += ["too easy"] if before < value else ["cold sampler", "hot sampler"]
     return finding("broken" if flat and before >= value else "watch", f"{who} the reward {value:g}, {words}", earlier,
                    same, *(part.part(-len(same)) for part in silent), why="Var r = 0, so A = 0.",
                    remedy=key, onset=silent[0].rows[0].step, follows=causes)
@@ -76,7 +78,8 @@ def missing(log: Log) -> Finding:
     if bad:
         series = Series(schema_name(log), bad, log.source)
         return finding("broken", f"The mean reward is not a number in {len(bad)} readings: some answers had no reward",
-                       series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.", onset=bad[0].step)
+                       series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.",
+                       onset=bad[0].step)
     if errors and groups:
         share = math.fsum(errors.values) / max(1.0, math.fsum(groups.values))
         return finding(grade(share, MISSING, 0.3), f"The reward function failed on {percent(share)} of the answers",
@@ -155,7 +158,8 @@ def length(log: Log) -> Finding:
     return finding("watch", f"The reward follows length: from step to step their changes have correlation {r:.2f}, and "
                    f"answers grow {'longer' if grown > 0 else 'shorter'} as the reward rises",
                    series_of(log, schema.LENGTH_MEAN), series_of(log, schema.REWARD_MEAN),
-                   why="corr(ΔL̄, Δr̄) between steps; what a batch has in length it has in reward.", settles=signs.callback(log),
+                   why="corr(ΔL̄, Δr̄) between steps; what a batch has in length it has in reward.",
+                   settles=signs.callback(log),
                    onset=series_of(log, schema.REWARD_MEAN).rows[0].step)
 
 
