@@ -18,7 +18,7 @@ from creditscope.diagnosis.thresholds import (
     SILENT,
 )
 from creditscope.diagnosis.trainers import OURS, VERL
-from diagnosis.makers_doctor import FLAT, N, RISES, Case, above, below, findings, halves, log_of, states, steady
+from diagnosis.makers_doctor import FLAT, RISES, Case, N, above, below, findings, halves, log_of, states, steady
 
 PAIRS = "reward/equal_texts"
 APART = "reward/equal_texts_apart"

@@ -39,6 +39,16 @@ def exactly_zero(series: Series, value: float) -> bool:
     return value == 0 and not series.resolution
 
 
+def assumes(log: Log, fact: str) -> bool:
+    """Whether a fact depends on a setting that was not given, so that the trainer's default was taken."""
+    before = dict(log.settings.assumed)
+    log.settings.assumed.clear()
+    log.fact(fact)
+    found = bool(log.settings.assumed)
+    log.settings.assumed.update(before)
+    return found
+
+
 # -- what the reward did ----------------------------------------------------------------------------------------------
 
 

@@ -49,10 +49,10 @@ DEATH = ("reward constant", "one rollout", "truncation", "cold sampler", "hot sa
 def one_rollout(log: Log) -> Finding:
     """With R = 1 a group mean is the reward itself: no baseline, or no advantage at all."""
     row, size = log.fact("method"), log.fact("group")
-    if row is None or size is None or size != 1 or row.baseline == "none":
+    if row is None or size is None or size != 1 or row.baseline in ("none", "external"):
         return finding("fine", "Not in play: " + ("the group size is not known" if size is None else
                                                   f"{size:.0f} rollouts per prompt"))
-    if log.settings.assumed:
+    if signs.assumes(log, "group"):
         return unknown(f"rollouts per prompt were not given; {log.trainer.name}'s default is 1")
     return finding("broken", "One rollout per prompt: a method with a group baseline has nothing to compare an answer "
                    "with, so the reward itself is its advantage, or 0", why="A = r − mean r over R = 1 answers: 0, or "
@@ -204,7 +204,7 @@ def _uncounted(log: Log) -> Finding:
     if size is None or min(recent.values) < 0 or max(recent.values) > 1 or size < 2:
         return unknown(doubt, settles=signs.remedy(log, "dead counted"))
     share = math.fsum(p**size + (1 - p)**size for p in recent.values) / len(recent)
-    if log.settings.assumed or share < DEAD_WATCH:
+    if signs.assumes(log, "group") or share < DEAD_WATCH:
         return unknown(f"{doubt}. If rewards are 0 or 1, at least {share:.0%} of the groups are dead on average",
                        settles=signs.remedy(log, "dead counted"))
     return finding("watch" if not signs.rises(log) else "fine",
@@ -283,7 +283,7 @@ def truncation(log: Log) -> Finding:
     if not has(log, "truncated"):
         return _near_limit(log)
     recent, limit, longest = last(series_of(log, "truncated")), log.fact("limit"), level(log, schema.LENGTH_MAX)
-    if limit is not None and (longest is None or log.settings.assumed):
+    if limit is not None and (longest is None or signs.assumes(log, "limit")):
         return unknown(f"{recent.name} compares with the longest answer of the batch, not with the limit",
                        settles="the limit, by --config or --set")
     if limit is not None and longest and max(longest.values) < limit:

@@ -133,7 +133,7 @@ def updates(log: Log) -> Finding:
     state = grade(clip.mean, CLIP_MUCH) if harm else "fine"
     if count is not None and harm and count >= 8 and clip.mean >= 0.05:
         state = "broken"
-    state = "broken" if harm and _collapsed(log) and (count or 0) > 1 and not log.settings.assumed else state
+    state = "broken" if harm and _collapsed(log) and (count or 0) > 1 and not signs.assumes(log, "updates") else state
     return finding(state, f"{percent(clip.mean)} of the tokens are clipped{over(clip)}, with {often} per batch", clip,
                    onset=crossed(series_of(log, "clip"), lambda x: x >= CLIP_MUCH), why=why)
 

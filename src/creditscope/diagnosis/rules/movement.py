@@ -260,7 +260,7 @@ def clip(log: Log) -> Finding:
                        "has no effect. A clip ratio of 0 is no sign of health", recent,
                        why=f"ρ = π/π_old = 1 until the first step on a batch, and there is no second. A second needs "
                        f"{signs.remedy(log, 'clip')}.")
-    if updates == 1 and not log.settings.assumed:
+    if updates == 1 and not signs.assumes(log, "updates"):
         return finding("watch" if recent and recent.mean > 0.01 else "fine",
                        "Tokens are clipped although the settings say one optimiser step per batch: they are of another "
                        "run, or the old log-probs come from another engine", recent,
