@@ -86,15 +86,21 @@ def rises(log: Log) -> bool:
     return outcome(log) == "rose" and not held_out_fell(log)
 
 
-def held_out_fell(log: Log) -> list[Series]:
-    """The first and the last evaluation, where the logged interval of the last lies below that of the first."""
+def evaluations(log: Log) -> list[Series]:
+    """Value, low and high of the first and of the last evaluation with a logged interval; none for fewer than two."""
     names = [series.name for metric in ("eval", schema.EVAL_LOW, schema.EVAL_HIGH) if (series := log.series(metric))]
     if len(names) < 3:
         return []
-    name, low, high = names
     rows = [row for row in log.rows if all(is_number(row.values.get(key, math.nan)) for key in names)]
-    worse = bool(rows) and rows[-1].values[high] < rows[0].values[low]
-    return [Series(name, [row], log.source) for row in (rows[0], rows[-1])] if worse else []
+    return [Series(name, [row], log.source) for row in (rows[0], rows[-1]) for name in names] if len(rows) > 1 else []
+
+
+def held_out_fell(log: Log) -> list[Series]:
+    """The first and the last evaluation, where the logged interval of the last lies below that of the first."""
+    if not (found := evaluations(log)):
+        return []
+    first, low, _, after, _, high = found
+    return [first, after] if high.mean < low.mean else []
 
 
 def steps(log: Log) -> int:

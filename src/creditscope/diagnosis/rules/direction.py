@@ -31,9 +31,8 @@ def held_out(log: Log) -> Finding:
                        onset=worse[1].rows[0].step, follows=["reward length"] if rose else
                        ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size",
                         "hot sampler", "cold sampler"])
-    accuracy = log.finite("eval")
-    if accuracy and len(accuracy) > 1 and log.finite(schema.EVAL_LOW) and log.finite(schema.EVAL_HIGH):
-        first, after = accuracy.part(0, 1), accuracy.part(-1)
+    if accuracy := signs.evaluations(log):
+        first, after = accuracy[0], accuracy[3]
         return finding("fine", f"Held-out accuracy went from {first.mean:.1%} to {after.mean:.1%}", first, after)
     values = log.finite(schema.EVAL_REWARD)
     if not values or len(values) < 4:
