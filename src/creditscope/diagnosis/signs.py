@@ -23,7 +23,7 @@ def percent(share: float) -> str:
 
 def remedy(log: Log, key: str) -> str:
     """The change for a cause, as the run's trainer spells it."""
-    return remedies.change(key, log.trainer.speech)
+    return remedies.change(key, log.trainer.speech, log.settings)
 
 
 def callback(log: Log) -> str:

@@ -174,7 +174,8 @@ def dead(log: Log) -> Finding:
     recent, norm = last(series_of(log, "dead")), level(log, schema.GRAD_NORM)
     if norm and signs.no_gradient(log) and recent.mean < DEAD_BROKEN and not signs.nearly_all_right(log):
         return finding("broken", f"No group trains anything: the gradient is 0, although {recent.name} says "
-                       f"{recent.mean:.0%}", norm, recent, why=WHY, remedy="dead counted", follows=DEATH)
+                       f"{recent.mean:.0%}", norm, recent, why=WHY, follows=DEATH,
+                       remedy="dead counted" if signs.assumes(log, "dead_counted") else "dead groups")
     if recent.mean == 0:
         return finding("fine", "No group is dead: in each of them some answers got more reward than others", recent)
     return finding(grade(recent.mean, DEAD_WATCH, DEAD_BROKEN), f"{percent(recent.mean)} of the groups are "

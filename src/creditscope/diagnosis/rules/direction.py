@@ -6,7 +6,7 @@ from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import FEW, THIRDS, Finding, State, finding, level, series_of, trend, unknown
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.onset import left_beginning
-from creditscope.diagnosis.thresholds import COLLAPSED, NO_GAIN, PASSES
+from creditscope.diagnosis.thresholds import COLLAPSED, NO_GAIN, PASSES, SAME
 from creditscope.runs import schema
 from creditscope.runs.intervals import mean_interval
 
@@ -104,8 +104,8 @@ def signal(log: Log) -> Finding:
     found = mean_interval(series.values)
     low, high = found.ends or (found.mean, found.mean)
     told = f"{found.mean:.2g} (95 % from {low:.2g} to {high:.2g})"
-    if low > 0 or signs.outcome(log) != "flat" or signs.steps(log) < NO_GAIN:
-        return finding("fine", f"Groups push in a common direction: agreement {told}" if low > 0 else
+    if low > SAME or signs.outcome(log) != "flat" or signs.steps(log) < NO_GAIN:
+        return finding("fine", f"Groups push in a common direction: agreement {told}" if low > SAME else
                        f"The groups' agreement is {told}", series)
     return finding("watch", f"No batch has shown a direction: the groups' gradients agree by {told}, which 0 would do",
                    series, scale, why="mean ⟨G_a, G_b⟩ over pairs of groups = ‖G‖² in expectation; noise has 0.",
@@ -118,7 +118,7 @@ def no_gain(log: Log) -> Finding:
     """A flat reward, with the smallest gain that these steps could have shown."""
     found = signs.reward_trend(log)
     if found is None:
-        return unknown(f"fewer than {THIRDS} readings of the reward")
+        return unknown(f"needs at least {THIRDS} readings of the reward")
     series, done = series_of(log, schema.REWARD_MEAN), signs.steps(log)
     if signs.outcome(log) != "flat":
         return finding("fine", "Not in play: the reward changed")
