@@ -102,7 +102,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "fewer warmup_steps than steps, or lr_scheduler_type='constant'",
         f"{ACTOR}.optim.lr_warmup_steps or {ACTOR}.optim.lr_scheduler_type", "--warmup or --schedule",
         "the learning rate, at the first steps", "the warm-up, or the schedule of the learning rate"),
-    "epsilon": Remedy("adam_epsilon=1e-8", f"{ACTOR}.optim: ε of 1e-8", "--eps 1e-8",
+    "epsilon": Remedy("adam_epsilon=1e-8", f"{ACTOR}.optim.override_optimizer_config (eps of 1e-8)", "--eps 1e-8",
                       "KL after a step, at the next reading", "Adam's ε of 1e-8"),
     "rounding": Remedy(
         "float32 weights under autocast: model_init_kwargs={'dtype': 'float32'}; or LoRA",
