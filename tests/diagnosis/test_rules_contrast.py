@@ -189,16 +189,22 @@ def test_a_gradient_that_is_0_at_some_steps_does_not_say_that_every_group_is_dea
     assert "No group trains anything" not in moving["dead groups"].sentence
 
 
-def test_a_std_that_was_printed_as_0_is_not_0() -> None:
-    columns = zeros(0.5)
+def printed(columns: dict[str, list[float]], digits: int | None, **given: object) -> Log:
+    """A log of TRL whose numbers were printed with so many digits; None: in full."""
+    made = log_of(columns, **given)
+    rows = [LogRow(row.place, row.step, row.values, dict.fromkeys(row.values, digits) if digits else {})
+            for row in made.rows]
+    return Log(made.source, TRL, rows, made.settings)
 
-    def log(digits: dict[str, int]) -> Log:
-        rows = [LogRow(k + 1, k + 1, {"reward": mean, "reward_std": std}, digits)
-                for k, (mean, std) in enumerate(zip(*columns.values(), strict=True))]
-        return Log("made.log, line", TRL, rows, LogSettings({"scale_rewards": "batch"}, {}, TRL.defaults))
 
-    assert states(log({}))["dead groups"] == "watch"
-    assert states(log({"reward_std": 3}))["dead groups"] == "unknown"
+@pytest.mark.parametrize(("rule", "columns", "otherwise"), [
+    ("dead groups", zeros(0.5), "unknown"),
+    ("dead groups", {**FLAT, "grad/norm": steady(0), "dead": steady(0)}, "unknown"),
+    ("reward constant", {"reward/mean": steady(0), "reward/std": steady(0)}, "unknown"),
+    ("gradient", {**FLAT, "grad/norm": steady(0)}, "fine")])
+def test_a_number_that_was_printed_as_0_is_not_0(rule: str, columns: dict[str, list[float]], otherwise: str) -> None:
+    assert states(printed(columns, None, scale_rewards="batch"))[rule] in ("broken", "watch")
+    assert states(printed(columns, 3, scale_rewards="batch"))[rule] == otherwise
 
 
 def test_verl_counts_no_groups_so_equal_extremes_must_do() -> None:

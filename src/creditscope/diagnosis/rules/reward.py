@@ -42,6 +42,10 @@ def constant(log: Log) -> Finding:
     silent, flat = signs.silent_end(log), signs.flat_rewards(log)
     if not silent and not level(log, schema.REWARD_STD) and not level(log, schema.REWARD_MAX):
         return unknown(f"needs the spread of the rewards beside {series.name}")
+    spread = level(log, schema.REWARD_STD)
+    if spread and spread.resolution and max(spread.values) == 0:
+        return unknown(f"{spread.name} is printed as 0: it is below {spread.resolution:g}",
+                       settles="the log with more digits")
     since = silent[0].rows[0].place if silent else math.inf
     count = sum(row.place >= since for row in series.rows)
     same = last(series).part(-count) if count else None
