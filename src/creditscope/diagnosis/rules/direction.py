@@ -81,8 +81,8 @@ def _improved(log: Log) -> bool:
 
 
 def reward(log: Log) -> Finding:
-    """The reward, first third against last; a change counts where its interval excludes 0, and where it is FELL of the
-    answers' std."""
+    """The reward, first third against last. A change counts where its interval excludes 0 and where it is not small
+    beside the answers' std."""
     found, unit = trend(series_of(log, schema.REWARD_MEAN, THIRDS)), signs.reward_unit(log)
     told = signs.outcome(log)
     fell = told == "fell"

@@ -179,7 +179,7 @@ def entropy(log: Log) -> Finding:
 
 
 def drift(log: Log) -> Finding:
-    """The mean length, first tenth against last."""
+    """The mean length, first tenth against last: answers that shrink to nothing, or grow without bound."""
     series = series_of(log, schema.LENGTH_MEAN, TREND)
     both, row = ends(series), log.fact("method")
     before, after = (part.mean for part in both)

@@ -296,7 +296,7 @@ def horizon(log: Log) -> Finding:
 
 
 def loss(log: Log) -> Finding:
-    """At ratio 1 the loss is fixed by the method's row, whatever is learnt: `words.law`."""
+    """At ratio 1 the loss is fixed by the method, whatever is learnt: explained, never bad."""
     series, row, named = series_of(log, "loss", 1), log.fact("method"), log.fact("loss")
     if row is None:
         return unknown(f"no row of `creditscope methods` stands for {named}, so what its loss shows is not known")

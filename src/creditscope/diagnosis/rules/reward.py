@@ -120,7 +120,7 @@ def _parts(log: Log) -> Finding:
 
 
 def noise(log: Log) -> Finding:
-    """Σ pairs with the same text and other rewards / Σ pairs with the same text, of one prompt, over all steps."""
+    """Of pairs of equal answers to one prompt, over all steps: the share that got different rewards."""
     pairs, apart = log.finite(schema.REWARD_EQUAL_TEXTS), log.finite(schema.REWARD_EQUAL_TEXTS_APART)
     if not pairs or not apart:
         return unknown("whether equal answers get equal rewards is not in the log", settles=signs.callback(log))
