@@ -7,7 +7,7 @@ import math
 import pytest
 
 from creditscope.diagnosis.finding import THIRDS
-from creditscope.diagnosis.thresholds import COLLAPSED, FELL, NO_GAIN, PASSES, RIGHT
+from creditscope.diagnosis.thresholds import COLLAPSED, FELL, NO_GAIN, PASSES, PASSES_MANY, RIGHT
 from creditscope.diagnosis.trainers import OURS, VERL
 from diagnosis.makers_doctor import FALLS, FLAT, RISES, Case, N, above, below, findings, halves, log_of, states, steady
 
@@ -36,13 +36,16 @@ CASES = [
     Case(rule="held out", what="reward", on={**RISES, HELD: [0.5] * 4 + [0.3] * 4}, off={HELD: [0.5] * 8}),
     Case(rule="held out", what="reward of a run that does not learn", on={**RISES, HELD: [0.5] * 4 + [0.3] * 4},
          off=FLAT),
-    Case(rule="memorised", what="many passes", on={**FLAT, PASS: steady(above(3 * PASSES))},
+    Case(rule="memorised", what="many passes", on={**FLAT, PASS: steady(above(PASSES_MANY))},
          off={PASS: steady(below(PASSES))}),
     Case(rule="memorised", what="some passes", state="watch", on={**FLAT, PASS: steady(above(PASSES))},
          off={PASS: steady(below(PASSES))}),
+    Case(rule="memorised", what="passes of both kinds", on={**FLAT, PASS: steady(above(PASSES_MANY))},
+         otherwise="watch",
+         off={PASS: steady(below(PASSES_MANY))}),
     Case(rule="memorised", what="and solved", off={PASS: steady(below(PASSES))},
          on={"reward/mean": steady(above(RIGHT)), "reward/std": steady(0.3), PASS: steady(above(PASSES))}),
-    Case(rule="memorised", what="held out improves", on={**FLAT, PASS: steady(above(3 * PASSES))},
+    Case(rule="memorised", what="held out improves", on={**FLAT, PASS: steady(above(PASSES_MANY))},
          off={HELD: [0.3] * 4 + [0.5] * 4}),
     Case(rule="reward trend", what="collapsed", on=fall(above(COLLAPSED)), off=fall(below(COLLAPSED)),
          otherwise="watch"),

@@ -10,11 +10,13 @@ from creditscope.diagnosis.finding import TREND
 from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.thresholds import (
     CLIP_MUCH,
+    CLIP_SOME,
     COLLAPSED,
     DECAY,
     ENTROPY_GONE,
     ENTROPY_LEFT,
     ENTROPY_LOW,
+    ENTROPY_NATS,
     ENTROPY_RISE,
     GAP,
     GROWN,
@@ -29,6 +31,7 @@ from creditscope.diagnosis.thresholds import (
     SPIKE,
     STEP_BROKEN,
     STEP_WATCH,
+    UPDATES_MANY,
     ZERO_MANY,
 )
 from creditscope.diagnosis.trainers import OURS, TRL, VERL
@@ -80,6 +83,10 @@ CASES = [
          given={"inner_steps": 4}, unless={"inner_steps": 1}),
     Case(rule="updates", what="clipped", state="watch", on={**FLAT, "clip": steady(above(CLIP_MUCH))},
          given={"num_iterations": 4}, off={"clip": steady(below(CLIP_MUCH))}),
+    Case(rule="updates", what="many and clipped", on={**FLAT, "clip": steady(above(CLIP_SOME))},
+         given={"num_iterations": int(UPDATES_MANY)}, off={"clip": steady(below(CLIP_SOME))}),
+    Case(rule="updates", what="so many", on={**FLAT, "clip": steady(above(CLIP_SOME))},
+         given={"num_iterations": int(UPDATES_MANY)}, unless={"num_iterations": int(UPDATES_MANY) - 1}),
     Case(rule="updates", what="clipped and learns", state="watch", on={**FLAT, "clip": steady(above(CLIP_MUCH))},
          given={"num_iterations": 4}, off=RISES),
     Case(rule="step size", what="once", on={**FLAT, KL: once(above(STEP_BROKEN), 1e-5)}, otherwise="watch",
@@ -96,6 +103,9 @@ CASES = [
          off={"entropy": halves(0.5, 0.5 * above(ENTROPY_GONE))}),
     Case(rule="entropy", what="rises", state="watch", on={**FLAT, "entropy": halves(2, 2 * above(ENTROPY_RISE))},
          off={"entropy": halves(2, 2 * below(ENTROPY_RISE))}),
+    Case(rule="entropy", what="rises by nats", state="watch",
+         on={**FLAT, "entropy": halves(0.1, 0.1 + above(ENTROPY_NATS))},
+         off={"entropy": halves(0.1, 0.1 + below(ENTROPY_NATS))}),
     Case(rule="length drift", what="gone", on={**FLAT, "length/mean": halves(1000, 1000 * below(SHRUNK_BROKEN))},
          off={"length/mean": halves(1000, 1000 * above(SHRUNK_BROKEN))}, otherwise="watch"),
     Case(rule="length drift", what="shrinks", state="watch",

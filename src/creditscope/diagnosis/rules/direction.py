@@ -6,7 +6,7 @@ from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import FEW, THIRDS, Finding, State, finding, level, series_of, trend, unknown
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.onset import left_beginning
-from creditscope.diagnosis.thresholds import COLLAPSED, NO_GAIN, PASSES, SAME
+from creditscope.diagnosis.thresholds import COLLAPSED, FELL, NO_GAIN, PASSES, PASSES_MANY, SAME
 from creditscope.runs import schema
 from creditscope.runs.intervals import mean_interval
 
@@ -40,7 +40,7 @@ def held_out(log: Log) -> Finding:
     size = max(2, len(values) // 3)
     begin, end = values.part(0, size), values.part(-size)
     unit = max(signs.reward_unit(log), 1e-9)
-    fell = begin.mean - end.mean >= 0.1 * unit and max(end.values) < min(begin.values)
+    fell = begin.mean - end.mean >= FELL * unit and max(end.values) < min(begin.values)
     if fell and signs.outcome(log) == "rose":
         return finding("broken", f"The held-out reward fell from {begin.mean:.3g} to {end.mean:.3g} while the training "
                        f"reward rose: what is paid is not what was meant", begin, end,
@@ -62,7 +62,7 @@ def memorised(log: Log) -> Finding:
     level_now = level(log, schema.REWARD_MEAN)
     high = level_now is not None and signs.nearly_all_right(log) is not None
     improved = _improved(log)
-    state: State = "fine" if improved else "broken" if high or most >= 3 * PASSES else "watch"
+    state: State = "fine" if improved else "broken" if high or most >= PASSES_MANY else "watch"
     return finding(state, f"Prompts are memorised: each was seen {most:.0f} times"
                    + (f", and the reward on them is {level_now.mean:.3g}" if level_now else "")
                    + (f" (of {seen.values[-1]:.0f} prompts)" if (seen := log.finite(schema.PROMPTS_SEEN)) else ""),

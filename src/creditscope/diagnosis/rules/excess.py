@@ -25,11 +25,13 @@ from creditscope.diagnosis.onset import crossed, left_beginning
 from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
     CLIP_MUCH,
+    CLIP_SOME,
     COLLAPSED,
     DECAY,
     ENTROPY_GONE,
     ENTROPY_LEFT,
     ENTROPY_LOW,
+    ENTROPY_NATS,
     ENTROPY_RISE,
     GAP,
     GROWN,
@@ -44,6 +46,7 @@ from creditscope.diagnosis.thresholds import (
     SPIKE,
     STEP_BROKEN,
     STEP_WATCH,
+    UPDATES_MANY,
     ZERO_MANY,
 )
 from creditscope.runs import schema
@@ -131,7 +134,7 @@ def updates(log: Log) -> Finding:
         return unknown(f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
                        settles="ScopeCallback, or --probe light")
     state = grade(clip.mean, CLIP_MUCH) if harm else "fine"
-    if count is not None and harm and count >= 8 and clip.mean >= 0.05:
+    if count is not None and harm and count >= UPDATES_MANY and clip.mean >= CLIP_SOME:
         state = "broken"
     state = "broken" if harm and _collapsed(log) and (count or 0) > 1 and not signs.assumes(log, "updates") else state
     return finding(state, f"{percent(clip.mean)} of the tokens are clipped{over(clip)}, with {often} per batch", clip,
@@ -165,7 +168,7 @@ def entropy(log: Log) -> Finding:
     low, fallen = after < ENTROPY_LOW, after <= ENTROPY_LEFT * before
     # A solved task has little entropy left, and so has a model that was sure from the start.
     learns = signs.rises(log) or signs.nearly_all_right(log) is not None
-    rose = after >= ENTROPY_RISE * before and after - before >= 1
+    rose = after >= ENTROPY_RISE * before and after - before >= ENTROPY_NATS
     gone = after <= ENTROPY_GONE * before
     state: State = "broken" if low and fallen and not learns else "watch" if (fallen and (gone or not learns)) or (
         rose and not learns) else "fine"

@@ -11,6 +11,8 @@ from creditscope.diagnosis.onset import crossed
 from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
     BETA,
+    BF16_RATE,
+    CLIP_ONCE,
     CLOSED,
     EPSILON_FACTOR,
     EPSILON_NORM,
@@ -23,6 +25,8 @@ from creditscope.diagnosis.thresholds import (
     PULL_WATCH,
     RATE_SUM,
     ROUNDED,
+    ROUNDED_SOME,
+    SGD_SUM,
     TRAINABLE,
     WARM,
 )
@@ -78,7 +82,7 @@ def _small_sgd(log: Log) -> Finding:
     rows = [row.values for row in rate.rows if is_number(row.values.get(norm.name, math.nan))]
     moved = math.fsum(abs(row[rate.name]) * min(row[norm.name], clip) for row in rows) * signs.planned(log) / max(
         1, len(rows))
-    if moved >= 0.1 or not stalls(log):
+    if moved >= SGD_SUM or not stalls(log):
         return finding("fine", f"SGD can move the weights by {moved:.2g} in all", norm)
     return finding("broken", f"SGD moves the weights by {moved:.2g} at most over the whole run: Σ η‖g‖, with a "
                    f"learning rate of {max(rate.values):.2g} and a gradient norm of {last(norm).mean:.2g}", norm, rate,
@@ -159,7 +163,8 @@ def rounding(log: Log) -> Finding:
         same = bool(kl and len(kl) > 1 and sum(value == 0 for value in kl.values) > len(kl) / 2)
         rate = log.finite("lr")
         moving = rate is None or max(rate.values) > 0
-        if (recent.mean >= ROUNDED or (same and recent.mean > 0.5)) and low and moving and (stalls(log) or same):
+        lost = recent.mean >= ROUNDED or (same and recent.mean > ROUNDED_SOME)
+        if lost and low and moving and (stalls(log) or same):
             return finding("broken" if same or stalls(log) else "watch", f"Updates are lost in rounding: an update "
                            f"leaves {percent(recent.mean)} of the weights, stored as {log.word('dtype')}, as they are"
                            + (", and KL after the step is exactly 0" if same else ""), recent, kl,
@@ -170,7 +175,7 @@ def rounding(log: Log) -> Finding:
         return finding("fine", "Not in play: nothing says that weights are stored in 16 bits") if not low else unknown(
             "the share of weights that an update moves was not read", settles="ScopeCallback")
     top = max(rate.values)
-    if 0 < top < 1e-5 and stalls(log):
+    if 0 < top < BF16_RATE and stalls(log):
         return finding("broken", f"Updates are lost in rounding: weights are stored as {log.word('dtype')}, and Adam "
                        f"moves them by about {top:.2g}", rate, settles="update/zero, which ScopeCallback reads",
                        onset=0, why=why)
@@ -261,7 +266,7 @@ def clip(log: Log) -> Finding:
                        why=f"ρ = π/π_old = 1 until the first step on a batch, and there is no second. A second needs "
                        f"{signs.remedy(log, 'clip')}.")
     if updates == 1 and not signs.assumes(log, "updates"):
-        return finding("watch" if recent and recent.mean > 0.01 else "fine",
+        return finding("watch" if recent and recent.mean > CLIP_ONCE else "fine",
                        "Tokens are clipped although the settings say one optimiser step per batch: they are of another "
                        "run, or the old log-probs come from another engine", recent,
                        why="With one step per batch ρ = 1, which is inside 1 ± ε.", remedy="sampler")

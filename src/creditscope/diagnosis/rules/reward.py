@@ -26,10 +26,12 @@ from creditscope.diagnosis.thresholds import (
     APART_BROKEN,
     APART_PAIRS,
     APART_WATCH,
+    FAILED_BROKEN,
     LENGTH_BROKEN,
     LENGTH_STEPS,
     LENGTH_WATCH,
     MISSING,
+    MISSING_BROKEN,
     SILENT,
 )
 from creditscope.runs import schema
@@ -86,7 +88,8 @@ def missing(log: Log) -> Finding:
                        onset=bad[0].step)
     if errors and groups:
         share = math.fsum(errors.values) / max(1.0, math.fsum(groups.values))
-        return finding(grade(share, MISSING, 0.3), f"The reward function failed on {percent(share)} of the answers",
+        return finding(grade(share, MISSING, FAILED_BROKEN), f"The reward function failed on {percent(share)} of the "
+                       "answers",
                        errors, why="A failed reward counts as 0, which is punished like a wrong answer.",
                        onset=errors.rows[0].step)
     return _parts(log)
@@ -113,8 +116,9 @@ def _parts(log: Log) -> Finding:
     lost = 1 - used / told if told > 0 else 0.0
     if lost < MISSING:
         return finding("fine", "Every answer has a reward", last(whole))
-    return finding(grade(lost, MISSING, 0.2), f"{percent(lost)} of the reward is missing: {' + '.join(names)} is "
-                   f"{told:.3g} over the answers that have one, {whole.name} {used:.3g} over all",
+    return finding(grade(lost, MISSING, MISSING_BROKEN), f"{percent(lost)} of the reward is missing: "
+                   f"{' + '.join(names)} is {told:.3g} over the answers that have one, {whole.name} {used:.3g} over "
+                   "all",
                    Series(whole.name, rows, log.source), why="An answer whose reward is None or NaN counts as 0 in the "
                    "sum, and is punished like a wrong one.", onset=rows[0].step)
 
