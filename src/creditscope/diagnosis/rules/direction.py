@@ -32,8 +32,8 @@ def held_out(log: Log) -> Finding:
                        ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size",
                         "hot sampler", "cold sampler"])
     if accuracy := signs.evaluations(log):
-        first, after = accuracy[0], accuracy[3]
-        return finding("fine", f"Held-out accuracy went from {first.mean:.1%} to {after.mean:.1%}", first, after)
+        begin, end = accuracy[0], accuracy[3]
+        return finding("fine", f"Held-out accuracy went from {begin.mean:.1%} to {end.mean:.1%}", begin, end)
     values = log.finite(schema.EVAL_REWARD)
     if not values or len(values) < 4:
         return unknown("nothing was evaluated on held-out problems", settles="an evaluation before and after")

@@ -165,7 +165,7 @@ def rounding(log: Log) -> Finding:
         moving = rate is None or max(rate.values) > 0
         lost = recent.mean >= ROUNDED or (same and recent.mean > ROUNDED_SOME)
         if lost and low and moving and (stalls(log) or same):
-            return finding("broken" if same or stalls(log) else "watch", f"Updates are lost in rounding: an update "
+            return finding("broken", f"Updates are lost in rounding: an update "
                            f"leaves {percent(recent.mean)} of the weights, stored as {log.word('dtype')}, as they are"
                            + (", and KL after the step is exactly 0" if same else ""), recent, kl,
                            onset=zero.rows[0].step, why=why)
