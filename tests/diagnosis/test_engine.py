@@ -14,10 +14,10 @@ from creditscope.diagnosis.engine import LATER, SIGNS, Diagnosis, diagnose, unre
 from creditscope.diagnosis.finding import STATES, THIRDS, Finding
 from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.rules import RULES
-from creditscope.diagnosis.thresholds import NO_GAIN
+from creditscope.diagnosis.thresholds import DEAD_WATCH, NO_GAIN, ZERO_MANY
 from creditscope.diagnosis.trainers import BY_TRL, OURS, SCRIPT, TRAINERS, TRL, VERL, Trainer
 from creditscope.runs import schema
-from diagnosis.makers_doctor import FALLS, FLAT, RISES, N, findings, log_of, steady
+from diagnosis.makers_doctor import FALLS, FLAT, RISES, N, above, findings, log_of, steady
 
 DEAD = {"truncated": steady(1), "reward/mean": steady(0), "reward/std": steady(0), "dead": steady(1),
         "grad/norm": steady(0)}
@@ -85,8 +85,9 @@ def test_a_gradient_that_is_no_number_does_not_follow_from_dead_groups() -> None
 
 
 def test_the_first_cause_is_repaired_first_though_it_is_less_severe() -> None:
-    # 21 of 40 gradients are 0 (broken) because 60 % of the groups are dead (watch).
-    told = diagnose(log_of({"dead": steady(0.6), "grad/norm": [0.0] * (N // 2 + 1) + [0.1] * (N // 2 - 1)}))
+    # Most gradients are 0 (broken) because about half of the groups are dead (watch).
+    zero = int(ZERO_MANY * N) + 1
+    told = diagnose(log_of({"dead": steady(above(DEAD_WATCH)), "grad/norm": [0.0] * zero + [0.1] * (N - zero)}))
     assert (told.findings[0].rule, told.findings[0].follows) == ("gradient", ("dead groups",))
     assert told.first is not None
     assert (told.first.rule, told.state) == ("dead groups", "watch")

@@ -53,7 +53,8 @@ def together(noise: float) -> dict[str, list[float]]:
 
 CASES = [
     Case(rule="reward constant", what="down", on=silent(EDGE), off=silent(SILENT - 1)),
-    Case(rule="reward constant", what="in few readings", on=silent(SILENT), off=silent(SILENT - 1), state="watch"),
+    Case(rule="reward constant", what="in few readings", on=silent(SILENT), off=silent(SILENT - 1),
+         state="watch" if SILENT < EDGE else "broken"),
     Case(rule="reward constant", what="from the start", on={"reward/mean": steady(0), "reward/std": steady(0)},
          off={"reward/std": steady(0.1)}),
     Case(rule="reward constant", what="in verl", trainer=VERL,
