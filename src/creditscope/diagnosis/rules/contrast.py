@@ -248,6 +248,8 @@ def kl_only(log: Log) -> Finding:
         why = "There is no KL term in the loss" if beta == 0 else "Dead groups are dropped before the loss"
         return finding("fine", f"{why}: dead groups push nowhere")
     share = _dead_share(log)
+    if share == 0 and not (log.fact("dead_counted") and level(log, "dead")):
+        return unknown(NOT_COUNTED)
     weight = "" if beta is None else f", with weight {beta:g}"
     return finding("fine" if signs.rises(log) else grade(share, DEAD_WATCH), f"{percent(share)} of the groups are dead "
                    f"and pulled to the reference alone{weight}", level(log, "kl"),
