@@ -167,6 +167,11 @@ class Log:
     notes: Sequence[str] = ()
     """Sentences on what was left out in reading."""
 
+    def finite(self, metric: str) -> Series | None:
+        """The readings of a metric that can be averaged; None where there is none."""
+        found = self.series(metric)
+        return found.finite if found and len(found.finite) else None
+
     def series(self, metric: str) -> Series | None:
         """A metric by our name; None where the trainer or the log has none."""
         own = self.trainer.metrics.get(metric)
@@ -174,11 +179,6 @@ class Log:
         found = [Series(name, rows, self.source) for name in names
                  if (rows := [row for row in self.rows if name in row.values])]
         return max(found, key=len, default=None)  # of equals the first
-
-    def finite(self, metric: str) -> Series | None:
-        """The readings of a metric that can be averaged; None where there is none."""
-        found = self.series(metric)
-        return found.finite if found and len(found.finite) else None
 
     def setting(self, name: str) -> float | None:
         """A number of `trainers.SETTINGS`; None where it was not given: defaults are not assumed."""
