@@ -1,5 +1,5 @@
-"""Write docs/methods.md, credit.md, claims.md, conformance.md and record.md: from the rows, by enumeration, from the
-evidence in results/, from others' code, from the schema.
+"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md and doctor.md: from the rows, by enumeration,
+from the evidence in results/, from others' code, from the schema, from the tables of the diagnosis and doctor.head.md.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """
@@ -25,6 +25,10 @@ from creditscope.claims.table import check, run_exact  # noqa: E402
 from creditscope.claims.verdict import ClaimVerdict  # noqa: E402
 from creditscope.credit import ESTIMATORS, NEEDS  # noqa: E402
 from creditscope.credit.table import Estimator  # noqa: E402
+from creditscope.diagnosis import engine, finding, onset  # noqa: E402
+from creditscope.diagnosis.remedies import REMEDIES  # noqa: E402
+from creditscope.diagnosis.rules import QUESTIONS, RULES, contrast, direction, excess  # noqa: E402
+from creditscope.diagnosis.thresholds import THRESHOLDS  # noqa: E402
 from creditscope.methods.axes import AXES, Method  # noqa: E402
 from creditscope.methods.dialects import DIALECTS  # noqa: E402
 from creditscope.methods.properties import properties  # noqa: E402
@@ -346,6 +350,64 @@ def record_page() -> str:
     return "".join(page)
 
 
+def doctor_page() -> str:
+    """The text that is kept by hand in doctor.head.md, and in its place of `<!-- tables -->` the tables of the code."""
+    head, _, tail = (ROOT / "docs" / "doctor.head.md").read_text().partition("<!-- tables -->\n\n")
+    return "".join([GENERATED, head, *rules_section(), *causes_section(), *thresholds_section(), *remedies_section(),
+                    tail])
+
+
+def rules_section() -> list[str]:
+    """The questions, first question first, and each rule with the first sentence of its docstring."""
+    page = ["## The rules\n\n",
+            f"A level is the mean over the last tenth of a metric's readings (at least {finding.EDGE}). Entropy and "
+            "length are smooth: the first tenth is compared with the last. Rewards and dead groups are noisy: the "
+            "first third is compared with the last, and has changed where the 95 % interval of the difference of the "
+            f"two means, Student's t, excludes 0. A level needs {finding.FEW} readings, a drift {finding.TREND}, "
+            f"thirds {finding.THIRDS}. Most rules on movement and excess are bad only where the reward does not rise: "
+            "a run that learns with an odd setting is not broken.\n"]
+    page += ["\n", *(f"{number}. {question}\n" for number, question in enumerate(QUESTIONS, 1)), "\n"]
+    return page + table(["rule", "question", "what it looks at"],
+                        [[name, str(number), first_paragraph(rule.__doc__ or "")]
+                         for number, rules in enumerate(QUESTIONS.values(), 1) for name, rule in rules.items()])
+
+
+def first_paragraph(text: str) -> str:
+    return " ".join(text.strip().partition("\n\n")[0].split())
+
+
+def causes_section() -> list[str]:
+    """Onset and chains, with the lists of likely causes that the rules share."""
+    return ["\n## What follows from what\n\n",
+            f"The onset of a finding is the step at which its metric left its own beginning (the first {onset.BLOCK} "
+            f"readings in a row that all lie above, or all below, the first {onset.BLOCK}), or crossed the limit for "
+            "three readings in a row. A setting has onset 0. Each rule lists the rules whose findings can cause its "
+            "own, the likeliest first. The first of these that is broken or to watch, and whose onset is not later "
+            f"than that of the effect by more than {engine.LATER} steps, is its cause; the chain is followed to its "
+            "end, which is the first cause. The headline shows the first cause of the most severe finding, even where "
+            "the cause itself is only to watch.\n\n",
+            *table(["finding", "can follow from"],
+                   [["no gain", ", ".join(direction.CAUSES)], ["dead groups", ", ".join(contrast.DEATH)],
+                    ["KL level, a gradient that is not a number, entropy", ", ".join(excess.FAR)]])]
+
+
+def thresholds_section() -> list[str]:
+    order = list(RULES)
+    rows = sorted(THRESHOLDS.values(), key=lambda each: order.index(each.rule))
+    return ["\n## Thresholds\n\n", "From `creditscope/diagnosis/thresholds.py`, in the order of the rules."
+            "\n\n", *table(["rule", "limit of", "value", "reason"],
+                           [[each.rule, each.of, f"{float(each):.3g}", each.reason] for each in rows])]
+
+
+def remedies_section() -> list[str]:
+    """One row per cause: the change in each trainer's spelling, and the number that should move."""
+    return ["\n## Remedies\n\n", "One change at a time. A part that the settings already are is left out when the "
+            "doctor prints it. Where one finding asks for a larger and another for a smaller learning rate, the first "
+            "of them keeps its change.\n\n",
+            *table(["cause", "TRL", "verl", "creditscope", "then look at"],
+                   [[key, each.trl, each.verl, each.creditscope, each.expect] for key, each in REMEDIES.items()]), "\n"]
+
+
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
     lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |\n" for line in lines]
@@ -377,7 +439,7 @@ def decade(value: float) -> str:
 
 def main() -> None:
     for name, page in {"methods": methods_page, "credit": credit_page, "claims": claims_page,
-                       "conformance": conformance_page, "record": record_page}.items():
+                       "conformance": conformance_page, "record": record_page, "doctor": doctor_page}.items():
         (ROOT / "docs" / f"{name}.md").write_text(page())
         print(f"wrote docs/{name}.md")
     (ROOT / "README.md").write_text(readme())

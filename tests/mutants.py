@@ -48,7 +48,9 @@ RUNS = tuple(f"tests/claims/test_{name}.py" for name in ("reading", "p1_credit",
 EVIDENCE, TURNS = ("tests/claims/test_evidence.py", *RUNS), ("tests/claims/test_turns.py",)
 OURS, ADAPT = ("tests/claims/test_ours.py",), ("tests/lab/test_adapt.py",)
 NODES, ANSWERS = ("tests/report/test_prefixes.py",), ("tests/report/test_answers.py",)
-MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), ("tests/diagnosis/test_rules.py",)
+MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), tuple(
+    f"tests/diagnosis/test_{name}.py" for name in ("rules_reward", "rules_contrast", "rules_movement", "rules_excess",
+                                                   "rules_direction", "engine", "onset", "remedies"))
 VERL = ("tests/plugins/test_verl_loss.py",)
 PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
 
@@ -192,8 +194,30 @@ MUTANTS = [
     Mutant("the ranks' mean forgotten", "plugins/verl/loss.py",
            "return ranks * here / float(", "return here / float(", VERL),
     Mutant("dead groups from half of the gradient", "diagnosis/signs.py",
-           "return norm is not None and max(norm.values) == 0", "return norm is not None and min(norm.values) == 0",
-           DOCTOR),
+           "norm is not None and all(exactly_zero(norm, x)", "norm is not None and any(exactly_zero(norm, x)", DOCTOR),
+    Mutant("a number printed as 0.000 is 0", "diagnosis/signs.py",
+           "return value == 0 and not series.resolution", "return value == 0", DOCTOR),
+    Mutant("a fall counts as learning", "diagnosis/signs.py",
+           'return "rose" if found.change.mean > 0 else "fell"', 'return "rose"', DOCTOR),
+    Mutant("an effect may come before its cause", "diagnosis/engine.py",
+           "cause.onset <= effect.onset + LATER", "True", DOCTOR, enough=2),
+    Mutant("fine causes are causes", "diagnosis/engine.py",
+           "if name not in seen and found[name].bad", "if name not in seen", DOCTOR),
+    Mutant("green over the unread", "diagnosis/engine.py",
+           "        if self.unread:\n            return", "        if False:\n            return", DOCTOR),
+    Mutant("advice forgets the settings", "diagnosis/remedies.py",
+           "return bool(found) and settings is not None and all(", "return False and all(", DOCTOR),
+    Mutant("one reading is enough to leave the beginning", "diagnosis/onset.py",
+           "min(block) > high", "max(block) > high", DOCTOR),
+    Mutant("KL grows with the number of steps", "diagnosis/rules/movement.py",
+           "signs.planned(log) ** 2 * values", "signs.planned(log) * values", DOCTOR, enough=2),
+    Mutant("the last step is the worst", "diagnosis/rules/excess.py",
+           "at = max(range(len(series)), key=lambda k: series.values[k])", "at = len(series) - 1", DOCTOR),
+    Mutant("equal answers are not compared", "diagnosis/rules/reward.py",
+           "share = other / count", "share = 0.0", DOCTOR),
+    Mutant("what is broken is only to watch", "diagnosis/finding.py",
+           '"broken" if value >= broken else "watch" if value >= watch else "fine"',
+           '"watch" if value >= watch else "broken" if value >= broken else "fine"', DOCTOR),
     Mutant("one half of the rollouts proves all", "microscope/proof.py",
            "for bit in range((rollouts - 1).bit_length())]", "for bit in range(1)]", PLANTED),
     Mutant("links out of a record are followed", "files/guards.py",

@@ -39,6 +39,10 @@ def test_the_page_of_the_record_is_current() -> None:
     assert generator().record_page() == (ROOT / "docs" / "record.md").read_text(), "run: make docs"
 
 
+def test_the_page_of_the_doctor_is_current() -> None:
+    assert generator().doctor_page() == (ROOT / "docs" / "doctor.md").read_text(), "run: make docs"
+
+
 @pytest.mark.nightly
 def test_the_page_of_credit_is_current() -> None:
     assert generator().credit_page() == (ROOT / "docs" / "credit.md").read_text(), "run: make docs"

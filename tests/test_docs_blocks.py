@@ -229,7 +229,8 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
                                    "ScopedGRPOTrainer(": "scoped("}),
 }
 """(page, number) -> what the page takes as given, and what a reader fills in."""
-ELSEWHERE = {("docs/scale.md", 0)}  # two ranks: tests/distributed runs `across`
+ELSEWHERE = {("docs/scale.md", 0),  # two ranks: tests/distributed runs `across`
+             ("docs/doctor.head.md", 0)}  # the same block as in docs/doctor.md, which is written from it
 
 
 def blocks() -> dict[tuple[str, int], str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from creditscope.diagnosis.remedies import REMEDIES
 from creditscope.diagnosis.trainers import VERL
 
 LOGS = Path(__file__).parent / "logs"
@@ -83,8 +84,8 @@ def defaults() -> dict[str, Any]:
 
 
 def named() -> set[str]:
-    """The settings in the texts of VERL.changes."""
-    paths = {path for text in VERL.changes.values() for path in re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+", text)}
+    """The settings in the texts of verl's remedies."""
+    paths = {path for remedy in REMEDIES.values() for path in re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+", remedy.verl)}
     return paths - {"rollout.n"}
 
 

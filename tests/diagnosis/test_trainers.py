@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from creditscope.diagnosis.engine import diagnose, root
+from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.finding import trend
 from creditscope.diagnosis.log import Log, LogSettings
 from creditscope.diagnosis.read import read
+from creditscope.diagnosis.remedies import REMEDIES
 from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, TRAINERS, TRL, VERL
 from creditscope.diagnosis.trainers.trl import trl_updates
 from creditscope.diagnosis.trainers.verl import verl_method
@@ -29,97 +30,100 @@ def column(name: str, metric: str) -> list[float]:
     return [row[metric] for row in rows if metric in row]
 
 
+def bad(name: str) -> dict[str, tuple[str, ...]]:
+    """The rules that found something in a real log, each with its first cause."""
+    return {rule: finding.follows for rule, finding in findings(name).items() if finding.bad}
+
+
 # -- what the real logs show -------------------------------------------------------------------------------------------
 
 
 def test_trls_default_cispo_really_has_a_fifth_of_the_gradient() -> None:
     # Same seed, same batch, both token means: at ratio 1 sg[min(ρ, 0.2)]·∇log π = 0.2·∇ρ.
     assert column("trl-cispo", "grad_norm")[0] == pytest.approx(0.2 * column("trl-dapo", "grad_norm")[0], rel=1e-4)
-    found = findings("trl-cispo")
-    assert found["cispo cap"].state == "broken"
-    assert {rule for rule, finding in found.items() if finding.state == "broken"} == {"cispo cap"}
+    assert bad("trl-cispo") == {"cispo cap": ()}
+    assert "scaled by 0.2" in findings("trl-cispo")["cispo cap"].sentence
 
 
 def test_trls_batch_scaling_really_logs_0_where_every_group_is_dead() -> None:
     assert set(column("trl-batch-dead", "frac_reward_zero_std")) == {0.0}
     assert set(column("trl-batch-dead", "grad_norm")) == {0.0}
+    assert bad("trl-batch-dead") == {"dead groups": (), "gradient": ("dead groups",)}
     found = findings("trl-batch-dead")
-    assert found["dead groups"].state == "broken"
     assert "cannot be trusted" in found["dead groups"].sentence
-    assert states("trl-batch")["dead groups"] == "watch"
     assert [found[rule].state for rule in ("saturation", "dilution", "KL only")] == ["fine"] * 3
-    assert found["gradient"].follows == "dead groups"
 
 
-def test_a_healthy_run_has_nothing_broken_and_nothing_to_watch() -> None:
-    assert set(states("trl-dapo").values()) == {"fine"}
+def test_groups_that_are_dead_because_prompts_are_solved_point_to_the_prompts() -> None:
+    # 8 of 12 batches have a std of exactly 0, and the mean reward is 0.89 at the end.
+    assert bad("trl-batch") == {"gradient": ("too easy",), "too easy": (), "dead groups": ("too easy",)}
+
+
+@pytest.mark.parametrize("name", ["trl-dapo", "verl-steady"])
+def test_a_healthy_run_of_12_steps_has_no_fault_and_is_too_short_to_be_judged(name: str) -> None:
+    told = diagnose(read(LOGS / name))
+    assert bad(name) == {}
+    assert told.headline.startswith("? cannot judge: no gain in 12 steps")
 
 
 def test_a_reward_that_cannot_be_had_is_found_from_three_sides() -> None:
-    found = states("trl-never")
-    assert {rule for rule, state in found.items() if state == "broken"} == {"gradient", "reward", "dead groups"}
-    assert {finding.follows for finding in findings("trl-never").values() if finding.bad} == {"", "reward"}
-    assert findings("trl-never")["loss"].sentence.startswith("The loss is 0, and no measure of progress: with "
-                                                             "loss_type=grpo it is 0 at ratio 1")
+    cause = ("reward constant",)
+    assert bad("trl-never") == {"reward constant": (), "dead groups": cause, "gradient": cause}
+    found = findings("trl-never")
+    assert "reward function" in found["reward constant"].change
+    assert found["loss"].sentence.startswith("The loss is 0, and no measure of progress: with loss_type=grpo it is 0 "
+                                             "at ratio 1")
 
 
 def test_a_limit_that_cuts_every_answer_is_found_and_its_entropy_is_not_believed() -> None:
     found = findings("trl-short")
-    assert found["truncation"].state == "broken"
+    assert bad("trl-short") == {"truncation": (), **dict.fromkeys(("reward constant", "dead groups", "gradient"),
+                                                                  ("truncation",))}
     assert "max_completion_length" in found["truncation"].change
-    assert found["entropy"].state == "unknown"
-    assert "max_completion_length" in found["gradient"].change
-    assert list(found)[:5] == ["truncation", "reward", "dead groups", "gradient", "entropy"]
-    assert [finding.follows for finding in found.values()][:5] == ["", *["truncation"] * 4]
+    assert (found["entropy"].state, found["entropy"].follows) == ("unknown", ("truncation",))
 
 
-def test_several_updates_a_batch_really_clip_in_trl() -> None:
+def test_several_updates_per_batch_really_clip_in_trl() -> None:
     assert max(column("trl-twice", "clip_ratio/region_mean")) > 0.05
     found = findings("trl-twice")
-    assert "3 optimiser steps a batch" in found["clip"].sentence
-    assert found["KL only"].state == "watch"
-    assert "0.04" in found["KL only"].sentence
-    # TRL writes rewards once a batch, so a third of the rows have them.
+    assert "with 3 optimiser steps per batch" in found["updates"].sentence
+    assert (found["KL only"].state, "0.04" in found["KL only"].sentence) == ("watch", True)
+    # TRL writes rewards once per batch, so a third of the rows have them.
     assert found["saturation"].sentence == "needs at least 12 readings of frac_reward_zero_std; the log has 4"
 
 
 def test_a_run_that_lost_its_reward_at_once_is_told_from_one_that_never_had_any() -> None:
     assert column("trl-twice", "reward") == [0.5, 0.0, 0.0, 0.0]
-    found = findings("trl-twice")["reward"]
+    found = findings("trl-twice")["reward constant"]
     assert (found.state, "down from 0.5" in found.sentence) == ("watch", True)
     assert "learning_rate" in found.change
-    never = findings("trl-never")["reward"]
-    assert "fault of the reward function" in never.sentence
-    assert "reward function" in never.change
+    assert "fault of the reward function" in findings("trl-never")["reward constant"].sentence
 
 
 def test_a_reward_that_really_fell_is_the_first_cause_and_the_learning_rate_is_named() -> None:
-    found = diagnose(read(LOGS / "trl-fall"))
-    assert [finding.rule for finding in found if finding.bad and not finding.follows] == ["reward trend"]
-    assert "fell from 0.383 in the first third to 0.203 in the last" in found[0].sentence
-    assert found[0].change.startswith("a smaller learning_rate")
-    assert {finding.follows for finding in found[1:] if finding.bad} == {"reward trend"}
+    told = diagnose(read(LOGS / "trl-fall"))
+    assert {rule for rule, follows in bad("trl-fall").items() if not follows} == {"reward trend"}
+    assert told.first is not None
+    assert "fell from 0.383 in the first third to 0.203 in the last" in told.first.sentence
+    assert told.first.change.startswith("a smaller learning_rate")
 
 
 def test_answers_that_run_on_to_the_limit_after_a_collapse_are_no_fault_of_the_limit() -> None:
     # At learning rate 1e-3 the reward is gone after three steps, and 98 % of the answers are cut from then on.
-    found = findings("trl-wild")
-    first = root(list(found.values()))
-    assert first is found["reward"]
-    assert (found["truncation"].state, found["truncation"].follows) == ("broken", "reward")
-    # The fall was over within the first third, so that thirds do not show it, and do not deny it either.
-    assert found["reward trend"].sentence.endswith("but see reward")
-    assert found["saturation"].sentence.startswith("Not in play")
-    assert findings("trl-short")["truncation"].follows == ""  # there it was cut from the start
+    told = diagnose(read(LOGS / "trl-wild"))
+    assert told.first is not None
+    assert (told.first.rule, "(learning rate 0.001)" in told.first.sentence) == ("step size", True)
+    assert {follows for rule, follows in bad("trl-wild").items() if rule != "step size"} == {("step size",)}
+    assert findings("trl-short")["truncation"].follows == ()  # there it was cut from the start
 
 
 @pytest.mark.parametrize("name", ["ours-fell", "ours-fell-early"])
-def test_a_run_whose_held_out_accuracy_fell_is_broken_and_its_updates_a_batch_are_named(name: str) -> None:
-    found = diagnose(read(LOGS / name))
-    assert (found[0].rule, found[0].state) == ("reward trend", "broken")
-    assert "--inner-steps" in found[0].change
-    assert {finding.rule: finding.follows for finding in found[1:] if finding.bad} == {
-        "clip": "", "saturation": "reward trend", "dilution": "reward trend"}
+def test_a_run_whose_held_out_accuracy_fell_is_broken_and_its_updates_per_batch_are_named(name: str) -> None:
+    told = diagnose(read(LOGS / name))
+    assert (told.findings[0].rule, told.findings[0].state) == ("held out", "broken")
+    assert told.first is not None
+    assert (told.first.rule, "--inner-steps" in told.first.change) == ("updates", True)
+    assert {follows for rule, follows in bad(name).items() if rule != "updates"} == {("updates",)}
 
 
 def test_the_accuracy_tells_a_fall_that_was_over_before_the_first_third_was() -> None:
@@ -127,28 +131,23 @@ def test_the_accuracy_tells_a_fall_that_was_over_before_the_first_third_was() ->
     series = read(LOGS / "ours-fell-early").series("reward/mean")
     assert series is not None
     assert not trend(series).change.excludes_zero
-    assert "fell from 46.6% to 26.0%" in findings("ours-fell-early")["reward trend"].sentence
+    assert "fell from 46.6% to 26.0%" in findings("ours-fell-early")["held out"].sentence
 
 
 def test_the_same_run_with_a_brake_learns_and_nothing_is_wrong_with_it() -> None:
-    found = findings("ours-braked")
-    assert set(states("ours-braked").values()) == {"fine"}
-    assert "The reward rose from 0.548" in found["reward trend"].sentence
-    assert found["clip"].sentence.startswith("0.9% of the tokens that have a bound end past it over steps 54–59, with "
-                                             "8 optimiser steps")
+    assert bad("ours-braked") == {}
+    assert diagnose(read(LOGS / "ours-braked")).headline.startswith("✓ The reward rose from 0.548")
+    assert "with 8 optimiser steps per batch" in findings("ours-braked")["updates"].sentence
 
 
 def test_verls_logs_lead_to_its_own_settings() -> None:
     found = findings("verl-collapse")
-    broken = {rule for rule, finding in found.items() if finding.state == "broken"}
-    assert broken == {"gradient", "reward", "dead groups", "truncation", "entropy"}
+    cause = ("truncation",)
+    assert bad("verl-collapse") == {"truncation": (), "entropy": (), "reward constant": cause, "dead groups": cause,
+                                    "gradient": cause}
     assert found["truncation"].change == "data.max_response_length (raise it)"
-    assert found["clip"].state == "unknown"
-    assert list(found)[:5] == ["truncation", "entropy", "reward", "dead groups", "gradient"]
     # Every group is dead, though verl counts none: no rule says that it does not know.
     assert [found[rule].state for rule in ("saturation", "dilution", "KL only")] == ["fine"] * 3
-    steady = findings("verl-steady")
-    assert not [rule for rule, finding in steady.items() if finding.state in ("broken", "watch")]
 
 
 def test_verls_clip_ratio_is_above_0_though_no_answer_is_cut() -> None:
@@ -181,11 +180,12 @@ def written(path: Path, **config: Any) -> Log:
 
 
 def test_a_record_of_trls_callback_counts_dead_groups_at_every_step_and_names_trls_settings(tmp_path: Path) -> None:
-    found = {each.rule: each for each in diagnose(written(tmp_path / "run"))}
-    assert found["dead groups"].evidence.startswith("steps.jsonl, line 8–12 (step 7–11): signal/dead_groups 0.6")
-    assert {found[rule].state for rule in ("saturation", "dilution")} == {"fine", "watch"}
+    found = findings(written(tmp_path / "run"))
+    assert found["dead groups"].evidence[0].startswith("steps.jsonl, line 8–12 (step 7–11): signal/dead_groups 0.6")
+    assert {rule: found[rule].state for rule in ("saturation", "dilution")} == {"saturation": "fine",
+                                                                                "dilution": "watch"}
     assert found["truncation"].change == "max_completion_length (raise it)"
-    assert "every= of ScopeCallback" in found["clip"].sentence
+    assert "ScopeCallback" in found["updates"].settles
     assert not [each for each in found.values() if "--" in each.sentence + each.change + each.why]
 
 
@@ -193,13 +193,13 @@ def test_a_record_of_trls_callback_tells_what_trl_was_set_to(tmp_path: Path) -> 
     trl = {"loss_type": "cispo", "epsilon": 0.2, "epsilon_high": None, "mask_truncated_completions": True}
     log = written(tmp_path / "run", method="trl_cispo", trl=trl)
     assert (log.fact("ceiling"), log.fact("masked"), log.fact("sampler")) == (0.2, True, False)
-    assert {each.rule: each for each in diagnose(log)}["cispo cap"].change == TRL.changes["cispo cap"]
+    assert "epsilon_high=5.0" in findings(log)["cispo cap"].change
     assert written(tmp_path / "odd", trl="text").fact("ceiling") is None
 
 
 def test_the_command_with_trls_loop_has_its_own_flags_and_token_credit_its_own_count(tmp_path: Path) -> None:
     ours = written(tmp_path / "ours", trainer=None)
-    assert ours.trainer.changes == OURS.changes
+    assert (ours.trainer.speech, written(tmp_path / "theirs").trainer.speech) == ("creditscope", "trl")
     assert ours.trainer.metrics["dead"] == "signal/dead_groups"
     by_token = written(tmp_path / "token", credit="step_reward")
     assert by_token.trainer.metrics["dead"] == "credit/dead_groups"
@@ -259,9 +259,11 @@ def test_defaults_are_those_of_trls_config() -> None:
 def test_every_field_that_a_change_of_trl_names_exists() -> None:
     trl = pytest.importorskip("trl")
     fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
-    words = {word.strip(",;:.()'") for text in TRL.changes.values() for word in text.split()}
+    words = {word.strip(",;:.()'") for remedy in REMEDIES.values() for word in remedy.trl.split()}
     named = {word.partition("=")[0] for word in words if "=" in word or "_" in word}
-    assert named - fields == {"frac_reward_zero_std", "dr_grpo"}  # a metric and a value of loss_type
+    # A metric, a value of loss_type, an argument of the trainer, an attribute of weights, and our callback's line.
+    assert named - fields == {"frac_reward_zero_std", "dr_grpo", "train_dataset", "requires_grad", "out",
+                              "trainer.add_callback(ScopeCallback(trainer"}
 
 
 @pytest.mark.conformance
@@ -309,7 +311,7 @@ def test_a_fresh_run_of_trl_is_read_like_the_one_that_was_kept(tmp_path: Path) -
     pytest.importorskip("trl")
     assert set(RUNS) == {folder.name for folder in LOGS.iterdir() if folder.name.startswith("trl-")}
     folder = make("trl-batch-dead", tmp_path, max_steps=5)
-    found = {finding.rule: finding for finding in diagnose(read(folder))}
+    found = findings(read(folder))
     assert found["dead groups"].state == "broken"
     assert "cannot be trusted" in found["dead groups"].sentence
     assert found["clip"].state == "fine"

@@ -57,7 +57,8 @@ class Diagnosis:
             return f"{SIGNS[first.state]} {first.rule}: {first.sentence}.{brings}{change}"
         if self.unread:
             return f"{SIGNS['unknown']} cannot judge: {self.unread}."
-        unknown = f"; {count['unknown']} questions are open" if count["unknown"] else ""
+        several = "question is" if count["unknown"] == 1 else "questions are"
+        unknown = f"; {count['unknown']} {several} open" if count["unknown"] else ""
         return f"{SIGNS['fine']} {self.progress}{unknown}."
 
     @property
@@ -76,10 +77,22 @@ def diagnose(log: Log) -> Diagnosis:
         assumes = dict(log.settings.assumed) if told.state != "unknown" else {}
         cure = (told.remedy or name) if told.bad else ""
         found[name] = replace(told, rule=name, assumes=assumes or None, remedy=cure,
-                              change=remedies.change(cure, log.trainer.speech) if cure else "",
+                              change=remedies.change(cure, log.trainer.speech, log.settings) if cure else "",
                               expect=remedies.REMEDIES[cure].expect if cure else "")
     rooted = [replace(each, follows=_root(each, found)) for each in found.values()]
-    return Diagnosis(sorted(rooted, key=lambda each: (STATES.index(each.state), bool(each.follows))), unread(log))
+    ordered = sorted(rooted, key=lambda each: (STATES.index(each.state), bool(each.follows)))
+    return Diagnosis(_agreed(ordered), unread(log))
+
+
+def _agreed(findings: Sequence[Finding]) -> list[Finding]:
+    """Of findings that ask for a larger and for a smaller learning rate the first keeps its change; others wait."""
+    first = next((each for each in findings if each.remedy in remedies.RATE), None)
+    if first is None:
+        return list(findings)
+    way = remedies.RATE[first.remedy]
+    wait = f"none yet: repair {first.rule} first, then look again"
+    return [replace(each, change=wait, expect="") if remedies.RATE.get(each.remedy, way) != way else each
+            for each in findings]
 
 
 def unread(log: Log) -> str:

@@ -91,7 +91,8 @@ def judge(rule: Callable[[Log], Finding], log: Log) -> Finding:
 
 def series_of(log: Log, metric: str, few: int = FEW) -> Series:
     """At least `few` finite readings of a metric."""
-    series, name = log.series(metric), log.trainer.metrics.get(metric)
+    series = log.series(metric)
+    name = series.name if series else log.trainer.metrics.get(metric)
     if name is None:
         raise TooFewReadings(f"{log.trainer.name} does not log what this needs ({metric})")
     found = series.finite if series else Series(name, [], log.source)

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from creditscope.diagnosis.trainers import Trainer
 
 
+HUGE = 1e150
+"""A reading beyond ± HUGE counts as infinite: its square, or a sum of such, does not fit in a float."""
+
+
+def is_number(value: float) -> bool:
+    """Whether a reading can be averaged: neither NaN nor infinite, and not beyond ± HUGE."""
+    return abs(value) < HUGE
+
+
 @dataclass(frozen=True)
 class LogRow:
     """One logged line: names as the trainer writes them."""
@@ -40,7 +49,7 @@ class Series:
 
     @property
     def finite(self) -> Series:
-        return Series(self.name, [row for row in self.rows if math.isfinite(row.values[self.name])], self.source)
+        return Series(self.name, [row for row in self.rows if is_number(row.values[self.name])], self.source)
 
     @property
     def resolution(self) -> float:
@@ -51,7 +60,7 @@ class Series:
     @property
     def mean(self) -> float:
         """Σ x / n; NaN where infinities of both signs meet."""
-        finite = all(map(math.isfinite, self.values))
+        finite = all(map(is_number, self.values))
         return (math.fsum(self.values) if finite else sum(self.values)) / len(self.rows)
 
     def __len__(self) -> int:
@@ -157,6 +166,11 @@ class Log:
     settings: LogSettings
     notes: Sequence[str] = ()
     """Sentences on what was left out in reading."""
+
+    def finite(self, metric: str) -> Series | None:
+        """The readings of a metric that can be averaged; None where there is none."""
+        found = self.series(metric)
+        return found.finite if found and len(found.finite) else None
 
     def series(self, metric: str) -> Series | None:
         """A metric by our name; None where the trainer or the log has none."""

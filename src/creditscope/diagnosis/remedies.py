@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from creditscope.diagnosis.log import LogSettings
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -17,12 +20,14 @@ class Remedy(NamedTuple):
     """The number that should move, and when to look."""
     other: str = ""
     """For a trainer whose settings are not known."""
+    instead: str = ""
+    """Where the settings are already as the change asks."""
 
 
 REMEDIES: Mapping[str, Remedy] = {
     "reward": Remedy(
-        "the reward function, or the prompts: print answers with log_completions=True",
-        "the reward function, or the prompts: dump answers with trainer.rollout_data_dir=FOLDER",
+        "the reward function or the prompts, print answers with log_completions=True",
+        "the reward function or the prompts: dump answers with trainer.rollout_data_dir",
         "the reward function or the task (--reward, --task)",
         "the rewards' std above 0 at the first step", "the reward function, or the prompts: print some answers"),
     "reward missing": Remedy(
@@ -48,10 +53,11 @@ REMEDIES: Mapping[str, Remedy] = {
         "num_generations=8", f"{ROLLOUT}.n=8", "--group 8", "groups whose rewards differ, at the first step"),
     "cold sampler": Remedy(
         "temperature=1.0, top_p=1.0, top_k=0", f"{ROLLOUT}.temperature=1.0, {ROLLOUT}.top_p=1.0, {ROLLOUT}.top_k=-1",
-        "--temperature 1 --top-p 1", "distinct answers per group, at the first step", "a temperature of 1"),
+        "--temperature 1, --top-p 1", "distinct answers per group, at the first step", "a temperature of 1",
+        "a temperature above 1, or a model that is less sure of its answers"),
     "hot sampler": Remedy(
         "temperature=1.0", f"{ROLLOUT}.temperature=1.0", "--temperature 1", "entropy, at the first step",
-        "a temperature of 1"),
+        "a temperature of 1", "a temperature below 1, or a model that was first taught to write such answers"),
     "too hard": Remedy(
         "easier prompts, or a reward that pays parts of an answer (more num_generations finds rare right ones)",
         f"easier prompts, a reward that pays parts of an answer, or a larger {ROLLOUT}.n",
@@ -76,7 +82,8 @@ REMEDIES: Mapping[str, Remedy] = {
         "drop unanimous groups in a subclass of GRPOTrainer: loss_type has no value that does",
         "algorithm.filter_groups.enable=True", "--method dapo, which drops unanimous groups and draws others"),
     "KL only": Remedy("beta=0.0, or prompts that leave fewer groups unanimous",
-                      f"{ACTOR}.use_kl_loss=False, or algorithm.filter_groups.enable=True", "--beta 0, or --method dapo"),
+                      f"{ACTOR}.use_kl_loss=False, or algorithm.filter_groups.enable=True",
+                      "--beta 0, or --method dapo"),
     "saturation": Remedy(
         "harder prompts where the reward is high, easier ones where it is low",
         "harder prompts where the score is high, easier ones where it is low",
@@ -92,27 +99,32 @@ REMEDIES: Mapping[str, Remedy] = {
         "a larger --lr: ×10 until overshoot/kl is above 1e-7", "KL after a step, at the next reading",
         "a larger learning rate: ×10"),
     "schedule": Remedy(
-        "warmup_steps and lr_scheduler_type: fewer warm-up steps than steps, or lr_scheduler_type='constant'",
+        "fewer warmup_steps than steps, or lr_scheduler_type='constant'",
         f"{ACTOR}.optim.lr_warmup_steps or {ACTOR}.optim.lr_scheduler_type", "--warmup or --schedule",
         "the learning rate, at the first steps", "the warm-up, or the schedule of the learning rate"),
-    "epsilon": Remedy("adam_epsilon=1e-8", f"{ACTOR}.optim: ε of 1e-8", "--eps 1e-8",
+    "epsilon": Remedy("adam_epsilon=1e-8", f"{ACTOR}.optim.override_optimizer_config (eps of 1e-8)", "--eps 1e-8",
                       "KL after a step, at the next reading", "Adam's ε of 1e-8"),
     "rounding": Remedy(
-        "float32 weights with bf16=True (autocast): model_init_kwargs={'dtype': 'float32'}; or LoRA",
+        "float32 weights under autocast: model_init_kwargs={'dtype': 'float32'}; or LoRA",
         f"{ACTOR}.fsdp_config.model_dtype=fp32 (master weights in float32)", "--dtype float32",
         "the share of weights that an update leaves as they are, at the next reading", "float32 master weights"),
-    "gradient clip": Remedy("max_grad_norm=1.0", f"{ACTOR}.optim.clip_grad=1.0", "--clip-norm 1",
-                            "KL after a step, at the next reading", "a clip norm of 1"),
+    "gradient clip": Remedy("max_grad_norm (raise it to the gradient's norm)",
+                            f"{ACTOR}.optim.clip_grad (raise it to the gradient's norm)",
+                            "--clip-norm (raise it to the gradient's norm)",
+                            "KL after a step, at the next reading", "a clip norm near the gradient's norm"),
     "frozen": Remedy("requires_grad of the weights, or a larger LoRA rank and more target modules",
-                     "requires_grad of the weights, or a larger LoRA rank", "--lora (a larger rank, or 0 for all weights)",
+                     "requires_grad of the weights, or a larger LoRA rank", "--lora (a larger rank, or 0 for all "
+                     "weights)",
                      "the share of trained parameters, at the first reading", "which weights are trained"),
     "small steps": Remedy(
         "a larger learning_rate, or optim='adamw_torch': ×10 until KL after a step is above 1e-7",
-        f"a larger {ACTOR}.optim.lr: ×10", "a larger --lr, or --optimizer adamw", "KL after a step, at the next reading",
+        f"a larger {ACTOR}.optim.lr: ×10", "a larger --lr, or --optimizer adamw",
+        "KL after a step, at the next reading",
         "a larger learning rate, or Adam"),
-    "KL pull": Remedy("beta=0.0 (TRL's default), or a tenth of it",
-                      f"{ACTOR}.kl_loss_coef=0.001, or a tenth of it; algorithm.use_kl_in_reward=False",
-                      "--beta 0, or a tenth of it", "the reward, within 30 steps", "a tenth of the KL term's weight"),
+    "KL pull": Remedy("a tenth of beta, or beta=0.0 (TRL's default)",
+                      f"a tenth of {ACTOR}.kl_loss_coef, or algorithm.use_kl_in_reward=False where KL is in the reward",
+                      "a tenth of --beta, or --beta 0", "the reward, within 30 steps",
+                      "a tenth of the KL term's weight"),
     "clip closed": Remedy("epsilon=0.2", f"{ACTOR}.clip_ratio=0.2", "a method with ε = 0.2",
                           "the clip ratio, at the first step", "a clip range of 0.2"),
     "clip": Remedy("num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to reuse a batch; "
@@ -122,8 +134,9 @@ REMEDIES: Mapping[str, Remedy] = {
                    "--inner-steps 2 or --minibatches 2, to reuse a batch"),
     "cispo cap": Remedy("epsilon_high=5.0: here it is the ceiling itself, not what is added to 1", "", ""),
     "updates": Remedy(
-        "fewer updates per batch: num_iterations=1, and steps_per_generation equal to gradient_accumulation_steps",
-        f"fewer updates per batch: {ACTOR}.ppo_epochs=1, or a larger {ACTOR}.ppo_mini_batch_size",
+        "fewer updates per batch: a smaller num_iterations, or steps_per_generation equal to "
+        "gradient_accumulation_steps",
+        f"fewer updates per batch: a smaller {ACTOR}.ppo_epochs, or a larger {ACTOR}.ppo_mini_batch_size",
         "fewer --inner-steps, or --brake recall", "tokens past their bound, at the next reading",
         "fewer updates per batch"),
     "length constant": Remedy(
@@ -134,7 +147,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "a smaller learning_rate: a tenth", f"a smaller {ACTOR}.optim.lr: a tenth", "a smaller --lr: a tenth",
         "KL after a step below 0.01 nats per token, at the next reading; the reward, within 30 steps",
         "a smaller learning rate: a tenth"),
-    "weight decay": Remedy("weight_decay=0.0", f"{ACTOR}.optim.weight_decay=0.01", "--weight-decay 0",
+    "weight decay": Remedy("weight_decay=0.0", f"{ACTOR}.optim.weight_decay=0.0", "--weight-decay 0",
                            "the reward, within 10 steps", "no weight decay"),
     "entropy": Remedy(
         "a smaller learning_rate, or epsilon_high=0.28 with several updates per batch",
@@ -159,17 +172,17 @@ REMEDIES: Mapping[str, Remedy] = {
         "makes another)", "the reference model: it must be the one that training starts from",
         "the reference model", "KL at the first step, 0", "the reference model"),
     "gradient": Remedy(
-        "bf16=False (float32), a smaller learning_rate, max_grad_norm",
-        f"{ACTOR}.fsdp_config.dtype, a smaller {ACTOR}.optim.lr, {ACTOR}.optim.clip_grad",
-        "--dtype float32, a smaller --lr, --clip-norm", "the gradient norm, at the next steps",
+        "a smaller learning_rate, bf16=False (float32), or a smaller max_grad_norm",
+        f"a smaller {ACTOR}.optim.lr, {ACTOR}.fsdp_config.dtype, or a smaller {ACTOR}.optim.clip_grad",
+        "a smaller --lr, --dtype float32, or a smaller --clip-norm", "the gradient norm, at the next steps",
         "float32, or a smaller learning rate"),
     "sampler": Remedy(
         "vllm_importance_sampling_mode='token_truncate', and the same dtype in vLLM and the trainer",
         "algorithm.rollout_correction.rollout_is=token, and the same dtype in rollout and actor",
-        "--top-p 1 and --dtype float32", "the ratio of sampler and trainer, at the next step"),
+        "--top-p 1, and --dtype float32", "the ratio of sampler and trainer, at the next step"),
     "held out": Remedy(
         "the reward: print answers that got a high reward and read them; held-out accuracy does not follow it",
-        "the reward: dump answers with trainer.rollout_data_dir=FOLDER and read those with a high score",
+        "the reward: dump answers with trainer.rollout_data_dir and read those with a high score",
         "the reward: read answers with a high reward in `creditscope report`; held-out accuracy does not follow it",
         "held-out accuracy, at the next evaluation", "the reward: read answers that got a high one"),
     "memorised": Remedy(
@@ -193,7 +206,43 @@ REMEDIES: Mapping[str, Remedy] = {
 """Cause -> its remedy."""
 
 
-def change(key: str, speech: str) -> str:
-    """The change as a trainer spells it: trl, verl, creditscope or other."""
+RATE: Mapping[str, int] = {"learning rate": 1, "small steps": 1, "step size": -1, "entropy": -1, "length shrinks": -1,
+                           "KL level": -1, "gradient": -1, "reward trend": -1}
+"""Remedy -> 1 where it asks for a larger learning rate, −1 for a smaller one."""
+_ASSIGNED = re.compile(r"(?:--(?P<flag>[a-z][\w-]*) |(?P<name>[a-z][\w.]*)=)(?P<value>'[^']*'|[\w.+-]*\w)")
+
+
+def change(key: str, speech: str, settings: LogSettings | None = None) -> str:
+    """The change as a trainer spells it: trl, verl, creditscope or other; less what the settings already are.
+
+    >>> change("cold sampler", "trl", LogSettings({"temperature": 1.0, "top_p": 0.2}))
+    'top_p=1.0, top_k=0'
+    """
     remedy = REMEDIES[key]
-    return getattr(remedy, speech) or remedy.other
+    text: str = getattr(remedy, speech) or remedy.other
+    parts = re.split(r"(, (?:or |and )?|; )", text)
+    kept = [k for k in range(0, len(parts), 2) if not _is_so(parts[k], settings)]
+    if len(kept) == len(parts[::2]):
+        return text
+    if not kept:
+        return remedy.instead
+    return parts[kept[0]] + "".join(parts[k - 1] + parts[k] for k in kept[1:])
+
+
+def _is_so(part: str, settings: LogSettings | None) -> bool:
+    """Whether a part of a change sets something, and all of it was given so."""
+    found = [(each["name"] or each["flag"].replace("-", "_"), each["value"].strip("'"))
+             for each in _ASSIGNED.finditer(part)]
+    return bool(found) and settings is not None and all(_equal(_given(settings, name), value) for name, value in found)
+
+
+def _given(settings: LogSettings, name: str) -> object:
+    """A setting as it was given, also by a script under TRL's callback; None where it was not."""
+    return next((settings.get(path) for path in (name, f"trl.{name}") if settings.has(path)), None)
+
+
+def _equal(given: object, value: str) -> bool:
+    try:
+        return given is not None and float(f"{given}") == float(value)
+    except ValueError:
+        return f"{given}" == value

@@ -7,10 +7,12 @@ from typing import Literal
 
 from creditscope.diagnosis import remedies
 from creditscope.diagnosis.finding import FEW, THIRDS, Trend, has, level, series_of, trend
-from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.thresholds import CUT_BROKEN, CUT_WATCH, DEAD_GROWTH, FELL, RIGHT
 from creditscope.runs import schema
 
+MOST_STEPS = 10**9
+"""Steps planned beyond this are not believed: a trainer that counts epochs sets a number that is never reached."""
 Outcome = Literal["rose", "fell", "flat", "unread"]
 
 
@@ -21,19 +23,30 @@ def percent(share: float) -> str:
 
 def remedy(log: Log, key: str) -> str:
     """The change for a cause, as the run's trainer spells it."""
-    return remedies.change(key, log.trainer.speech)
+    return remedies.change(key, log.trainer.speech, log.settings)
 
 
 def callback(log: Log) -> str:
     """What would record the numbers of the batch."""
     return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine'))",
             "verl": "creditscope's verl plugin, or `creditscope scope` on trainer.rollout_data_dir",
-            "creditscope": "a run of this version"}.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
+            "creditscope": "a run of this version",
+            }.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
 
 
 def exactly_zero(series: Series, value: float) -> bool:
     """Whether a reading is 0; one that was printed as 0.000 may be anything below 0.0005."""
     return value == 0 and not series.resolution
+
+
+def assumes(log: Log, fact: str) -> bool:
+    """Whether a fact depends on a setting that was not given, so that the trainer's default was taken."""
+    before = dict(log.settings.assumed)
+    log.settings.assumed.clear()
+    log.fact(fact)
+    found = bool(log.settings.assumed)
+    log.settings.assumed.update(before)
+    return found
 
 
 # -- what the reward did ----------------------------------------------------------------------------------------------
@@ -73,15 +86,21 @@ def rises(log: Log) -> bool:
     return outcome(log) == "rose" and not held_out_fell(log)
 
 
-def held_out_fell(log: Log) -> list[Series]:
-    """The first and the last evaluation, where the logged interval of the last lies below that of the first."""
+def evaluations(log: Log) -> list[Series]:
+    """Value, low and high of the first and of the last evaluation with a logged interval; none for fewer than two."""
     names = [series.name for metric in ("eval", schema.EVAL_LOW, schema.EVAL_HIGH) if (series := log.series(metric))]
     if len(names) < 3:
         return []
-    name, low, high = names
-    rows = [row for row in log.rows if all(math.isfinite(row.values.get(key, math.nan)) for key in names)]
-    worse = bool(rows) and rows[-1].values[high] < rows[0].values[low]
-    return [Series(name, [row], log.source) for row in (rows[0], rows[-1])] if worse else []
+    rows = [row for row in log.rows if all(is_number(row.values.get(key, math.nan)) for key in names)]
+    return [Series(name, [row], log.source) for row in (rows[0], rows[-1]) for name in names] if len(rows) > 1 else []
+
+
+def held_out_fell(log: Log) -> list[Series]:
+    """The first and the last evaluation, where the logged interval of the last lies below that of the first."""
+    if not (found := evaluations(log)):
+        return []
+    first, low, _, after, _, high = found
+    return [first, after] if high.mean < low.mean else []
 
 
 def steps(log: Log) -> int:
@@ -92,7 +111,7 @@ def steps(log: Log) -> int:
 
 def planned(log: Log) -> int:
     """Steps that were planned, where the settings say so; at least those that were made."""
-    return max(steps(log), int(log.setting("steps") or 0))
+    return max(steps(log), int(min(log.setting("steps") or 0, MOST_STEPS)))
 
 
 def nearly_all_right(log: Log) -> Series | None:
@@ -128,7 +147,7 @@ def silent_end(log: Log) -> list[Series]:
     if not shown or (not spread and len(shown) < 2):
         return []
     names = [series.name for series in shown]
-    rows = [row for row in log.rows if all(math.isfinite(row.values.get(name, math.nan)) for name in names)]
+    rows = [row for row in log.rows if all(is_number(row.values.get(name, math.nan)) for name in names)]
     count = 0
     for row in reversed(rows):
         first, *others = (row.values[name] for name in names)

@@ -35,6 +35,10 @@ SILENT = Threshold(3, "reward constant", "readings in a row with one reward",
                    "in a row in 0.6 %.")
 MISSING = Threshold(0.05, "reward missing", "share of answers without a reward",
                     "One in twenty: a reward function that fails seldom costs little.")
+MISSING_BROKEN = Threshold(0.2, "reward missing", "share of the reward that is missing from the mean",
+                           "A fifth of the answers is punished whatever they say.")
+FAILED_BROKEN = Threshold(0.3, "reward missing", "share of answers on which the reward function failed",
+                          "Nearly one answer of three is punished whatever it says.")
 APART_WATCH = Threshold(0.02, "reward noise", "share of pairs with the same text and different rewards",
                         "A deterministic verifier gives exactly 0; a judge that samples gives a few percent.")
 APART_BROKEN = Threshold(0.2, "reward noise", "the same share",
@@ -42,9 +46,10 @@ APART_BROKEN = Threshold(0.2, "reward noise", "the same share",
                          "fifth of the contrast inside groups is chance.")
 APART_PAIRS = Threshold(20, "reward noise", "pairs", "At a share of 0.2, 20 pairs without one are a chance of 1 %.")
 LENGTH_WATCH = Threshold(0.3, "reward length", "correlation of reward and length inside groups",
-                         "Healthy runs lie between −0.2 and 0.2; where length is added to the reward it is 0.3 and more.")
-LENGTH_BROKEN = Threshold(0.8, "reward length", "the same correlation", "Then length explains two thirds of the reward: "
-                          "0.8² = 0.64.")
+                         "Healthy runs lie between −0.2 and 0.2; where length is added to the reward it is 0.3 and "
+                         "more.")
+LENGTH_BROKEN = Threshold(0.8, "reward length", "the same correlation", "Then length explains two thirds of the "
+                          "reward: 0.8² = 0.64.")
 LENGTH_STEPS = Threshold(0.7, "reward length", "correlation of the changes of reward and length between steps",
                          "From a log alone: batches differ in reward for many reasons, so half of the variance "
                          "(0.7² ≈ 0.5) must go with length.")
@@ -66,7 +71,8 @@ COLD = Threshold(0.3, "cold sampler", "temperature, or top-p", "π^(1/T) at T = 
 HOT = Threshold(1.5, "hot sampler", "temperature", "Examples of TRL and verl use 0.6 to 1.2.")
 HOT_ENTROPY = Threshold(2.5, "hot sampler", "nats per token at the start",
                         "e^2.5 = 12 likely tokens at every position; language models that write sense have 0.2 to 1.")
-CUT_WATCH = Threshold(0.2, "truncation", "share of answers cut at the limit", "One answer of five is judged incomplete.")
+CUT_WATCH = Threshold(0.2, "truncation", "share of answers cut at the limit", "One answer of five is judged "
+                      "incomplete.")
 CUT_BROKEN = Threshold(0.5, "truncation", "share of answers cut at the limit",
                        "Half of the rewards judge the limit; only to watch where the reward rises all the same.")
 NEAR_LIMIT = Threshold(0.9, "truncation", "mean length over the limit", "Where the share of cut answers is not logged: "
@@ -86,6 +92,8 @@ RATE_SUM = Threshold(3e-6, "learning rate", "Σ η over the run, under Adam",
                      "full fine-tuning that learns has 3e-5 and more.")
 WARM = Threshold(0.01, "learning rate", "learning rate over its largest",
                  "Below a hundredth a step counts as none.")
+SGD_SUM = Threshold(0.1, "small steps", "Σ η·‖g‖ over the run, under SGD",
+                    "The weights of a language model have norms of 10 to 1000: a hundredth of the smallest.")
 EPSILON_FACTOR = Threshold(0.1, "epsilon", "median of √v̂/(√v̂ + ε)", "ε makes the median step ten times shorter.")
 EPSILON_NORM = Threshold(0.01, "epsilon", "ε over the gradient's norm",
                          "Of N weights the typical gradient is ‖g‖/√N, at N = 1e6 a thousandth of the norm: ε is then "
@@ -93,6 +101,10 @@ EPSILON_NORM = Threshold(0.01, "epsilon", "ε over the gradient's norm",
 EPSILON_USUAL = Threshold(1e-6, "epsilon", "Adam's ε", "Trainers use 1e-8; up to 1e-6 is met.")
 ROUNDED = Threshold(0.99, "rounding", "share of weights that an update leaves as they are",
                     "In bfloat16 an update below 2^-9 of a weight is lost; at 0.99 one weight of a hundred moves.")
+ROUNDED_SOME = Threshold(0.5, "rounding", "the same share, where KL after most steps is exactly 0",
+                         "KL of exactly 0 says that no logit changed; half of the weights explain it.")
+BF16_RATE = Threshold(1e-5, "rounding", "learning rate, where weights are stored in 16 bits",
+                      "At 1e-5 every weight above 0.003 stays where it is, which is most of them.")
 GRAD_CLIP = Threshold(1e-3, "gradient clip", "clip norm over the gradient's norm",
                       "The gradient is cut to a thousandth at every step.")
 TRAINABLE = Threshold(0.003, "frozen", "share of trained parameters", "Adapters train 0.3 % and more.")
@@ -102,7 +114,12 @@ BETA = Threshold(0.5, "KL pull", "weight of the KL term", "Examples of TRL and v
 KL_REWARD = Threshold(2.0, "KL pull", "KL in the reward over the score",
                       "The penalty is twice the score: the policy is paid for staying.")
 CLOSED = Threshold(0.01, "clip", "ε of the clip range", "1 ± 0.01 is left after one update; examples use 0.1 to 0.3.")
+CLIP_ONCE = Threshold(0.01, "clip", "share of clipped tokens with one update per batch",
+                      "Every ratio is 1 there; 1 % cannot be rounding.")
 CLIP_MUCH = Threshold(0.2, "updates", "share of clipped tokens", "A fifth of every pass has no gradient.")
+UPDATES_MANY = Threshold(8, "updates", "optimiser steps per batch", "Examples of TRL and verl use 1 to 4.")
+CLIP_SOME = Threshold(0.05, "updates", "share of clipped tokens with so many steps per batch",
+                      "One in twenty has left its bound: the batch is used up.")
 PAST_WATCH = Threshold(0.05, "updates", "share of bounded tokens past their bound", "One in twenty.")
 PAST_BROKEN = Threshold(0.2, "updates", "share of bounded tokens past their bound", "One in five.")
 HORIZON = Threshold(0.1, "length constant", "mean length over the constant",
@@ -115,13 +132,15 @@ STEP_WATCH = Threshold(0.02, "step size", "KL after an update, nats per token",
 STEP_BROKEN = Threshold(0.2, "step size", "KL after an update, nats per token",
                         "An answer of 50 tokens is then e^10 times less likely than before the step.")
 DECAY = Threshold(0.1, "weight decay", "Σ ηλ over the run", "Weights shrink by a tenth whatever is learnt.")
-ENTROPY_LOW = Threshold(0.02, "entropy", "nats per token", "An answer of 50 tokens has e = 2.7 likely forms, fewer than "
-                        "any group has rollouts.")
+ENTROPY_LOW = Threshold(0.02, "entropy", "nats per token", "An answer of 50 tokens has e = 2.7 likely forms, fewer "
+                        "than any group has rollouts.")
 ENTROPY_LEFT = Threshold(0.3, "entropy", "entropy at the end over that at the start", "Less than a third is left.")
 ENTROPY_GONE = Threshold(0.15, "entropy", "entropy at the end over that at the start",
                          "To watch even where the reward rises: a run that goes on has little left to explore.")
-ENTROPY_RISE = Threshold(2.0, "entropy", "entropy at the end over that at the start, and nats above it over 1",
+ENTROPY_RISE = Threshold(2.0, "entropy", "entropy at the end over that at the start, for a rise",
                          "The policy unlearns how to write.")
+ENTROPY_NATS = Threshold(1.0, "entropy", "rise of the entropy, nats per token",
+                         "e = 2.7 times as many likely tokens; a smaller rise of a low entropy is exploration.")
 SHRUNK_WATCH = Threshold(1 / 3, "length drift", "length at the end over that at the start", "Two thirds are gone.")
 SHRUNK_BROKEN = Threshold(0.1, "length drift", "length at the end over that at the start", "Nine tenths are gone.")
 GROWN = Threshold(3.0, "length drift", "length at the end over that at the start", "The cost of a step has tripled.")
@@ -145,6 +164,7 @@ FELL = Threshold(0.1, "reward trend", "change of the mean reward over the answer
                  "changes too small to matter.")
 COLLAPSED = Threshold(0.5, "reward trend", "the same", "For rewards of 0 and 1 around a half: 25 answers in 100.")
 PASSES = Threshold(10, "memorised", "passes over each prompt", "Examples make 1 to 3 epochs.")
+PASSES_MANY = Threshold(30, "memorised", "passes over each prompt", "Broken whatever the reward is.")
 NO_GAIN = Threshold(30, "no gain", "steps", "Fewer steps seldom show a gain in a run that learns.")
 SAME = Threshold(0.0, "signal", "agreement of the groups' gradients",
                  "0 in expectation where gradients are noise.")

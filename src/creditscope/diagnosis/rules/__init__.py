@@ -1,4 +1,4 @@
-"""The rules, Log -> Finding, one per function, in the order of the questions: a later one is an effect before a cause."""
+"""The rules, Log -> Finding, one per function, in the order of the questions: a later question is seldom a cause."""
 
 from __future__ import annotations
 

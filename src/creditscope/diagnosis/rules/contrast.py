@@ -49,10 +49,10 @@ DEATH = ("reward constant", "one rollout", "truncation", "cold sampler", "hot sa
 def one_rollout(log: Log) -> Finding:
     """With R = 1 a group mean is the reward itself: no baseline, or no advantage at all."""
     row, size = log.fact("method"), log.fact("group")
-    if row is None or size is None or size != 1 or row.baseline == "none":
+    if row is None or size is None or size != 1 or row.baseline in ("none", "external"):
         return finding("fine", "Not in play: " + ("the group size is not known" if size is None else
                                                   f"{size:.0f} rollouts per prompt"))
-    if log.settings.assumed:
+    if signs.assumes(log, "group"):
         return unknown(f"rollouts per prompt were not given; {log.trainer.name}'s default is 1")
     return finding("broken", "One rollout per prompt: a method with a group baseline has nothing to compare an answer "
                    "with, so the reward itself is its advantage, or 0", why="A = r − mean r over R = 1 answers: 0, or "
@@ -64,7 +64,7 @@ def one_rollout(log: Log) -> Finding:
 
 def cold(log: Log) -> Finding:
     """Answers of a group that are all the same text, from the start: the sampler does not explore."""
-    distinct, entropy = log.series(schema.SIGNAL_DISTINCT_TEXTS), log.series("entropy")
+    distinct, entropy = log.finite(schema.SIGNAL_DISTINCT_TEXTS), log.finite("entropy")
     named = [f"{log.spelled(name)} = {value:g}" for name in ("temperature", "top_p")
              if (value := log.setting(name)) is not None and 0 <= value < COLD]
     named += [f"{log.spelled('top_k')} = 1"] if log.setting("top_k") == 1 else []
@@ -76,8 +76,9 @@ def cold(log: Log) -> Finding:
         if first.mean <= max(DISTINCT, 1.5 * one):
             return finding("broken", f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct "
                            f"from the start{said}", first, onset=first.rows[0].step, why=why)
-        return finding("fine", f"Answers of a group differ: {percent(last(distinct).mean)} are distinct", last(distinct))
-    low = entropy.finite.part(0, FEW) if entropy and log.fact("per_token") and len(entropy.finite) >= FEW else None
+        return finding("fine", f"Answers of a group differ: {percent(last(distinct).mean)} are distinct",
+                       last(distinct))
+    low = entropy.part(0, FEW) if entropy and log.fact("per_token") and len(entropy) >= FEW else None
     narrow = low is not None and low.mean < ENTROPY_LOW
     if named and (narrow or _dead_share(log) >= DEAD_BOUND or not low):
         state: State = "broken" if _dead_share(log) >= DEAD_WATCH else "watch"
@@ -91,8 +92,8 @@ def cold(log: Log) -> Finding:
 
 def hot(log: Log) -> Finding:
     """Sampling so flat that answers are noise."""
-    temperature, entropy = log.setting("temperature"), log.series("entropy")
-    first = entropy.finite.part(0, FEW) if entropy and log.fact("per_token") and len(entropy.finite) >= FEW else None
+    temperature, entropy = log.setting("temperature"), log.finite("entropy")
+    first = entropy.part(0, FEW) if entropy and log.fact("per_token") and len(entropy) >= FEW else None
     high = first is not None and first.mean >= HOT_ENTROPY
     warm = temperature is not None and temperature >= HOT
     if not high and not (warm and first is None):
@@ -119,8 +120,8 @@ def too_hard(log: Log) -> Finding:
         return finding("fine", "Not in play: few groups are known to be all wrong", recent)
     state: State = "fine" if signs.rises(log) and dead < DEAD_BROKEN else grade(dead, DEAD_WATCH, DEAD_BROKEN)
     state = "watch" if state == "fine" and not signs.rises(log) else state
-    return finding(state, f"Most prompts are too hard: in {percent(dead)} of the groups no answer differs, and the mean "
-                   f"reward is {recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
+    return finding(state, f"Most prompts are too hard: in {percent(dead)} of the groups no answer differs, and the "
+                   f"mean reward is {recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
                    follows=["truncation", "hot sampler", "reward missing", "step size", "updates", "weight decay",
                             "reward trend"])
 
@@ -132,8 +133,8 @@ def too_easy(log: Log) -> Finding:
         return finding("fine", "Not in play: few groups are known to be all right", right)
     learnt = signs.outcome(log) == "rose"
     words = "is now solved" if learnt else "was solved from the start"
-    return finding("watch", f"What is trained on {words}: {percent(dead)} of the groups are dead, and the mean reward is "
-                   f"{right.mean:.3g}", right, why=WHY,
+    return finding("watch", f"What is trained on {words}: {percent(dead)} of the groups are dead, and the mean reward "
+                   f"is {right.mean:.3g}", right, why=WHY,
                    onset=_dead_onset(log), follows=["memorised", "reward length", "held out"])
 
 
@@ -147,10 +148,10 @@ def _dead_share(log: Log) -> float:
 def _zero_std(log: Log) -> float:
     """Share of readings in which the std of all rewards is exactly 0, so that every group is dead: over the whole log,
     or over its last third where that is half or more."""
-    spread = log.series(schema.REWARD_STD)
-    if not spread or len(spread.finite) < THIRDS:
+    spread = log.finite(schema.REWARD_STD)
+    if not spread or len(spread) < THIRDS:
         return 1.0 if signs.all_dead(log) else 0.0
-    zero = [signs.exactly_zero(spread, value) for value in spread.finite.values]
+    zero = [signs.exactly_zero(spread, value) for value in spread.values]
     end = zero[-max(FEW, len(zero) // 3):]
     now = sum(end) / len(end)
     return now if now >= DEAD_WATCH else sum(zero) / len(zero)
@@ -173,11 +174,13 @@ def dead(log: Log) -> Finding:
     recent, norm = last(series_of(log, "dead")), level(log, schema.GRAD_NORM)
     if norm and signs.no_gradient(log) and recent.mean < DEAD_BROKEN and not signs.nearly_all_right(log):
         return finding("broken", f"No group trains anything: the gradient is 0, although {recent.name} says "
-                       f"{recent.mean:.0%}", norm, recent, why=WHY, remedy="dead counted", follows=DEATH)
+                       f"{recent.mean:.0%}", norm, recent, why=WHY, follows=DEATH,
+                       remedy="dead counted" if signs.assumes(log, "dead_counted") else "dead groups")
     if recent.mean == 0:
         return finding("fine", "No group is dead: in each of them some answers got more reward than others", recent)
-    return finding(grade(recent.mean, DEAD_WATCH, DEAD_BROKEN), f"{percent(recent.mean)} of the groups are dead{over(recent)}: nothing that is rewarded "
-                   f"differs between their answers, so they train nothing", recent, why=WHY,
+    return finding(grade(recent.mean, DEAD_WATCH, DEAD_BROKEN), f"{percent(recent.mean)} of the groups are "
+                   f"dead{over(recent)}: nothing that is rewarded differs between their answers, so they train nothing",
+                   recent, why=WHY,
                    onset=_dead_onset(log), follows=[*DEATH, "entropy", "length drift", "step size",
                                                                         "updates", "weight decay", "reward trend"])
 
@@ -195,14 +198,14 @@ def _uncounted(log: Log) -> Finding:
                        why="∇J = Σ w ∇log π, and w = 0 where A = 0.", remedy="dead counted", follows=DEATH)
     if bound >= DEAD_BOUND:
         spread = series_of(log, schema.REWARD_STD)
-        return finding(grade(bound, DEAD_BOUND, DEAD_BROKEN), f"At least {percent(bound)} of the groups are dead: {spread.name} is exactly 0 in so "
-                       f"many of the readings", spread, why=WHY, follows=DEATH,
+        return finding(grade(bound, DEAD_BOUND, DEAD_BROKEN), f"At least {percent(bound)} of the groups are dead: "
+                       f"{spread.name} is exactly 0 in so many of the readings", spread, why=WHY, follows=DEATH,
                        onset=crossed(spread, lambda x: x == 0))
     recent, size = last(series_of(log, schema.REWARD_MEAN)), log.fact("group")
     if size is None or min(recent.values) < 0 or max(recent.values) > 1 or size < 2:
         return unknown(doubt, settles=signs.remedy(log, "dead counted"))
     share = math.fsum(p**size + (1 - p)**size for p in recent.values) / len(recent)
-    if log.settings.assumed or share < DEAD_WATCH:
+    if signs.assumes(log, "group") or share < DEAD_WATCH:
         return unknown(f"{doubt}. If rewards are 0 or 1, at least {share:.0%} of the groups are dead on average",
                        settles=signs.remedy(log, "dead counted"))
     return finding("watch" if not signs.rises(log) else "fine",
@@ -245,6 +248,8 @@ def kl_only(log: Log) -> Finding:
         why = "There is no KL term in the loss" if beta == 0 else "Dead groups are dropped before the loss"
         return finding("fine", f"{why}: dead groups push nowhere")
     share = _dead_share(log)
+    if share == 0 and not (log.fact("dead_counted") and level(log, "dead")):
+        return unknown(NOT_COUNTED)
     weight = "" if beta is None else f", with weight {beta:g}"
     return finding("fine" if signs.rises(log) else grade(share, DEAD_WATCH), f"{percent(share)} of the groups are dead "
                    f"and pulled to the reference alone{weight}", level(log, "kl"),
@@ -281,7 +286,7 @@ def truncation(log: Log) -> Finding:
     if not has(log, "truncated"):
         return _near_limit(log)
     recent, limit, longest = last(series_of(log, "truncated")), log.fact("limit"), level(log, schema.LENGTH_MAX)
-    if limit is not None and (longest is None or log.settings.assumed):
+    if limit is not None and (longest is None or signs.assumes(log, "limit")):
         return unknown(f"{recent.name} compares with the longest answer of the batch, not with the limit",
                        settles="the limit, by --config or --set")
     if limit is not None and longest and max(longest.values) < limit:
@@ -300,7 +305,8 @@ def _cut(log: Log, recent: Series) -> Finding:
         else ("", "The reward of half an answer says where it was cut, not whether it was right.")
     came = state != "fine" and signs.cuts_came_later(log)
     then = (f", {percent(signs.cut_at_first(log))} at first" if came else "") + (f", though {well}" if well else "")
-    return finding(state, f"{percent(recent.mean)} of the answers are cut at the limit{over(recent)}{out}{then}", recent,
+    return finding(state, f"{percent(recent.mean)} of the answers are cut at the limit{over(recent)}{out}{then}",
+                   recent,
                    why=why,
                    onset=crossed(series_of(log, "truncated"), lambda share: share >= CUT_WATCH),
                    follows=["reward length", "step size", "updates", "weight decay", "hot sampler", "reward trend"]
@@ -310,7 +316,7 @@ def _cut(log: Log, recent: Series) -> Finding:
 def _near_limit(log: Log) -> Finding:
     """Where the share of cut answers is not logged: the mean length beside the limit."""
     size, limit = level(log, schema.LENGTH_MEAN), _limit(log)
-    if size is None or limit is None:
+    if size is None or not limit or limit < 0:
         return unknown("the share of cut answers was not read", settles="the share of answers cut at the limit")
     share = size.mean / limit
     if share < NEAR_LIMIT:

@@ -20,16 +20,18 @@ from creditscope.diagnosis.finding import (
     series_of,
     unknown,
 )
-from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.onset import crossed, left_beginning
 from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
     CLIP_MUCH,
+    CLIP_SOME,
     COLLAPSED,
     DECAY,
     ENTROPY_GONE,
     ENTROPY_LEFT,
     ENTROPY_LOW,
+    ENTROPY_NATS,
     ENTROPY_RISE,
     GAP,
     GROWN,
@@ -44,6 +46,7 @@ from creditscope.diagnosis.thresholds import (
     SPIKE,
     STEP_BROKEN,
     STEP_WATCH,
+    UPDATES_MANY,
     ZERO_MANY,
 )
 from creditscope.runs import schema
@@ -60,13 +63,13 @@ def _worst(series: Series) -> Series:
 
 def step_size(log: Log) -> Finding:
     """The largest KL after an update over the whole run; from a log alone, a reward that collapsed."""
-    series, updates = log.series(schema.OVERSHOOT_KL), log.fact("updates")
+    series, updates = log.finite(schema.OVERSHOOT_KL), log.fact("updates")
     rate, named = log.setting("learning_rate"), ""
-    top = rate if rate is not None else max(found.values) if (found := log.series("lr")) else None
+    top = rate if rate is not None else max(found.values) if (found := log.finite("lr")) else None
     named = f" (learning rate {top:.2g})" if top else ""
     fell = _collapsed(log)
-    if series and len(series.finite):
-        worst = _worst(series.finite)
+    if series:
+        worst = _worst(series)
         state = grade(worst.mean, STEP_WATCH, STEP_BROKEN)
         state = "broken" if state == "watch" and fell else "fine" if state == "watch" and signs.rises(log) else state
         if state == "fine":
@@ -74,14 +77,16 @@ def step_size(log: Log) -> Finding:
         return finding(state, f"Steps are too large: an update moved the policy by {worst.mean:.2g} nats per token at "
                        f"step {worst.rows[0].step}{named}" + (f", and {fell}" if fell else ""), worst,
                        why="KL(π_old ‖ π) after the update; the gradient is known at π_old alone.",
-                       onset=crossed(series.finite, lambda x: x >= STEP_WATCH, 1), follows=["updates", "weight decay"])
+                       onset=crossed(series, lambda x: x >= STEP_WATCH, 1), follows=["updates", "weight decay"])
     if not fell:
         return finding("fine", f"Nothing says that steps are too large{named}")
     reward = series_of(log, schema.REWARD_MEAN)
-    return finding("broken", f"Steps are too large{named}: {fell}", *ends(reward) if len(reward) >= TREND else (reward,),
+    return finding("broken", f"Steps are too large{named}: {fell}",
+                   *ends(reward) if len(reward) >= TREND else (reward,),
                    why="A reward that was there and is gone was unlearnt by the updates; smaller ones keep near the "
                    "samples.", onset=left_beginning(reward, rising=False),
-                   follows=["weight decay", *(["updates"] if updates != 1 else []), *(["length drift"] if _shrank(log) else [])])
+                   follows=["weight decay", *(["updates"] if updates != 1 else []),
+                            *(["length drift"] if _shrank(log) else [])])
 
 
 def _collapsed(log: Log) -> str:
@@ -108,44 +113,46 @@ def _shrank(log: Log) -> bool:
 
 def updates(log: Log) -> Finding:
     """Several updates per batch that carry tokens past their bound, or clip many."""
-    count, past, clip = log.fact("updates"), log.series(schema.OVERSHOOT_PAST), level(log, "clip")
+    count, past, clip = log.fact("updates"), log.finite(schema.OVERSHOOT_PAST), level(log, "clip")
     if count == 1:
         return finding("fine", "Not in play: one optimiser step per batch")
     often = "several optimiser steps" if count is None else f"{count} optimiser steps"
     harm = not signs.rises(log)
     why = "Past 1 ± ε the term is constant in π, so w = 0; momentum and other tokens still move it."
-    if past and len(past.finite) >= 2:
-        worst, recent = _worst(past.finite), last(past.finite)
+    if past and len(past) >= 2:
+        worst, recent = _worst(past), last(past)
         high = max(recent.mean, worst.mean if harm else 0.0)
         state = grade(high, PAST_WATCH, PAST_BROKEN)
-        state = ("watch" if high >= PAST_BROKEN else "fine") if not harm else "broken" if state == "watch" and _collapsed(
-            log) else state
+        if not harm:
+            state = "watch" if high >= PAST_BROKEN else "fine"
+        elif state == "watch" and _collapsed(log):
+            state = "broken"
         return finding(state, f"{percent(recent.mean)} of the tokens that have a bound end past it{over(recent)}, "
                        f"{percent(worst.mean)} at step {worst.rows[0].step}, with {often} per batch", recent, worst,
-                       onset=crossed(past.finite, lambda x: x >= PAST_WATCH, 1), why=why)
+                       onset=crossed(past, lambda x: x >= PAST_WATCH, 1), why=why)
     if clip is None:
         return unknown(f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
                        settles="ScopeCallback, or --probe light")
     state = grade(clip.mean, CLIP_MUCH) if harm else "fine"
-    if count is not None and harm and count >= 8 and clip.mean >= 0.05:
+    if count is not None and harm and count >= UPDATES_MANY and clip.mean >= CLIP_SOME:
         state = "broken"
-    state = "broken" if harm and _collapsed(log) and (count or 0) > 1 and not log.settings.assumed else state
+    state = "broken" if harm and _collapsed(log) and (count or 0) > 1 and not signs.assumes(log, "updates") else state
     return finding(state, f"{percent(clip.mean)} of the tokens are clipped{over(clip)}, with {often} per batch", clip,
                    onset=crossed(series_of(log, "clip"), lambda x: x >= CLIP_MUCH), why=why)
 
 
 def decay(log: Log) -> Finding:
     """AdamW multiplies each weight by 1 − ηλ per step: over the run they shrink by Σ ηλ."""
-    weight, rate = log.setting("weight_decay"), log.series("lr")
+    weight, rate = log.setting("weight_decay"), log.finite("lr")
     if not weight or not rate:
         return finding("fine", "Not in play: no weight decay is known")
     total = weight * math.fsum(rate.values) / len(rate) * signs.planned(log)
     if total < DECAY:
         return finding("fine", f"Weight decay shrinks the weights by {percent(total)} over the run", rate)
     state: State = "broken" if not signs.rises(log) else "watch"
-    return finding(state, f"Weight decay shrinks the weights by {percent(min(1.0, 1 - math.exp(-total)))} over the run: "
-                   f"{log.spelled('weight_decay')} = {weight:g}", rate, why="θ ← (1 − ηλ)θ at every step, whatever the "
-                   "gradient says.", onset=0)
+    return finding(state, f"Weight decay shrinks the weights by {percent(min(1.0, 1 - math.exp(-total)))} over the "
+                   f"run: {log.spelled('weight_decay')} = {weight:g}", rate, why="θ ← (1 − ηλ)θ at every step, "
+                   "whatever the gradient says.", onset=0)
 
 
 def entropy(log: Log) -> Finding:
@@ -161,7 +168,7 @@ def entropy(log: Log) -> Finding:
     low, fallen = after < ENTROPY_LOW, after <= ENTROPY_LEFT * before
     # A solved task has little entropy left, and so has a model that was sure from the start.
     learns = signs.rises(log) or signs.nearly_all_right(log) is not None
-    rose = after >= ENTROPY_RISE * before and after - before >= 1
+    rose = after >= ENTROPY_RISE * before and after - before >= ENTROPY_NATS
     gone = after <= ENTROPY_GONE * before
     state: State = "broken" if low and fallen and not learns else "watch" if (fallen and (gone or not learns)) or (
         rose and not learns) else "fine"
@@ -175,7 +182,7 @@ def entropy(log: Log) -> Finding:
 
 
 def drift(log: Log) -> Finding:
-    """The mean length, first tenth against last."""
+    """The mean length, first tenth against last: answers that shrink to nothing, or grow without bound."""
     series = series_of(log, schema.LENGTH_MEAN, TREND)
     both, row = ends(series), log.fact("method")
     before, after = (part.mean for part in both)
@@ -189,7 +196,8 @@ def drift(log: Log) -> Finding:
         "fine" else ""
     return finding(state, f"Answers went from {before:.0f} to {after:.0f} tokens (× {factor:.2g}){told}", *both,
                    why="w_it ∝ A_i/L_i under a mean over each answer, ∝ A_i under a mean over all tokens.",
-                   remedy="length shrinks" if shrinks else "length drift" if own else "reward length", onset=left_beginning(series, rising=not shrinks),
+                   remedy="length shrinks" if shrinks else "length drift" if own else "reward length",
+                   onset=left_beginning(series, rising=not shrinks),
                    follows=["KL pull", "reward length", "weight decay", *([] if shrinks and state == "broken" else FAR),
                             "hot sampler"])
 
@@ -206,14 +214,16 @@ def kl_level(log: Log) -> Finding:
                        why="KL(π ‖ π_ref) = 0 at π = π_ref.", remedy="reference",
                        onset=series.rows[0].step)
     bad = recent.mean >= KL_WATCH and not signs.rises(log)
-    return finding("watch" if bad else "fine", f"KL to the reference went from {first:.2g} to {recent.mean:.2g}", recent,
-                   why="KL per token, mean over the answers' tokens.", onset=crossed(series, lambda x: x >= KL_WATCH), follows=FAR)
+    return finding("watch" if bad else "fine", f"KL to the reference went from {first:.2g} to {recent.mean:.2g}",
+                   recent,
+                   why="KL per token, mean over the answers' tokens.", onset=crossed(series, lambda x: x >= KL_WATCH),
+                   follows=FAR)
 
 
 def gradient(log: Log) -> Finding:
     """A NaN norm makes the weights NaN; a norm of 0 means that nothing is learnt; a spike outweighs other batches."""
     for series in (log.series(schema.GRAD_NORM), log.series("loss")):
-        bad = [k for k, value in enumerate(series.values) if not math.isfinite(value)] if series else []
+        bad = [k for k, value in enumerate(series.values) if not is_number(value)] if series else []
         if series and bad:
             return finding("broken", f"{series.name} is not a number in {len(bad)} of {len(series)} readings; the "
                            f"first is shown", series.part(bad[0], bad[0] + 1), why="One NaN in ∇J makes every weight "
@@ -222,8 +232,9 @@ def gradient(log: Log) -> Finding:
     norm = series_of(log, schema.GRAD_NORM)
     zeros = sum(signs.exactly_zero(norm, value) for value in norm.values)
     if zeros > ZERO_MANY * len(norm):
-        return finding("watch" if signs.rises(log) else "broken", f"The gradient is exactly 0 in {zeros} of {len(norm)} "
-                       f"readings: nothing is learnt there", norm, why="∇J = Σ w ∇log π, and w = 0 where a group is dead or an answer is masked.",
+        return finding("watch" if signs.rises(log) else "broken", f"The gradient is exactly 0 in {zeros} of "
+                       f"{len(norm)} readings: nothing is learnt there", norm, why="∇J = Σ w ∇log π, and w = 0 where "
+                       "a group is dead or an answer is masked.",
                        remedy="dead groups",
                        onset=crossed(norm, lambda x: x == 0),
                        follows=["truncation", "reward constant", "one rollout", "cold sampler", "too easy", "too hard",
@@ -232,8 +243,8 @@ def gradient(log: Log) -> Finding:
     worst = _worst(norm)
     spiked = middle > 0 and worst.mean >= SPIKE * middle and len(norm) >= TREND
     if spiked and not signs.rises(log) and signs.outcome(log) == "fell":
-        return finding("watch", f"The gradient spikes: {worst.mean:.2g} at step {worst.rows[0].step}, {middle:.2g} in the "
-                       f"middle", worst, why="‖∇J‖ before clipping.", onset=worst.rows[0].step, follows=FAR)
+        return finding("watch", f"The gradient spikes: {worst.mean:.2g} at step {worst.rows[0].step}, {middle:.2g} in "
+                       f"the middle", worst, why="‖∇J‖ before clipping.", onset=worst.rows[0].step, follows=FAR)
     told = f", {zeros} of {len(norm)} readings are 0" if zeros else ""
     return finding("fine", f"The gradient's norm is {last(norm).mean:.2g}{told}", last(norm))
 

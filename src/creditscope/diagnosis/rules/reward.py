@@ -19,17 +19,19 @@ from creditscope.diagnosis.finding import (
     series_of,
     unknown,
 )
-from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.onset import crossed
 from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
     APART_BROKEN,
     APART_PAIRS,
     APART_WATCH,
+    FAILED_BROKEN,
     LENGTH_BROKEN,
     LENGTH_STEPS,
     LENGTH_WATCH,
     MISSING,
+    MISSING_BROKEN,
     SILENT,
 )
 from creditscope.runs import schema
@@ -42,6 +44,10 @@ def constant(log: Log) -> Finding:
     silent, flat = signs.silent_end(log), signs.flat_rewards(log)
     if not silent and not level(log, schema.REWARD_STD) and not level(log, schema.REWARD_MAX):
         return unknown(f"needs the spread of the rewards beside {series.name}")
+    spread = level(log, schema.REWARD_STD)
+    if spread and spread.resolution and max(spread.values) == 0:
+        return unknown(f"{spread.name} is printed as 0: it is below {spread.resolution:g}",
+                       settles="the log with more digits")
     since = silent[0].rows[0].place if silent else math.inf
     count = sum(row.place >= since for row in series.rows)
     same = last(series).part(-count) if count else None
@@ -58,8 +64,10 @@ def constant(log: Log) -> Finding:
     narrow = signs.nearly_all_cut(log) and not signs.cuts_came_later(log)
     causes = ["truncation"] if narrow else []
     # What was there and went is an effect of what took it.
-    causes += ["step size", "updates", "weight decay", "entropy", "length drift", "reward trend"] if before > value else \
-        ["too easy"] if before < value else ["cold sampler", "hot sampler"]
+    if before > value:
+        causes += ["step size", "updates", "weight decay", "entropy", "length drift", "reward trend"]
+    else:
+        causes += ["too easy"] if before < value else ["cold sampler", "hot sampler"]
     return finding("broken" if flat and before >= value else "watch", f"{who} the reward {value:g}, {words}", earlier,
                    same, *(part.part(-len(same)) for part in silent), why="Var r = 0, so A = 0.",
                    remedy=key, onset=silent[0].rows[0].step, follows=causes)
@@ -70,16 +78,18 @@ def missing(log: Log) -> Finding:
 
     A trainer that counts them as 0 logs Σ_f mean_f over the answers that have one, and a mean reward below it.
     """
-    errors, groups = log.series(schema.REWARD_ERRORS), log.series(schema.ROLLOUTS_SAMPLED)
+    errors, groups = log.finite(schema.REWARD_ERRORS), log.finite(schema.ROLLOUTS_SAMPLED)
     bad = [row for row in (log.series(schema.REWARD_MEAN) or Series("", [], "")).rows
-           if not math.isfinite(row.values[schema_name(log)])]
+           if not is_number(row.values[schema_name(log)])]
     if bad:
         series = Series(schema_name(log), bad, log.source)
         return finding("broken", f"The mean reward is not a number in {len(bad)} readings: some answers had no reward",
-                       series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.", onset=bad[0].step)
+                       series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.",
+                       onset=bad[0].step)
     if errors and groups:
         share = math.fsum(errors.values) / max(1.0, math.fsum(groups.values))
-        return finding(grade(share, MISSING, 0.3), f"The reward function failed on {percent(share)} of the answers",
+        return finding(grade(share, MISSING, FAILED_BROKEN), f"The reward function failed on {percent(share)} of the "
+                       "answers",
                        errors, why="A failed reward counts as 0, which is punished like a wrong answer.",
                        onset=errors.rows[0].step)
     return _parts(log)
@@ -97,7 +107,7 @@ def _parts(log: Log) -> Finding:
                     if name.startswith("rewards/") and name.endswith("/mean")})
     whole = log.series(schema.REWARD_MEAN)
     weights = log.settings.given.get("reward_weights")
-    rows = [row for row in whole.rows if all(math.isfinite(row.values.get(name, math.nan)) for name in names)] \
+    rows = [row for row in whole.rows if all(is_number(row.values.get(name, math.nan)) for name in names)] \
         if whole and names else []
     if whole is None or len(rows) < THIRDS or weights is not None:
         return finding("fine", "No answer is known to lack a reward")
@@ -106,15 +116,16 @@ def _parts(log: Log) -> Finding:
     lost = 1 - used / told if told > 0 else 0.0
     if lost < MISSING:
         return finding("fine", "Every answer has a reward", last(whole))
-    return finding(grade(lost, MISSING, 0.2), f"{percent(lost)} of the reward is missing: {' + '.join(names)} is "
-                   f"{told:.3g} over the answers that have one, {whole.name} {used:.3g} over all",
+    return finding(grade(lost, MISSING, MISSING_BROKEN), f"{percent(lost)} of the reward is missing: "
+                   f"{' + '.join(names)} is {told:.3g} over the answers that have one, {whole.name} {used:.3g} over "
+                   "all",
                    Series(whole.name, rows, log.source), why="An answer whose reward is None or NaN counts as 0 in the "
                    "sum, and is punished like a wrong one.", onset=rows[0].step)
 
 
 def noise(log: Log) -> Finding:
-    """Σ pairs with the same text and other rewards / Σ pairs with the same text, of one prompt, over all steps."""
-    pairs, apart = log.series(schema.REWARD_EQUAL_TEXTS), log.series(schema.REWARD_EQUAL_TEXTS_APART)
+    """Of pairs of equal answers to one prompt, over all steps: the share that got different rewards."""
+    pairs, apart = log.finite(schema.REWARD_EQUAL_TEXTS), log.finite(schema.REWARD_EQUAL_TEXTS_APART)
     if not pairs or not apart:
         return unknown("whether equal answers get equal rewards is not in the log", settles=signs.callback(log))
     count, other = math.fsum(pairs.values), math.fsum(apart.values)
@@ -132,10 +143,10 @@ def noise(log: Log) -> Finding:
 
 def length(log: Log) -> Finding:
     """Correlation of reward and length inside groups; from a log alone, of their changes from step to step."""
-    found = log.series(schema.LENGTH_REWARD)
+    found = log.finite(schema.LENGTH_REWARD)
     grown = _grown(log)
     if found and len(found) >= 4:
-        middle = mean_interval(found.finite.values)
+        middle = mean_interval(found.values)
         low, high = middle.ends or (middle.mean, middle.mean)
         firm = min(abs(low), abs(high)) if low * high > 0 else 0.0
         state: State = grade(firm, LENGTH_WATCH, LENGTH_BROKEN)
@@ -155,7 +166,8 @@ def length(log: Log) -> Finding:
     return finding("watch", f"The reward follows length: from step to step their changes have correlation {r:.2f}, and "
                    f"answers grow {'longer' if grown > 0 else 'shorter'} as the reward rises",
                    series_of(log, schema.LENGTH_MEAN), series_of(log, schema.REWARD_MEAN),
-                   why="corr(ΔL̄, Δr̄) between steps; what a batch has in length it has in reward.", settles=signs.callback(log),
+                   why="corr(ΔL̄, Δr̄) between steps; what a batch has in length it has in reward.",
+                   settles=signs.callback(log),
                    onset=series_of(log, schema.REWARD_MEAN).rows[0].step)
 
 
@@ -172,7 +184,7 @@ def _grown(log: Log) -> int:
 def _changes_together(log: Log) -> float:
     """corr(x_s − x_{s−1}, y_s − y_{s−1}) of mean reward and mean length over the rows that have both."""
     reward, size = series_of(log, schema.REWARD_MEAN), series_of(log, schema.LENGTH_MEAN)
-    rows = [row.values for row in reward.rows if math.isfinite(row.values.get(size.name, math.nan))]
+    rows = [row.values for row in reward.rows if is_number(row.values.get(size.name, math.nan))]
     x, y = ([b[name] - a[name] for a, b in pairwise(rows)] for name in (reward.name, size.name))
     mx, my = math.fsum(x) / max(1, len(x)), math.fsum(y) / max(1, len(y))
     xy = math.fsum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))

@@ -1,0 +1,144 @@
+"""Thresholds and remedies: the tables are complete, and advice contradicts neither the settings nor itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import re
+from typing import Any
+
+import pytest
+
+from creditscope.diagnosis import remedies, rules, thresholds
+from creditscope.diagnosis.engine import diagnose
+from creditscope.diagnosis.finding import Finding
+from creditscope.diagnosis.remedies import REMEDIES, change
+from creditscope.diagnosis.rules import QUESTIONS, RULES
+from creditscope.diagnosis.thresholds import THRESHOLDS
+from creditscope.diagnosis.trainers import OURS, SCRIPT, TRAINERS, TRL, VERL, Trainer
+from diagnosis import (
+    test_rules_contrast,
+    test_rules_direction,
+    test_rules_excess,
+    test_rules_movement,
+    test_rules_reward,
+)
+from diagnosis.makers_doctor import FALLS, FLAT, Case, N, above, below, log_of, steady
+
+CASES: list[Case] = [case for module in (test_rules_reward, test_rules_contrast, test_rules_movement, test_rules_excess,
+                                         test_rules_direction) for case in module.CASES]
+SPEECH = {"trl", "verl", "creditscope"}
+ONE_TRAINER = {"cispo cap": "only TRL clamps CISPO's ratio at epsilon_high itself"}
+"""Remedies that not every trainer has -> why."""
+VALUE = r"([\w.]+)=('[^']*'|[\w.+-]*\w)"
+"""name=value in a remedy's text."""
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_rule_has_a_log_that_turns_it_on_and_one_that_nearly_does() -> None:
+    assert {case.rule for case in CASES} | set(test_rules_movement.NEVER_BAD) == set(RULES)
+    assert not {case.rule for case in CASES} & set(test_rules_movement.NEVER_BAD)
+
+
+def test_every_rule_stands_under_one_question() -> None:
+    assert sum(map(len, QUESTIONS.values())) == len(RULES)
+
+
+def test_every_threshold_is_of_a_rule_and_has_a_reason_and_is_read() -> None:
+    folder = [inspect.getsource(module) for module in (rules.reward, rules.contrast, rules.movement, rules.excess,
+                                                       rules.direction)]
+    folder += [inspect.getsource(__import__("creditscope.diagnosis.signs", fromlist=["signs"]))]
+    for name, threshold in THRESHOLDS.items():
+        assert threshold.rule in RULES, name
+        assert threshold.of, name
+        assert threshold.reason.endswith("."), name
+        assert any(len(re.findall(rf"\b{name}\b", source)) > 1 for source in folder), f"{name} decides nothing"
+
+
+def test_a_threshold_is_a_plain_number_in_a_pickle() -> None:
+    assert type(pickle.loads(pickle.dumps(thresholds.DEAD_WATCH))) is float
+
+
+def named_remedies() -> set[str]:
+    """Keys of REMEDIES that stand as text in the source of the rules."""
+    found: set[str] = set()
+    for module in (rules.reward, rules.contrast, rules.movement, rules.excess, rules.direction):
+        tree = ast.parse(inspect.getsource(module))
+        found |= {node.value for node in ast.walk(tree)
+                  if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return found & set(REMEDIES)
+
+
+def test_every_remedy_is_that_of_a_rule_or_is_asked_for_by_one() -> None:
+    assert set(REMEDIES) <= set(RULES) | named_remedies()
+
+
+def test_every_rule_that_can_be_bad_has_a_remedy() -> None:
+    for case in CASES:
+        found = finding_of(case)
+        assert found.remedy in REMEDIES, case
+        assert found.change, case
+
+
+@pytest.mark.parametrize("key", REMEDIES)
+def test_every_remedy_is_spelled_for_every_trainer(key: str) -> None:
+    spelled = {speech for speech in SPEECH if getattr(REMEDIES[key], speech)}
+    assert spelled == SPEECH or key in ONE_TRAINER
+    assert all(change(key, speech) == getattr(REMEDIES[key], speech) for speech in spelled)
+
+
+@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=lambda trainer: trainer.name)
+def test_every_trainer_speaks_a_language_of_the_table(trainer: Trainer) -> None:
+    assert trainer.speech in {*SPEECH, "other"}
+    assert set(TRL.facts) == set(trainer.facts)
+
+
+def settings_named(text: str, trainer: Trainer) -> dict[str, Any]:
+    """name=value of the trainer's settings in a text."""
+    return {name: ast.literal_eval(value) if re.fullmatch(r"'.*'|[-\d.e+]+|True|False", value) else value
+            for name, value in re.findall(VALUE, text)}
+
+
+# -- no contradiction -------------------------------------------------------------------------------------------------
+
+
+def finding_of(case: Case, **more: Any) -> Finding:
+    log = log_of(case.on, case.trainer, **{**case.given, **more})
+    return next(each for each in diagnose(log).findings if each.rule == case.rule)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.trainer is not OURS], ids=str)
+def test_no_finding_tells_to_set_what_is_set(case: Case) -> None:
+    """Each setting that a change names is set so; where the finding stands all the same, it names another change."""
+    for name, value in settings_named(finding_of(case).change, case.trainer).items():
+        found = finding_of(case, **{name: value})
+        assert not found.bad or settings_named(found.change, case.trainer).get(name) != value, found.change
+
+
+RAISES, LOWERS = r"larger (learning_rate|\S+\.optim\.lr|--lr)", r"smaller (learning_rate|\S+\.optim\.lr|--lr)"
+
+
+@pytest.mark.parametrize("trainer", [TRL, VERL, OURS], ids=lambda trainer: trainer.name)
+def test_no_diagnosis_asks_for_a_larger_and_for_a_smaller_learning_rate(trainer: Trainer) -> None:
+    still = {"overshoot/kl": steady(below(thresholds.MOVED) / N**2)}
+    slow = {"lr": steady(below(thresholds.RATE_SUM) / N)}
+    far = {"overshoot/kl": steady(above(thresholds.STEP_BROKEN))}
+    for columns in ({**FALLS, **still}, {**FALLS, **slow}, {**FLAT, **slow, **far}):
+        asked = " ".join(each.change for each in diagnose(log_of(columns, trainer)).findings if each.bad)
+        assert asked
+        assert not (re.search(RAISES, asked) and re.search(LOWERS, asked)), asked
+
+
+def test_a_change_that_waits_for_another_says_for_which() -> None:
+    columns = {**FALLS, "overshoot/kl": steady(below(thresholds.MOVED) / N**2)}
+    found = {each.rule: each for each in diagnose(log_of(columns)).findings}
+    assert found["small steps"].change.startswith("a larger learning_rate")
+    assert found["reward trend"].change == "none yet: repair small steps first, then look again"
+
+
+def test_an_unknown_speech_takes_the_other_words() -> None:
+    assert change("step size", "other") == REMEDIES["step size"].other
+    assert remedies.change("cispo cap", "verl") == ""

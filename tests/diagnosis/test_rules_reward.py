@@ -1,0 +1,176 @@
+"""Is there a reward, and does it depend on the answer? For each rule a log that turns it on and one that does not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from creditscope.diagnosis.finding import EDGE, FEW, THIRDS
+from creditscope.diagnosis.thresholds import (
+    APART_BROKEN,
+    APART_PAIRS,
+    APART_WATCH,
+    FAILED_BROKEN,
+    LENGTH_BROKEN,
+    LENGTH_STEPS,
+    LENGTH_WATCH,
+    MISSING,
+    MISSING_BROKEN,
+    SILENT,
+)
+from creditscope.diagnosis.trainers import OURS, VERL
+from diagnosis.makers_doctor import FLAT, RISES, Case, N, above, below, findings, halves, log_of, states, steady
+
+PAIRS = "reward/equal_texts"
+APART = "reward/equal_texts_apart"
+CORRELATION = "length/reward_correlation"
+
+
+def silent(count: float, before: float = 0.5, value: float = 0.0) -> dict[str, list[float]]:
+    """The last `count` readings have one reward and no spread."""
+    quiet = int(count)
+    live = N - quiet
+    return {"reward/mean": [before] * live + [value] * quiet, "reward/std": [0.5] * live + [0.0] * quiet}
+
+
+def pairs(share: float, count: float = 40) -> dict[str, list[float]]:
+    """`count` pairs of equal answers per step, of which a share has different rewards."""
+    return {**FLAT, PAIRS: steady(count), APART: steady(share * count)}
+
+
+def parts(lost: float) -> dict[str, list[float]]:
+    """TRL's mean of one reward function over the answers that have a reward, and the mean over all answers."""
+    return {"rewards/mine/mean": steady(0.5), "reward/mean": steady(0.5 * (1 - lost)), "reward/std": steady(0.5)}
+
+
+def together(noise: float) -> dict[str, list[float]]:
+    """Rewards that rise with lengths, both by the same steps; every other length is off by ± noise."""
+    rise = [0.01 * k + 0.02 * (k % 3) for k in range(N)]
+    return {"reward/mean": [0.1 + x for x in rise], "reward/std": steady(0.2),
+            "length/mean": [100 + 100 * x + noise * (-1) ** (k // 2) for k, x in enumerate(rise)]}
+
+
+CASES = [
+    Case(rule="reward constant", what="down", on=silent(EDGE), off=silent(SILENT - 1)),
+    Case(rule="reward constant", what="in few readings", on=silent(SILENT), off=silent(SILENT - 1),
+         state="watch" if SILENT < EDGE else "broken"),
+    Case(rule="reward constant", what="from the start", on={"reward/mean": steady(0), "reward/std": steady(0)},
+         off={"reward/std": steady(0.1)}),
+    Case(rule="reward constant", what="in verl", trainer=VERL,
+         on={"reward/mean": steady(1), "reward/max": steady(1), "reward/min": steady(1)},
+         off={"reward/min": steady(0)}),
+    Case(rule="reward missing", what="not a number", on={"reward/mean": [*steady(0.5)[:-1], math.nan]},
+         off={"reward/mean": steady(0.5)}),
+    Case(rule="reward missing", what="failures", trainer=OURS, state="watch",
+         on={**FLAT, "reward/errors": steady(100 * above(MISSING)), "rollouts/sampled": steady(100)},
+         off={"reward/errors": steady(100 * below(MISSING))}),
+    Case(rule="reward missing", what="parts", state="watch", on=parts(above(MISSING)), off=parts(below(MISSING))),
+    Case(rule="reward missing", what="much of the reward", on=parts(above(MISSING_BROKEN)), otherwise="watch",
+         off=parts(below(MISSING_BROKEN))),
+    Case(rule="reward missing", what="many failures", trainer=OURS, otherwise="watch",
+         on={**FLAT, "reward/errors": steady(100 * above(FAILED_BROKEN)), "rollouts/sampled": steady(100)},
+         off={"reward/errors": steady(100 * below(FAILED_BROKEN))}),
+    Case(rule="reward missing", what="weights explain it", state="watch", on=parts(above(MISSING)),
+         unless={"reward_weights": [0.9]}),
+    Case(rule="reward noise", what="half", on=pairs(above(APART_BROKEN)), off={APART: steady(0)}),
+    Case(rule="reward noise", what="some", state="watch", on=pairs(above(APART_WATCH)), off=pairs(below(APART_WATCH))),
+    Case(rule="reward noise", what="few pairs", otherwise="unknown", on=pairs(0.5, above(APART_PAIRS) / N),
+         off=pairs(0.5, below(APART_PAIRS) / N)),
+    Case(rule="reward length", what="is the reward", on={**FLAT, CORRELATION: steady(above(LENGTH_BROKEN))},
+         off={CORRELATION: steady(below(LENGTH_WATCH))}),
+    Case(rule="reward length", what="is part of it", state="watch",
+         on={**FLAT, CORRELATION: steady(above(LENGTH_WATCH))}, off={CORRELATION: steady(below(LENGTH_WATCH))}),
+    Case(rule="reward length", what="shorter pays", state="watch",
+         on={**FLAT, CORRELATION: steady(-above(LENGTH_WATCH))}, off={CORRELATION: steady(-below(LENGTH_WATCH))}),
+    Case(rule="reward length", what="and answers grow",
+         on={**FLAT, CORRELATION: steady(above(LENGTH_WATCH)), "length/mean": [100.0 + k for k in range(N)]},
+         off={CORRELATION: steady(below(LENGTH_WATCH))}),
+    Case(rule="reward length", what="from steps", state="watch", on=together(0.0), off=together(20.0)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rule_finds_its_fault_and_nothing_just_short_of_it(case: Case) -> None:
+    case.check()
+
+
+# -- one reward -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("before", "value", "state", "words"), [
+    (0.5, 0.0, "broken", "down from 0.5 before"), (0.5, 1.0, "watch", "nothing is left to learn"),
+    (0.0, 0.0, "broken", "fault of the reward function")])
+def test_one_reward_is_told_by_how_it_came(before: float, value: float, state: str, words: str) -> None:
+    found = findings(log_of(silent(N // 2, before, value)))["reward constant"]
+    assert (found.state, words in found.sentence) == (state, True)
+
+
+def test_batches_of_one_prompt_have_no_spread_but_their_means_differ() -> None:
+    log = log_of({"reward/mean": [0.0, 1.0] * (N // 2), "reward/std": steady(0)})
+    assert states(log)["reward constant"] == "fine"
+
+
+def test_a_reward_without_its_spread_is_unknown() -> None:
+    found = findings(log_of({"reward/mean": steady(1)}))["reward constant"]
+    assert (found.state, found.sentence) == ("unknown", "needs the spread of the rewards beside reward")
+
+
+def test_what_to_change_depends_on_whether_there_ever_was_a_reward() -> None:
+    never = findings(log_of(silent(N, 0.0)))["reward constant"]
+    lost = findings(log_of(silent(N // 2)))["reward constant"]
+    assert "reward function" in never.change
+    assert "learning_rate" in lost.change
+
+
+def test_the_onset_is_the_first_reading_without_spread() -> None:
+    assert findings(log_of(silent(10)))["reward constant"].onset == N - 10 + 1
+
+
+# -- missing rewards --------------------------------------------------------------------------------------------------
+
+
+def test_the_first_reading_that_is_no_number_is_shown() -> None:
+    values = steady(0.5)
+    values[7] = math.nan
+    found = findings(log_of({"reward/mean": values}))["reward missing"]
+    assert (found.onset, "in 1 readings" in found.sentence) == (8, True)
+    assert "line 8 (step 8)" in found.evidence[0]
+
+
+def test_parts_are_compared_only_over_rows_that_have_all_of_them() -> None:
+    columns = parts(0.5)
+    short = {**columns, "rewards/mine/mean": columns["rewards/mine/mean"][:THIRDS - 1]}
+    assert states(log_of(columns))["reward missing"] == "broken"
+    assert states(log_of(short))["reward missing"] == "fine"
+
+
+# -- noise ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_pairs_of_equal_answers_noise_is_unknown_and_the_callback_is_named() -> None:
+    found = findings(log_of(FLAT))["reward noise"]
+    assert (found.state, "ScopeCallback" in found.settles) == ("unknown", True)
+
+
+# -- length -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_correlation_whose_interval_holds_small_values_is_no_finding() -> None:
+    # 4 readings, mean 0.5, s = 0.577: 0.5 ± 3.1824·0.577/2 = 0.5 ± 0.92, which holds 0.
+    log = log_of({**FLAT, CORRELATION: [0.0, 1.0, 0.0, 1.0]})
+    assert states(log)["reward length"] == "fine"
+    assert FEW == 4
+
+
+def test_from_steps_alone_a_reward_that_does_not_rise_is_no_hack() -> None:
+    columns = together(0.0)
+    assert LENGTH_STEPS < 1
+    falls = {**columns, "reward/mean": columns["reward/mean"][::-1], "length/mean": columns["length/mean"][::-1]}
+    assert states(log_of(columns))["reward length"] == "watch"
+    assert states(log_of(falls))["reward length"] == "fine"
+
+
+def test_lengths_that_do_not_move_decide_nothing() -> None:
+    assert states(log_of({**RISES, "length/mean": steady(100)}))["reward length"] == "fine"
+    assert states(log_of({**FLAT, "length/mean": halves(100, 100)[:THIRDS]}))["reward length"] == "unknown"
