@@ -170,9 +170,9 @@ def doctor(data: bytes, place: Path) -> None:
     for path, config in ((place, None), (place / name, place / settings)):
         with refusal():
             found = read_log(path, config)
-            for finding in diagnose(found):
+            for finding in diagnose(found).findings:
                 json.dumps(asdict(finding), default=str)
-                assert len(finding.sentence + finding.evidence) < 20_000
+                assert len(finding.sentence + "".join(finding.evidence)) < 20_000
 
 
 # -- tasks -----------------------------------------------------------------------------------------------------------

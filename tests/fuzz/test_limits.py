@@ -20,8 +20,8 @@ from cli import run
 from creditscope.batch.jsonl import collate, read_jsonl
 from creditscope.batch.jsonl import read_rows as rows_of_rollouts
 from creditscope.claims.evidence import from_json
-from creditscope.diagnosis.read import _settings_file as settings_file
 from creditscope.diagnosis.read import read as read_log
+from creditscope.diagnosis.readers.settings import settings_file
 from creditscope.errors import CreditscopeError
 from creditscope.files.jsonlines import MAX_DEPTH, numbered_lines, parse_json
 from creditscope.files.specs import read_options

@@ -1,0 +1,100 @@
+"""One line of a log -> its row, as the trainers write them; HTML tables of a notebook."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+from creditscope.files.jsonlines import Repeated, parse_json
+
+MAX_CELLS = 2**20
+"""Cells of an HTML table that are read."""
+_VERL_STEP = re.compile(r"(?:^|[\s\x1b\])m])step:(\d{1,15}) - ")
+_TRL_ROW = re.compile(r"\{'[^{}]*\}")
+_TITLES = {"Training Loss": "loss", "Validation Loss": "eval_loss", "Step": "step", "Epoch": "epoch"}
+"""Columns of the table that transformers shows in a notebook -> their names in its log."""
+
+
+def rows_of(line: str) -> Iterator[dict[str, Any]]:
+    """The rows of a line: JSON, verl's or TRL's. Raises Repeated where a JSON row has a name twice."""
+    if "{" not in line and "step:" not in line:
+        return
+    for shape in (json_row, verl_row):
+        if entry := shape(line):
+            yield entry
+            return
+    yield from trl_rows(line)
+
+
+def json_row(line: str) -> dict[str, Any]:
+    """A JSON object, also after a prefix; verl's file logger puts the metrics one level down, under `data`."""
+    start = line.find('{"')
+    if start < 0 or not line.rstrip().endswith("}"):
+        return {}
+    try:
+        entry = parse_json(line[start:])
+    except Repeated:
+        if line[:start].strip():  # not a file of rows: one that prints JSON
+            return {}
+        raise
+    except ValueError:
+        return {}
+    inner = entry.get("data")
+    return {**inner, "step": entry.get("step")} if isinstance(inner, dict) else entry
+
+
+def verl_row(line: str) -> dict[str, Any]:
+    """step:12 - actor/pg_loss:0.01 - critic/score/mean:np.float64(0.5), with any prefix of Ray's."""
+    start = _VERL_STEP.search(line)
+    if start is None:
+        return {}
+    pairs = (part.rpartition(":") for part in line[start.end():].split(" - "))
+    return {"step": start[1]} | {key: value for key, colon, value in pairs if colon}
+
+
+def trl_rows(line: str) -> Iterator[dict[str, Any]]:
+    """{'loss': '0.01', 'reward': 0.5}, also after a progress bar. Split, not evaluated."""
+    for found in _TRL_ROW.finditer(line):
+        pairs = (part.partition("': ") for part in found[0][1:-1].split(", "))
+        if entry := {key.strip("'"): value.strip("'") for key, colon, value in pairs if colon}:
+            yield entry
+
+
+def table_rows(html: str) -> Iterator[dict[str, Any]]:
+    """Rows of the HTML tables of a notebook whose first row has the columns' names."""
+    reader = _Cells()
+    reader.feed(html)
+    header: list[str] = []
+    for cells, titles in reader.rows:
+        if titles:
+            header = [_TITLES.get(cell, cell) for cell in cells]
+        elif header and len(cells) == len(header):
+            yield dict(zip(header, cells, strict=True))
+
+
+class _Cells(HTMLParser):
+    """The texts of th and td by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[list[str], bool]] = []
+        self._cell: list[str] | None = None
+        self._count = 0
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag == "tr":
+            self.rows.append(([], False))
+        elif tag in ("th", "td") and self.rows and self._count < MAX_CELLS:
+            self._cell, self._count = [], self._count + 1
+            self.rows[-1] = (self.rows[-1][0], tag == "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._cell is not None:
+            self._cell.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("th", "td") and self._cell is not None and self.rows:
+            self.rows[-1][0].append("".join(self._cell).strip()[:200])
+            self._cell = None
