@@ -79,6 +79,8 @@ class LogFile:
             self._add_line(number, line)
 
     def _add_line(self, number: int, line: str) -> None:
+        if self.printed.see(line):
+            return
         found = False
         try:
             for entry in rows_of(line):
@@ -86,7 +88,6 @@ class LogFile:
         except Repeated as error:
             raise CreditscopeError(f"{self.file}, line {number}: {error}") from None
         if not found:
-            self.printed.see(line)
             self._talk += 1
             if self._talk <= MAX_TALK and not self.program:
                 self.program = program_of(line[:500])

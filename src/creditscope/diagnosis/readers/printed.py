@@ -19,6 +19,8 @@ from creditscope.errors import CreditscopeError
 
 MAX_PRINTED = 2**18
 """Longest text of settings inside a log, in characters; verl's whole configuration has 30,000, its layout 120,000."""
+MAX_YAML = 2**16
+"""The same as YAML, which takes longer to read and has no layout."""
 MAX_DEPTH = 50
 PREFIX = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\([\w.:\- ]{1,80}=[^)]{1,80}\))?(?:\x1b\[[\d;]*m)* ?")
 """Ray's "(TaskRunner pid=422294) " with its colours."""
@@ -63,13 +65,15 @@ class PrintedSettings:
         self._prefix = ""
         self._shape = ""
 
-    def see(self, line: str) -> None:
+    def see(self, line: str) -> bool:
+        """Whether the line is part of a configuration, and so no row."""
         if self._shape:
             self._go_on(line)
         elif not self.found and ("': {" in line or "GRPOConfig(" in line or _starts_yaml(line)):
             self._begin(line)
         if "actor_rollout_ref." in line or "algorithm." in line:
             self.overrides |= {path: value_of(value) for path, value in _OVERRIDE.findall(line[:MAX_PRINTED])[:500]}
+        return self._shape in ("dict", "yaml")
 
     def end(self) -> dict[str, Any]:
         if self._shape in ("yaml", "dict"):
@@ -98,7 +102,7 @@ class PrintedSettings:
 
     def _add(self, text: str) -> None:
         self._size += len(text)
-        if self._size > MAX_PRINTED:
+        if self._size > (MAX_YAML if self._shape == "yaml" else MAX_PRINTED):
             self._shape = ""
             return
         if self._shape == "call":

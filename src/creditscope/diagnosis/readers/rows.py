@@ -82,7 +82,9 @@ class RowCollector:
         self._left_out = self._supervised = 0
 
     def add(self, place: int, entry: Mapping[str, Any]) -> bool:
-        """Whether the entry is a row."""
+        """Whether the entry is a row. The summary that transformers prints at the end of a training is none."""
+        if "train_runtime" in entry:
+            return False
         values: dict[str, float] = {}
         held: list[float] = []
         for key, raw in entry.items():

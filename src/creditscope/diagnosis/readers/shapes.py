@@ -12,6 +12,7 @@ from creditscope.files.jsonlines import Repeated, parse_json
 MAX_CELLS = 2**20
 """Cells of an HTML table that are read."""
 _VERL_STEP = re.compile(r"(?:^|[\s\x1b\])m])step:(\d{1,15}) - ")
+_BAR_STEP = re.compile(r"\b(?:iteration|step)\s*:?\s{0,20}(\d{1,15})\b", re.IGNORECASE)
 _TRL_ROW = re.compile(r"\{'[^{}]*\}")
 _TITLES = {"Training Loss": "loss", "Validation Loss": "eval_loss", "Step": "step", "Epoch": "epoch"}
 """Columns of the table that transformers shows in a notebook -> their names in its log."""
@@ -19,9 +20,9 @@ _TITLES = {"Training Loss": "loss", "Validation Loss": "eval_loss", "Step": "ste
 
 def rows_of(line: str) -> Iterator[dict[str, Any]]:
     """The rows of a line: JSON, verl's or TRL's. Raises Repeated where a JSON row has a name twice."""
-    if "{" not in line and "step:" not in line:
+    if "{" not in line and "step:" not in line and " | " not in line:
         return
-    for shape in (json_row, verl_row):
+    for shape in (json_row, verl_row, bar_row):
         if entry := shape(line):
             yield entry
             return
@@ -52,6 +53,16 @@ def verl_row(line: str) -> dict[str, Any]:
         return {}
     pairs = (part.rpartition(":") for part in line[start.end():].split(" - "))
     return {"step": start[1]} | {key: value for key, colon, value in pairs if colon}
+
+
+def bar_row(line: str) -> dict[str, Any]:
+    """iteration 7/ 2174 | learning rate: 5E-05 | reward: 7.6E-01 | grad norm: 0.016 (Megatron, as ms-swift has it)."""
+    if "reward" not in line.lower() or line.count(" | ") < 2:
+        return {}
+    pairs = (part.partition(":") for part in line.split(" | "))
+    entry = {key.strip().replace(" ", "_"): value.strip(" |\r\n") for key, colon, value in pairs if colon}
+    step = _BAR_STEP.search(line)
+    return entry | ({"step": step[1]} if step else {})
 
 
 def trl_rows(line: str) -> Iterator[dict[str, Any]]:
