@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from creditscope.diagnosis.optimizer_verdicts import BLIND
-from creditscope.diagnosis.rules import ENTROPY_LEFT, ENTROPY_LOW
+from creditscope.diagnosis.thresholds import ENTROPY_LEFT, ENTROPY_LOW
 from creditscope.methods.find import row_of
 from creditscope.methods.words import law
 from creditscope.report.remedies import words
