@@ -346,7 +346,7 @@ def test_numbers_beyond_all_bounds_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.lists(st.one_of(st.binary(max_size=80), st.sampled_from(PIECES)), max_size=12),
-       suffix=st.sampled_from([".log", ".csv", ".jsonl", ".json"]))
+       suffix=st.sampled_from([".log", ".csv", ".tsv", ".jsonl", ".json", ".ipynb"]))
 def test_no_file_makes_the_doctor_fall(tmp_path: Path, data: list[bytes], suffix: str) -> None:
     file = tmp_path / f"any{suffix}"
     file.write_bytes(b"".join(data))

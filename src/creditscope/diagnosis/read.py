@@ -9,7 +9,7 @@ from typing import Any
 
 from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.readers.contents import LogFile, whole_step
-from creditscope.diagnosis.readers.folders import SHAPES, log_file, record_in, runs_below
+from creditscope.diagnosis.readers.folders import SHAPES, log_file, record_in, runs_below, state_in
 from creditscope.diagnosis.readers.refusals import program_with, refusal
 from creditscope.diagnosis.readers.rows import RowCollector, chosen, merged, sessions
 from creditscope.diagnosis.readers.settings import settings_beside, settings_file, settings_set
@@ -29,11 +29,13 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = (),
     ("name=value"). Of a file with several sessions `session`, from 1, or the last that is long enough."""
     path = Path(path)
     given = settings_set(sets)
-    held = LogFile(log_file(path))
-    file, notes = held.file, held.notes
-    record: Record | None = None
-    if file.name == "run.json":
-        record = Record.open(file.parent)
+    file = log_file(path)
+    record = Record.open(file.parent) if file.name == "run.json" else None
+    if record and isinstance(record.config.get("trl"), Mapping):
+        file = state_in(file.parent) or file  # ScopeCallback wrote into TRL's own folder
+    held = LogFile(file)
+    notes = held.notes
+    if record and file.name == "run.json":
         held.add_record(record, path)
     elif file.suffix in (".json", ".ipynb"):
         held.add_document()

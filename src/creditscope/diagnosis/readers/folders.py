@@ -32,11 +32,9 @@ def log_file(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise CreditscopeError(f"{path} is neither a file nor a folder; {SHAPES}")
-    checkpoints = sorted(path.glob("checkpoint-*/trainer_state.json"), key=_number)
     wandb = (path / inner / "output.log" for inner in ("files", ".", "latest-run/files", "wandb/latest-run/files"))
-    states = (path / "trainer_state.json", *checkpoints[-1:])
-    for file in (path / "run.json", *states):
-        if file.exists():
+    for file in (path / "run.json", state_in(path)):
+        if file is not None and file.exists():
             return file
     runs = runs_below(path, logs=False)
     logs = _logs_in(path)
@@ -52,6 +50,12 @@ def log_file(path: Path) -> Path:
         raise CreditscopeError(f"{path} holds {len(found)} {what}: {names}{more}; name one, as in "
                                f"{command_line('doctor', found[0])}")
     raise CreditscopeError(f"{path} holds neither a run nor a log; {SHAPES}")
+
+
+def state_in(path: Path) -> Path | None:
+    """TRL's trainer_state.json in a folder, or in its latest checkpoint."""
+    checkpoints = sorted(path.glob("checkpoint-*/trainer_state.json"), key=_number)
+    return next((file for file in (path / "trainer_state.json", *checkpoints[-1:]) if file.exists()), None)
 
 
 def runs_below(path: Path, logs: bool = True) -> list[Path]:

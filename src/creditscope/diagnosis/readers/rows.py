@@ -198,7 +198,7 @@ def sessions(rows: Sequence[LogRow], notes: list[str]) -> list[list[LogRow]]:
 
 def _trains(row: LogRow) -> bool:
     """Whether a row is of a training step, and not of an evaluation, which may come late."""
-    return any(not name.startswith("eval") for name in row.values)
+    return any(not name.startswith("eval") for name in row.values if name not in CLOCKS)
 
 
 def chosen(found: Sequence[list[LogRow]], session: int | None, notes: list[str]) -> list[LogRow]:

@@ -10,15 +10,8 @@ _REWARDS = ("reward", "reward_mean", "mean_reward", "avg_reward", "average_rewar
             "objective/scores", "env/all/reward/total", schema.REWARD_MEAN)
 
 
-class _NoAdvice(dict[str, str]):
-    """Empty for every rule: the names of the settings are not known."""
-
-    def __missing__(self, rule: str) -> str:
-        return ""
-
-
 ANOTHER = Trainer(
-    name="another program", version="", marks=frozenset(_REWARDS), metrics={
+    name="another program", version="", speech="other", marks=frozenset(_REWARDS), metrics={
         "loss": "loss", schema.GRAD_NORM: "grad_norm", "lr": "lr", schema.REWARD_MEAN: "reward_mean",
         schema.REWARD_STD: "reward_std", "dead": "frac_reward_zero_std", "entropy": "entropy",
         schema.LENGTH_MEAN: "response_length", schema.LENGTH_MAX: "max_length", "truncated": "truncated",
@@ -40,7 +33,7 @@ ANOTHER = Trainer(
         schema.EVAL_REWARD: ("eval_reward", "val_reward", "eval_reward_mean", "eval_mean_reward", "test_reward",
                              "eval_accuracy", "eval_acc", "val_accuracy", "val_acc", "test_accuracy"),
     },
-    paths={"limit": "max_tokens"}, defaults={}, changes=_NoAdvice(),
+    paths={"limit": "max_tokens"}, defaults={},
     facts={**{name: lambda s: None for name in FACTS}, "loss": lambda s: "the loss of this program",
            "masked": lambda s: False, "dropped": lambda s: False, "dead_counted": lambda s: True,
            "per_token": lambda s: True, "sampler": lambda s: False})

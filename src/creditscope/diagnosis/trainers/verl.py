@@ -48,7 +48,8 @@ def verl_updates(s: Settings) -> int | None:
 
 
 VERL = Trainer(
-    name="verl", version="0.9.1", speech="verl", marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
+    name="verl", version="0.9.1", speech="verl",
+    marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
     metrics={
         "loss": "actor/pg_loss", schema.GRAD_NORM: "actor/grad_norm", "lr": "actor/lr", "entropy": "actor/entropy",
         schema.REWARD_MEAN: "critic/score/mean", schema.REWARD_MAX: "critic/score/max",
