@@ -177,6 +177,9 @@ def test_a_kl_loss_of_verl_proves_the_kl_term_and_its_printed_weight(tmp_path: P
     log = log_at(tmp_path, verl(1, **{"actor/kl_loss": 0.1, "actor/kl_coef": 0.02}))
     assert log.fact("beta") == 0.02
     assert not log.settings.assumed
+    log = log_at(tmp_path, verl(1, **{"actor/kl_loss": 0.1, "actor/kl_coef": "0.000"}) * 3)
+    assert log.fact("beta") == 0.001  # below 0.0005, so not known: the default, which is named
+    assert log.settings.assumed
 
 
 def test_columns_that_the_file_has_are_listed_known_or_not(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def _deduced(trainer: Trainer, rows: Sequence[LogRow], names: frozenset[str], se
     found = dict(setting for name, setting in trainer.proofs.items() if name in names)
     for name, path in trainer.logged.items():
         values = [row.values[name] for row in rows if math.isfinite(row.values.get(name, math.nan))]
-        if values:
+        if values and (values[-1] or name not in rows[-1].digits):  # 0.000 is not 0
             found[path] = values[-1]
     if trainer is TRL and isinstance(held.planned, int) and held.planned > 0:
         if settings.get("max_steps") == -1:  # by epochs

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
+from html import unescape
 from typing import Any
 
 from creditscope.files.jsonlines import Repeated, parse_json
 
-MAX_CELLS = 2**20
-"""Cells of an HTML table that are read."""
+MAX_TAGS = 2**22
+"""Tags and texts of an HTML output that are read."""
 _VERL_STEP = re.compile(r"(?:^|[\s\x1b\])m])step:(\d{1,15}) - ")
-_BAR_STEP = re.compile(r"\b(?:iteration|step)\s*:?\s{0,20}(\d{1,15})\b", re.IGNORECASE)
+_BAR_STEP = re.compile(r"\b(?:iteration|step)\s{0,20}:?\s{0,20}(\d{1,15})\b", re.IGNORECASE)
 _TRL_ROW = re.compile(r"\{'[^{}]*\}")
+_TAG = re.compile(r"<(/?)(tr|th|td)\b[^<>]*>|<[^<>]*>?|([^<]+)", re.IGNORECASE)
 _TITLES = {"Training Loss": "loss", "Validation Loss": "eval_loss", "Step": "step", "Epoch": "epoch"}
 """Columns of the table that transformers shows in a notebook -> their names in its log."""
 
@@ -74,38 +76,32 @@ def trl_rows(line: str) -> Iterator[dict[str, Any]]:
 
 
 def table_rows(html: str) -> Iterator[dict[str, Any]]:
-    """Rows of the HTML tables of a notebook whose first row has the columns' names."""
-    reader = _Cells()
-    reader.feed(html)
+    """Rows of the HTML tables of a notebook whose first row has the columns' names. Tags are split by one pattern,
+    in time proportional to the text."""
     header: list[str] = []
-    for cells, titles in reader.rows:
+    for cells, titles in _cells(html):
         if titles:
             header = [_TITLES.get(cell, cell) for cell in cells]
         elif header and len(cells) == len(header):
             yield dict(zip(header, cells, strict=True))
 
 
-class _Cells(HTMLParser):
-    """The texts of th and td by row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[tuple[list[str], bool]] = []
-        self._cell: list[str] | None = None
-        self._count = 0
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+def _cells(html: str) -> Iterator[tuple[list[str], bool]]:
+    """(texts, whether they are titles) of each row."""
+    row: list[str] = []
+    titles, cell = False, False
+    for found in itertools.islice(_TAG.finditer(html), MAX_TAGS):
+        close, tag, text = found[1], (found[2] or "").lower(), found[3]
         if tag == "tr":
-            self.rows.append(([], False))
-        elif tag in ("th", "td") and self.rows and self._count < MAX_CELLS:
-            self._cell, self._count = [], self._count + 1
-            self.rows[-1] = (self.rows[-1][0], tag == "th")
-
-    def handle_data(self, data: str) -> None:
-        if self._cell is not None:
-            self._cell.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("th", "td") and self._cell is not None and self.rows:
-            self.rows[-1][0].append("".join(self._cell).strip()[:200])
-            self._cell = None
+            if row:
+                yield row, titles
+            row, titles, cell = [], False, False
+        elif tag and not close:
+            row.append("")
+            titles, cell = tag == "th", True
+        elif tag:
+            cell = False
+        elif text and cell:
+            row[-1] = (row[-1] + unescape(text.strip()[:200]))[:200]
+    if row:
+        yield row, titles
