@@ -91,8 +91,20 @@ def test_a_configuration_as_yaml_and_overrides_of_a_command_line_are_settings(tm
     assert (log.fact("group"), log.fact("limit")) == (5, 64)
     command = ("+ python3 -m verl.trainer.main_ppo data.max_response_length=32 +actor_rollout_ref.rollout.n=4 "
                "'trainer.logger=[console,wandb]' actor_rollout_ref.model.path=$HOME/model\n")
-    log = log_at(tmp_path, command + verl(1))
+    log = log_at(tmp_path, command + "python -m main_ppo data.train_batch_size=$N algorithm.gamma=1\n" + verl(1))
+    assert not log.settings.has("data.train_batch_size")
     assert (log.fact("group"), log.fact("limit")) == (4, 32)
+
+
+@pytest.mark.parametrize("line", [
+    "GRPO: num_generations=4, max_steps=75, lr=3e-06, beta=0.04, temperature=1.0\n",
+    "+ swift rlhf --rlhf_type grpo --num_generations 4 --max_steps 75 --beta 0.04\n"])
+def test_several_settings_of_trl_in_one_line_are_settings(tmp_path: Path, line: str) -> None:
+    log = log_at(tmp_path, line + trl_lines(range(3)))
+    assert (log.fact("group"), log.fact("beta"), log.setting("steps")) == (4, 0.04, 75)
+    usage = "usage: train.py [--num_generations NUM_GENERATIONS] [--beta BETA] [--loss_type LOSS]\n"
+    for other in ("num_generations: 4\n", usage, "num_generations = n, beta = args.beta\n"):
+        assert log_at(tmp_path, other + trl_lines(range(3))).settings.given == {}
 
 
 def test_settings_inside_a_log_are_split_into_tokens_and_never_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
     actor_rollout_ref:                                           the same as YAML
     python -m verl.trainer.main_ppo data.train_batch_size=512    overrides on a command line
     GRPOConfig(beta=0.04, num_generations=8)                     TRL's arguments, printed or in a notebook's source
+    GRPO: num_generations=4, max_steps=75, beta=0.04             some of them in one line, also as --flags
 
 Texts are split into tokens and never evaluated.
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from creditscope.diagnosis.readers.text import number_of, yaml_of
+from creditscope.diagnosis.trainers import TRL
 from creditscope.errors import CreditscopeError
 
 MAX_PRINTED = 2**18
@@ -31,6 +33,10 @@ _YAML_LINE = re.compile(r"\s*(?:- )*[\w.\-@]+:(?:\s|$)|\s*- |\s*$")
 _OVERRIDE = re.compile(r"(?<![\w./])\+{0,2}((?:" + "|".join(ROOTS) + r")(?:\.\w+)+)="
                        r"([^\s'\"\\\[\]{}]{1,80})(?=[\s'\"\\]|$)")
 _CALL = re.compile(r"\bGRPOConfig\(")
+_PAIR = re.compile(r"(?<![\w.])(" + "|".join(sorted({*TRL.defaults, *TRL.paths.values()}, key=len, reverse=True))
+                   + r")(?: ?[=:] ?| )['\"]?([\w.+\-]{1,40})")
+_TEXTS = frozenset({"optim", "dtype", *(name for name, value in TRL.defaults.items() if isinstance(value, str))})
+"""Settings of TRL whose value is a word; elsewhere a word is a variable, or the place of a value in a help text."""
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 _TOKEN = re.compile(r"""\s+|(?P<text>'(?:[^'\\]|\\.)*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z))|(?P<mark>[{}\[\](),:=])"""
                     r"""|(?P<word>[^\s{}\[\](),:='"]+)|.""", re.DOTALL)
@@ -72,7 +78,14 @@ class PrintedSettings:
         elif not self.found and ("': {" in line or "GRPOConfig(" in line or _starts_yaml(line)):
             self._begin(line)
         if "actor_rollout_ref." in line or "algorithm." in line:
-            self.overrides |= {path: value_of(value) for path, value in _OVERRIDE.findall(line[:MAX_PRINTED])[:500]}
+            self.overrides |= {path: value_of(value) for path, value in _OVERRIDE.findall(line[:MAX_PRINTED])[:500]
+                               if "$" not in value}
+        if "num_generations" in line or "max_completion_length" in line:
+            pairs = dict(_PAIR.findall(line[:MAX_PRINTED]))
+            if len(pairs) > 1:
+                values = {name: value_of(value) for name, value in pairs.items()}
+                self.overrides |= {name: value for name, value in values.items()
+                                   if not isinstance(value, str) or (name in _TEXTS and value.islower())}
         return self._shape in ("dict", "yaml")
 
     def end(self) -> dict[str, Any]:
