@@ -14,12 +14,13 @@ import tyro
 from rich.cells import cell_len
 from rich.console import Console
 
-from creditscope.cli.doctor import Doctor, chain, show, show_runs, table_of
+from creditscope.cli.doctor import Doctor, show, show_runs, table_of
 from creditscope.cli.output import Output, Screen
 from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.read import read
 from creditscope.diagnosis.rules import RULES
+from creditscope.report.diagnosed import chain
 from diagnosis.makers_doctor import LOGS, findings
 
 NEXT = "Next: "

@@ -19,6 +19,7 @@ from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.of_record import unread
 from creditscope.errors import CreditscopeError, printable
+from creditscope.report.diagnosed import chain
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Doctor:
         log = readers.read(runs[0] if runs else self.run_or_log, self.config, self.sets)
         found = diagnose(log)
         if self.output.json:
-            self.output.emit(as_dict(log, found))
+            self.output.emit(of_log(log) | as_dict(found))
         else:
             console = self.output.console()
             show(console, log, found, self.why)
@@ -78,7 +79,8 @@ class Doctor:
                 diagnosis = unread(str(error))
             found[str(run.relative_to(self.run_or_log))] = log, diagnosis
         if self.output.json:
-            self.output.emit({"runs": [{"run": name, **as_dict(*both)} for name, both in found.items()]})
+            self.output.emit({"runs": [{"run": name} | of_log(log) | as_dict(each)
+                                       for name, (log, each) in found.items()]})
         else:
             console = self.output.console()
             show_runs(console, {name: diagnosis for name, (_, diagnosis) in found.items()})
@@ -97,12 +99,16 @@ def has_broken(found: Diagnosis) -> bool:
     return any(each.state == "broken" for each in found.findings)
 
 
-def as_dict(log: Log | None, found: Diagnosis) -> dict[str, Any]:
-    """What is printed, as data."""
+def of_log(log: Log | None) -> dict[str, Any]:
+    return {"trainer": log and log.trainer.name, "rows": len(log.rows) if log else 0,
+            "notes": list(log.notes) if log else []}
+
+
+def as_dict(found: Diagnosis) -> dict[str, Any]:
+    """A diagnosis as data: what is printed, and what `creditscope report --json` has."""
     return {"headline": found.headline, "state": found.state, "first": found.first and found.first.rule,
             "effects": [each.rule for each in found.effects], "unread": found.unread,
-            "trainer": log and log.trainer.name, "rows": len(log.rows) if log else 0,
-            "notes": list(log.notes) if log else [], "findings": [asdict(each) for each in found.findings]}
+            "findings": [asdict(each) for each in found.findings]}
 
 
 def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
@@ -144,11 +150,6 @@ def details(found: Finding, log: Log, effects: Sequence[Finding] = ()) -> Table:
         if text:
             grid.add_row(Text(name, "dim"), Text(printable(text)))
     return grid
-
-
-def chain(effects: Sequence[Finding]) -> str:
-    """Effects in order of onset: "step 12 length drift, step 20 entropy"."""
-    return ", ".join(each.rule if each.onset is None else f"step {each.onset} {each.rule}" for each in effects)
 
 
 def table_of(findings: Sequence[Finding]) -> Table:
