@@ -65,6 +65,7 @@ class Alarm:
         return self.look(step) if self.due(step) else []
 
     def look(self, step: int) -> list[str]:
+        """The findings of all steps so far that are broken for the first time."""
         found = self.diagnosis = diagnose_log(log_of_rows(self._config, self._rows, self._source))
         by_name = {each.rule: each for each in found.findings}
         new = [each for each in found.findings if each.state == "broken" and each.rule not in self._told]
