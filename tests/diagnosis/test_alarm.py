@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from creditscope.diagnosis.alarm import SPREAD, Alarm
-from creditscope.diagnosis.engine import diagnose
+from creditscope.diagnosis.engine import Diagnosis, diagnose
+from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.of_record import diagnose_steps, log_of_steps
 from creditscope.diagnosis.read import read
 from creditscope.errors import CreditscopeError
@@ -39,6 +42,21 @@ def test_a_finding_is_told_once_with_its_step_and_change_and_with_the_effects_fo
     assert alarm.stop is False
 
 
+def test_a_cause_is_told_with_its_effects_and_an_effect_that_comes_later_names_it(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*rules: Finding) -> None:
+        monkeypatch.setattr("creditscope.diagnosis.alarm.diagnose_log", lambda log: Diagnosis(rules))
+
+    alarm = Alarm(CONFIG)
+    cause = Finding(rule="lr", state="watch", sentence="It is high", change="lr=1")
+    effects = [Finding(rule=name, state="broken", sentence=f"{name} fell", follows=("lr",)) for name in "abc"]
+    found(*effects[:2], cause)
+    assert alarm.see(3, GOOD) == ["✗ step 3, lr: It is high. From it follow: a, b. Change: lr=1."]
+    found(*effects, replace(cause, state="broken"))
+    assert alarm.see(4, GOOD) == ["✗ step 4, c: c fell. It follows from lr. Change: lr=1."]
+    assert alarm.see(5, GOOD) == []
+
+
 def test_a_run_that_is_fine_sets_off_nothing_and_stop_is_only_where_it_was_asked_for() -> None:
     assert seen([GOOD] * 20, stop_on="broken")[1] == {}
     assert seen([DEAD] * 20, stop_on="broken")[0].stop
@@ -51,7 +69,7 @@ def test_diagnoses_are_made_every_few_steps_and_ever_less_often_in_a_long_run() 
     due = [step for step in range(10_000) if alarm.due(step)]
     assert due[:3] == [9, 19, 29]
     assert sum(due) < 2 * SPREAD * 10_000  # in units of one diagnosis per step
-    assert all(b - a <= max(10, b // SPREAD + 1) for a, b in zip(due, due[1:], strict=False))
+    assert all(b - a <= max(10, b // SPREAD + 1) for a, b in pairwise(due))
 
 
 def test_metrics_of_one_step_that_come_in_two_parts_are_one_row() -> None:

@@ -68,20 +68,25 @@ class Alarm:
         """The findings of all steps so far that are broken for the first time."""
         found = self.diagnosis = diagnose_log(log_of_rows(self._config, self._rows, self._source))
         by_name = {each.rule: each for each in found.findings}
-        new = [each for each in found.findings if each.state == "broken" and each.rule not in self._told]
-        self._told |= {each.rule for each in new}
+        new: dict[str, list[str]] = {}
+        for each in found.findings:
+            if each.state == "broken" and each.rule not in self._told:
+                new.setdefault(each.follows[0] if each.follows else each.rule, []).append(each.rule)
         self.stop = self.stop or (bool(new) and self._stop_on == "broken")
-        causes = {each.rule for each in new}
-        # The line of a cause names the effects that were found with it.
-        return [_line(step, each, by_name.get(each.follows[0]) if each.follows else None,
-                      [other.rule for other in new if each.rule in other.follows])
-                for each in new if not causes.intersection(each.follows)]
+        lines = []
+        for cause, rules in new.items():
+            if cause in self._told:  # an effect of what was told before
+                lines += [_line(step, by_name[rule], by_name[cause].change, f" It follows from {cause}.")
+                          for rule in rules]
+            else:
+                effects = [rule for rule in rules if rule != cause]
+                follow = f" From it follow: {', '.join(effects)}." if effects else ""
+                lines.append(_line(step, by_name[cause], by_name[cause].change, follow))
+            self._told |= {cause, *rules}
+        return lines
 
 
-def _line(step: int, found: Finding, cause: Finding | None, effects: list[str]) -> str:
-    """The headline of one finding, with the step at which it was seen."""
-    change = cause.change if cause is not None else found.change
-    return (f"{SIGNS[found.state]} step {step}, {found.rule}: {found.sentence}."
-            + (f" It follows from {cause.rule}: {cause.sentence}." if cause is not None else "")
-            + (f" From it follow: {', '.join(effects)}." if effects else "")
+def _line(step: int, found: Finding, change: str, more: str) -> str:
+    """The headline of a finding, with the step at which it was seen."""
+    return (f"{SIGNS['broken']} step {step}, {found.rule}: {found.sentence}.{more}"
             + (f" Change: {change}." if change else ""))

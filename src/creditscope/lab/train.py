@@ -215,7 +215,8 @@ class Training:
             clock.lap("scope")
         line |= clock.metrics()
         if updates and config.keep_every and step % config.keep_every == 0:
-            record.save_group(step, kept_arrays(self.method, rollouts, credit, w, live, after, also))
+            record.save_group(step, kept_arrays(self.method, rollouts, credit, w, live, after, also,
+                                                self.policy.special()))
         self.write(step, record, line)
         return line
 

@@ -346,7 +346,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._line |= {name: told[name] for name in kept if name in told}
         if self._record is not None:
             self._record.save_group(step, kept_arrays(self.method, rows.rollouts, rows.credit, rows.w, rows.live,
-                                                      after))
+                                                      after, special=self._policy.special()))
             if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
                 self._record.save_reading(step, self.observer.arrays(rows.rollouts, rows.w))
