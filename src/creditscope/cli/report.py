@@ -38,9 +38,9 @@ OURS = b'<meta name="generator" content="creditscope '
 class Report:
     """Make one html file of a run: its faults, and the evidence. Several runs are shown side by side.
 
-    The file is complete: it opens from disk and loads nothing from the network. It starts with the diagnosis of
-    creditscope doctor: the first cause, its remedy and its evidence; then signal, credit, directions and optimiser in
-    numbers. Both are printed here too. How to read the rest: docs/report.md.
+    The file is complete: it opens from disk and loads nothing from the network. It starts with the diagnosis, as
+    the verb doctor gives it: the first cause, its remedy and its evidence; then signal, credit, directions and
+    optimiser in numbers. Both are printed here too. How to read the rest: docs/report.md.
 
     For example:
       creditscope report runs/mine                        # writes runs/mine/report.html
