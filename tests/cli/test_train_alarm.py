@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("mini_task")
 
 def train(out: Path, *flags: object) -> int:
     """A run that learns nothing: every answer is cut after one token."""
-    return run("train", mini.model(), "--task", mini.TASK, "--group", 2, "--prompts", 2, "--steps", 12, "--max-tokens", 1,
-               "--eval-problems", 0, "--out", out, *flags)
+    return run("train", mini.model(), "--task", mini.TASK, "--group", 2, "--prompts", 2, "--steps", 12,
+               "--max-tokens", 1, "--eval-problems", 0, "--out", out, *flags)
 
 
 def test_a_broken_run_is_told_once_while_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from creditscope import CreditscopeError, spectrum
 from creditscope.microscope.sketch import Sketch, Sketcher
-from creditscope.optimizer.geometry import NAMES, UpdateGeometry
+from creditscope.optimizer.geometry import (
+    ENTRIES,
+    NAMES,
+    SampledUpdate,
+    UpdateGeometry,
+    epsilon_factor,
+    trainable_share,
+)
+from creditscope.runs import schema
 from small_models import batch, build, objective
 
 
@@ -149,3 +157,70 @@ def test_memory_is_freed_and_order_is_asked_for() -> None:
     p.grad = None
     with pytest.raises(CreditscopeError, match=r"p has lost its gradient: call after\(\) before zero_grad"):
         geometry.after()
+
+
+def test_a_sampled_update_is_that_of_all_weights_where_the_sample_has_all_of_them() -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Parameter(torch.randn(5, 7)), torch.nn.Parameter(torch.randn(11))]
+    for p in layers:
+        p.grad = torch.randn_like(p) * (torch.rand_like(p) < 0.5)
+    whole, sample = UpdateGeometry([(str(i), p) for i, p in enumerate(layers)]), SampledUpdate(layers)
+    whole.before()
+    torch.optim.SGD(layers, lr=0.1).step()
+    expected = whole.after()
+    found = SampledUpdate.read(sample.sums())
+    assert found == pytest.approx({name: expected[name] for name in (schema.UPDATE_RATIO, schema.UPDATE_ZERO)})
+
+
+def test_a_sample_weighs_each_parameter_by_its_size() -> None:
+    # 8192 weights of 1, of which every second is sampled, all moved by 0.5; 8192/4 weights of 1 that stay.
+    large, small = torch.nn.Parameter(torch.ones(2 * ENTRIES)), torch.nn.Parameter(torch.ones(ENTRIES // 2))
+    sample = SampledUpdate([large, small])
+    large.data += 0.5
+    found = SampledUpdate.read(sample.sums())
+    # ‖Δ‖² = 8192/4, ‖θ‖² = 8192 + 2048: 0.2; of 10240 weights 2048 did not move.
+    assert found == pytest.approx({schema.UPDATE_RATIO: 0.2**0.5, schema.UPDATE_ZERO: 0.2})
+    # Two ranks that both hold everything count half each.
+    assert SampledUpdate.read(2 * sample.sums(ranks=2)) == pytest.approx(found)
+
+
+def test_an_update_that_bfloat16_rounds_away_counts_as_zero() -> None:
+    # bfloat16 has 8 bits: next to 1 its spacing is 2^-7, and 1 + 2^-9 rounds to 1; next to 2^-10 it does not.
+    theta = torch.nn.Parameter(torch.tensor([1.0, 2.0**-10]).bfloat16())
+    sample = SampledUpdate([theta])
+    theta.data += 2.0**-9
+    assert SampledUpdate.read(sample.sums())[schema.UPDATE_ZERO] == 0.5
+
+
+def test_the_factor_of_epsilon_by_hand() -> None:
+    # After one step v̂ = g²: √v̂ = 1e-8, 3e-8, 0. With ε = 1e-8 the factors are 1/2, 3/4, and no third; torch's median
+    # of an even number is the lower one.
+    theta = torch.nn.Parameter(torch.zeros(3))
+    theta.grad = torch.tensor([1e-8, 3e-8, 0.0])
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        optimizer = kind([theta], eps=1e-8)
+        assert epsilon_factor(optimizer) is None
+        optimizer.step()
+        assert epsilon_factor(optimizer) == pytest.approx(0.5, rel=1e-5)
+    sgd = torch.optim.SGD([theta], lr=0.1, momentum=0.9)
+    sgd.step()
+    assert epsilon_factor(sgd) is None
+
+
+def test_the_factor_of_epsilon_is_the_step_over_the_step_without_it() -> None:
+    theta = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.Adam([theta], lr=1.0, eps=0.5, betas=(0.0, 0.9))
+    for g in (2.0, 0.25, 1.0):
+        before = theta.item()
+        theta.grad = torch.full_like(theta, g)
+        optimizer.step()
+    # β₁ = 0: Δ = −g/(√v̂ + ε), and without ε −g/√v̂. v = 0.9²·0.1·4 + 0.9·0.1/16 + 0.1, v̂ = v/(1 − 0.9³).
+    root = ((0.81 * 0.4 + 0.09 / 16 + 0.1) / (1 - 0.729)) ** 0.5
+    assert theta.item() - before == pytest.approx(-1 / (root + 0.5))
+    assert epsilon_factor(optimizer) == pytest.approx(root / (root + 0.5))
+
+
+def test_the_trained_share_counts_weights() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    model[0].requires_grad_(False)
+    assert trainable_share(model) == 2 / 8

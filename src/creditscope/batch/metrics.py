@@ -18,7 +18,8 @@ def signal(rollouts: Rollouts) -> dict[str, Any]:
     live = len(Groups(rollouts.group[~groups.unanimous(rollouts.reward)]))
     lengths = rollouts.lengths.double()
     out: dict[str, Any] = {
-        schema.REWARD_MEAN: float(rollouts.reward.mean()), schema.SIGNAL_GROUPS: len(groups),
+        schema.REWARD_MEAN: float(rollouts.reward.mean()), schema.REWARD_MIN: float(rollouts.reward.min()),
+        schema.REWARD_MAX: float(rollouts.reward.max()), schema.SIGNAL_GROUPS: len(groups),
         schema.SIGNAL_LIVE_GROUPS: live,
         schema.SIGNAL_DEAD_GROUPS: 1 - live / len(groups), schema.LENGTH_MEAN: float(lengths.mean()),
         schema.LENGTH_MAX: int(lengths.max()), schema.LENGTH_EMPTY: int((lengths == 0).sum()),

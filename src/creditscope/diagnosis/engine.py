@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from creditscope.diagnosis.finding import STATES, Finding, State, judge
+from creditscope.diagnosis import remedies
+from creditscope.diagnosis.finding import STATES, THIRDS, Finding, State, judge
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.rules import RULES
+from creditscope.runs import schema
 
 SIGNS: Mapping[State, str] = {"broken": "✗", "watch": "!", "unknown": "?", "fine": "✓"}
 """State -> the sign that tells it without colour."""
@@ -72,14 +74,25 @@ def diagnose(log: Log) -> Diagnosis:
         log.settings.assumed.clear()
         told = judge(rule, log)
         assumes = dict(log.settings.assumed) if told.state != "unknown" else {}
-        found[name] = replace(told, rule=name, assumes=assumes or None)
+        cure = (told.remedy or name) if told.bad else ""
+        found[name] = replace(told, rule=name, assumes=assumes or None, remedy=cure,
+                              change=remedies.change(cure, log.trainer.speech) if cure else "",
+                              expect=remedies.REMEDIES[cure].expect if cure else "")
     rooted = [replace(each, follows=_root(each, found)) for each in found.values()]
     return Diagnosis(sorted(rooted, key=lambda each: (STATES.index(each.state), bool(each.follows))), unread(log))
 
 
 def unread(log: Log) -> str:
     """Why the log is too little to judge a run by: no reward, or too few steps; empty where it is enough."""
-    return ""
+    series = log.series(schema.REWARD_MEAN)
+    count = len(series.finite) if series else 0
+    if count >= THIRDS:
+        told = judge(RULES["no gain"], log)
+        return f"{told.sentence[0].lower()}{told.sentence[1:]}" if told.state == "unknown" else ""
+    names = sorted({name for row in log.rows for name in row.values})
+    seen = f"; columns seen: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
+    what = f"{series.name} has {count} readings" if series and count else "the reward was not read"
+    return f"{what}, at least {THIRDS} are needed{seen}"
 
 
 def _root(effect: Finding, found: Mapping[str, Finding]) -> tuple[str, ...]:

@@ -40,10 +40,12 @@ class Finding:
     """Lines with file, places, steps and values."""
     why: str = ""
     """One sentence with the formula."""
+    remedy: str = ""
+    """The entry of `remedies.REMEDIES`; by default that of the rule."""
     change: str = ""
-    """The one change to make, as this trainer spells it."""
+    """The one change to make, as this trainer spells it; `diagnose` writes it."""
     expect: str = ""
-    """The number that should move after the change, and when to look."""
+    """The number that should move after the change, and when to look; `diagnose` writes it."""
     settles: str = ""
     """What would decide a finding that is unknown, or tell which cause it is."""
     onset: int | None = None
@@ -58,13 +60,12 @@ class Finding:
         return self.state in ("broken", "watch")
 
 
-def finding(state: State, sentence: str, *evidence: Series | str | None, why: str = "", change: str = "",
-            expect: str = "", settles: str = "", onset: int | None = None, follows: Sequence[str] = ()) -> Finding:
-    """A finding with the readings that show it; a fine one has no change."""
+def finding(state: State, sentence: str, *evidence: Series | str | None, why: str = "", remedy: str = "",
+            settles: str = "", onset: int | None = None, follows: Sequence[str] = ()) -> Finding:
+    """A finding with the readings that show it."""
     shown = tuple(part if isinstance(part, str) else part.told() for part in evidence if part is not None)
-    fine = state == "fine"
-    return Finding(state=state, sentence=sentence, evidence=shown, why=why, change="" if fine else change,
-                   expect="" if fine else expect, settles=settles, onset=onset, follows=tuple(follows))
+    return Finding(state=state, sentence=sentence, evidence=shown, why=why, remedy=remedy, settles=settles, onset=onset,
+                   follows=tuple(follows))
 
 
 def grade(value: float, watch: float, broken: float = math.inf) -> State:

@@ -1,26 +1,17 @@
-"""Readings of a log that several rules share: flat rewards, cut answers, no gradient, trend of the reward. No torch."""
+"""Readings of a log that several rules share: what the reward did, flat rewards, cut answers, steps. No torch."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+from creditscope.diagnosis import remedies
 from creditscope.diagnosis.finding import FEW, THIRDS, Trend, has, level, series_of, trend
 from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.thresholds import CUT_BROKEN, CUT_WATCH, DEAD_GROWTH, FELL, RIGHT
 from creditscope.runs import schema
 
-RIGHT = 0.9
-"""Mean reward, where 1 is the maximum: of groups of 8 answers 0.9^8 = 43 % are then all right by chance, and
-0.1^8 ≈ 0 all wrong."""
-CUT_BROKEN = 0.9
-"""Share of cut answers at which 9 of 10 are judged incomplete."""
-CUT_WATCH = 0.2
-"""The share at which `creditscope train` warns too."""
-DEAD_GROWTH = 0.2
-"""Growth of the share of dead groups: one group in five. A run that learns has some growth: from 5 % to 15 % or 20 %
-where accuracy goes from 45 % to 65 %."""
-FELL = 0.1
-"""Fall of the mean reward over the answers' std. For rewards of 0 and 1 around a half: 5 answers in 100. In a long log
-the interval excludes 0 for changes too small to matter."""
+Outcome = Literal["rose", "fell", "flat", "unread"]
 
 
 def percent(share: float) -> str:
@@ -28,22 +19,120 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.2%}"
 
 
+def remedy(log: Log, key: str) -> str:
+    """The change for a cause, as the run's trainer spells it."""
+    return remedies.change(key, log.trainer.speech)
+
+
+def callback(log: Log) -> str:
+    """What would record the numbers of the batch."""
+    return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine'))",
+            "verl": "creditscope's verl plugin, or `creditscope scope` on trainer.rollout_data_dir",
+            "creditscope": "a run of this version"}.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
+
+
+def exactly_zero(series: Series, value: float) -> bool:
+    """Whether a reading is 0; one that was printed as 0.000 may be anything below 0.0005."""
+    return value == 0 and not series.resolution
+
+
+# -- what the reward did ----------------------------------------------------------------------------------------------
+
+
+def reward_trend(log: Log) -> Trend | None:
+    """The first third of the mean reward against the last."""
+    return trend(series_of(log, schema.REWARD_MEAN)) if has(log, schema.REWARD_MEAN, THIRDS) else None
+
+
+def reward_unit(log: Log) -> float:
+    """The answers' std of reward over the log; or half their range, which no std exceeds; 0 where neither is logged."""
+    if has(log, schema.REWARD_STD):
+        return series_of(log, schema.REWARD_STD).mean
+    if not has(log, schema.REWARD_MAX) or not has(log, schema.REWARD_MIN):
+        return 0.0
+    return (series_of(log, schema.REWARD_MAX).mean - series_of(log, schema.REWARD_MIN).mean) / 2
+
+
+def is_clear(found: Trend, unit: float) -> bool:
+    """Whether the interval of a change excludes 0, and the change is FELL of the answers' std or more."""
+    return found.change.excludes_zero and abs(found.change.mean) >= FELL * unit
+
+
+def outcome(log: Log) -> Outcome:
+    """What the training reward did between the first third and the last."""
+    found = reward_trend(log)
+    if found is None:
+        return "unread"
+    if not is_clear(found, reward_unit(log)):
+        return "flat"
+    return "rose" if found.change.mean > 0 else "fell"
+
+
+def rises(log: Log) -> bool:
+    """Whether the run learns: the reward rose, and no evaluation says otherwise."""
+    return outcome(log) == "rose" and not held_out_fell(log)
+
+
+def held_out_fell(log: Log) -> list[Series]:
+    """The first and the last evaluation, where the logged interval of the last lies below that of the first."""
+    names = [series.name for metric in ("eval", schema.EVAL_LOW, schema.EVAL_HIGH) if (series := log.series(metric))]
+    if len(names) < 3:
+        return []
+    name, low, high = names
+    rows = [row for row in log.rows if all(math.isfinite(row.values.get(key, math.nan)) for key in names)]
+    worse = bool(rows) and rows[-1].values[high] < rows[0].values[low]
+    return [Series(name, [row], log.source) for row in (rows[0], rows[-1])] if worse else []
+
+
+def steps(log: Log) -> int:
+    """Optimiser steps that the log covers; its rows where it does not number them."""
+    numbered = [row.step for row in log.rows if row.step is not None]
+    return max(numbered) - min(numbered) + 1 if numbered else len(log.rows)
+
+
+def planned(log: Log) -> int:
+    """Steps that were planned, where the settings say so; at least those that were made."""
+    return max(steps(log), int(log.setting("steps") or 0))
+
+
 def nearly_all_right(log: Log) -> Series | None:
-    """The last rewards, where their mean is in [RIGHT, 1]: then groups are dead because their answers are right."""
+    """The last rewards, where their mean is in [RIGHT, 1] and none is above 1."""
     recent = level(log, schema.REWARD_MEAN)
-    return recent if recent and RIGHT <= recent.mean <= 1 else None
+    return recent if recent and recent.mean >= RIGHT and max(recent.values) <= 1 else None
+
+
+def is_small(log: Log, recent: Series, share: float) -> bool:
+    """Whether a mean reward lies in the lowest `share` of the rewards' range, which is taken as 0 to 1 where the log
+    does not say."""
+    low, high = reward_range(log)
+    return recent.mean <= low + share * (high - low)
+
+
+def reward_range(log: Log) -> tuple[float, float]:
+    """Smallest and largest reward of an answer, where logged; else 0 and 1, or what the means reach beyond."""
+    least, most = log.series(schema.REWARD_MIN), log.series(schema.REWARD_MAX)
+    if least and most:
+        return min(least.finite.values, default=0.0), max(most.finite.values, default=1.0)
+    means = series_of(log, schema.REWARD_MEAN).values
+    return min(0.0, *means), max(1.0, *means)
+
+
+# -- flat rewards, cut answers, no gradient ---------------------------------------------------------------------------
 
 
 def silent_end(log: Log) -> list[Series]:
     """The readings at the end of the log in which no two answers of a batch differ in reward, or none."""
-    names = [name for metric in (schema.REWARD_MAX, schema.REWARD_MIN) if (name := log.trainer.metrics.get(metric))]
-    if log.series(schema.REWARD_STD) or not names:
-        names = [log.trainer.metrics[schema.REWARD_STD]]
+    spread = log.series(schema.REWARD_STD)
+    shown = [spread] if spread else [found for metric in (schema.REWARD_MAX, schema.REWARD_MIN)
+                                     if (found := log.series(metric))]
+    if not shown or (not spread and len(shown) < 2):
+        return []
+    names = [series.name for series in shown]
     rows = [row for row in log.rows if all(math.isfinite(row.values.get(name, math.nan)) for name in names)]
     count = 0
     for row in reversed(rows):
         first, *others = (row.values[name] for name in names)
-        if first != (others[0] if others else 0):
+        if first != (others[0] if others else 0) or (spread and spread.resolution):
             break
         count += 1
     return [Series(name, rows[len(rows) - count:], log.source) for name in names] if count else []
@@ -56,20 +145,18 @@ def flat_rewards(log: Log) -> list[Series]:
 
 
 def nearly_all_cut(log: Log) -> bool:
-    """Whether at least CUT_BROKEN of the answers are cut."""
     cut = level(log, "truncated")
     return cut is not None and cut.mean >= CUT_BROKEN
 
 
 def nearly_all_masked(log: Log) -> bool:
-    """Whether at least CUT_BROKEN of the answers are masked."""
     return bool(log.fact("masked")) and nearly_all_cut(log)
 
 
 def no_gradient(log: Log) -> bool:
     """Whether the gradient is 0 and no mask explains it: then every group is dead, whatever the log counts."""
     norm = level(log, schema.GRAD_NORM)
-    return norm is not None and max(norm.values) == 0 and not nearly_all_masked(log)
+    return norm is not None and all(exactly_zero(norm, x) for x in norm.values) and not nearly_all_masked(log)
 
 
 def all_dead(log: Log) -> bool:
@@ -94,38 +181,9 @@ def cuts_came_later(log: Log) -> bool:
     return cut_at_first(log) < CUT_WATCH
 
 
-def is_clear(found: Trend, unit: float) -> bool:
-    return found.change.excludes_zero and abs(found.change.mean) >= FELL * unit
-
-
 def learns_all_the_same(log: Log) -> str:
     """The sign, in words, that the run learns although answers are cut; "" where there is none."""
-    found = trend(series_of(log, schema.REWARD_MEAN)) if has(log, schema.REWARD_MEAN, THIRDS) else None
-    if found and found.change.mean > 0 and is_clear(found, reward_unit(log)):
+    if outcome(log) == "rose":
         return "the reward rose"
     right = nearly_all_right(log)
     return f"the mean reward is {right.mean:.2g}" if right else ""
-
-
-def calmer(log: Log) -> str:
-    """The setting to change where training does harm: fewer updates per batch, where there are several."""
-    return log.trainer.changes["reward trend" if log.fact("updates") == 1 else "clip much"]
-
-
-def held_out_fell(log: Log) -> list[Series]:
-    """The first and the last evaluation, where the logged interval of the last lies below that of the first."""
-    if "eval" not in log.trainer.metrics:
-        return []
-    name, low, high = (log.trainer.metrics[metric] for metric in ("eval", schema.EVAL_LOW, schema.EVAL_HIGH))
-    rows = [row for row in log.rows if all(math.isfinite(row.values.get(key, math.nan)) for key in (name, low, high))]
-    worse = bool(rows) and rows[-1].values[high] < rows[0].values[low]
-    return [Series(name, [row], log.source) for row in (rows[0], rows[-1])] if worse else []
-
-
-def reward_unit(log: Log) -> float:
-    """The answers' std of reward over the log; or half their range, which no std exceeds; 0 where neither is logged."""
-    if has(log, schema.REWARD_STD):
-        return series_of(log, schema.REWARD_STD).mean
-    if not has(log, schema.REWARD_MAX) or not has(log, schema.REWARD_MIN):
-        return 0.0
-    return (series_of(log, schema.REWARD_MAX).mean - series_of(log, schema.REWARD_MIN).mean) / 2

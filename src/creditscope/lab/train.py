@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditscope.batch import metrics
+from creditscope.batch import answers, metrics
 from creditscope.batch.groups import deal
 from creditscope.batch.observer import StepObserver
 from creditscope.batch.rollouts import Rollouts
@@ -45,6 +45,8 @@ from creditscope.microscope.observer import Observer
 from creditscope.objective.kept import kept_arrays
 from creditscope.objective.weights import with_limit
 from creditscope.optimizer.brakes import find_brake
+from creditscope.optimizer.geometry import trainable_share
+from creditscope.optimizer.kl_pull import KLPull
 from creditscope.optimizer.probe import Probe
 from creditscope.policy.loading import load_policy, rollout_logp
 from creditscope.runs import schema
@@ -119,6 +121,7 @@ class Training:
         self.optimizer = make_optimizer(self.policy, config)
         self.brake = find_brake(config.brake, self.optimizer)
         self.probe = make_probe(self.policy, self.optimizer, config)
+        self.pull = KLPull(self.policy.trainable().values())
         self.critic = make_critic(self.policy, config, self.estimators[config.estimator], self.others)
         self.observer = Observer(self.policy.model, config.scope == "full") if config.scope != "off" else None
         self.done = self.used = self.spent = self.spent_before = 0
@@ -147,10 +150,12 @@ class Training:
                 # A checkpoint of a run that was not probed does not know its norms: they may have been anything.
                 low, high, count = state.get("norms", (0.0, math.inf, 10**9))
                 self.probe.clipping.before = float(low), float(high), int(count)
-        self.problems = problem_stream(self.task, self.config.seed, skip=self.used)
         if self.alarm is not None:
             for line in record.steps():
                 self.alarm.note(line["step"], line)
+        self.problems = problem_stream(self.task, self.config.seed, skip=0)
+        self.seen = answers.PromptsSeen()
+        self.seen.add(problem.prompt for problem in islice(self.problems, self.used))
         self.lines = record.steps() if self.config.adapt != "none" else []  # a long run must not hold what is not read
 
     def checkpoint(self, record: Record, done: int) -> None:
@@ -196,17 +201,18 @@ class Training:
         updates = self.learn(step, rollouts, credit, look)
         clock.lap("train")
         if look is not None:
-            clock.move("train", "scope", look.seconds)
+            clock.move("train", "scope", look.seconds + self.pull.seconds)
         after = None
         if updates and self.probe is not None:
             after, readings = self.close(step, rollouts, record, self.probe)
             line |= readings
             clock.lap("probe")
 
-        line |= batch_metrics(drawn, batch, tools) | metrics.assigned(credit, rollouts)
+        line |= batch_metrics(drawn, batch, tools) | self.seen.metrics() | metrics.assigned(credit, rollouts)
         if updates:
             w, live = gather(updates, rollouts)
             line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, live, rollouts)
+            line |= self.pull.metrics
         also = {} if look is None else look.others
         if updates and look is not None:
             line |= look.metrics(rollouts, w, clock.spent)
@@ -227,10 +233,11 @@ class Training:
 
         def draw(attempt: int) -> Drawn:
             self.used += config.prompts
+            problems = list(islice(self.problems, config.prompts))
+            self.seen.add(problem.prompt for problem in problems)
             generator = torch.Generator(self.policy.device).manual_seed(stream_seed(config.seed, step, attempt))
-            return roll_out(self.policy, self.task, list(islice(self.problems, config.prompts)), group,
-                            max_tokens=self.max_tokens, temperature=config.temperature, top_p=config.top_p,
-                            generator=generator)
+            return roll_out(self.policy, self.task, problems, group, max_tokens=self.max_tokens,
+                            temperature=config.temperature, top_p=config.top_p, generator=generator)
 
         drawn = batch = draw(0)
         for attempt in range(1, config.resample + 1 if self.method.keep == "live_groups" else 1):
@@ -258,8 +265,10 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate(step)
         observers: list[StepObserver] = [one for one in (look, probe) if one is not None]
-        for one in (*observers, self.brake):
+        for one in (*observers, self.pull, self.brake):
             one.begin(self.method, rollouts, credit)
+        if look is not None or (probe is not None and probe.due):
+            observers.append(self.pull)
         if probe is not None:
             # Once another minibatch has moved tokens, a full probe takes a backward pass of its own.
             probe.own_pass = look is not None and config.probe == "full" and config.minibatches > 1
@@ -289,6 +298,8 @@ class Training:
                               temperature=self.config.temperature)
         forward = cache(lambda: passes.logp().to(rollouts.logp.dtype))
         line = probe.finish(forward)
+        if (share := trainable_share(self.policy.model)) is not None:
+            line[schema.UPDATE_TRAINABLE] = share
         if probe.arrays():
             record.save_optimizer(step, probe.arrays())
         return forward() if probe.due else None, line
@@ -340,6 +351,9 @@ def batch_metrics(drawn: Drawn, used: Drawn, tools: LabTools) -> Metrics:
         schema.ROLLOUTS_SAMPLED: used.sampled, schema.ROLLOUTS_USED: len(used.rollouts),
         schema.ROLLOUTS_SPENT: used.sampled + tools.continuations,
         schema.LENGTH_TRUNCATED: float((~drawn.finished).double().mean())}
+    sampled = drawn.rollouts
+    out |= answers.answer_metrics(answers.answer_numbers(sampled), sampled.lengths, sampled.reward, sampled.group,
+                                  ~drawn.finished)
     errors = used.errors + tools.errors
     if errors:
         out |= {schema.REWARD_ERRORS: len(errors), schema.REWARD_FIRST_ERROR: errors[0]}

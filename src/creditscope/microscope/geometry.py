@@ -7,7 +7,7 @@ counts in N. A reading that cannot be taken is None, never 0. numpy only: no tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,38 @@ def noise_scale(gram: Any) -> float | None:
     signal = float(k.sum() - np.trace(k)) / (n * (n - 1))
     # Below rounding of the sums a positive estimate is an accident.
     return (diagonal - signal) / signal if signal > n * EPS * diagonal else None
+
+
+def between(whole: float, squares: Any) -> float | None:
+    """(‖Σ_a G_a‖² − Σ_a‖G_a‖²) / ((P−1)·Σ_a‖G_a‖²) = mean_{a≠b}⟨G_a, G_b⟩ / mean_a‖G_a‖² of the sums G_a of P groups.
+
+    `whole` is ‖Σ_a G_a‖² and `squares` (P,) are ‖G_a‖², so that no entry between groups is needed. 0 in expectation
+    where groups are noise, 1 where all are equal, −1/(P−1) where they sum to 0; None with fewer than two groups.
+
+    >>> between(4.0, [1.0, 1.0]), between(2.0, [1.0, 1.0]), between(0.0, [1.0, 1.0]), between(1.0, [1.0])
+    (1.0, 0.0, -1.0, None)
+    """
+    return pooled_between([(whole, squares)])
+
+
+def pooled_between(updates: Iterable[tuple[float, Any]]) -> float | None:
+    """`between` over the groups of several updates, each a pair (‖Σ_a G_a‖², (P,) ‖G_a‖²): sums of both sides.
+
+    >>> pooled_between([(4.0, [1.0, 1.0]), (2.0, [1.0, 1.0])])
+    0.5
+    """
+    above = below = 0.0
+    for whole, squares in updates:
+        x = reals(squares, "squares")
+        if len(x) > 1:
+            above, below = above + float(whole) - float(x.sum()), below + (len(x) - 1) * float(x.sum())
+    return above / below if below > 0 else None
+
+
+def group_squares(gram: Any, group: Any) -> dict[int, float]:
+    """‖G_a‖² = Σ_{i,j∈a} K_ij of each live group; one is live when its block is not 0."""
+    # A sum of squares cannot be negative; rounding of a sum that cancels can.
+    return {name: max(float(block.sum()), 0.0) for name, block in by_group(gram, group) if block.any()}
 
 
 def norm_null(gram: Any) -> float | None:
@@ -322,6 +354,9 @@ def summary(gram: Any, w: Any = None, group: Any = None, right: Any = None, eps:
         across = noise_scale(pooled(k, group))
         if across is not None:
             out[schema.GRAM_NOISE_SCALE_GROUPS] = across
+        agree = between(float(k.sum()), list(group_squares(k, group).values()))
+        if agree is not None:
+            out[schema.GRAM_BETWEEN] = agree
         for name in sorted({name for found in blocks for name in found}):
             out[f"gram/group/{name}"] = float(np.mean([found[name] for found in blocks if name in found]))
     elif blocks and "centred_effective_rank" in blocks[0]:

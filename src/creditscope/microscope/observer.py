@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class Observer(StepObserver):
     def reset(self) -> None:
         self.blocks: list[Block] = []  # rows weighted by w, one block for each pass that was read
         self.others: dict[str, Tensor] = {}  # name → (B, T) another credit of the batch
+        self.updates: list[tuple[int, float]] = []  # of each update, how many of the blocks it has, and ‖∇‖²
         self._scores: list[Block] = []
         self._others: dict[str, list[Block]] = {}
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -100,7 +102,9 @@ class Observer(StepObserver):
         self.scope.__exit__(*sys.exc_info())
 
     def gradient(self, norm: float) -> None:
-        """full: at the first update of a batch read the whole gradient, and copy the weights."""
+        """The norm of the blocks' sum. full: at the first update of a batch read the whole gradient, and copy the
+        weights."""
+        self.updates.append((len(self.blocks) - sum(count for count, _ in self.updates), norm**2))
         if self._before or not self.full:
             return
         start = self._now()
@@ -177,7 +181,7 @@ class Observer(StepObserver):
         start = self._now()
         w_i = row_w(w, rollouts.mask)
         out = _merged([self._summary(block, rollouts, w_i) for block in _parted(self.blocks, rollouts)],
-                      schema.GRAM_LIVE_GROUPS)
+                      schema.GRAM_LIVE_GROUPS) | self._between(rollouts)
         if self._scores:
             plain = _merged([self._summary(block, rollouts, scores=True) for block in _parted(self._scores, rollouts)],
                             schema.GRAM_LIVE_GROUPS)
@@ -233,6 +237,27 @@ class Observer(StepObserver):
         return geometry.summary(block.gram, None if w_i is None else w_i[block.rows.cpu().numpy()],
                                 rollouts.group[block.rows].cpu().numpy(),
                                 None if scores else _right(rollouts, block.rows), block.eps)
+
+    def _between(self, rollouts: Rollouts) -> dict[str, float]:
+        """`gram/between` of several blocks, by the norm of each update's gradient: no entries between blocks are needed.
+
+        Nothing where a group is cut over blocks, or where updates and blocks do not match.
+        """
+        if len(self.blocks) < 2 or sum(count for count, _ in self.updates) != len(self.blocks):
+            return {}
+        blocks, found = iter(self.blocks), []
+        for count, whole in self.updates:
+            groups: dict[int, float] = {}
+            seen: set[int] = set()
+            for block in islice(blocks, count):
+                ids = rollouts.group[block.rows].cpu().numpy()
+                if seen & set(ids.tolist()):
+                    return {}
+                seen |= set(ids.tolist())
+                groups |= geometry.group_squares(block.gram, ids)
+            found.append((whole, list(groups.values())))
+        agree = geometry.pooled_between(found)
+        return {} if agree is None else {schema.GRAM_BETWEEN: agree}
 
     def _nulls(self, rollouts: Rollouts, w_i: NDArray[np.float64] | None) -> dict[str, float]:
         """Groups with their w shuffled, and centred; nothing where w differs inside a rollout."""

@@ -289,7 +289,7 @@ class Summary:
 
     COUNTS = (schema.ROLLOUTS_USED, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.LENGTH_EMPTY,
               schema.GRAM_LIVE_GROUPS, schema.SCORES_LIVE_GROUPS, schema.POLICY_RESPELLED)
-    EXTREMES = (schema.LENGTH_MAX, schema.POLICY_SAMPLER_GAP)
+    EXTREMES = {schema.LENGTH_MAX: max, schema.POLICY_SAMPLER_GAP: max, schema.REWARD_MAX: max, schema.REWARD_MIN: min}
     LEFT_OUT = (schema.ROLLOUTS_SAMPLED, schema.ROLLOUTS_SPENT, schema.ROLLOUTS_PER_GROUP)
 
     def __init__(self) -> None:
@@ -307,14 +307,14 @@ class Summary:
             if isinstance(value, str):
                 self._words[name] = value
             elif name in self.EXTREMES:
-                self._found[name] = max(value, self._found.get(name, value))
+                self._found[name] = self.EXTREMES[name](value, self._found.get(name, value))
             else:
                 weight = 1 if name in self.COUNTS else rows
                 self._found[name] = self._found.get(name, 0) + weight * value
                 self._weight[name] = self._weight.get(name, 0) + rows
 
     def facts(self) -> dict[str, Any]:
-        found = {name: value if name in self.COUNTS + self.EXTREMES else value / self._weight[name]
+        found = {name: value if name in (*self.COUNTS, *self.EXTREMES) else value / self._weight[name]
                  for name, value in self._found.items()}
         size: dict[str, Any] = {"batches": self.batches, "rollouts": found.pop(schema.ROLLOUTS_USED)}
         if schema.LENGTH_MEAN in found:

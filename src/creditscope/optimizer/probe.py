@@ -27,7 +27,7 @@ from creditscope.methods.axes import Method
 from creditscope.microscope.sketch import Sketcher
 from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.families import bare, decoupled, family_of, step_number
-from creditscope.optimizer.geometry import UpdateGeometry, gather, square
+from creditscope.optimizer.geometry import UpdateGeometry, epsilon_factor, gather, square
 from creditscope.optimizer.overshoot import Overshoot, first_order
 from creditscope.optimizer.sampled_optimizer import SampledOptimizer
 from creditscope.optimizer.scale import PHIS, Clipping, RewardParts, sensitivity, sweep
@@ -176,6 +176,8 @@ class Probe(StepObserver):
                 self._arrays |= {"layer_names": names, "path_update": sketch.cpu().double().numpy(),
                                  "layer_ratio": np.array(ratio)}
             self._geometry = None
+            if (factor := epsilon_factor(optimizer)) is not None:
+                self._metrics[schema.UPDATE_EPSILON_FACTOR] = factor
         self._updates += 1
 
     def _of_sample(self) -> dict[str, float]:

@@ -36,7 +36,7 @@ HOMES: Mapping[str, tuple[str, ...]] = {
     "Credit": ("w", "advantage", "ratio", "credit", "critic", "prefix"),
     "Directions": ("gram", "singular_values", "sketch", "baseline", "tokens"),
     "Optimiser": ("overshoot", "optimizer", "update", "brake"),
-    "Learning and cost": ("eval", "interval", "rollouts", "adapt", "scope", "time", "run"),
+    "Learning and cost": ("eval", "interval", "prompts", "rollouts", "adapt", "scope", "time", "run"),
 }
 """Heading -> areas of metrics and words, in the order of the page."""
 

@@ -7,95 +7,25 @@
 
 Two words: credit is A_it, what an estimator gives a token; w is w_it = ∂J/∂log π(y_it), what the objective makes of it.
 A key is area/name. `runs.arrays` has the npz arrays, `runs.formats` the names of older records. Standard library only:
-every floor may read it.
+every floor may read it. `runs.metric` says what a row is.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+
+from creditscope.runs.metric import KeyFamily as KeyFamily
+from creditscope.runs.metric import Metric as Metric
 
 P1 = "arXiv:2606.29238"
 P2 = "arXiv:2601.05002"
 
-
-class Metric(str):
-    """A metric's key, with what is known about it.
-
-    >>> REWARD_MEAN, REWARD_MEAN.name, REWARD_MEAN.equation
-    ('reward/mean', 'mean reward', '1/B Σ_i r_i')
-    """
-
-    name: str
-    unit: str
-    sentence: str
-    equation: str
-    writer: str
-    """The module that writes it, below creditscope."""
-    source: str
-    """Of the definition, where a paper gives it."""
-    term: str
-    """Its entry in the glossary; readings of other rows share one."""
-
-    def __new__(cls, key: str, name: str, unit: str, sentence: str, equation: str = "", *, writer: str,
-                source: str = "", term: str = "") -> Metric:
-        self = super().__new__(cls, key)
-        self.name, self.unit, self.sentence, self.equation = name, unit, sentence, equation
-        self.writer, self.source, self.term = writer, source, term or key.replace("/", "_")
-        return self
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """In pickles and copies a key is a plain str."""
-        return str, (str(self),)
-
-    @property
-    def area(self) -> str:
-        return self.partition("/")[0]
-
-    @property
-    def recorded(self) -> bool:
-        """Whether a record has it; other keys go into verl's log, or are read from trainers' logs."""
-        return not self.writer.startswith(("plugins.verl", "diagnosis"))
-
-
-@dataclass(frozen=True)
-class KeyFamily:
-    """Keys that end in one of a list of readings; the caller fills in K or NAME of the pattern."""
-
-    pattern: str
-    sentence: str
-    writer: str
-    readings: Mapping[str, Metric]
-
-    def __call__(self, name: str, value: object = None) -> Metric:
-        """The key of a reading.
-
-        >>> ALSO("effective_rank", "outcome")
-        'also/outcome/effective_rank'
-        """
-        return self._named(re.sub(r"\b(K|NAME)\b", lambda _: str(value), self.pattern) + name, self.readings[name])
-
-    def _named(self, key: str, own: Metric) -> Metric:
-        return Metric(key, own.name, own.unit, own.sentence, own.equation, writer=self.writer, source=own.source,
-                      term=own.term)
-
-    @property
-    def closed(self) -> bool:
-        return not re.search(r"\b(K|NAME)\b", self.pattern)
-
-    def find(self, key: str) -> Metric | None:
-        start = self.pattern.replace("NAME", ".+").replace("K", r"[1-9]\d*")
-        found = re.fullmatch(rf"{start}(\w+)", key)
-        own = None if found is None else self.readings.get(found[1])
-        return own and self._named(key, own)
-
-
 # -- the samples ------------------------------------------------------------------------------------------------------
 
 _signal = partial(Metric, writer="batch.metrics")
+_answers = partial(Metric, writer="batch.answers")
 _train = partial(Metric, writer="lab.train")
 _offline = partial(Metric, writer="offline.scope")
 _read = partial(Metric, writer="diagnosis.trainers.verl")
@@ -110,8 +40,16 @@ REWARD_ERRORS = _train("reward/errors", "reward errors", "rollouts",
                        "Rollouts on which the reward function failed; reward/first_error is the first message.")
 REWARD_FIRST_ERROR = _train("reward/first_error", "first reward error", "text",
                             "What the reward function said when it first failed.", term="reward_errors")
-REWARD_MIN = _read("reward/min", "smallest reward", "reward", "As a trainer's log has it.")
-REWARD_MAX = _read("reward/max", "largest reward", "reward", "As a trainer's log has it.")
+REWARD_MIN = _signal("reward/min", "smallest reward", "reward", "Over the batch; of a trainer's log, as that has it.",
+                     "min_i r_i")
+REWARD_MAX = _signal("reward/max", "largest reward", "reward", "Over the batch; of a trainer's log, as that has it.",
+                     "max_i r_i")
+REWARD_EQUAL_TEXTS = _answers("reward/equal_texts", "pairs of equal answers", "pairs",
+                              "Pairs of rollouts of one prompt whose answers are the same tokens.",
+                              "#(i < j: one group, y_i = y_j)")
+REWARD_EQUAL_TEXTS_APART = _answers("reward/equal_texts_apart", "equal answers, other reward", "pairs",
+                                    "How many of the pairs of equal answers have different rewards. A verifier that "
+                                    "reads the answer alone gives 0.", "#(i < j: one group, y_i = y_j, r_i ≠ r_j)")
 SIGNAL_GROUPS = _signal("signal/groups", "groups", "groups", "Prompts of the step, each with R rollouts.", "P")
 SIGNAL_LIVE_GROUPS = _signal("signal/live_groups", "live groups", "groups",
                              "Groups whose rewards differ. Only these give a gradient under a group baseline.",
@@ -122,6 +60,15 @@ SIGNAL_DEAD_GROUPS = _signal("signal/dead_groups", "dead groups", "share",
                              "Share of groups whose rewards are all equal. Rollouts that are right with probability p "
                              "make a group dead with probability p^R + (1 − p)^R.", "1 − live groups / P",
                              source=f"{P1}, Corollary 4.2")
+SIGNAL_DISTINCT_TEXTS = _answers("signal/distinct_texts", "distinct answers", "share",
+                                 "1 where no two rollouts of a prompt give the same tokens, 1/R where all do.",
+                                 "Σ_g #distinct answers of g / B")
+SIGNAL_DEAD_REWARD = _answers("signal/dead_reward", "reward of dead groups", "reward",
+                              "Mean reward of the rollouts of dead groups: it tells all right from all wrong. Absent "
+                              "where no group is dead.", "mean r_i over dead groups")
+SIGNAL_DEAD_ONE_TEXT = _answers("signal/dead_one_text", "dead groups of one answer", "share",
+                                "Share of the dead groups whose answers are all the same tokens. Absent where no group "
+                                "is dead.", "#(dead g: one distinct answer) / #(dead g)")
 SIGNAL_SILENT_ROWS = Metric("signal/silent_rows", "rows without credit", "share",
                             "Share of a micro-batch's rollouts in which every A_it is 0.", writer="plugins.verl.loss")
 LENGTH_MEAN = _signal("length/mean", "length", "tokens", "Tokens of an answer, mean over the batch.", "L_i")
@@ -129,10 +76,20 @@ LENGTH_MAX = _signal("length/max", "longest answer", "tokens", "Tokens of the lo
 LENGTH_EMPTY = _signal("length/empty", "empty answers", "rollouts", "Answers without a token.")
 LENGTH_TRUNCATED = _train("length/truncated", "truncated", "share",
                           "Share of answers that were cut at the limit of tokens.")
+LENGTH_REWARD = LENGTH_REWARD_CORRELATION = _answers(
+    "length/reward_correlation", "length and reward", "correlation",
+    "Inside groups, pooled over them; truncated answers are left out where truncation is known. Absent where lengths or "
+    "rewards differ in no group.", "Σ(L − L̄_g)(r − r̄_g) / √(Σ(L − L̄_g)² · Σ(r − r̄_g)²)")
 LENGTH_CHARACTERS = _offline("length/characters", "characters", "characters",
                              "Of an answer, mean over the batch, where the file has no tokens.")
 ENTROPY_MEAN = _signal("entropy/mean", "entropy", "nats per token",
                        "Of the sampling distribution, mean over the chosen tokens.", "H = −Σ_v π(v) log π(v)")
+PROMPTS_SEEN = _answers("prompts/seen", "distinct prompts", "prompts",
+                        "Sampled since the start of the run, this step included. A record of TRL lacks it after a "
+                        "resume.", "#distinct prompts")
+PROMPTS_PASSES = _answers("prompts/passes", "passes over the prompts", "groups per prompt",
+                          "How often a prompt was sampled on average so far, groups that were replaced included.",
+                          "groups sampled / distinct prompts")
 ROLLOUTS_SAMPLED = _train("rollouts/sampled", "rollouts sampled", "rollouts", "For the batch of the step.")
 ROLLOUTS_USED = _train("rollouts/used", "rollouts used", "rollouts",
                        "What was trained on, after unanimous groups were replaced.")
@@ -205,6 +162,13 @@ OBJECTIVE_VALUE = _train("objective/value", "loss, J", "reward",
                          "it 0, or a statistic of lengths: no measure of progress.", "J = Σ_it α_it · term_it − β·R",
                          source=f"{P2}, Proposition 4")
 GRAD_NORM = _train("grad/norm", "gradient norm", "‖∇J‖", "At the step's first update, before clipping.", "‖∇J‖")
+_pull = partial(Metric, writer="optimizer.kl_pull")
+GRAD_KL_PULL = _pull("grad/kl_pull", "pull of the KL term", "ratio",
+                     "1 where the KL term of the loss takes back all that the reward gives; negative where both point "
+                     "one way. On the rows of a reading, where the loss has such a term.",
+                     "−⟨g_KL, g_R⟩ / ‖g_R‖², w = w_R + w_KL")
+GRAD_KL_SIZE = _pull("grad/kl_size", "size of the KL term", "ratio", "Its gradient beside that of the reward.",
+                     "‖g_KL‖ / ‖g_R‖")
 POLICY_SAMPLER_GAP = _train("policy/sampler_gap", "sampler gap", "nats",
                             "How far the training forward and the sampler disagree on the same tokens.",
                             "max_it |log π_train − log π_sampler|")
@@ -266,6 +230,10 @@ _BATCH = (
     _of("noise_scale_groups", "noise scale in groups", "groups",
         "The same counted in groups, which are independent where rollouts of one prompt are not.", "B = tr Σ / ‖G‖²",
         source="arXiv:1812.06162"),
+    _of("between", "agreement of groups", "ratio",
+        "Mean inner product of two live groups' gradients over their mean square: 0 in expectation where groups are "
+        "noise, 1 where all are equal. Needs two live groups.",
+        "(‖Σ_a G_a‖² − Σ_a‖G_a‖²) / ((P − 1)·Σ_a‖G_a‖²), G_a = Σ_{i∈a} g_i"),
     _of("live_groups", "groups with a gradient", "groups", "Groups whose block of the Gram is not 0."),
 )
 READINGS: Mapping[str, Metric] = MappingProxyType({str(own): own for own in (*_RANKS, *_NULLS, *_BATCH)})
@@ -302,6 +270,7 @@ EVIDENCE = tuple(KeyFamily(pattern, sentence, "claims.evidence", _GROUP | {"equa
 GRAM_CENTRED_EFFECTIVE_RANK = GRAM("centred_effective_rank")
 GRAM_ORTHOGONAL_NULL = GRAM("orthogonal_null")
 GRAM_LIVE_GROUPS = GRAM("live_groups")
+GRAM_BETWEEN = GRAM("between")
 GRAM_NOISE_SCALE_GROUPS = GRAM("noise_scale_groups")
 GRAM_GROUP_EFFECTIVE_RANK = GRAM_GROUP("effective_rank")
 GRAM_GROUP_EFFECTIVE_RANK_TRUNCATED_2 = GRAM_GROUP("effective_rank_truncated_2")
@@ -416,6 +385,12 @@ UPDATE_ZERO = _moved("update/zero", "weights not moved", "share",
 UPDATE_ZERO_BF16 = _moved("update/zero_bf16", "lost in bfloat16", "share",
                           "Share of weights whose update bfloat16 would round away.",
                           "#(bf16(θ + Δ) = bf16(θ)) / weights")
+UPDATE_EPSILON = UPDATE_EPSILON_FACTOR = _moved(
+    "update/epsilon_factor", "factor of ε", "factor",
+    "By which ε shortens Adam's step: 1 where it has no effect. Over a sample of the weights, at most 4096 of each "
+    "parameter, those that have had a gradient (v̂ > 0). Absent for optimisers without v.", "median √v̂ / (√v̂ + ε)")
+UPDATE_TRAINABLE = _moved("update/trainable", "trained share", "share", "Share of the model's parameters that are "
+                          "trained.", "#(weights with requires_grad) / weights")
 BRAKE_RECALLED = Metric("brake/recalled", "w recalled", "share",
                         "With --brake recall: share of Σ|w| that was taken back from tokens at their bound.",
                         writer="optimizer.brakes")

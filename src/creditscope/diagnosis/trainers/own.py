@@ -20,7 +20,7 @@ def _own_method(s: Settings) -> Method | None:
 
 
 OURS = Trainer(
-    name="creditscope", version="", marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS,
+    name="creditscope", version="", speech="creditscope", marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS,
                                                      schema.POLICY_SAMPLER_GAP}),
     metrics={
         **{key: key for key in (schema.GRAD_NORM, schema.REWARD_MEAN, schema.REWARD_STD, schema.LENGTH_MEAN,
@@ -47,27 +47,7 @@ OURS = Trainer(
         "per_token": lambda s: True,
         "sampler": lambda s: False,
         "horizon": lambda s: s.optional("max_tokens") if by_constant(_own_method(s)) else None,
-    },
-    changes={
-        "clip": "--inner-steps 2 or --minibatches 2, to reuse a batch",
-        "clip idle": "more --inner-steps, or a larger --lr",
-        "clip much": "fewer --inner-steps, a smaller --lr, or --brake shorten",
-        "past": "--probe light writes it",
-        "dead groups": "--group (more rollouts), easier or harder problems, or --method dapo",
-        "dead counted": "none: signal/dead_groups counts groups",
-        "dilution": "--method dapo, which drops unanimous groups and draws others",
-        "truncation": "--max-tokens (raise it)",
-        "length constant": "--max-tokens near the lengths that occur, or --method dapo",
-        "KL only": "--beta 0, or --method dapo",
-        "entropy": "a smaller --lr, or --method dapo (ε_high 0.28)",
-        "learning rate": "--lr, --warmup or --schedule",
-        "gradient": "--dtype float32, a smaller --lr, --clip-norm",
-        "reward": "the reward function or the task",
-        "length drift": "--method dapo or dr_grpo (no 1/L of each answer)",
-        "sampler": "--top-p 1 and --dtype float32",
-        "reward trend": "a smaller --lr; if only the problems got harder, nothing",
-        "saturation": "harder problems where the reward is high, easier ones where it is low",
-    })
+    },)
 
 
 def _trl_fact(name: str) -> Callable[[Settings], Any]:
@@ -86,8 +66,7 @@ SCRIPT = replace(
     paths={**{name: f"trl.{path}" for name, path in TRL.paths.items()}, "dtype": "dtype"},
     facts={**OURS.facts, **{name: _trl_fact(name) for name in ("masked", "ceiling", "sampler")},
            "loss": lambda s: s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")},
-    changes={**TRL.changes, "dead counted": OURS.changes["dead counted"],
-             "past": "a smaller every= of ScopeCallback reads it more often"})
+    speech="trl")
 """A record that TRL's callback wrote in the user's own script, with TRL's settings."""
 
 

@@ -59,8 +59,8 @@ class Trainer:
     """Setting, as in SETTINGS -> its path in the trainer's own settings."""
     defaults: Mapping[str, Any]
     facts: Mapping[str, Callable[[Settings], Any]]
-    changes: Mapping[str, str]
-    """Rule -> the setting to change, as this trainer spells it."""
+    speech: str
+    """Whose spelling `remedies.change` takes."""
     proofs: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     """Metric -> the setting that alone writes it. Absent metrics prove nothing: an export may be partial."""
 

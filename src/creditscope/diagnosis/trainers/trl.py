@@ -42,7 +42,7 @@ def _trl_ceiling(s: Settings) -> float | None:
 
 
 TRL = Trainer(
-    name="TRL", version="1.16",
+    name="TRL", version="1.16", speech="trl",
     proofs={"cispo_clip_ratio": ("loss_type", "cispo"), "vespo/phi_seq_mean": ("loss_type", "vespo"),
             "kl": ("beta", None), "sampling/sampling_logp_difference/mean": ("use_vllm", True)},
     marks=frozenset({"reward_std", "frac_reward_zero_std", "completions/clipped_ratio"}),
@@ -80,26 +80,4 @@ TRL = Trainer(
         "sampler": lambda s: s.switch("use_vllm"),
         "horizon": lambda s: s.optional("max_completion_length") if by_constant(
             dialects.TRL_LOSSES.get(s.word("loss_type"))) else None,
-    },
-    changes={
-        "clip": "num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to reuse a batch; "
-                "epsilon acts only then",
-        "clip idle": "a smaller epsilon, or a larger learning_rate or num_iterations",
-        "clip much": "a smaller learning_rate, num_iterations or steps_per_generation",
-        "dead groups": "prompts of middling difficulty, more num_generations, or a reward with more levels",
-        "dead counted": "scale_rewards='group' or 'none': then frac_reward_zero_std counts groups",
-        "dilution": "drop unanimous groups in a subclass of GRPOTrainer: loss_type has no value that does",
-        "cispo cap": "epsilon_high=5.0: here it is the ceiling itself, not what is added to 1",
-        "truncation": "max_completion_length (raise it)",
-        "length constant": "max_completion_length near the lengths that occur, or loss_type='dapo'",
-        "KL only": "beta=0.0, or prompts that leave fewer groups unanimous",
-        "entropy": "entropy_coef=0.001, a smaller learning_rate, or epsilon_high=0.28 with num_iterations above 1",
-        "learning rate": "learning_rate, warmup_steps or lr_scheduler_type",
-        "gradient": "bf16=False (float32), a smaller learning_rate, max_grad_norm",
-        "reward": "the reward function, or the prompts: print completions with log_completions=True",
-        "length drift": "loss_type='dapo' or 'dr_grpo' (no 1/L of each answer), or a length term in the reward",
-        "sampler": "vllm_importance_sampling_mode='token_truncate', and the same dtype in vLLM and the trainer",
-        "reward trend": "a smaller learning_rate, or beta=0.04 to stay near the reference; if only the prompts "
-                        "got harder, nothing",
-        "saturation": "harder prompts where the reward is high, easier ones where it is low",
-    })
+    },)

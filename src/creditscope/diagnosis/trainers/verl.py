@@ -48,7 +48,7 @@ def verl_updates(s: Settings) -> int | None:
 
 
 VERL = Trainer(
-    name="verl", version="0.9.1", marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
+    name="verl", version="0.9.1", speech="verl", marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
     metrics={
         "loss": "actor/pg_loss", schema.GRAD_NORM: "actor/grad_norm", "lr": "actor/lr", "entropy": "actor/entropy",
         schema.REWARD_MEAN: "critic/score/mean", schema.REWARD_MAX: "critic/score/max",
@@ -89,27 +89,4 @@ VERL = Trainer(
         "sampler": lambda s: True,
         "horizon": lambda s: (s.optional(f"{_ACTOR}.loss_scale_factor") or s.number("data.max_response_length")
                               ) if s.word(f"{_ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" else None,
-    },
-    changes={
-        "clip": f"{_ACTOR}.ppo_epochs=2, or {_ACTOR}.ppo_mini_batch_size below data.train_batch_size, to reuse a "
-                f"batch; {_ACTOR}.clip_ratio acts only then",
-        "clip idle": f"a smaller {_ACTOR}.clip_ratio_low and clip_ratio_high, or a larger {_ACTOR}.optim.lr",
-        "clip much": f"a smaller {_ACTOR}.optim.lr or {_ACTOR}.ppo_epochs, a larger {_ACTOR}.ppo_mini_batch_size",
-        "dead groups": "algorithm.filter_groups.enable=True with algorithm.filter_groups.metric=reward, prompts of "
-                       "middling difficulty, or a larger actor_rollout_ref.rollout.n",
-        "dead counted": "algorithm.filter_groups.enable=True: then training/filter_groups/evicted_samples counts them",
-        "dilution": "algorithm.filter_groups.enable=True",
-        "truncation": "data.max_response_length (raise it)",
-        "length constant": f"{_ACTOR}.loss_scale_factor near the lengths that occur, or {_ACTOR}.loss_agg_mode="
-                           f"token-mean",
-        "KL only": f"{_ACTOR}.use_kl_loss=False, or algorithm.filter_groups.enable=True",
-        "entropy": f"{_ACTOR}.entropy_coeff=0.001, a smaller {_ACTOR}.optim.lr, or {_ACTOR}.clip_ratio_high=0.28",
-        "learning rate": f"{_ACTOR}.optim.lr, {_ACTOR}.optim.lr_warmup_steps or {_ACTOR}.optim.lr_scheduler_type",
-        "gradient": f"{_ACTOR}.fsdp_config.dtype, a smaller {_ACTOR}.optim.lr, {_ACTOR}.optim.clip_grad",
-        "reward": "the reward function, or the prompts: dump answers with trainer.rollout_data_dir=FOLDER",
-        "length drift": f"{_ACTOR}.loss_agg_mode=token-mean (no 1/L of each answer), or a length term in the reward",
-        "sampler": "algorithm.rollout_correction.rollout_is=token, and the same dtype in rollout and actor",
-        "reward trend": f"a smaller {_ACTOR}.optim.lr, or {_ACTOR}.use_kl_loss=True; if only the prompts got harder, "
-                        f"nothing",
-        "saturation": "harder prompts where the score is high, easier ones where it is low",
-    })
+    },)

@@ -1,0 +1,127 @@
+"""Does it learn, and what was meant? Reward over training, held-out against training, memorised prompts, any signal."""
+
+from __future__ import annotations
+
+from creditscope.diagnosis import signs
+from creditscope.diagnosis.finding import FEW, THIRDS, Finding, State, finding, level, series_of, trend, unknown
+from creditscope.diagnosis.log import Log
+from creditscope.diagnosis.onset import left_beginning
+from creditscope.diagnosis.thresholds import COLLAPSED, NO_GAIN, PASSES
+from creditscope.runs import schema
+from creditscope.runs.intervals import mean_interval
+
+CAUSES = ("reward constant", "reward missing", "reward noise", "one rollout", "cold sampler", "hot sampler",
+          "truncation", "learning rate", "epsilon", "rounding", "gradient clip", "frozen", "small steps", "KL pull", "clip",
+          "cispo cap", "weight decay", "updates", "step size", "too hard", "too easy", "dead groups", "memorised",
+          "reward length", "signal", "sampler", "KL level", "length drift", "entropy")
+"""Rules whose findings explain a reward that does not rise, first causes first."""
+
+
+def held_out(log: Log) -> Finding:
+    """Held-out accuracy or reward against that of training."""
+    if worse := signs.held_out_fell(log):
+        before, after = (part.values[0] for part in worse)
+        rose = signs.outcome(log) == "rose"
+        return finding("broken", f"Held-out accuracy fell from {before:.1%} to {after:.1%}"
+                       + (" while the training reward rose: what is paid is not what was meant" if rose else
+                          ": training made the model worse"), *worse,
+                       why="The 95 % intervals of the two, as logged, have no point in common.",
+                       remedy="held out" if rose else "step size",
+                       onset=worse[1].rows[0].step, follows=["reward length"] if rose else
+                       ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size", "hot sampler", "cold sampler"])
+    series = log.series(schema.EVAL_REWARD)
+    if not series or len(series.finite) < 4:
+        return unknown("nothing was evaluated on held-out problems", settles="an evaluation before and after")
+    values = series.finite
+    size = max(2, len(values) // 3)
+    begin, end = values.part(0, size), values.part(-size)
+    unit = max(signs.reward_unit(log), 1e-9)
+    fell = begin.mean - end.mean >= 0.1 * unit and max(end.values) < min(begin.values)
+    if fell and signs.outcome(log) == "rose":
+        return finding("broken", f"The held-out reward fell from {begin.mean:.3g} to {end.mean:.3g} while the training "
+                       f"reward rose: what is paid is not what was meant", begin, end,
+                       why="Both are of the same policy: the two rewards differ.", onset=left_beginning(values, rising=False),
+                       follows=["reward length"])
+    return finding("fine", f"The held-out reward went from {begin.mean:.3g} to {end.mean:.3g}", begin, end)
+
+
+def memorised(log: Log) -> Finding:
+    """Passes over each prompt; few prompts seen often are learnt by heart."""
+    passes, epoch = log.series(schema.PROMPTS_PASSES), log.series("epoch")
+    series = passes or epoch
+    if not series:
+        return unknown("passes over each prompt are not in the log", settles="the number of prompts")
+    most = max(series.finite.values, default=0.0)
+    if most < PASSES:
+        return finding("fine", f"Each prompt was seen {most:.2g} times at most", series.part(-1))
+    level_now = level(log, schema.REWARD_MEAN)
+    high = level_now is not None and signs.nearly_all_right(log) is not None
+    improved = _improved(log)
+    state: State = "fine" if improved else "broken" if high or most >= 3 * PASSES else "watch"
+    return finding(state, f"Prompts are memorised: each was seen {most:.0f} times"
+                   + (f", and the reward on them is {level_now.mean:.3g}" if level_now else "")
+                   + (f" (of {seen.values[-1]:.0f} prompts)" if (seen := log.series(schema.PROMPTS_SEEN)) else ""),
+                   series.part(-1), why="passes = groups sampled / distinct prompts. A prompt that was seen often pays for "
+                   "its own answer, not for the skill.",
+                   onset=next((row.step for row in series.rows if row.values[series.name] >= PASSES), None))
+
+
+def _improved(log: Log) -> bool:
+    """Whether held-out values rose: the last evaluation above the first one's interval, or the last ones above all."""
+    low, high, value = (log.series(metric) for metric in (schema.EVAL_LOW, schema.EVAL_HIGH, "eval"))
+    if low and high and value and len(value) > 1:
+        return low.values[-1] > high.values[0]
+    held = log.series(schema.EVAL_REWARD)
+    return bool(held and len(held) >= 4 and min(held.values[-2:]) > max(held.values[:2]))
+
+
+def reward(log: Log) -> Finding:
+    """The reward, first third against last; a change counts where its interval excludes 0, and where it is FELL of the
+    answers' std."""
+    found, unit = trend(series_of(log, schema.REWARD_MEAN, THIRDS)), signs.reward_unit(log)
+    told = signs.outcome(log)
+    fell = told == "fell"
+    state: State = "fine" if not fell else "broken" if unit and -found.change.mean >= COLLAPSED * unit else "watch"
+    verb = {"fell": "fell", "rose": "rose"}.get(told, "did not clearly change:")
+    return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to {found.last.mean:.3g} in "
+                   f"the last", found.first, found.last, why=found.told(),
+                   onset=left_beginning(series_of(log, schema.REWARD_MEAN), rising=False) if fell else None,
+                   follows=["reward missing", "weight decay", "updates", "step size", "hot sampler", "cold sampler",
+                            "reward length", "truncation", "length drift", "entropy", "KL level", "gradient", "sampler",
+                            "reward noise", "signal"])
+
+
+def signal(log: Log) -> Finding:
+    """mean_{a≠b}⟨G_a, G_b⟩/mean‖G_a‖²: 0 in expectation where the groups' gradients are noise."""
+    series, scale = log.series(schema.GRAM_BETWEEN), log.series(schema.GRAM_NOISE_SCALE_GROUPS)
+    if not series or len(series.finite) < FEW:
+        return unknown("the agreement of the groups' gradients was not read", settles="ScopeCallback, or --scope light")
+    found = mean_interval(series.finite.values)
+    low, high = found.ends or (found.mean, found.mean)
+    told = f"{found.mean:.2g} (95 % from {low:.2g} to {high:.2g})"
+    if low > 0 or signs.outcome(log) != "flat" or signs.steps(log) < NO_GAIN:
+        return finding("fine", f"Groups push in a common direction: agreement {told}" if low > 0 else
+                       f"The groups' agreement is {told}", series)
+    return finding("watch", f"No batch has shown a direction: the groups' gradients agree by {told}, which 0 would do",
+                   series, scale, why="mean ⟨G_a, G_b⟩ over pairs of groups = ‖G‖² in expectation; noise has 0.", onset=series.rows[0].step,
+                   follows=["reward constant", "reward noise", "reward missing", "one rollout", "cold sampler",
+                            "hot sampler", "too hard", "too easy", "dead groups", "truncation"])
+
+
+def no_gain(log: Log) -> Finding:
+    """A flat reward, with the smallest gain that these steps could have shown."""
+    found = signs.reward_trend(log)
+    if found is None:
+        return unknown(f"fewer than {THIRDS} readings of the reward")
+    series, done = series_of(log, schema.REWARD_MEAN), signs.steps(log)
+    if signs.outcome(log) != "flat":
+        return finding("fine", "Not in play: the reward changed")
+    if signs.nearly_all_right(log) and not signs.silent_end(log):
+        return finding("fine", f"Little is left to gain: the mean reward is {found.last.mean:.3g}", found.last)
+    half = (found.change.high or 0.0) - found.change.mean
+    said = f"No gain in {done} steps: the reward is {found.last.mean:.3g}; a gain below {half:.2g} would be invisible in " \
+           f"this noise"
+    state: State = "watch" if done >= NO_GAIN else "unknown"
+    return finding(state, said, found.first, found.last, why=found.told(),
+                   settles="more steps" if state == "unknown" else "what the callback reads: movement, noise, contrast",
+                   follows=CAUSES, onset=series.rows[0].step)

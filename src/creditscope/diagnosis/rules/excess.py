@@ -1,0 +1,257 @@
+"""Does the policy move too far? Steps, updates per batch, decay, entropy, length, KL, gradients, the sampler."""
+
+from __future__ import annotations
+
+import math
+
+from creditscope.diagnosis import signs
+from creditscope.diagnosis.finding import (
+    FEW,
+    TREND,
+    Finding,
+    State,
+    ends,
+    finding,
+    grade,
+    has,
+    last,
+    level,
+    over,
+    series_of,
+    unknown,
+)
+from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.onset import crossed, left_beginning
+from creditscope.diagnosis.signs import percent
+from creditscope.diagnosis.thresholds import (
+    CLIP_MUCH,
+    COLLAPSED,
+    DECAY,
+    ENTROPY_GONE,
+    ENTROPY_LEFT,
+    ENTROPY_LOW,
+    ENTROPY_RISE,
+    GAP,
+    GROWN,
+    KL_FIRST,
+    KL_WATCH,
+    PAST_BROKEN,
+    PAST_WATCH,
+    RATIO_BROKEN,
+    RATIO_WATCH,
+    SHRUNK_BROKEN,
+    SHRUNK_WATCH,
+    SPIKE,
+    STEP_BROKEN,
+    STEP_WATCH,
+    ZERO_MANY,
+)
+from creditscope.runs import schema
+
+FAR = ("weight decay", "updates", "step size")
+"""Rules whose findings explain a policy that was thrown off."""
+
+
+def _worst(series: Series) -> Series:
+    """The reading with the largest value, over all steps: what happened early does not expire."""
+    at = max(range(len(series)), key=lambda k: series.values[k])
+    return series.part(at, at + 1)
+
+
+def step_size(log: Log) -> Finding:
+    """The largest KL after an update over the whole run; from a log alone, a reward that collapsed."""
+    series, updates = log.series(schema.OVERSHOOT_KL), log.fact("updates")
+    rate, named = log.setting("learning_rate"), ""
+    top = rate if rate is not None else max(found.values) if (found := log.series("lr")) else None
+    named = f" (learning rate {top:.2g})" if top else ""
+    fell = _collapsed(log)
+    if series and len(series.finite):
+        worst = _worst(series.finite)
+        state = grade(worst.mean, STEP_WATCH, STEP_BROKEN)
+        state = "broken" if state == "watch" and fell else "fine" if state == "watch" and signs.rises(log) else state
+        if state == "fine":
+            return finding("fine", f"No update moved the policy by more than {worst.mean:.2g} nats per token", worst)
+        return finding(state, f"Steps are too large: an update moved the policy by {worst.mean:.2g} nats per token at "
+                       f"step {worst.rows[0].step}{named}" + (f", and {fell}" if fell else ""), worst,
+                       why="KL(π_old ‖ π) after the update; the gradient is known at π_old alone.",
+                       onset=crossed(series.finite, lambda x: x >= STEP_WATCH, 1), follows=["updates", "weight decay"])
+    if not fell:
+        return finding("fine", f"Nothing says that steps are too large{named}")
+    reward = series_of(log, schema.REWARD_MEAN)
+    return finding("broken", f"Steps are too large{named}: {fell}", *ends(reward) if len(reward) >= TREND else (reward,),
+                   why="A reward that was there and is gone was unlearnt by the updates; smaller ones keep near the "
+                   "samples.", onset=left_beginning(reward, rising=False),
+                   follows=["weight decay", *(["updates"] if updates != 1 else []), *(["length drift"] if _shrank(log) else [])])
+
+
+def _collapsed(log: Log) -> str:
+    """What collapsed, in words; empty where nothing did."""
+    found, unit = signs.reward_trend(log), signs.reward_unit(log)
+    if found and signs.outcome(log) == "fell" and -found.change.mean >= COLLAPSED * unit > 0:
+        return f"the reward fell from {found.first.mean:.3g} to {found.last.mean:.3g}"
+    reward = log.series(schema.REWARD_MEAN)
+    flat = signs.flat_rewards(log)
+    if reward and flat and len(reward.finite) >= 2 * FEW:
+        first, after = reward.finite.part(0, FEW), reward.finite.part(-FEW)
+        if first.mean > after.mean and max(after.values) == min(after.values):
+            return f"the reward fell from {first.mean:.3g} at first to {after.mean:.3g} for every answer"
+    return ""
+
+
+def _shrank(log: Log) -> bool:
+    """Whether answers lost nine tenths of their length: what is paid for short answers explains more than a step."""
+    if not has(log, schema.LENGTH_MEAN, TREND):
+        return False
+    before, after = (part.mean for part in ends(series_of(log, schema.LENGTH_MEAN)))
+    return after <= SHRUNK_BROKEN * before
+
+
+def updates(log: Log) -> Finding:
+    """Several updates per batch that carry tokens past their bound, or clip many."""
+    count, past, clip = log.fact("updates"), log.series(schema.OVERSHOOT_PAST), level(log, "clip")
+    if count == 1:
+        return finding("fine", "Not in play: one optimiser step per batch")
+    often = "several optimiser steps" if count is None else f"{count} optimiser steps"
+    harm = not signs.rises(log)
+    why = "Past 1 ± ε the term is constant in π, so w = 0; momentum and other tokens still move it."
+    if past and len(past.finite) >= 2:
+        worst, recent = _worst(past.finite), last(past.finite)
+        high = max(recent.mean, worst.mean if harm else 0.0)
+        state = grade(high, PAST_WATCH, PAST_BROKEN)
+        state = ("watch" if high >= PAST_BROKEN else "fine") if not harm else "broken" if state == "watch" and _collapsed(
+            log) else state
+        return finding(state, f"{percent(recent.mean)} of the tokens that have a bound end past it{over(recent)}, "
+                       f"{percent(worst.mean)} at step {worst.rows[0].step}, with {often} per batch", recent, worst,
+                       onset=crossed(past.finite, lambda x: x >= PAST_WATCH, 1), why=why)
+    if clip is None:
+        return unknown(f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
+                       settles="ScopeCallback, or --probe light")
+    state = grade(clip.mean, CLIP_MUCH) if harm else "fine"
+    if count is not None and harm and count >= 8 and clip.mean >= 0.05:
+        state = "broken"
+    state = "broken" if harm and _collapsed(log) and (count or 0) > 1 and not log.settings.assumed else state
+    return finding(state, f"{percent(clip.mean)} of the tokens are clipped{over(clip)}, with {often} per batch", clip,
+                   onset=crossed(series_of(log, "clip"), lambda x: x >= CLIP_MUCH), why=why)
+
+
+def decay(log: Log) -> Finding:
+    """AdamW multiplies each weight by 1 − ηλ per step: over the run they shrink by Σ ηλ."""
+    weight, rate = log.setting("weight_decay"), log.series("lr")
+    if not weight or not rate:
+        return finding("fine", "Not in play: no weight decay is known")
+    total = weight * math.fsum(rate.values) / len(rate) * signs.planned(log)
+    if total < DECAY:
+        return finding("fine", f"Weight decay shrinks the weights by {percent(total)} over the run", rate)
+    state: State = "broken" if not signs.rises(log) else "watch"
+    return finding(state, f"Weight decay shrinks the weights by {percent(min(1.0, 1 - math.exp(-total)))} over the run: "
+                   f"{log.spelled('weight_decay')} = {weight:g}", rate, why="θ ← (1 − ηλ)θ at every step, whatever the "
+                   "gradient says.", onset=0)
+
+
+def entropy(log: Log) -> Finding:
+    """H falls to 0, where the R answers to a prompt are equal and A = 0; or it rises."""
+    if not log.fact("per_token"):
+        return unknown(f"{log.trainer.metrics['entropy']} is summed over answers by {log.fact('loss')}: length and "
+                       f"entropy cannot be told apart")
+    series = series_of(log, "entropy", TREND)
+    both = ends(series)
+    before, after = (part.mean for part in both)
+    if after == 0 and signs.nearly_all_masked(log):
+        return unknown(f"{both[1].name} is 0 because every answer is masked", "truncation")
+    low, fallen = after < ENTROPY_LOW, after <= ENTROPY_LEFT * before
+    # A solved task has little entropy left, and so has a model that was sure from the start.
+    learns = signs.rises(log) or signs.nearly_all_right(log) is not None
+    rose = after >= ENTROPY_RISE * before and after - before >= 1
+    gone = after <= ENTROPY_GONE * before
+    state: State = "broken" if low and fallen and not learns else "watch" if (fallen and (gone or not learns)) or (
+        rose and not learns) else "fine"
+    words = "Entropy rises" if rose else "Entropy collapsed" if low and fallen else "Entropy falls" if fallen else \
+        "Entropy is low" if low else "Entropy holds"
+    return finding(state, f"{words}: {before:.3g} nats per token, then {after:.3g}", *both,
+                   why="An answer of L tokens has exp(L·H) likely forms; at 1 all answers to a prompt are one: A = 0.",
+                   remedy="step size" if rose else "entropy",
+                   onset=left_beginning(series, rising=rose),
+                   follows=[*FAR, "reward length", "length drift", "memorised", "held out", "KL pull", "too easy"])
+
+
+def drift(log: Log) -> Finding:
+    """The mean length, first tenth against last."""
+    series = series_of(log, schema.LENGTH_MEAN, TREND)
+    both, row = ends(series), log.fact("method")
+    before, after = (part.mean for part in both)
+    factor = after / max(before, 1.0)
+    state: State = "broken" if factor <= SHRUNK_BROKEN and not signs.rises(log) else "watch" if (
+        factor <= SHRUNK_WATCH or factor >= GROWN) and not signs.rises(log) else "fine"
+    state = "watch" if factor <= SHRUNK_BROKEN and state == "fine" else state
+    own = row is not None and row.aggregate == "sequence_mean" and factor > 1
+    shrinks = factor < 1
+    told = ". With 1/L_i, a long wrong answer is punished less for each token than a short one" if own and state != \
+        "fine" else ""
+    return finding(state, f"Answers went from {before:.0f} to {after:.0f} tokens (× {factor:.2g}){told}", *both,
+                   why="w_it ∝ A_i/L_i under a mean over each answer, ∝ A_i under a mean over all tokens.",
+                   remedy="length shrinks" if shrinks else "length drift" if own else "reward length", onset=left_beginning(series, rising=not shrinks),
+                   follows=["KL pull", "reward length", "weight decay", *([] if shrinks and state == "broken" else FAR),
+                            "hot sampler"])
+
+
+def kl_level(log: Log) -> Finding:
+    """KL to the reference: at the first step, where it should be 0, and at the end."""
+    series = series_of(log, "kl")
+    first, recent = series.values[0], last(series)
+    if log.fact("beta") == 0:
+        return finding("fine", f"KL is {recent.mean:.2g}, of a term that is not in the loss", recent)
+    if first >= KL_FIRST and signs.outcome(log) != "rose":
+        return finding("watch", f"The reference is not the model that training starts from: KL is {first:.2g} at the "
+                       f"first reading, where it should be 0", series.part(0, 3),
+                       why="KL(π ‖ π_ref) = 0 at π = π_ref.", remedy="reference",
+                       onset=series.rows[0].step)
+    bad = recent.mean >= KL_WATCH and not signs.rises(log)
+    return finding("watch" if bad else "fine", f"KL to the reference went from {first:.2g} to {recent.mean:.2g}", recent,
+                   why="KL per token, mean over the answers' tokens.", onset=crossed(series, lambda x: x >= KL_WATCH), follows=FAR)
+
+
+def gradient(log: Log) -> Finding:
+    """A NaN norm makes the weights NaN; a norm of 0 means that nothing is learnt; a spike outweighs other batches."""
+    for series in (log.series(schema.GRAD_NORM), log.series("loss")):
+        bad = [k for k, value in enumerate(series.values) if not math.isfinite(value)] if series else []
+        if series and bad:
+            return finding("broken", f"{series.name} is not a number in {len(bad)} of {len(series)} readings; the "
+                           f"first is shown", series.part(bad[0], bad[0] + 1), why="One NaN in ∇J makes every weight "
+                           "NaN at the next step.",
+                           onset=series.rows[bad[0]].step, follows=["reward missing", *FAR])
+    norm = series_of(log, schema.GRAD_NORM)
+    zeros = sum(signs.exactly_zero(norm, value) for value in norm.values)
+    if zeros > ZERO_MANY * len(norm):
+        return finding("watch" if signs.rises(log) else "broken", f"The gradient is exactly 0 in {zeros} of {len(norm)} "
+                       f"readings: nothing is learnt there", norm, why="∇J = Σ w ∇log π, and w = 0 where a group is dead or an answer is masked.",
+                       remedy="dead groups",
+                       onset=crossed(norm, lambda x: x == 0),
+                       follows=["truncation", "reward constant", "one rollout", "cold sampler", "too easy", "too hard",
+                                "dead groups", "memorised", "step size"])
+    middle = sorted(norm.values)[len(norm) // 2]
+    worst = _worst(norm)
+    spiked = middle > 0 and worst.mean >= SPIKE * middle and len(norm) >= TREND
+    if spiked and not signs.rises(log) and signs.outcome(log) == "fell":
+        return finding("watch", f"The gradient spikes: {worst.mean:.2g} at step {worst.rows[0].step}, {middle:.2g} in the "
+                       f"middle", worst, why="‖∇J‖ before clipping.", onset=worst.rows[0].step, follows=FAR)
+    told = f", {zeros} of {len(norm)} readings are 0" if zeros else ""
+    return finding("fine", f"The gradient's norm is {last(norm).mean:.2g}{told}", last(norm))
+
+
+def sampler(log: Log) -> Finding:
+    """Samples from another engine than the one that is trained: ρ = π_train/π_sampler is not 1."""
+    ratio, gap = level(log, schema.SAMPLER_RATIO), level(log, schema.SAMPLER_GAP)
+    if ratio is None and gap is None:
+        if not log.fact("sampler"):
+            return finding("fine", "The trainer's own forward draws the samples: there is no second engine")
+        names = (log.trainer.metrics[metric] for metric in (schema.SAMPLER_RATIO, schema.SAMPLER_GAP)
+                 if metric in log.trainer.metrics)
+        return unknown("another engine draws the samples", settles=f"at least {FEW} readings of {' or '.join(names)}")
+    far = abs(ratio.mean - 1) if ratio else 0.0
+    apart = gap.mean if gap else 0.0
+    state: State = "broken" if far > RATIO_BROKEN else "watch" if far > RATIO_WATCH or apart > GAP else "fine"
+    words = " and ".join(f"{series.name} is {series.mean:.3g}" for series in (ratio, gap) if series)
+    return finding(state, f"Sampler and trainer {'agree' if state == 'fine' else 'do not agree'}: {words}", ratio, gap,
+                   why="E[π_train/π_sampler] = 1 under the sampler; a mean below 1 is weight that a mask or a ceiling "
+                   "took away.",
+                   onset=(ratio or gap or Series("", [], "")).rows[0].step if has(log, schema.SAMPLER_GAP) else None)

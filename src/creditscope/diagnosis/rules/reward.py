@@ -1,0 +1,180 @@
+"""Is there a reward, and does it depend on the answer?"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from creditscope.diagnosis import signs
+from creditscope.diagnosis.finding import (
+    THIRDS,
+    Finding,
+    State,
+    ends,
+    finding,
+    grade,
+    has,
+    last,
+    level,
+    series_of,
+    unknown,
+)
+from creditscope.diagnosis.log import Log, Series
+from creditscope.diagnosis.onset import crossed
+from creditscope.diagnosis.signs import percent
+from creditscope.diagnosis.thresholds import (
+    APART_BROKEN,
+    APART_PAIRS,
+    APART_WATCH,
+    LENGTH_BROKEN,
+    LENGTH_STEPS,
+    LENGTH_WATCH,
+    MISSING,
+    SILENT,
+)
+from creditscope.runs import schema
+from creditscope.runs.intervals import mean_interval
+
+
+def constant(log: Log) -> Finding:
+    """The same reward for every answer, batch after batch: Var r = 0, so A = 0."""
+    series = series_of(log, schema.REWARD_MEAN)
+    silent, flat = signs.silent_end(log), signs.flat_rewards(log)
+    if not silent and not level(log, schema.REWARD_STD) and not level(log, schema.REWARD_MAX):
+        return unknown(f"needs the spread of the rewards beside {series.name}")
+    since = silent[0].rows[0].place if silent else math.inf
+    count = sum(row.place >= since for row in series.rows)
+    same = last(series).part(-count) if count else None
+    if same is None or count < SILENT or min(same.values) != max(same.values):
+        return finding("fine", f"Rewards differ; their mean is {last(series).mean:.3g}", last(series))
+    value, earlier = same.values[-1], series.part(0, -count) if count < len(series) else None
+    before = earlier.mean if earlier else value
+    words, key = f"down from {before:.3g} before", "step size"
+    if before == value:
+        words, key = "at a bound or by a fault of the reward function", "reward"
+    elif before < value:
+        words, key = f"up from {before:.3g} before: nothing is left to learn here", "too easy"
+    who = "Every answer gets" if flat else f"In the last {count} readings every answer gets"
+    narrow = signs.nearly_all_cut(log) and not signs.cuts_came_later(log)
+    causes = ["truncation"] if narrow else []
+    # What was there and went is an effect of what took it.
+    causes += ["step size", "updates", "weight decay", "entropy", "length drift", "reward trend"] if before > value else \
+        ["too easy"] if before < value else ["cold sampler", "hot sampler"]
+    return finding("broken" if flat and before >= value else "watch", f"{who} the reward {value:g}, {words}", earlier,
+                   same, *(part.part(-len(same)) for part in silent), why="Var r = 0, so A = 0.",
+                   remedy=key, onset=silent[0].rows[0].step, follows=causes)
+
+
+def missing(log: Log) -> Finding:
+    """Answers without a reward: the reward function failed, or gave None or NaN.
+
+    A trainer that counts them as 0 logs Σ_f mean_f over the answers that have one, and a mean reward below it.
+    """
+    errors, groups = log.series(schema.REWARD_ERRORS), log.series(schema.ROLLOUTS_SAMPLED)
+    bad = [row for row in (log.series(schema.REWARD_MEAN) or Series("", [], "")).rows
+           if not math.isfinite(row.values[schema_name(log)])]
+    if bad:
+        series = Series(schema_name(log), bad, log.source)
+        return finding("broken", f"The mean reward is not a number in {len(bad)} readings: some answers had no reward",
+                       series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.", onset=bad[0].step)
+    if errors and groups:
+        share = math.fsum(errors.values) / max(1.0, math.fsum(groups.values))
+        return finding(grade(share, MISSING, 0.3), f"The reward function failed on {percent(share)} of the answers",
+                       errors, why="A failed reward counts as 0, which is punished like a wrong answer.",
+                       onset=errors.rows[0].step)
+    return _parts(log)
+
+
+def schema_name(log: Log) -> str:
+    """The log's own name of the mean reward."""
+    series = log.series(schema.REWARD_MEAN)
+    return series.name if series else ""
+
+
+def _parts(log: Log) -> Finding:
+    """TRL logs each reward function's mean over the answers that have one, beside the mean of their sum over all."""
+    names = sorted({name for row in log.rows for name in row.values
+                    if name.startswith("rewards/") and name.endswith("/mean")})
+    whole = log.series(schema.REWARD_MEAN)
+    weights = log.settings.given.get("reward_weights")
+    rows = [row for row in whole.rows if all(math.isfinite(row.values.get(name, math.nan)) for name in names)] \
+        if whole and names else []
+    if whole is None or len(rows) < THIRDS or weights is not None:
+        return finding("fine", "No answer is known to lack a reward")
+    told = math.fsum(math.fsum(row.values[name] for name in names) for row in rows) / len(rows)
+    used = math.fsum(row.values[whole.name] for row in rows) / len(rows)
+    lost = 1 - used / told if told > 0 else 0.0
+    if lost < MISSING:
+        return finding("fine", "Every answer has a reward", last(whole))
+    return finding(grade(lost, MISSING, 0.2), f"{percent(lost)} of the reward is missing: {' + '.join(names)} is "
+                   f"{told:.3g} over the answers that have one, {whole.name} {used:.3g} over all",
+                   Series(whole.name, rows, log.source), why="An answer whose reward is None or NaN counts as 0 in the "
+                   "sum, and is punished like a wrong one.", onset=rows[0].step)
+
+
+def noise(log: Log) -> Finding:
+    """Σ pairs with the same text and other rewards / Σ pairs with the same text, of one prompt, over all steps."""
+    pairs, apart = log.series(schema.REWARD_EQUAL_TEXTS), log.series(schema.REWARD_EQUAL_TEXTS_APART)
+    if not pairs or not apart:
+        return unknown("whether equal answers get equal rewards is not in the log", settles=signs.callback(log))
+    count, other = math.fsum(pairs.values), math.fsum(apart.values)
+    if count < APART_PAIRS:
+        return unknown(f"only {count:.0f} pairs of equal answers were sampled, {APART_PAIRS:.0f} are needed")
+    share = other / count
+    if share < APART_WATCH:
+        return finding("fine", f"Equal answers get equal rewards: {other:.0f} of {count:.0f} pairs differ")
+    return finding(grade(share, APART_WATCH, APART_BROKEN), f"The reward does not depend on the answer alone: of "
+                   f"{count:.0f} pairs of rollouts with the same prompt and the same text, {percent(share)} got "
+                   f"different rewards", apart, pairs, why="A verifier is a function of prompt and answer: r(x, y) = "
+                   "r(x, y). What differs between equal answers is noise, a wrong order of rows, or a wrong group.",
+                   onset=crossed(apart, lambda x: x > 0), follows=["reward missing"])
+
+
+def length(log: Log) -> Finding:
+    """Correlation of reward and length inside groups; from a log alone, of their changes from step to step."""
+    found = log.series(schema.LENGTH_REWARD)
+    grown = _grown(log)
+    if found and len(found) >= 4:
+        middle = mean_interval(found.finite.values)
+        low, high = middle.ends or (middle.mean, middle.mean)
+        firm = min(abs(low), abs(high)) if low * high > 0 else 0.0
+        state: State = grade(firm, LENGTH_WATCH, LENGTH_BROKEN)
+        state = "broken" if state == "watch" and grown and grown * middle.mean > 0 else state
+        way = "longer" if middle.mean > 0 else "shorter"
+        return finding(state, f"The reward follows length: inside groups its correlation with length is "
+                       f"{middle.mean:.2f} (95 % from {low:.2f} to {high:.2f}), so {way} answers are pushed up"
+                       if state != "fine" else f"The reward does not follow length: correlation {middle.mean:.2f} "
+                       f"inside groups", found, why="corr(L, r) over rollouts of one prompt; 0 where length does not "
+                       "pay.",
+                       onset=found.rows[0].step)
+    if not has(log, schema.REWARD_MEAN, 2 * THIRDS) or not has(log, schema.LENGTH_MEAN, 2 * THIRDS):
+        return unknown("correlation of reward and length inside groups is not in the log", settles=signs.callback(log))
+    r = _changes_together(log)
+    if abs(r) < LENGTH_STEPS or not grown or grown * r < 0 or signs.outcome(log) != "rose":
+        return finding("fine", f"Reward and length do not move together from step to step: correlation {r:.2f}")
+    return finding("watch", f"The reward follows length: from step to step their changes have correlation {r:.2f}, and "
+                   f"answers grow {'longer' if grown > 0 else 'shorter'} as the reward rises",
+                   series_of(log, schema.LENGTH_MEAN), series_of(log, schema.REWARD_MEAN),
+                   why="corr(ΔL̄, Δr̄) between steps; what a batch has in length it has in reward.", settles=signs.callback(log),
+                   onset=series_of(log, schema.REWARD_MEAN).rows[0].step)
+
+
+def _grown(log: Log) -> int:
+    """1 where the last lengths lie above the first, −1 where below, 0 where they did not clearly change."""
+    if not has(log, schema.LENGTH_MEAN, THIRDS):
+        return 0
+    first, after = ends(series_of(log, schema.LENGTH_MEAN))
+    if min(after.values) > max(first.values):
+        return 1
+    return -1 if max(after.values) < min(first.values) else 0
+
+
+def _changes_together(log: Log) -> float:
+    """corr(x_s − x_{s−1}, y_s − y_{s−1}) of mean reward and mean length over the rows that have both."""
+    reward, size = series_of(log, schema.REWARD_MEAN), series_of(log, schema.LENGTH_MEAN)
+    rows = [row.values for row in reward.rows if math.isfinite(row.values.get(size.name, math.nan))]
+    x, y = ([b[name] - a[name] for a, b in pairwise(rows)] for name in (reward.name, size.name))
+    mx, my = math.fsum(x) / max(1, len(x)), math.fsum(y) / max(1, len(y))
+    xy = math.fsum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
+    xx, yy = math.fsum((a - mx) ** 2 for a in x), math.fsum((b - my) ** 2 for b in y)
+    return xy / math.sqrt(xx * yy) if xx * yy > 0 else 0.0

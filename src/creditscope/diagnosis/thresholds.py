@@ -1,0 +1,154 @@
+"""Every threshold of the diagnosis once: a number, the rule that reads it, what it is a limit of, and why it is there.
+
+    if share >= DEAD_WATCH:          a threshold is a float
+    DEAD_WATCH.reason                the sentence that docs/doctor.md shows
+
+`doctor`, the report, `compare` and the live alarm decide by these and by no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+
+class Threshold(float):
+    rule: str
+    of: str
+    """What it limits, with its unit."""
+    reason: str
+
+    def __new__(cls, value: float, rule: str, of: str, reason: str) -> Threshold:
+        self = super().__new__(cls, value)
+        self.rule, self.of, self.reason = rule, of, reason
+        return self
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        """In pickles and copies a threshold is a plain number."""
+        return float, (float(self),)
+
+
+# -- the reward -------------------------------------------------------------------------------------------------------
+
+SILENT = Threshold(3, "reward constant", "readings in a row with one reward",
+                   "Where nine answers of ten agree, all 16 of a batch do so by chance in 0.9^16 = 19 %, three batches "
+                   "in a row in 0.6 %.")
+MISSING = Threshold(0.05, "reward missing", "share of answers without a reward",
+                    "One in twenty: a reward function that fails seldom costs little.")
+APART_WATCH = Threshold(0.02, "reward noise", "share of pairs with the same text and different rewards",
+                        "A deterministic verifier gives exactly 0; a judge that samples gives a few percent.")
+APART_BROKEN = Threshold(0.2, "reward noise", "the same share",
+                         "Rewards that are right half of the time and independent of the answer give 0.5; at 0.2 a "
+                         "fifth of the contrast inside groups is chance.")
+APART_PAIRS = Threshold(20, "reward noise", "pairs", "At a share of 0.2, 20 pairs without one are a chance of 1 %.")
+LENGTH_WATCH = Threshold(0.3, "reward length", "correlation of reward and length inside groups",
+                         "Healthy runs lie between −0.2 and 0.2; where length is added to the reward it is 0.3 and more.")
+LENGTH_BROKEN = Threshold(0.8, "reward length", "the same correlation", "Then length explains two thirds of the reward: "
+                          "0.8² = 0.64.")
+LENGTH_STEPS = Threshold(0.7, "reward length", "correlation of the changes of reward and length between steps",
+                         "From a log alone: batches differ in reward for many reasons, so half of the variance "
+                         "(0.7² ≈ 0.5) must go with length.")
+
+# -- contrast ---------------------------------------------------------------------------------------------------------
+
+DEAD_WATCH = Threshold(0.5, "dead groups", "share of dead groups", "Half of the sampling is wasted.")
+DEAD_BROKEN = Threshold(0.9, "dead groups", "share of dead groups", "Nine tenths of the sampling is wasted.")
+DEAD_BOUND = Threshold(0.3, "dead groups", "share of readings in which the rewards' std is exactly 0",
+                       "A lower bound: in such a reading every group is dead, in others some are.")
+RIGHT = Threshold(0.8, "too easy", "mean reward, where 1 is the most",
+                  "Of groups of 8 answers that are right with probability 0.8, 0.8^8 = 17 % are all right even if "
+                  "prompts do not differ; where they do, most dead groups are.")
+WRONG = Threshold(0.2, "too hard", "mean reward, where 0 is the least", "The same for wrong answers.")
+DISTINCT = Threshold(0.35, "cold sampler", "distinct answers per rollout",
+                     "Healthy runs with R = 8 have 0.6 and more; at temperature 0.05 it is 0.13, one text per group.")
+COLD = Threshold(0.3, "cold sampler", "temperature, or top-p", "π^(1/T) at T = 0.3: a token of twice the probability "
+                 "is drawn 2^3.3 = 10 times as often.")
+HOT = Threshold(1.5, "hot sampler", "temperature", "Examples of TRL and verl use 0.6 to 1.2.")
+HOT_ENTROPY = Threshold(2.5, "hot sampler", "nats per token at the start",
+                        "e^2.5 = 12 likely tokens at every position; language models that write sense have 0.2 to 1.")
+CUT_WATCH = Threshold(0.2, "truncation", "share of answers cut at the limit", "One answer of five is judged incomplete.")
+CUT_BROKEN = Threshold(0.5, "truncation", "share of answers cut at the limit",
+                       "Half of the rewards judge the limit; only to watch where the reward rises all the same.")
+NEAR_LIMIT = Threshold(0.9, "truncation", "mean length over the limit", "Where the share of cut answers is not logged: "
+                       "a mean of 0.9 needs most answers at the limit.")
+DEAD_GROWTH = Threshold(0.2, "saturation", "growth of the share of dead groups",
+                        "A run that learns has some: from 5 % to 15 or 20 % where accuracy goes from 45 % to 65 %.")
+DILUTION = Threshold(2.0, "dilution", "factor on the gradient", "The step is halved, or twice as large on one batch as "
+                     "on another.")
+
+# -- movement ---------------------------------------------------------------------------------------------------------
+
+MOVED = Threshold(1e-4, "small steps", "n²·D, nats per token",
+                  "Steps that all point one way add lengths, so KL grows at most with the square of their number n; "
+                  "below 1e-4 nats per token no answer changes. D is the KL after one step: healthy 1e-7 and more.")
+RATE_SUM = Threshold(3e-6, "learning rate", "Σ η over the run, under Adam",
+                     "Adam moves a weight by at most about η per step, so this is the farthest a weight can go; "
+                     "full fine-tuning that learns has 3e-5 and more.")
+WARM = Threshold(0.01, "learning rate", "learning rate over its largest",
+                 "Below a hundredth a step counts as none.")
+EPSILON_FACTOR = Threshold(0.1, "epsilon", "median of √v̂/(√v̂ + ε)", "ε makes the median step ten times shorter.")
+EPSILON_NORM = Threshold(0.01, "epsilon", "ε over the gradient's norm",
+                         "Of N weights the typical gradient is ‖g‖/√N, at N = 1e6 a thousandth of the norm: ε is then "
+                         "ten times √v̂.")
+EPSILON_USUAL = Threshold(1e-6, "epsilon", "Adam's ε", "Trainers use 1e-8; up to 1e-6 is met.")
+ROUNDED = Threshold(0.99, "rounding", "share of weights that an update leaves as they are",
+                    "In bfloat16 an update below 2^-9 of a weight is lost; at 0.99 one weight of a hundred moves.")
+GRAD_CLIP = Threshold(1e-3, "gradient clip", "clip norm over the gradient's norm",
+                      "The gradient is cut to a thousandth at every step.")
+TRAINABLE = Threshold(0.003, "frozen", "share of trained parameters", "Adapters train 0.3 % and more.")
+PULL_WATCH = Threshold(0.5, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Half of what the reward gives is taken back.")
+PULL_BROKEN = Threshold(0.8, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Four fifths are taken back.")
+BETA = Threshold(0.5, "KL pull", "weight of the KL term", "Examples of TRL and verl use 0 to 0.1.")
+KL_REWARD = Threshold(2.0, "KL pull", "KL in the reward over the score",
+                      "The penalty is twice the score: the policy is paid for staying.")
+CLOSED = Threshold(0.01, "clip", "ε of the clip range", "1 ± 0.01 is left after one update; examples use 0.1 to 0.3.")
+CLIP_MUCH = Threshold(0.2, "updates", "share of clipped tokens", "A fifth of every pass has no gradient.")
+PAST_WATCH = Threshold(0.05, "updates", "share of bounded tokens past their bound", "One in twenty.")
+PAST_BROKEN = Threshold(0.2, "updates", "share of bounded tokens past their bound", "One in five.")
+HORIZON = Threshold(0.1, "length constant", "mean length over the constant",
+                    "A learning rate taken from another loss is ten times too small; Adam divides that out.")
+
+# -- too far ----------------------------------------------------------------------------------------------------------
+
+STEP_WATCH = Threshold(0.02, "step size", "KL after an update, nats per token",
+                       "30 times the largest of a healthy run (7e-4).")
+STEP_BROKEN = Threshold(0.2, "step size", "KL after an update, nats per token",
+                        "An answer of 50 tokens is then e^10 times less likely than before the step.")
+DECAY = Threshold(0.1, "weight decay", "Σ ηλ over the run", "Weights shrink by a tenth whatever is learnt.")
+ENTROPY_LOW = Threshold(0.02, "entropy", "nats per token", "An answer of 50 tokens has e = 2.7 likely forms, fewer than "
+                        "any group has rollouts.")
+ENTROPY_LEFT = Threshold(0.3, "entropy", "entropy at the end over that at the start", "Less than a third is left.")
+ENTROPY_GONE = Threshold(0.15, "entropy", "entropy at the end over that at the start",
+                         "To watch even where the reward rises: a run that goes on has little left to explore.")
+ENTROPY_RISE = Threshold(2.0, "entropy", "entropy at the end over that at the start, and nats above it over 1",
+                         "The policy unlearns how to write.")
+SHRUNK_WATCH = Threshold(1 / 3, "length drift", "length at the end over that at the start", "Two thirds are gone.")
+SHRUNK_BROKEN = Threshold(0.1, "length drift", "length at the end over that at the start", "Nine tenths are gone.")
+GROWN = Threshold(3.0, "length drift", "length at the end over that at the start", "The cost of a step has tripled.")
+KL_WATCH = Threshold(0.5, "KL level", "KL to the reference, nats per token",
+                     "An answer of 50 tokens is e^25 times likelier than under the reference.")
+KL_FIRST = Threshold(0.05, "KL level", "KL to the reference at the first step, nats per token",
+                     "A policy that starts at its reference has 0.")
+SPIKE = Threshold(20.0, "gradient", "gradient norm over its median", "One batch outweighs twenty.")
+ZERO_MANY = Threshold(0.5, "gradient", "share of readings with a gradient of exactly 0", "Half of the steps train "
+                      "nothing.")
+RATIO_WATCH = Threshold(0.1, "sampler", "distance of the mean ratio π_train/π_sampler from 1",
+                        "A tenth of the weight was taken away.")
+RATIO_BROKEN = Threshold(0.5, "sampler", "distance of the mean ratio from 1", "Half of the weight was taken away.")
+GAP = Threshold(0.05, "sampler", "mean gap of a sampled token", "In log-prob (TRL, creditscope) a ratio off by 5 %, in "
+                "probability (verl) by more.")
+
+# -- direction --------------------------------------------------------------------------------------------------------
+
+FELL = Threshold(0.1, "reward trend", "change of the mean reward over the answers' std",
+                 "For rewards of 0 and 1 around a half: 5 answers in 100. In a long log the interval excludes 0 for "
+                 "changes too small to matter.")
+COLLAPSED = Threshold(0.5, "reward trend", "the same", "For rewards of 0 and 1 around a half: 25 answers in 100.")
+PASSES = Threshold(10, "memorised", "passes over each prompt", "Examples make 1 to 3 epochs.")
+NO_GAIN = Threshold(30, "no gain", "steps", "Fewer steps seldom show a gain in a run that learns.")
+SAME = Threshold(0.0, "signal", "agreement of the groups' gradients",
+                 "0 in expectation where gradients are noise.")
+
+THRESHOLDS: Mapping[str, Threshold] = MappingProxyType(
+    {name: value for name, value in globals().items() if isinstance(value, Threshold)})
+"""Name -> threshold, in the order of the rules."""
