@@ -25,7 +25,7 @@ def nothing(completions: list[str], **_: Any) -> list[float]:
 
 
 def trained(out: Path | None = None, funcs: Any = nothing, max_steps: int = 12, **options: Any) -> Any:
-    live = trainer(funcs=funcs, dtype="float32", max_steps=max_steps)
+    live = trainer(funcs=funcs, dtype="float32", max_steps=max_steps, learning_rate=1e-4)
     live.add_callback(ScopeCallback(live, every=1, gram=False, out=out, **options))
     live.train()
     return live

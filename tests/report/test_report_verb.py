@@ -16,6 +16,7 @@ import pytest
 
 import cli
 from creditscope.cli.main import main
+from creditscope.diagnosis.engine import SIGNS
 from creditscope.report import answers as rules
 from creditscope.report import page
 from creditscope.report.answers import answers
@@ -52,12 +53,15 @@ def test_one_run_s_page_lies_in_its_folder_and_is_told_with_its_size(
 def test_the_four_answers_are_printed_as_they_stand_on_the_page(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(bare) == 0
     out = capsys.readouterr().out
-    lines = out.splitlines()
-    assert lines[0] == read_run(bare).diagnosis.headline
-    for line, answer in zip(lines[1:5], answers(read_run(bare)), strict=True):
+    headline = read_run(bare).diagnosis.headline
+    assert " ".join(out.split()).startswith(headline)
+    found = answers(read_run(bare))
+    lines = [line for line in out.splitlines() if line.split()[2:3] and line.split()[2] in rules.TOPICS]
+    for line, answer in zip(lines, found, strict=True):
         assert line.split(maxsplit=3)[1:] == [answer.state, answer.topic, answer.sentence]
     # 3 of 4 groups are live in each of the six steps of the record; the rewards rise by 0.05 per step.
-    assert lines[1].startswith("✓ fine    Signal     Mean reward 0.275 → 0.475 (thirds); 3 of 4 groups carry signal;")
+    sign = f"{SIGNS[found[0].state]} {found[0].state:<8}"
+    assert lines[0].startswith(f"{sign}Signal     Mean reward 0.275 → 0.475 (thirds); 3 of 4 groups carry signal;")
 
 
 def test_json_is_the_same_as_data(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +100,8 @@ def test_several_runs_are_one_page_in_the_present_folder(
     monkeypatch.chdir(tmp_path / "here")
     assert run(tmp_path / "all") == 0
     out = capsys.readouterr().out
-    assert out.startswith("✓ fine    tiny · arithmetic · grpo 75 % live groups\n")
+    state = read_run(path).diagnosis.state
+    assert out.startswith(f"{SIGNS[state]} {state:<8}tiny · arithmetic · grpo 75 % live groups\n")
     assert "wrote report.html: " in out
     assert [file.name for file in (tmp_path / "here").iterdir()] == ["report.html"]
     assert not (tmp_path / "all" / "report.html").exists()
@@ -113,7 +118,7 @@ def test_a_file_of_evidence_is_a_page_too(bare: Path, tmp_path: Path, capsys: py
     (file,) = (tmp_path / "kept").iterdir()
     found = told(capsys, file, "-o", tmp_path / "page.html")
     assert found["runs"] == []
-    assert [setting["state"] for setting in found["settings"]] == ["fine"]
+    assert [setting["state"] for setting in found["settings"]] == [read_run(bare).diagnosis.state]
     assert (tmp_path / "page.html").stat().st_size == found["bytes"]
 
 
