@@ -121,7 +121,8 @@ def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
         console.print(Text(f"note: {printable(note)}"))
     if first is not None:
         console.print(details(first, log, found.effects))
-    others = [each for each in found.findings if each is not first and (each.bad or each.settles)]
+    # Open questions matter where no cause was found; otherwise they are named in one line.
+    others = [each for each in found.findings if each is not first and (each.bad or (each.settles and first is None))]
     if others:
         console.print(table_of(others))
     if why:
