@@ -34,7 +34,8 @@ WORDS = {
     "scale": Recording("train with --probe light", CANNOT),
     "matrices": Recording("train with --scope full", CANNOT),
     "readings": Recording("a smaller --every reads more often", "a smaller every= of ScopeCallback reads more often"),
-    "probes": Recording("a smaller --probe-every reads more often", "a smaller every= of ScopeCallback reads more often"),
+    "probes": Recording("a smaller --probe-every reads more often",
+                        "a smaller every= of ScopeCallback reads more often"),
 }
 
 
