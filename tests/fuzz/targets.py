@@ -161,18 +161,19 @@ def evidence(data: bytes, place: Path) -> None:
 
 
 def doctor(data: bytes, place: Path) -> None:
-    """A log, a table or a trainer's state, by the first byte, and beside it settings."""
+    """A log, a table, a trainer's state, a notebook or an array of rows, by the first byte, and beside it settings."""
     name, settings = (("train.log", "config.yaml"), ("train.csv", "config.yaml"),
-                      ("trainer_state.json", "training_args.json"))[data[0] % 3 if data else 0]
+                      ("trainer_state.json", "training_args.json"), ("train.ipynb", "config.yaml"),
+                      ("metrics.json", "config.yaml"))[data[0] % 5 if data else 0]
     log, _, given = data[1:].partition(PART)
     (place / name).write_bytes(log)
     (place / settings).write_bytes(given)
     for path, config in ((place, None), (place / name, place / settings)):
         with refusal():
             found = read_log(path, config)
-            for finding in diagnose(found):
+            for finding in diagnose(found).findings:
                 json.dumps(asdict(finding), default=str)
-                assert len(finding.sentence + finding.evidence) < 20_000
+                assert len(finding.sentence + "".join(finding.evidence)) < 20_000
 
 
 # -- tasks -----------------------------------------------------------------------------------------------------------
@@ -354,6 +355,14 @@ def _doctor_seeds() -> Iterator[bytes]:
                 rows = json.dumps({"log_history": json.loads(rows)["log_history"][:8]}).encode()
             yield first + rows[:4096] + PART + given
     rows = "\n".join(f"{k},0.5,{k / 10},0.25,1e-6" for k in range(20))
+    history = [{"step": k, "reward": k / 10, "reward_std": 0.5, "kl": 0.1} for k in range(12)]
+    yield b"\4" + json.dumps({"total": 12, "steps": history}).encode() + PART
+    printed = ["{'actor_rollout_ref': {'actor': {'clip_ratio': 0.2},\n", " 'data': {'max_response_length': 8}}\n",
+               *(f"step:{k} - critic/score/mean:0.500 - actor/lr(1e-4):0.010\n" for k in range(12))]
+    table = "<table><tr><th>Step</th><th>reward</th></tr><tr><td>1</td><td>0.5</td></tr></table>"
+    cells = [{"cell_type": "code", "source": "GRPOConfig(beta=0.1)", "outputs": [
+        {"output_type": "stream", "text": printed}, {"data": {"text/html": table}}]}]
+    yield b"\3" + json.dumps({"nbformat": 4, "cells": cells}).encode() + PART
     yield b"\1" + f"step,reward,kl,frac_reward_zero_std,grad_norm\n{rows}\n".encode() + PART + b"beta: 0.04\n"
 
 

@@ -20,8 +20,8 @@ from cli import run
 from creditscope.batch.jsonl import collate, read_jsonl
 from creditscope.batch.jsonl import read_rows as rows_of_rollouts
 from creditscope.claims.evidence import from_json
-from creditscope.diagnosis.read import _settings_file as settings_file
 from creditscope.diagnosis.read import read as read_log
+from creditscope.diagnosis.readers.settings import settings_file
 from creditscope.errors import CreditscopeError
 from creditscope.files.jsonlines import MAX_DEPTH, numbered_lines, parse_json
 from creditscope.files.specs import read_options
@@ -110,6 +110,13 @@ FILES: dict[str, Callable[[int], tuple[str, str]]] = {
     "a row of verl's with many pairs": lambda n: ("t.log", "step:1 - " + " - ".join(["actor/pg_loss:1"] * n) + "\n"),
     "a log of talk": lambda n: ("t.log", "step:1 -step:" * n + "\n"),
     "open braces": lambda n: ("t.log", "{'" * n + "\n"),
+    "bars": lambda n: ("t.log", "reward step    : " * n + " | a: 1" * n + "\n"),
+    "a configuration without an end": lambda n: ("t.log", "{'data': {'a': '" + "\\'" * n + "\n" + " 'b': {\n" * n),
+    "overrides": lambda n: ("t.log", "algorithm." + "a.a" * n + " data.a" * n + "\n"),
+    "sessions that go back and forth": lambda n: ("t.log", "".join(
+        f"step:{5 + i % 2} - critic/score/mean:1\n" for i in range(n))),
+    "a notebook with an open tag": lambda n: ("t.ipynb", json.dumps({"nbformat": 4, "cells": [
+        {"outputs": [{"data": {"text/html": "<td " * n + "<!--" * n}}]}]})),
 }
 
 

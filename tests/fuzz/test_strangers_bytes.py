@@ -71,7 +71,7 @@ LOG = b'\2{"log_history": [{"reward": 1, "frac_reward_zero_std": 0.5}]}' + targe
 @pytest.mark.parametrize(("name", "module", "data"), [
     ("offline", "batch.jsonl", b'{"prompt": [{"role": "user", "content": DEEP}], "response": "2", "reward": 1}\n'),
     ("task_files", "tasks.jsonl", b'{"question": "q", "answer": "#### 2", "id": DEEP}\n'),
-    ("doctor", "diagnosis.read", LOG + b'{"loss_type": DEEP}'),
+    ("doctor", "diagnosis.readers.text", LOG + b'{"loss_type": DEEP}'),
 ])
 def test_without_the_limit_of_depth_the_targets_go_red(name: str, module: str, data: bytes, tmp_path: Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:

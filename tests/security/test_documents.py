@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from creditscope.diagnosis.read import _settings_file
+from creditscope.diagnosis.readers.settings import settings_file
 from creditscope.errors import CreditscopeError
 
 LAUGHS = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [*{old}, *{old}]\n" for old, new in zip("abcdefgh", "bcdefghi",
@@ -23,10 +23,10 @@ def test_yaml_that_runs_or_grows_is_refused_in_a_moment(text: str, tmp_path: Pat
     file.write_text(text)
     start = time.process_time()
     with pytest.raises(CreditscopeError):
-        _settings_file(file)
+        settings_file(file)
     assert time.process_time() - start < 5
 
 
 def test_a_time_of_day_and_an_address_are_still_values(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("started: 12:30:15\nurl: http://[2001:db8::1]:80/a\n")
-    assert _settings_file(tmp_path / "a.yaml") == {"started": 45015, "url": "http://[2001:db8::1]:80/a"}
+    assert settings_file(tmp_path / "a.yaml") == {"started": 45015, "url": "http://[2001:db8::1]:80/a"}

@@ -91,8 +91,8 @@ class Doctor:
 
 def runs_below(path: Path) -> list[Path]:
     """The runs in a folder that is not a run itself."""
-    found = readers._runs_below(path) if path.is_dir() else []
-    return [] if path in found else found
+    found = readers.runs_below(path) if path.is_dir() else []
+    return [] if path in found or (len(found) == 1 and found[0].parent == path and found[0].is_file()) else found
 
 
 def has_broken(found: Diagnosis) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ from creditscope.errors import CreditscopeError
 
 if TYPE_CHECKING:
     from creditscope.diagnosis.trainers import Trainer
+
+PART = re.compile(r"rewards/(.+?)(?:/(mean|std))?")
+"""TRL's columns of each reward function: rewards/NAME/mean and rewards/NAME/std, before 0.17 rewards/NAME."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ class LogSettings:
         self.assumed[path] = self.defaults[path]
         return self.defaults[path]
 
+    def knows(self, path: str) -> bool:
+        """Whether the setting was given or follows from the log: it need not be assumed."""
+        return self.has(path) or path in self.deduced
+
     def number(self, path: str) -> float:
         """A finite number, or an error that names the setting. Text such as '1e-6', as YAML reads it, is accepted."""
         value = self.get(path)
@@ -157,6 +165,10 @@ class Log:
     settings: LogSettings
     notes: Sequence[str] = ()
     """Sentences on what was left out in reading."""
+    seen: Sequence[str] = ()
+    """Names of the columns with a number that the file has, known or not: the first 40."""
+    sessions: int = 1
+    """Runs that the file holds one after another; the rows are of one of them."""
 
     def series(self, metric: str) -> Series | None:
         """A metric by our name; None where the trainer or the log has none."""
@@ -166,15 +178,30 @@ class Log:
                  if (rows := [row for row in self.rows if name in row.values])]
         return max(found, key=len, default=None)  # of equals the first
 
+    @property
+    def parts(self) -> dict[str, Series]:
+        """Reward function -> its mean over the rows, where the log has each apart."""
+        return self._parts("mean")
+
+    @property
+    def part_stds(self) -> dict[str, Series]:
+        """Reward function -> the spread of its rewards."""
+        return self._parts("std")
+
+    def _parts(self, kind: str) -> dict[str, Series]:
+        names = dict.fromkeys(name for row in self.rows for name in row.values if name.startswith("rewards/"))
+        return {found[1]: Series(name, [row for row in self.rows if name in row.values], self.source)
+                for name in names if (found := PART.fullmatch(name)) and (found[2] or "mean") == kind}
+
     def setting(self, name: str) -> float | None:
-        """A number of `trainers.SETTINGS`; None where it was not given: defaults are not assumed."""
+        """A number of `trainers.SETTINGS`; None where it was not given or deduced: defaults are not assumed."""
         path = self.trainer.paths.get(name)
-        return self.settings.optional(path) if path is not None and self.settings.has(path) else None
+        return self.settings.optional(path) if path is not None and self.settings.knows(path) else None
 
     def word(self, name: str) -> str:
-        """A setting of `trainers.SETTINGS` as text; empty where it was not given."""
+        """A setting of `trainers.SETTINGS` as text; empty where it was not given or deduced."""
         path = self.trainer.paths.get(name)
-        return self.settings.word(path) if path is not None and self.settings.has(path) else ""
+        return self.settings.word(path) if path is not None and self.settings.knows(path) else ""
 
     def spelled(self, name: str) -> str:
         """A setting of `trainers.SETTINGS` as the trainer spells it."""

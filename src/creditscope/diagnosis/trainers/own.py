@@ -20,8 +20,8 @@ def _own_method(s: Settings) -> Method | None:
 
 
 OURS = Trainer(
-    name="creditscope", version="", speech="creditscope", marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS,
-                                                     schema.POLICY_SAMPLER_GAP}),
+    name="creditscope", version="", speech="creditscope",
+    marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.POLICY_SAMPLER_GAP}),
     metrics={
         **{key: key for key in (schema.GRAD_NORM, schema.REWARD_MEAN, schema.REWARD_STD, schema.LENGTH_MEAN,
                                 schema.LENGTH_MAX, schema.EVAL_LOW, schema.EVAL_HIGH)},
@@ -34,6 +34,7 @@ OURS = Trainer(
     paths={
         "learning_rate": "lr", "adam_epsilon": "eps", "weight_decay": "weight_decay", "grad_clip": "clip_norm",
         "optimizer": "optimizer", "temperature": "temperature", "top_p": "top_p", "steps": "steps", "dtype": "dtype",
+        "limit": "max_tokens", "group": "group",
     },
     facts={
         "method": _own_method,

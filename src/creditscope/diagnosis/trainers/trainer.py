@@ -38,6 +38,8 @@ SETTINGS = {
     "clip_high": "1 + ε_high is the upper bound of the ratio",
     "steps": "optimiser steps that were planned",
     "dtype": "of the weights",
+    "limit": "most tokens of an answer",
+    "group": "R, rollouts per prompt",
 }
 """Settings that rules read as they are -> meaning. A trainer need not have all."""
 NOTHING: dict[str, Callable[[Settings], Any]] = {
@@ -63,6 +65,8 @@ class Trainer:
     """Whose spelling `remedies.change` takes."""
     proofs: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     """Metric -> the setting that alone writes it. Absent metrics prove nothing: an export may be partial."""
+    logged: Mapping[str, str] = field(default_factory=dict)
+    """Metric -> the setting whose value it is."""
 
 
 def by_constant(row: Method | None) -> bool:

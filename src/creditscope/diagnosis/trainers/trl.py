@@ -45,7 +45,8 @@ TRL = Trainer(
     name="TRL", version="1.16", speech="trl",
     proofs={"cispo_clip_ratio": ("loss_type", "cispo"), "vespo/phi_seq_mean": ("loss_type", "vespo"),
             "kl": ("beta", None), "sampling/sampling_logp_difference/mean": ("use_vllm", True)},
-    marks=frozenset({"reward_std", "frac_reward_zero_std", "completions/clipped_ratio"}),
+    marks=frozenset({"reward_std", "frac_reward_zero_std", "completions/clipped_ratio", "completions/mean_length",
+                     "completion_length"}),
     metrics={
         "loss": "loss", schema.GRAD_NORM: "grad_norm", "lr": "learning_rate", schema.REWARD_MEAN: "reward",
         schema.REWARD_STD: "reward_std", "dead": "frac_reward_zero_std", "entropy": "entropy",
@@ -53,6 +54,12 @@ TRL = Trainer(
         "truncated": "completions/clipped_ratio", "clip": "clip_ratio/region_mean", "cispo": "cispo_clip_ratio",
         "kl": "kl", schema.SAMPLER_RATIO: "sampling/importance_sampling_ratio/mean",
         schema.SAMPLER_GAP: "sampling/sampling_logp_difference/mean",
+    },
+    aliases={  # TRL 0.14 to 0.16, Unsloth; ms-swift; columns that transformers adds
+        schema.LENGTH_MEAN: ("completion_length",), "length/min": ("completions/min_length",),
+        "truncated": ("response_clip_ratio",), "clip": ("clip_ratio",), "entropy": ("entropy/mean",),
+        "lr": ("lr",), "epoch": ("epoch",), "tokens": ("num_tokens",), schema.EVAL_REWARD: ("eval_reward",),
+        "eval loss": ("eval_loss",),
     },
     defaults={
         "loss_type": "dapo", "importance_sampling_level": "token", "scale_rewards": "group", "beta": 0.0,
@@ -64,6 +71,7 @@ TRL = Trainer(
         "learning_rate": "learning_rate", "adam_epsilon": "adam_epsilon", "weight_decay": "weight_decay",
         "grad_clip": "max_grad_norm", "optimizer": "optim", "temperature": "temperature", "top_p": "top_p",
         "top_k": "top_k", "clip_low": "epsilon", "clip_high": "epsilon_high", "steps": "max_steps", "dtype": "dtype",
+        "limit": "max_completion_length", "group": "num_generations",
     },
     facts={
         "method": trl_method,

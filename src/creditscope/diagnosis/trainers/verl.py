@@ -48,7 +48,8 @@ def verl_updates(s: Settings) -> int | None:
 
 
 VERL = Trainer(
-    name="verl", version="0.9.1", speech="verl", marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
+    name="verl", version="0.9.1", speech="verl",
+    marks=frozenset({"actor/pg_loss", "critic/score/mean", "response_length/clip_ratio"}),
     metrics={
         "loss": "actor/pg_loss", schema.GRAD_NORM: "actor/grad_norm", "lr": "actor/lr", "entropy": "actor/entropy",
         schema.REWARD_MEAN: "critic/score/mean", schema.REWARD_MAX: "critic/score/max",
@@ -58,6 +59,19 @@ VERL = Trainer(
         schema.SAMPLER_RATIO: "rollout_corr/rollout_is_mean", schema.SAMPLER_GAP: "training/rollout_probs_diff_mean",
         schema.ADVANTAGE_MAX: "critic/advantages/max", schema.ADVANTAGE_MIN: "critic/advantages/min",
     },
+    aliases={  # 0.1 to 0.8; of the KL to the reference either the loss or the reward has a term
+        "entropy": ("actor/entropy_loss",), "kl": ("actor/reward_kl_penalty", "critic/kl"),
+        "kl old": ("actor/ppo_kl",), "score with kl": ("critic/rewards/mean",),
+        "advantage": ("critic/advantages/mean",), schema.REWARD_STD: ("critic/score/std",),
+        "length/min": ("response_length/min",), "epoch": ("training/epoch",),
+        "value loss": ("critic/vf_loss",), "explained variance": ("critic/vf_explained_var",),
+        "tokens": ("perf/total_num_tokens",),
+    },
+    proofs={"actor/kl_loss": (f"{_ACTOR}.use_kl_loss", True),
+            "actor/reward_kl_penalty": ("algorithm.use_kl_in_reward", True),
+            "critic/vf_loss": ("algorithm.adv_estimator", "gae")},
+    logged={"actor/kl_coef": f"{_ACTOR}.kl_loss_coef", "actor/reward_kl_penalty_coeff": "algorithm.kl_ctrl.kl_coef",
+            "critic/kl_coeff": "algorithm.kl_ctrl.kl_coef"},
     defaults={
         "algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True,
         "algorithm.rollout_correction.bypass_mode": False, "algorithm.filter_groups.enable": False,
@@ -72,6 +86,7 @@ VERL = Trainer(
         "temperature": "actor_rollout_ref.rollout.temperature", "top_p": "actor_rollout_ref.rollout.top_p",
         "top_k": "actor_rollout_ref.rollout.top_k", "clip_low": f"{_ACTOR}.clip_ratio",
         "clip_high": f"{_ACTOR}.clip_ratio_high", "steps": "trainer.total_training_steps",
+        "limit": "data.max_response_length", "group": "actor_rollout_ref.rollout.n",
     },
     facts={
         "method": verl_method,
