@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -10,11 +11,16 @@ from pathlib import Path
 
 import pytest
 import tyro
+from rich.cells import cell_len
+from rich.console import Console
 
-from creditscope.cli.doctor import Doctor
-from creditscope.cli.output import Output
-from creditscope.diagnosis.finding import STATES
+from creditscope.cli.doctor import Doctor, show, show_runs, table_of
+from creditscope.cli.output import Output, Screen
+from creditscope.diagnosis.engine import SIGNS, diagnose
+from creditscope.diagnosis.finding import Finding
+from creditscope.diagnosis.read import read
 from creditscope.diagnosis.rules import RULES
+from creditscope.report.diagnosed import chain
 from diagnosis.makers_doctor import LOGS, findings
 
 NEXT = "Next: "
@@ -25,46 +31,106 @@ def said(capsys: pytest.CaptureFixture[str], name: str, **options: object) -> tu
     return code, capsys.readouterr().out
 
 
-def test_the_table_lists_every_finding_most_severe_first(capsys: pytest.CaptureFixture[str]) -> None:
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_first_line_is_the_headline_and_the_last_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = said(capsys, "verl-collapse")
     assert code == 0
-    order = [line.split()[1] for line in out.splitlines() if line.strip().startswith(("✗ b", "! w", "? u", "✓ f"))]
-    assert len(order) == len(RULES)
-    assert order == sorted(order, key=STATES.index)
+    assert flat(out).startswith(flat(diagnose(read(LOGS / "verl-collapse")).headline))
     assert out.splitlines()[-1].startswith(NEXT)
 
 
-def test_what_is_broken_is_shown_with_evidence_reason_and_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out = said(capsys, "trl-cispo")
-    flat = " ".join(out.split())
+def test_every_rule_is_named_and_those_that_are_fine_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    out = flat(said(capsys, "verl-collapse")[1])
+    assert not [name for name in RULES if name not in out]
+    fine = [name for name, found in findings("verl-collapse").items() if found.state == "fine"]
+    assert f"fine: {len(fine)} questions: {', '.join(fine)}" in out
+    assert out.count("✓") == 0
+
+
+def test_the_first_cause_is_shown_with_evidence_reason_and_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    out = flat(said(capsys, "trl-cispo")[1])
     found = findings("trl-cispo")["cispo cap"]
-    for text in (found.evidence, found.why, found.change):
+    for text in (*found.evidence, found.why, found.change):
         assert text
-        assert " ".join(text.split()) in flat
-    assert "assumes epsilon_high=None, epsilon=0.2 (defaults of TRL)" in flat
+        assert flat(text) in out
+    assert "assumes epsilon_high=None, epsilon=0.2 (defaults of TRL)" in out
 
 
-def test_the_first_line_is_the_first_cause_with_the_setting_to_change(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out = said(capsys, "trl-short")
-    line = " ".join(out.partition("TRL (read as")[0].split())
-    assert line == ("✗ truncation: 100% of the answers are cut at the limit over steps 8–12 and left out of the loss. "
-                    "From it follow: reward, dead groups, gradient. Change: max_completion_length (raise it).")
-    assert "nothing is learnt there (follows from truncation)" in " ".join(out.split())
-    assert said(capsys, "trl-dapo")[1].startswith("✓ Nothing is broken or to watch.\n")
-    # verl counts no dead groups, on which three rules rest, and this log has no sampler's numbers.
-    assert said(capsys, "verl-steady")[1].startswith("✓ Nothing is broken or to watch; 4 findings are unknown.\n")
+def test_effects_stand_in_the_order_of_their_onset() -> None:
+    made = [Finding(rule=name, state="broken", sentence="x", onset=onset)
+            for name, onset in (("length", 12), ("entropy", 20), ("reward", None))]
+    assert chain(made) == "step 12 length, step 20 entropy, reward"
 
 
-def test_what_follows_from_another_is_laid_out_only_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    evidence = findings("trl-short")["gradient"].evidence
-    assert evidence not in " ".join(said(capsys, "trl-short")[1].split())
-    assert evidence in " ".join(said(capsys, "trl-short", why=True)[1].split())
+def test_what_follows_names_its_cause_and_what_does_not_its_change() -> None:
+    cause = Finding(rule="b", state="broken", sentence="B", change="lr=1")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table_of([Finding(rule="a", state="watch", sentence="A", follows=("b",)), cause,
+                            Finding(rule="c", state="unknown", sentence="C", settles="--probe light")]))
+    out = flat(console.export_text())
+    assert "A. Follows from b." in out
+    assert "B. Change: lr=1." in out
+    assert "C. Settled by: --probe light." in out
 
 
-def test_why_shows_the_evidence_of_what_is_fine_too(capsys: pytest.CaptureFixture[str]) -> None:
-    found = findings("trl-dapo")["dead groups"]
-    assert found.evidence not in " ".join(said(capsys, "trl-dapo")[1].split())
-    assert found.evidence in " ".join(said(capsys, "trl-dapo", why=True)[1].split())
+@pytest.mark.parametrize("why", [False, True])
+@pytest.mark.parametrize("name", ["trl-short", "verl-collapse", "trl-dapo", "ours-fell"])
+def test_no_line_is_longer_than_a_terminal_of_80_columns(name: str, why: bool) -> None:
+    console = Screen(width=80, file=io.StringIO(), record=True, highlight=False)
+    log = read(LOGS / name)
+    show(console, log, diagnose(log), why)
+    show_runs(console, {f"{name}/{'x' * 90}": diagnose(log)})
+    lines = console.export_text().splitlines()
+    assert len(lines) > 3
+    assert max(map(cell_len, lines)) <= 80
+
+
+def test_why_shows_the_evidence_of_what_follows_and_of_what_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, rule in (("trl-short", "gradient"), ("trl-dapo", "dead groups")):
+        evidence = findings(name)[rule].evidence[0]
+        assert evidence not in flat(said(capsys, name)[1])
+        assert evidence in flat(said(capsys, name, why=True)[1])
+
+
+# -- many runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Path:
+    for name in ("trl-short", "trl-dapo"):
+        shutil.copytree(LOGS / name, tmp_path / "all" / name)
+    (tmp_path / "all" / "bad").mkdir()
+    (tmp_path / "all" / "bad" / "trainer_state.json").write_text("no json")
+    return tmp_path / "all"
+
+
+def test_a_folder_of_runs_gives_one_line_per_run(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Doctor(parent).run() == 0
+    *lines, after = capsys.readouterr().out.splitlines()
+    state = diagnose(read(LOGS / "trl-dapo")).state
+    assert [line.split()[:3] for line in lines] == [
+        ["bad", "?", "unknown"], ["trl-dapo", SIGNS[state], state], ["trl-short", "✗", "broken"]]
+    assert "truncation" in lines[2]
+    assert "is not JSON" in lines[0]
+    assert after == f"Next: creditscope doctor {parent / 'trl-short'}"
+    assert Doctor(parent, strict=True).run() == 1
+
+
+def test_a_folder_of_runs_as_json_has_each_run_s_own(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Doctor(parent, output=Output(json=True)).run()
+    told = {run.pop("run"): run for run in json.loads(capsys.readouterr().out)["runs"]}
+    Doctor(parent / "trl-short", output=Output(json=True)).run()
+    assert told["trl-short"] == json.loads(capsys.readouterr().out)
+    assert (told["bad"]["state"], told["bad"]["rows"]) == ("unknown", 0)
+
+
+def test_a_folder_with_one_run_inside_is_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(LOGS / "trl-short", tmp_path / "all" / "one")
+    Doctor(tmp_path / "all").run()
+    assert capsys.readouterr().out.startswith("✗ truncation: ")
 
 
 def test_strict_fails_on_broken_and_on_nothing_less(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +144,10 @@ def test_json_is_one_object_with_every_finding(capsys: pytest.CaptureFixture[str
     _, out = said(capsys, "trl-short", output=Output(json=True))
     told = json.loads(out)
     assert (told["trainer"], told["rows"], told["first"]) == ("TRL", 12, "truncation")
-    assert [finding["follows"] for finding in told["findings"]][:4] == ["", *["truncation"] * 3]
+    found = diagnose(read(LOGS / "trl-short"))
+    assert (told["headline"], told["state"]) == (found.headline, found.state)
+    assert told["effects"] == [each.rule for each in found.effects]
+    assert [each["evidence"] for each in told["findings"]] == [list(each.evidence) for each in found.findings]
     assert {finding["rule"]: finding["state"] for finding in told["findings"]} == {
         rule: finding.state for rule, finding in findings("trl-short").items()}
 
@@ -95,7 +164,8 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path,
     Doctor(folder).run()
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert "\\x1b[2Jmine" in out
+    Doctor(folder, why=True).run()
+    assert "\\x1b[2Jmine" in capsys.readouterr().out
 
 
 def test_settings_on_the_command_line_may_be_repeated() -> None:

@@ -99,7 +99,7 @@ def test_a_second_callback_is_refused(kind: Any, tmp_path: Path) -> None:
 
 def test_trls_logs_have_what_is_watched_and_the_record_has_all(tmp_path: Path) -> None:
     live = trainer(max_steps=1)
-    live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run"))
+    live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run", alarm=False))
     live.train()
     logged = {name.removeprefix("creditscope/"): value for name, value in live.state.log_history[0].items()
               if name.startswith("creditscope/")}

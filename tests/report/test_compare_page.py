@@ -16,6 +16,7 @@ from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.errors import CreditscopeError
 from creditscope.report import compare, settings, standing
 from creditscope.report.page import page
+from creditscope.report.run import read_run
 from creditscope.runs.record import Record
 from report import records
 
@@ -225,31 +226,47 @@ def test_a_setting_that_fell_below_its_start_is_named_first(tmp_path: Path) -> N
         write(tmp_path / f"low-{seed}", seed=seed, accuracy=0.15 - 0.01 * seed)
         write(tmp_path / f"high-{seed}", seed=seed, group=4, accuracy=0.65 + 0.01 * seed)
     several = settings.read([tmp_path])
-    assert standing.signal(several) == ("broken", "R = 2: accuracy 25.0 → 14.0 %: it fell below its start.")
+    assert standing.diagnosed(several) == (
+        "broken", "R = 2: accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups.")
     assert [standing.standing(setting) for setting in several.settings] == [
         ("broken", "accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups"),
-        ("good", "accuracy 25.0 → 66.0 %: it rose; 75 % live groups")]
-    assert 'data-topic="signal" data-state="broken"' in compare.first_screen(several)
-    assert [row[1] for row in rows_of(compare.sections(several)[0].html(), "settings")] == ["■ broken", "● good"]
+        ("fine", "accuracy 25.0 → 66.0 %: it rose; 75 % live groups")]
+    assert 'data-topic="diagnosis" data-state="broken"' in compare.first_screen(several)
+    assert [row[1] for row in rows_of(compare.sections(several)[0].html(), "settings")] == ["✗ broken", "✓ fine"]
+
+
+def test_a_setting_has_the_first_causes_of_its_runs_diagnoses(tmp_path: Path) -> None:
+    for seed in range(2):
+        path = write(tmp_path / str(seed), seed=seed, steps=12)
+        text = (path / "steps.jsonl").read_text()
+        if seed:  # every answer of the second run gets the reward 0
+            text = text.replace('"reward/mean": 0.5', '"reward/mean": 0.0, "reward/std": 0.0')
+            (path / "steps.jsonl").write_text(text.replace('"signal/dead_groups": 0.25', '"signal/dead_groups": 1.0'))
+    (setting,) = settings.read([tmp_path]).settings
+    first = read_run(tmp_path / "1").diagnosis.first
+    assert first is not None
+    assert setting.entries[1].diagnosis.first == first
+    assert standing.standing(setting) == (
+        "broken", f"accuracy 25.0 → {100 * 0.5:.1f} %; {first.rule} broken in 1 of 2 runs; 38 % live groups")
 
 
 def test_a_change_that_seeds_do_not_share_is_not_clear(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.05, 0.25, 0.45)):  # changes −0.2, 0, 0.2
         write(tmp_path / str(seed), seed=seed, accuracy=accuracy)
     runs = settings.read([tmp_path]).settings[0].runs
-    assert standing.learnt(runs) == ("good", "accuracy 25.0 → 25.0 %: no clear change")
+    assert standing.learnt(runs) == ("fine", "accuracy 25.0 → 25.0 %: no clear change")
 
 
-def test_few_live_groups_are_named(tmp_path: Path) -> None:
+def test_live_groups_are_counted_by_credit_where_it_was_recorded(tmp_path: Path) -> None:
     path = write(tmp_path / "a")
     text = (path / "steps.jsonl").read_text()
     (path / "steps.jsonl").write_text(text.replace('"signal/dead_groups": 0.25', '"signal/dead_groups": 0.95'))
     several = settings.read([path])
-    assert standing.alive(several.settings[0].runs) == ("broken", "5 % live groups")
+    assert standing.alive(several.settings[0].runs) == "5 % live groups"
     # groups without a difference that get credit all the same are live
     (path / "steps.jsonl").write_text(text.replace('"signal/dead_groups": 0.25', '"signal/dead_groups": 1.0, '
                                                    '"credit/dead_groups": 0.0'))
-    assert standing.alive(settings.read([path]).settings[0].runs) == ("good", "100 % live groups")
+    assert standing.alive(settings.read([path]).settings[0].runs) == "100 % live groups"
 
 
 def test_a_run_that_has_only_begun_is_named(tmp_path: Path) -> None:
@@ -313,7 +330,7 @@ def test_a_run_of_no_step_is_compared_too(tmp_path: Path) -> None:
     write(tmp_path / "b", group=4)
     several = settings.read([tmp_path])
     first = rows_of(compare.sections(several)[0].html(), "settings")[0]
-    assert first[:2] == ["R = 2", "○ unknown"]
+    assert first[:2] == ["R = 2", "? unknown"]
     assert set(first[3:]) == {"–"}
 
 

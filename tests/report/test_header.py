@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from creditscope.report.answers import SHAPES, answers
+from creditscope.diagnosis.engine import SIGNS
+from creditscope.report.answers import answers
 from creditscope.report.header import facts, first_screen, standing
 from creditscope.report.run import Run, read_run
 from creditscope.runs.config import Config, flags
@@ -34,14 +35,14 @@ def made(path: Path, lines: list[dict[str, Any]], config: dict[str, Any] | None 
 # -- the screen -------------------------------------------------------------------------------------------------------
 
 
-def test_the_four_answers_are_there_as_text_with_shape_word_rule_and_link(tmp_path: Path) -> None:
+def test_the_four_topics_are_there_as_text_with_sign_word_findings_and_link(tmp_path: Path) -> None:
     run = made(tmp_path / "run", [STEP] * 3)
     html = first_screen(run)
     assert "<script" not in html
     assert html.count('class="answer ') == 4
     for answer in answers(run):
         assert f'data-topic="{answer.topic.lower()}" data-state="{answer.state}"' in html
-        assert f">{SHAPES[answer.state]}</span>{answer.state}</p>" in html
+        assert f">{SIGNS[answer.state]}</span>{answer.state}</p>" in html
         assert answer.rule in html
         assert f'href="#{answer.evidence}"' in html
     assert "5 of 8 groups carry signal" in html
@@ -62,7 +63,8 @@ def test_every_text_of_the_record_is_escaped(tmp_path: Path) -> None:
 def test_a_record_that_says_next_to_nothing_has_a_first_screen(
         tmp_path: Path, config: dict[str, Any], versions: dict[str, Any]) -> None:
     html = first_screen(made(tmp_path / "run", [], config, versions))
-    assert html.count('data-state="unknown"') == 4
+    assert 'id="diagnosis" data-state="unknown"' in html
+    assert html.count('class="answer unknown"') == 4
 
 
 def test_damaged_parts_are_named_and_only_they(tmp_path: Path) -> None:

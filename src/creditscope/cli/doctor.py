@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from creditscope.cli.output import Output, new_table
-from creditscope.diagnosis.engine import SIGNS as SHAPES
-from creditscope.diagnosis.engine import Diagnosis, diagnose
-from creditscope.diagnosis.finding import STATES
+from creditscope.cli.output import STATE_COLOURS, Output, new_table
+from creditscope.diagnosis import read as readers
+from creditscope.diagnosis.engine import SIGNS, Diagnosis, diagnose
+from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.log import Log
-from creditscope.diagnosis.read import read
-from creditscope.errors import printable
-
-COLOURS = {"broken": "red", "watch": "yellow", "unknown": "dim", "fine": "green"}
+from creditscope.diagnosis.of_record import unread
+from creditscope.errors import CreditscopeError, printable
+from creditscope.report.diagnosed import chain
 
 
 @dataclass(frozen=True)
@@ -28,65 +28,156 @@ class Doctor:
 
     No model is loaded. The first line names the first cause and the setting to change. Each finding is broken (✗),
     watch (!), unknown (?) or fine (✓), with the lines of the log that show it, the formula, and the finding that causes
-    it. Settings that were not given are taken at the trainer's defaults; findings that depend on one name it.
+    it. Settings that were not given are taken at the trainer's defaults; findings that depend on one name it. A folder
+    with several runs gives one line per run.
 
     For example:
       creditscope doctor output/checkpoint-500                      # TRL's trainer_state.json
       creditscope doctor train.log --set loss_type=grpo             # what TRL printed
       creditscope doctor verl.log --config outputs/.hydra/config.yaml
       creditscope doctor runs/demo/r8 --strict                      # exit code 1 if something is broken
+      creditscope doctor runs                                       # every run below, one line each
     """
 
     run_or_log: Annotated[Path, tyro.conf.Positional]
-    """A folder of creditscope or TRL, a log with one row per line, or a .csv table."""
+    """A folder of creditscope or TRL, a folder of such folders, a log with one row per line, or a .csv table."""
     config: Path | None = None
     """The run's settings, as JSON or YAML; by default those in the run's folder."""
     sets: Annotated[tuple[str, ...], tyro.conf.arg(name="set"), tyro.conf.UseAppendAction] = ()
     """A setting as NAME=VALUE, such as loss_type=grpo or actor_rollout_ref.actor.ppo_epochs=1; may be repeated."""
     why: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Evidence, reason and setting of every finding, not only of those that are broken or to watch and follow from no
-    other."""
+    """Evidence, reason and setting of every finding, not only of the first cause."""
     strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Exit with 1 if something is broken."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        log = read(self.run_or_log, self.config, self.sets)
+        runs = runs_below(self.run_or_log)
+        if len(runs) > 1:
+            return self._every(runs)
+        log = readers.read(runs[0] if runs else self.run_or_log, self.config, self.sets)
         found = diagnose(log)
-        findings = found.findings
         if self.output.json:
-            first = found.first
-            self.output.emit({"trainer": log.trainer.name, "rows": len(log.rows), "notes": list(log.notes),
-                              "first": first and first.rule, "findings": [asdict(finding) for finding in findings]})
+            self.output.emit(of_log(log) | as_dict(found))
         else:
             console = self.output.console()
             show(console, log, found, self.why)
             console.next("the same with --config FILE or --set NAME=VALUE, so that less is assumed"
                          if not log.settings.given else "creditscope methods" if self.why else
                          "the same with --why, for the evidence of every finding")
-        return 1 if self.strict and any(finding.state == "broken" for finding in findings) else 0
+        return 1 if self.strict and has_broken(found) else 0
+
+    def _every(self, runs: Sequence[Path]) -> int:
+        """One line per run. A run that cannot be read is unknown, with the reason."""
+        found: dict[str, tuple[Log | None, Diagnosis]] = {}
+        for run in runs:
+            log = None
+            try:
+                log = readers.read(run, self.config, self.sets)
+                diagnosis = diagnose(log)
+            except CreditscopeError as error:
+                diagnosis = unread(str(error))
+            found[str(run.relative_to(self.run_or_log))] = log, diagnosis
+        if self.output.json:
+            self.output.emit({"runs": [{"run": name} | of_log(log) | as_dict(each)
+                                       for name, (log, each) in found.items()]})
+        else:
+            console = self.output.console()
+            show_runs(console, {name: diagnosis for name, (_, diagnosis) in found.items()})
+            worst = min(found, key=lambda name: list(SIGNS).index(found[name][1].state))
+            console.next(f"creditscope doctor {printable(str(self.run_or_log / worst))}")
+        return 1 if self.strict and any(has_broken(diagnosis) for _, diagnosis in found.values()) else 0
+
+
+def runs_below(path: Path) -> list[Path]:
+    """The runs in a folder that is not a run itself."""
+    found = readers.runs_below(path) if path.is_dir() else []
+    return [] if path in found or (len(found) == 1 and found[0].parent == path and found[0].is_file()) else found
+
+
+def has_broken(found: Diagnosis) -> bool:
+    return any(each.state == "broken" for each in found.findings)
+
+
+def of_log(log: Log | None) -> dict[str, Any]:
+    return {"trainer": log and log.trainer.name, "rows": len(log.rows) if log else 0,
+            "notes": list(log.notes) if log else []}
+
+
+def as_dict(found: Diagnosis) -> dict[str, Any]:
+    """A diagnosis as data: what is printed, and what `creditscope report --json` has."""
+    return {"headline": found.headline, "state": found.state, "first": found.first and found.first.rule,
+            "effects": [each.rule for each in found.effects], "unread": found.unread,
+            "findings": [asdict(each) for each in found.findings]}
 
 
 def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
-    """The first cause with its effects; a line per finding; then evidence and reason of the first causes, or of all."""
-    findings, count = found.findings, Counter(finding.state for finding in found.findings)
-    console.print(Text(printable(found.headline)))
+    """The headline; the first cause with its evidence and effects; the other findings; what is fine in one line."""
+    first = found.first
+    console.print(Text(printable(found.headline), "bold"))
     version = f" (read as {log.trainer.version})" if log.trainer.version else ""
-    console.print(f"{log.trainer.name}{version}, {len(log.rows)} rows", markup=False)
+    console.print(Text(f"{log.trainer.name}{version}, {len(log.rows)} rows", "dim"))
     for note in log.notes:
-        console.print(f"note: {printable(note)}", markup=False)
+        console.print(Text(f"note: {printable(note)}"))
+    if first is not None:
+        console.print(details(first, log, found.effects))
+    # Open questions matter where no cause was found; otherwise they are named in one line.
+    others = [each for each in found.findings if each is not first and (each.bad or (each.settles and first is None))]
+    if others:
+        console.print(table_of(others))
+    if why:
+        for each in found.findings:
+            if each is not first:
+                console.print(Text(f"{SIGNS[each.state]} {each.rule}: {printable(each.sentence)}",
+                                   STATE_COLOURS[each.state]))
+                console.print(details(each, log))
+        return
+    for state in ("unknown", "fine"):
+        folded = [each.rule for each in found.findings if each.state == state and each not in others]
+        if folded:
+            count = f"{len(folded)} question{'s' * (len(folded) > 1)}"
+            console.print(Text(f"{state}: {count}: {', '.join(folded)}", STATE_COLOURS[state]))
+
+
+def details(found: Finding, log: Log, effects: Sequence[Finding] = ()) -> Table:
+    """What shows a finding, why, what to change, what to expect, and what followed, each beside its name."""
+    grid = Table.grid(padding=(0, 1, 0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    assumed = ", ".join(f"{name}={value}" for name, value in (found.assumes or {}).items())
+    for name, text in (*(("evidence", line) for line in found.evidence), ("why", found.why), ("change", found.change),
+                       ("expect", found.expect), ("settles", found.settles), ("then", chain(effects)),
+                       ("assumes", f"{assumed} (defaults of {log.trainer.name})" if assumed else "")):
+        if text:
+            grid.add_row(Text(name, "dim"), Text(printable(text)))
+    return grid
+
+
+def table_of(findings: Sequence[Finding]) -> Table:
+    """State, rule and sentence; with the cause, or the change, or what would settle it."""
     table = new_table("state", "about", "finding", justify="left")
-    for finding in findings:
-        origin = f" (follows from {finding.follows[0]})" if finding.follows else ""
-        table.add_row(Text(f"{SHAPES[finding.state]} {finding.state}", COLOURS[finding.state]), finding.rule,
-                      Text(f"{printable(finding.sentence)}{origin}"))
-    console.print(table)
-    for finding in findings:
-        if why or (finding.bad and not finding.follows):
-            console.print(Text(f"{SHAPES[finding.state]} {finding.rule}", COLOURS[finding.state]))
-            assumed = ", ".join(f"{name}={value}" for name, value in (finding.assumes or {}).items())
-            for name, text in (("evidence", "; ".join(finding.evidence)), ("why", finding.why), ("change", finding.change),
-                               ("assumes", f"{assumed} (defaults of {log.trainer.name})" if assumed else "")):
-                if text:
-                    console.print(Text(f"  {name:9}{printable(text)}"))
-    console.print(", ".join(f"{count[state]} {state}" for state in STATES if count[state]) + ".", markup=False)
+    for each in findings:
+        more = (f" Follows from {each.follows[0]}." if each.follows else f" Change: {each.change}." if each.change else
+                f" Settled by: {each.settles}." if each.settles else "")
+        table.add_row(Text(f"{SIGNS[each.state]} {each.state}", STATE_COLOURS[each.state]), each.rule,
+                      Text(f"{printable(each.sentence)}.{printable(more)}"))
+    return table
+
+
+def show_runs(console: Console, found: dict[str, Diagnosis]) -> None:
+    """One line per run: name, state, first cause, its sentence as far as it fits."""
+    lines = []
+    for name, each in found.items():
+        first = each.first
+        lines.append((printable(name), f"{SIGNS[each.state]} {each.state}", first.rule if first else "–",
+                      printable(first.sentence if first else each.unread or each.progress)))
+    widths = [min(console.width // 4, max(map(len, cells))) for cells in list(zip(*lines, strict=True))[:3]]
+    for line, each in zip(lines, found.values(), strict=True):
+        text = Text()
+        for cell, width, style in zip(line, widths, ("", STATE_COLOURS[each.state], "bold"), strict=False):
+            part = Text(cell, style)
+            part.truncate(width, overflow="ellipsis", pad=True)
+            text += part + Text("  ")
+        text += Text(line[-1])
+        text.truncate(console.width, overflow="ellipsis")
+        console.print(text)

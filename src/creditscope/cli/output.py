@@ -20,6 +20,10 @@ WIDE = 150
 """Columns of a terminal from which a table has its equations."""
 
 
+STATE_COLOURS = {"broken": "red", "watch": "yellow", "unknown": "dim", "fine": "green"}
+"""State of a finding -> its colour on a terminal; the sign says the same."""
+
+
 class Screen(Console):
     """A console that escapes control characters: paths and names are untrusted."""
 

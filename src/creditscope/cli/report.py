@@ -15,11 +15,14 @@ from rich.console import Console
 from rich.text import Text
 
 from creditscope.claims.evidence import places
-from creditscope.cli.output import Output
+from creditscope.cli.doctor import as_dict
+from creditscope.cli.output import STATE_COLOURS, Output
 from creditscope.cli.progress import Progress
+from creditscope.diagnosis.engine import SIGNS
+from creditscope.diagnosis.finding import State
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
-from creditscope.report.answers import SHAPES, answers
+from creditscope.report.answers import answers
 from creditscope.report.build import build, page_of, read
 from creditscope.report.page import vega
 from creditscope.report.run import Run
@@ -27,7 +30,6 @@ from creditscope.report.settings import Several, has_no_step
 from creditscope.report.standing import standing
 from creditscope.report.watch import Server, Watched, serve
 
-COLOURS = {"good": "green", "watch": "yellow", "broken": "red", "unknown": "default"}
 OURS = b'<meta name="generator" content="creditscope '
 """A report has this near its start, other files do not."""
 
@@ -36,9 +38,9 @@ OURS = b'<meta name="generator" content="creditscope '
 class Report:
     """Make one html file of a run: its faults, and the evidence. Several runs are shown side by side.
 
-    The file is complete: it opens from disk and loads nothing from the network. It starts with four sentences (signal,
-    credit, directions, optimiser), each good, watch, broken or unknown by a rule that it names; they are printed here
-    too. How to read the rest: docs/report.md.
+    The file is complete: it opens from disk and loads nothing from the network. It starts with the diagnosis, as
+    the verb doctor gives it: the first cause, its remedy and its evidence; then signal, credit, directions and
+    optimiser in numbers. Both are printed here too. How to read the rest: docs/report.md.
 
     For example:
       creditscope report runs/mine                        # writes runs/mine/report.html
@@ -91,7 +93,7 @@ class Report:
             runs = [(found.name, found)] if isinstance(found, Run) else [
                 (entry.name, entry.run) for entry in found.entries if entry.run is not None]
             self.output.emit({"file": str(out), "bytes": size, "seconds": seconds, "charts": bool(vega()),
-                              "runs": [{"name": name, "path": str(run.record.path),
+                              "runs": [{"name": name, "path": str(run.record.path), "diagnosis": as_dict(run.diagnosis),
                                         "answers": [asdict(answer) for answer in answers(run)]} for name, run in runs],
                               "settings": [{"name": name, "state": state, "sentence": sentence}
                                            for name, state, sentence in settings(found)],
@@ -104,11 +106,13 @@ class Report:
 
     def _tell(self, found: Run | Several, out: Path, cost: str) -> None:
         console = self.output.console()
+        if isinstance(found, Run):
+            console.print(Text(printable(found.diagnosis.headline), "bold"))
         told = settings(found) if isinstance(found, Several) else [
             (answer.topic, answer.state, answer.sentence) for answer in answers(found)]
         width = max((len(printable(name)) for name, _, _ in told), default=0) + 1
         for name, state, sentence in told:
-            console.print(Text(f"{SHAPES[state]} {state:<8}", COLOURS[state]) + Text(
+            console.print(Text(f"{SIGNS[state]} {state:<8}", STATE_COLOURS[state]) + Text(
                 f"{printable(name):<{width}}{printable(sentence)}", "default"))
         charts = [] if vega() else ["no charts: they need vl-convert: pip install 'creditscope[plot]'"]
         for line in (*found.faults, *charts, f"wrote {out}: {cost}"):
@@ -137,7 +141,7 @@ class Report:
         return 0
 
 
-def settings(found: Run | Several) -> list[tuple[str, str, str]]:
+def settings(found: Run | Several) -> list[tuple[str, State, str]]:
     """(name, state, sentence) of each compared setting; none for one run."""
     return [] if isinstance(found, Run) else [(setting.name, *standing(setting)) for setting in found.settings]
 

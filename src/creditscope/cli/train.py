@@ -23,6 +23,9 @@ from creditscope.runs.config import Config
 from creditscope.runs.numbers import mean
 from creditscope.runs.record import Record
 
+ALARM_EVERY = 5
+"""Steps between two diagnoses of a run in progress: each takes milliseconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags(Config):
@@ -57,29 +60,38 @@ class Train:
     """Go on from the newest checkpoint in --out."""
     engine: Literal["lab", "trl"] = "lab"
     """The training loop: lab, or trl (extra trl), which also runs under torchrun and accelerate launch."""
+    alarm: bool = True
+    """Diagnose the steps so far, as creditscope doctor would, and print each finding once when it is broken."""
+    stop_on: Literal["broken"] | None = None
+    """End the run at the first broken finding, with exit code 1; the record is kept and can be resumed."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
+        if self.stop_on and not self.alarm:
+            raise CreditscopeError("--stop-on broken needs the diagnosis: leave out --no-alarm")
         out = self.out or default_out(self.config)
         console = self.output.console()
         if self.engine == "trl":
             if self.resume:
                 raise CreditscopeError("--resume: --engine trl keeps no checkpoint; start anew with another --out, "
                                        "from a trained folder: creditscope train RUN/model --engine trl")
-            last, finished = run_by_trl(self.config, out, console, quiet=self.output.json or not leads())
+            last, finished = run_by_trl(self.config, out, console, quiet=self.output.json or not leads(),
+                                        alarm=self.alarm, stop_on=self.stop_on)
             if not leads():
                 return 0 if finished else 130
         else:
             try:
-                last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json)
+                last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json,
+                                              alarm=self.alarm, stop_on=self.stop_on)
             except KeyboardInterrupt:
                 if (out / "run.json").exists():
                     Screen(stderr=True).print(f"interrupted; the record is valid. Next: {self._go_on(out)}",
                                               markup=False, highlight=False, soft_wrap=True)
                 raise
+        code = 0 if finished else 1 if self.stop_on and schema.RUN_ALARM in last else 130
         if self.output.json:
             self.output.emit({"out": str(out), "finished": finished, "last": last})
-            return 0 if finished else 130
+            return code
         if steps := [step for step in Record.open(out).steps() if schema.SCOPE_SHARE in step]:
             console.print(f"microscope: {len(steps)} readings; a pass costs ×{steps[-1][schema.SCOPE_RATIO]:.2f} of a "
                           f"plain one (timed side by side on the first step), "
@@ -89,8 +101,8 @@ class Train:
         if finished or self.engine == "trl":
             console.next(command_line("report", out))
         else:
-            console.next(self._go_on(out))
-        return 0 if finished else 130
+            console.next(*([command_line("doctor", out)] if code == 1 else []), self._go_on(out))
+        return code
 
     def _go_on(self, out: Path) -> str:
         """The command that continues the run."""
@@ -122,9 +134,10 @@ def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def run_training(config: Config, out: Path, console: Console, resume: bool = False, label: str | None = None,
-                 quiet: bool = False) -> tuple[dict[str, Any], bool]:
+                 quiet: bool = False, alarm: bool = True, stop_on: str | None = None) -> tuple[dict[str, Any], bool]:
     """Train and show it: (the last metrics, whether the run came to its end)."""
     # Heavy imports wait until there is something to train, so that --help answers at once.
+    from creditscope.diagnosis.alarm import Alarm
     from creditscope.lab.trackers import Trackers
     from creditscope.lab.train import train
 
@@ -139,18 +152,20 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
             display.step(line)
             trackers.log(line)
 
-        finished = drive(train(config, out, environment(), resume, stop), tell)
+        watch = Alarm(asdict(config), ALARM_EVERY, stop_on) if alarm else None
+        finished = drive(train(config, out, environment(), resume, stop, watch), tell)
         return display.last, finished
 
 
-def run_by_trl(config: Config, out: Path, console: Console, quiet: bool = False) -> tuple[dict[str, Any], bool]:
+def run_by_trl(config: Config, out: Path, console: Console, quiet: bool = False, alarm: bool = True,
+               stop_on: str | None = None) -> tuple[dict[str, Any], bool]:
     """The same by TRL."""
     from creditscope.plugins.trl.engine import train_by_trl
 
     updates = config.steps * config.inner_steps * config.minibatches
     with Interrupt() as stop, Display(console, f"{name_of(config)} by TRL", updates, quiet=quiet) as display:
         display.begin("the model", config.eval_problems)
-        finished = train_by_trl(config, out, display.step, stop)
+        finished = train_by_trl(config, out, display.step, stop, alarm, stop_on)
         return display.last, finished
 
 

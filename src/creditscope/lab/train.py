@@ -24,6 +24,7 @@ from creditscope.batch.groups import deal
 from creditscope.batch.observer import StepObserver
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import find_estimator
+from creditscope.diagnosis.alarm import Alarm
 from creditscope.errors import CreditscopeError
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.evaluate import evaluate
@@ -59,19 +60,20 @@ Metrics = dict[str, Any]
 
 
 def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = False,
-          stop: Callable[[], bool] = lambda: False) -> Generator[Metrics, None, bool]:
+          stop: Callable[[], bool] = lambda: False, alarm: Alarm | None = None) -> Generator[Metrics, None, bool]:
     """Run the training and yield the metrics of each step once they are on disk; at last, those of the evaluation.
 
-    `stop` is asked after each step: an early end keeps everything. Returns whether the run came to its end.
+    `stop` is asked after each step, and `alarm` sees each: an early end keeps everything. Returns whether the run came
+    to its end.
     """
-    run = Training(config)
+    run = Training(config, alarm)
     record = open_record(config, out, versions, resume)
     with record, stopped(record, fresh=not resume) as begun:
         run.restore(record)
         for step in range(run.done, config.steps if not run.spent_all else run.done):
             begun.append(step)
             line = run.step(step, record)
-            ends = step + 1 == config.steps or run.spent_all or stop()
+            ends = step + 1 == config.steps or run.spent_all or stop() or bool(alarm and alarm.stop)
             if ends or (step + 1) % config.checkpoint_every == 0:
                 run.checkpoint(record, step + 1)
             yield {"step": step} | line
@@ -104,8 +106,8 @@ def open_record(config: Config, out: Path, versions: dict[str, Any], resume: boo
 class Training:
     """A run in memory: the policy with its optimiser, and how far it has come."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, alarm: Alarm | None = None) -> None:
+        self.config, self.alarm = config, alarm
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
                                   chat=config.chat, seed=config.seed)
         self.task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
@@ -148,6 +150,9 @@ class Training:
                 # A checkpoint of a run that was not probed does not know its norms: they may have been anything.
                 low, high, count = state.get("norms", (0.0, math.inf, 10**9))
                 self.probe.clipping.before = float(low), float(high), int(count)
+        if self.alarm is not None:
+            for line in record.steps():
+                self.alarm.note(line["step"], line)
         self.problems = problem_stream(self.task, self.config.seed, skip=0)
         self.seen = answers.PromptsSeen()
         self.seen.add(problem.prompt for problem in islice(self.problems, self.used))
@@ -216,7 +221,8 @@ class Training:
             clock.lap("scope")
         line |= clock.metrics()
         if updates and config.keep_every and step % config.keep_every == 0:
-            record.save_group(step, kept_arrays(self.method, rollouts, credit, w, live, after, also))
+            record.save_group(step, kept_arrays(self.method, rollouts, credit, w, live, after, also,
+                                                self.policy.special()))
         self.write(step, record, line)
         return line
 
@@ -309,6 +315,8 @@ class Training:
     def write(self, step: int, record: Record, line: Metrics) -> None:
         """The line last: who sees it finds everything that was kept of the step."""
         config = self.config
+        if self.alarm is not None and (told := self.alarm.see(step, line)):
+            line[schema.RUN_ALARM] = "\n".join(told)
         record.append(step, line)
         if config.adapt != "none":
             self.lines.append(line)

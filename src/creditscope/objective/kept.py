@@ -18,10 +18,12 @@ FIELDS = ("tokens", "mask", "logp", "reward", "group", "entropy", "step", "step_
 
 
 def kept_arrays(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor,
-                after: Tensor | None = None, also: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+                after: Tensor | None = None, also: Mapping[str, Tensor] | None = None,
+                special: Mapping[int, str] | None = None) -> dict[str, Any]:
     """The arrays of a batch with its credit A and its w.
 
-    `live` and `after` are log π of the recorded pass and after the last update, `also` the credits of --also.
+    `live` and `after` are log π of the recorded pass and after the last update, `also` the credits of --also, `special`
+    the names of tokens without a text.
     """
     tensors = {name: getattr(rollouts, name) for name in FIELDS} | {
         "credit": credit, "w": w, "live_logp": live, "clipped": past_bound(method, rollouts, credit, live) > 0}
@@ -34,6 +36,9 @@ def kept_arrays(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, l
     width = rollouts.tokens.shape[1]
     out["prompt"], out["text"] = np.array(list(rollouts.prompt)), np.array(list(rollouts.text))
     out["pieces"] = np.array([[*row, *[""] * (width - len(row))] for row in rollouts.pieces])
+    names = {i: special[i] for i in np.unique(out["tokens"]).tolist() if i in special} if special else {}
+    if names:
+        out |= {"special_ids": np.array(list(names)), "special_names": np.array(list(names.values()))}
     return out | ({"other_names": np.array(list(also))} if also else {})
 
 

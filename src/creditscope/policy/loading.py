@@ -96,6 +96,12 @@ class Policy:
         cuts[-1] = len(whole)
         return [whole[a:b] for a, b in pairwise(cuts)]
 
+    def special(self) -> dict[int, str]:
+        """Token id -> name of the tokens that `decode` leaves out, such as <|im_end|>."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        ids = {*self.tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+        return {i: str(self.tokenizer.convert_ids_to_tokens(i)) for i in sorted(ids)}
+
     def save(self, folder: Path) -> None:
         """The model in Hugging Face format, adapters merged into the weights, with its tokenizer."""
         model = copy.deepcopy(self.model).merge_and_unload() if self.lora else self.model

@@ -1,115 +1,115 @@
-"""Four sentences on a run, by rule: signal, credit, directions, optimiser.
+"""Four topics of a run in numbers: signal, credit, directions, optimiser.
 
-`broken`: the run cannot learn as it stands, or got worse. `watch`: a number that usually costs something. `good`:
-neither. Low rank and even credit occur in most runs that learn, so neither is a fault. Every number is a mean over the
-last `LAST` steps that have it; fewer than `FEWEST` steps, or old ones, are `unknown`.
+A sentence gives means over the last LAST steps that have a number, and where it matters the largest value with its
+step. It judges nothing: a topic's state is that of the diagnosis' findings on it, by the table TOPICS.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
-from creditscope.diagnosis.optimizer_verdicts import BLIND
-from creditscope.diagnosis.thresholds import ENTROPY_LEFT, ENTROPY_LOW
+from creditscope.diagnosis.engine import SIGNS, Diagnosis
+from creditscope.diagnosis.finding import STATES, Finding, State
 from creditscope.methods.find import row_of
 from creditscope.methods.words import law
 from creditscope.report.remedies import words
 from creditscope.report.run import Run
-from creditscope.report.wording import mean_of, near, percent, short, too_few
+from creditscope.report.wording import mean_of, near, percent, short
 from creditscope.runs import schema
 from creditscope.runs.columns import Steps, is_number
-from creditscope.runs.intervals import Interval, overlap, quantile
+from creditscope.runs.intervals import Interval
 from creditscope.runs.numbers import mean_over
 from creditscope.runs.numbers import percent as with_interval
 
-SHAPES = {"good": "●", "watch": "▲", "broken": "■", "unknown": "○"}
-"""State -> the shape that tells it without colour."""
-
 LAST = 10
 """Steps of a mean: enough to smooth one batch, few enough to describe the run as it is now."""
-FEWEST = 3
-"""Steps below which no mean is given."""
-FEWEST_GROUPS = 16
-"""Groups below which no share is given: the 95 % interval of a share of n is up to ±1/√n, here ±25 points."""
-LIVE_GOOD, LIVE_BROKEN = 0.5, 0.1
-"""Shares of live groups. A dead group has no gradient and still counts in the mean: at 1/2 the step is half as long;
-below 1/10, nine of ten rollouts are sampled in vain."""
-CUT_WATCH, CUT_BROKEN = 0.1, 0.5
-"""Shares of answers cut off at the length limit: their reward judges the limit, not the answer."""
-SOLVED = 0.95
-"""Mean reward, where 1 is the most, from which groups are dead because their answers are right."""
-TOP_WATCH = 0.9
-"""Share of Σ|w| on a tenth of the tokens: above it an error in those tokens decides the update."""
-ONE_SIDED = 0.9
-"""Share of Σ|w| of one sign: above it nearly all tokens are pushed the same way, whatever their reward."""
-SILENT_BROKEN = 0.5
-"""Share of steps in which every w was 0."""
-ONE_WAY, WAYS = 1.25, 3.0
-"""Effective rank below which the rollouts of a group push along one line, and the least null for which that is said: at
-r_eff = 1.25 the second of two directions holds 2 % of the energy."""
-PAST_WATCH, PAST_BROKEN = 0.05, 0.2
-"""Shares of bounded tokens outside the clip range after the last update on the batch."""
+TOPICS: Mapping[str, tuple[str, ...]] = {
+    "Signal": (),
+    "Credit": ("dilution", "KL only", "KL pull", "length constant", "cispo cap", "loss"),
+    "Directions": ("signal",),
+    "Optimiser": ("learning rate", "gradient", "gradient clip", "clip", "updates", "step size", "small steps",
+                  "epsilon", "rounding", "frozen", "weight decay", "KL level", "sampler"),
+}
+"""Topic -> its rules; a rule that stands in no row is one of Signal."""
 
 
 @dataclass(frozen=True)
 class Answer:
     topic: str
-    state: str
+    state: State
     sentence: str
     rule: str
-    """The thresholds, and which steps the number is a mean of."""
+    """The findings that the state is of, and which steps the numbers are means of."""
     evidence: str
     """The id of the section that shows it."""
 
 
 def answers(run: Run) -> list[Answer]:
-    return [signal(run), credit(run), directions(run), optimiser(run)]
+    said = {"Signal": signal(run), "Credit": credit(run), "Directions": directions(run), "Optimiser": optimiser(run)}
+    shown = dict(zip(TOPICS, ("steps", "tokens", "directions", "optimizer"), strict=True))
+    return [Answer(topic, state_of(found := of_topic(run.diagnosis, topic)), f"{text[:1].upper()}{text[1:]}",
+                   f"{judged(found)} {over}".strip(), shown[topic]) for topic, (text, over) in said.items()]
+
+
+def of_topic(diagnosis: Diagnosis, topic: str) -> list[Finding]:
+    """The findings on a topic, most severe first."""
+    others = {rule for name, rules in TOPICS.items() if name != "Signal" for rule in rules}
+    return [each for each in diagnosis.findings
+            if each.rule in TOPICS[topic] or (topic == "Signal" and each.rule not in others)]
+
+
+def state_of(findings: Iterable[Finding]) -> State:
+    """The most severe that is known: unknown only where every question is open."""
+    states = [each.state for each in findings if each.state != "unknown"]
+    return worst(*states) if states else "unknown"
+
+
+def worst(*states: State) -> State:
+    """broken > watch > unknown > fine."""
+    return min(states, key=STATES.index)
+
+
+def judged(findings: Sequence[Finding]) -> str:
+    """The findings behind a state, by sign."""
+    parts = [f"{SIGNS[state]} {', '.join(rules)}" for state in STATES
+             if (rules := [each.rule for each in findings if each.state == state])]
+    return f"Findings: {'; '.join(parts)}." if parts else "No rule judges this."
+
+
+Told = tuple[str, str]
+"""A sentence, and which steps its numbers are means of."""
 
 
 # -- signal -----------------------------------------------------------------------------------------------------------
 
 
-Clause = tuple[str, str]
-
-
-def signal(run: Run) -> Answer:
-    """live = Σ live groups / Σ groups, after what was learnt; then truncation, failed rewards and entropy."""
+def signal(run: Run) -> Told:
+    """What was learnt, live groups, answers cut at the limit, failed rewards, entropy."""
     steps = _last(run.trained, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS)
-    rule = (f"Broken when accuracy fell, watch when the reward did: 95 % intervals apart. Live groups: watch below "
-            f"{percent(LIVE_GOOD)}, broken below {percent(LIVE_BROKEN)}. Cut off: watch from {percent(CUT_WATCH)}, "
-            f"broken from {percent(CUT_BROKEN)} unless the reward rose. {mean_of(steps)}")
-    trend = reward_trend(run.trained)
-    rose = trend is not None and trend[1] > trend[0]
-    every = (progress(run.steps, run.trained), _live(steps), _cut(steps, rose), _unjudged(run.trained[-LAST:]),
-             _entropy(run.trained))
-    clauses = [clause for clause in every if clause is not None]
-    said = "; ".join(text for _, text in clauses)
-    sentence = f"{said[0].upper()}{said[1:]}. {loss_sentence(run.config)}".strip()
-    return Answer("Signal", worst(*(state for state, _ in clauses)), sentence, rule, "steps")
+    clauses = [*progress(run), *_live(steps), *_cut(run), *_unjudged(run), *_entropy(run)]
+    said = "; ".join(clauses) or "no reward and no group is recorded"
+    return f"{said}. {loss_sentence(run.config)}".strip(), mean_of(steps)
 
 
-def progress(steps: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> Clause | None:
-    """The last evaluation against the first; where their intervals overlap, the reward over training."""
-    evaluated = _having(steps, schema.EVAL_ACCURACY)
-    trend = reward_trend(trained)
-    rewards = f"mean reward {'fell' if trend[1] < trend[0] else 'rose'} from {short(trend[0])} to " \
-              f"{short(trend[1])}" if trend else ""
-    state = "watch" if trend and trend[1] < trend[0] else "good"
+def progress(run: Run) -> list[str]:
+    """The first and the last evaluation; the mean reward of the first and the last third of the steps."""
+    evaluated, rewards = _having(run.steps, schema.EVAL_ACCURACY), run.trained.numbers(schema.REWARD_MEAN).values
+    said = []
     if len(evaluated) > 1:
         first, last = _accuracy(evaluated[0]), _accuracy(evaluated[-1])
-        said = f"accuracy on unseen problems {100 * first.mean:.1f} → {with_interval(last)}"
-        if overlap(first, last) is False:
-            return ("broken", f"{said}: it fell") if last.mean < first.mean else ("good", f"{said}: it rose")
-        return state, f"{said}: no clear change" + (f"; {rewards}" if rewards else "")
-    reward = mean_over(_last(trained, schema.REWARD_MEAN), schema.REWARD_MEAN)
-    return (state, rewards or f"mean reward {short(reward)}") if reward is not None else None
+        said.append(f"accuracy on unseen problems {100 * first.mean:.1f} → {with_interval(last)}")
+    third = len(rewards) // 3
+    if third:
+        said.append(f"mean reward {short(rewards[:third].mean())} → {short(rewards[-third:].mean())} (thirds)")
+    elif len(rewards):
+        said.append(f"mean reward {short(rewards.mean())}")
+    return said
 
 
 def _accuracy(step: Mapping[str, Any]) -> Interval:
@@ -118,37 +118,9 @@ def _accuracy(step: Mapping[str, Any]) -> Interval:
     return Interval(float(step[schema.EVAL_ACCURACY]), low, high, n=1)
 
 
-def reward_trend(trained: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
-    """Mean rewards of the first and the last third of the steps, None where they cannot be told apart.
-
-        |m₂ − m₁| > t·√((s₁² + s₂²)/n),   t of n − 1 degrees of freedom
-    """
-    rewards = Steps.of(trained).numbers(schema.REWARD_MEAN).values
-    n = len(rewards) // 3
-    if n < FEWEST:
-        return None
-    first, last = float(rewards[:n].mean()), float(rewards[-n:].mean())
-    variance = rewards[:n].var(ddof=1) + rewards[-n:].var(ddof=1)
-    return (first, last) if abs(last - first) > quantile(n - 1) * math.sqrt(variance / n) else None
-
-
-def _live(steps: Sequence[Mapping[str, Any]]) -> Clause:
+def _live(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     groups, live = math.fsum(step[schema.SIGNAL_GROUPS] for step in steps), math.fsum(map(live_groups, steps))
-    if groups < FEWEST_GROUPS:
-        return "unknown", f"{too_few(groups, 'group', FEWEST_GROUPS)}"
-    share = live / groups
-    said = f"{short(live / len(steps))} of {short(groups / len(steps))} groups carry signal"
-    if share < LIVE_GOOD and is_solved(steps):
-        return "watch", f"{said}, because {RIGHT}"
-    return "good" if share >= LIVE_GOOD else "watch" if share >= LIVE_BROKEN else "broken", said
-
-
-RIGHT = "nearly every answer is right: little is left to learn here"
-
-
-def is_solved(steps: Sequence[Mapping[str, Any]]) -> bool:
-    reward = mean_over(steps, schema.REWARD_MEAN)
-    return reward is not None and SOLVED <= reward <= 1
+    return [f"{short(live / len(steps))} of {short(groups / len(steps))} groups carry signal"] if groups else []
 
 
 def live_groups(step: Mapping[str, Any]) -> float:
@@ -157,29 +129,20 @@ def live_groups(step: Mapping[str, Any]) -> float:
     return float(round(step[schema.SIGNAL_GROUPS] * (1 - dead)) if is_number(dead) else step[schema.SIGNAL_LIVE_GROUPS])
 
 
-def _cut(steps: Sequence[Mapping[str, Any]], rose: bool) -> Clause | None:
-    """Answers cut at the limit; not `broken` where the reward rose all the same."""
-    cut = mean_over(steps, schema.LENGTH_TRUNCATED)
-    if not cut:
-        return None
-    return ("broken" if cut >= CUT_BROKEN and not rose else "watch" if cut >= CUT_WATCH else "good",
-            f"{percent(cut)} of the answers are cut off at the length limit")
+def _cut(run: Run) -> list[str]:
+    cut = mean_over(_last(run.trained, schema.LENGTH_TRUNCATED), schema.LENGTH_TRUNCATED)
+    return [f"{percent(cut)} of the answers are cut off at the length limit"] if cut else []
 
 
-def _unjudged(steps: Sequence[Mapping[str, Any]]) -> Clause | None:
-    failed = sum(int(step[schema.REWARD_ERRORS]) for step in steps if is_number(step.get(schema.REWARD_ERRORS)))
-    return ("watch", f"the reward function failed on {failed} answer{'s' * (failed != 1)}") if failed else None
+def _unjudged(run: Run) -> list[str]:
+    failed = int(run.trained.numbers(schema.REWARD_ERRORS).values.sum())
+    return [f"the reward function failed on {failed} answer{'s' * (failed != 1)}"] if failed else []
 
 
-def _entropy(trained: Sequence[Mapping[str, Any]]) -> Clause | None:
-    values = Steps.of(trained).numbers(schema.ENTROPY_MEAN).values
+def _entropy(run: Run) -> list[str]:
+    values = run.trained.numbers(schema.ENTROPY_MEAN).values
     n = min(LAST, len(values) // 2)
-    if n < FEWEST:
-        return None
-    before, now = values[:n].mean(), values[-n:].mean()
-    if now >= ENTROPY_LOW or now > ENTROPY_LEFT * before:
-        return None
-    return "watch", f"entropy fell from {short(before)} to {short(now)} nats per token"
+    return [f"entropy {short(values[:n].mean())} → {short(values[-n:].mean())} nats per token"] if n else []
 
 
 def loss_sentence(config: Mapping[str, Any]) -> str:
@@ -201,35 +164,29 @@ LOSS = {
 
 # -- credit -----------------------------------------------------------------------------------------------------------
 
+TOP = schema.W_TOP10_MASS
+SAME = 1e-9
+"""`credit/within` of credit that is equal inside each answer, up to rounding."""
 
-def credit(run: Run) -> Answer:
+
+def credit(run: Run) -> Told:
     """Σ of the tenth of tokens with most |w| over Σ|w|, against the same if tokens with w ≠ 0 shared it evenly."""
-    rule = (f"Watch from {percent(TOP_WATCH)} of the effective credit on a tenth of the tokens, or "
-            f"{percent(ONE_SIDED)} of one sign; broken when over {percent(SILENT_BROKEN)} of the steps have none. ")
-    known = (step for step in reversed(run.trained) if is_number(step.get(TOP)) or has_no_credit(step))
-    told = list(islice(known, LAST))[::-1]
-    why = f"Not known since step {told[-1]['step']}" if is_stale(run.trained, told) else \
-        too_few(len(told), "step", FEWEST) if len(told) < FEWEST else ""
-    if why:
-        return Answer("Credit", "unknown", f"{why}.", rule + mean_of(told), "tokens")
-    silent, steps = sum(map(has_no_credit, told)), _last(told, TOP)
-    if silent > SILENT_BROKEN * len(told):
-        said, solved = f"In {silent} of {len(told)} steps no token had any effective credit", is_solved(told)
-        return Answer("Credit", "watch" if solved else "broken", f"{said}: {RIGHT}." if solved else f"{said}.",
-                      rule + mean_of(told), "tokens")
-    top, zero, within = (mean_over(steps, name) for name in (TOP, schema.W_ZERO, schema.CREDIT_WITHIN))
-    assert top is not None
-    said = f"The top tenth of tokens carries {percent(top)} of the effective credit"
-    if zero is not None:
-        said += f" (even: {percent(even_share(steps))})" + (f"; {percent(zero)} of tokens have none" if zero else "")
-    if within is not None:
-        said += "; it varies only between answers" if within < SAME else f"; {percent(within)} varies inside answers"
-    positive = mean_over(steps, schema.W_POSITIVE_MASS)
-    sided = positive is not None and max(positive, 1 - positive) >= ONE_SIDED
-    if positive is not None and sided:
-        said += f"; {percent(max(positive, 1 - positive))} pushes {'up' if positive > 0.5 else 'down'}"
-    state = "watch" if top >= TOP_WATCH or sided else "good"
-    return Answer("Credit", state, f"{said}.", rule + mean_of(steps), "tokens")
+    steps, silent = _last(run.trained, TOP), sum(map(has_no_credit, run.trained[-LAST:]))
+    said = []
+    if steps:
+        top, zero, within, positive = (mean_over(steps, name) for name in (
+            TOP, schema.W_ZERO, schema.CREDIT_WITHIN, schema.W_POSITIVE_MASS))
+        assert top is not None
+        said.append(f"the top tenth of tokens carries {percent(top)} of the effective credit"
+                    + ("" if zero is None else f" (even: {percent(even_share(steps))})"))
+        said += [f"{percent(zero)} of tokens have none"] if zero else []
+        if within is not None:
+            said.append("it varies only between answers" if within < SAME else
+                        f"{percent(within)} varies inside answers")
+        said += [f"{percent(positive)} pushes up"] if positive is not None else []
+    if silent:
+        said.append(f"in {silent} of the last {min(LAST, len(run.trained))} steps no token had any")
+    return f"{'; '.join(said) or 'no effective credit is recorded'}.", mean_of(steps)
 
 
 def even_share(steps: Sequence[Mapping[str, Any]]) -> float:
@@ -247,11 +204,6 @@ def has_no_credit(step: Mapping[str, Any]) -> bool:
     return is_number(step.get(schema.CREDIT_DEAD_GROUPS)) and TOP not in step and TOP not in absent(step)
 
 
-TOP = schema.W_TOP10_MASS
-SAME = 1e-9
-"""`credit/within` of credit that is equal inside each answer, up to rounding."""
-
-
 # -- directions -------------------------------------------------------------------------------------------------------
 
 RANK, OWN_NORMS = schema.GRAM_GROUP_EFFECTIVE_RANK, schema.GRAM_GROUP_NORM_NULL
@@ -260,80 +212,66 @@ NULLS = {schema.GRAM_GROUP_W_NULL: "orthogonal, equal norms",
 """Metric -> which null it is. The first that was recorded is taken; token credit has only the second."""
 
 
-def directions(run: Run) -> Answer:
+def directions(run: Run) -> Told:
     """r_eff = (Σσ)²/Σσ² of the gradients of a group's rollouts beside its nulls, means over groups and readings."""
-    rule = f"Watch below {ONE_WAY:g} directions where the null is {WAYS:g} or more; low rank alone is no fault. "
     by_null = {name: _last(run.trained, RANK, name) for name in NULLS}
     name = max(by_null, key=lambda one: len(by_null[one]))  # of equals the first
-    steps, size = by_null[name], run.config.get("group")
-    readings = steps if len(steps) >= FEWEST else _last(run.trained, RANK)
-    why = ("One rollout per group has one direction" if size == 1 else
-           f"Not read since step {readings[-1]['step']}" if is_stale(run.trained, readings) else
-           f"{too_few(len(readings), 'reading', FEWEST)}; {words(run.config, 'readings')}" if
-           0 < len(readings) < FEWEST else
-           "The rank was read, but no null to hold it against" if readings and len(steps) < FEWEST else
-           "" if readings else
-           f"Not read: {words(run.config, 'rank')}" if run.config.get("scope") in (None, "off") else
-           "Not read: no group was live when the microscope looked")
-    if why:
-        return Answer("Directions", "unknown", f"{why}.", rule + mean_of(readings, "readings"), "directions")
+    steps, size = by_null[name] or _last(run.trained, RANK), run.config.get("group")
     found, null, own = mean_over(steps, RANK), mean_over(steps, name), mean_over(steps, OWN_NORMS)
-    assert found is not None
-    assert null is not None
-    state = "unknown" if null < WAYS else "watch" if found < ONE_WAY else "good"
-    said = f"{size if is_number(size) else 'The'} rollouts push in {short(found)} directions; null {short(null)} " \
-           f"({NULLS[name]})"
+    if size == 1 or found is None:
+        return ("one rollout per group has one direction." if size == 1 else
+                f"not read: {words(run.config, 'rank')}." if run.config.get("scope") in (None, "off") else
+                "not read: no group was live when the microscope looked."), mean_of(steps, "readings")
+    said = f"{size if is_number(size) else 'the'} rollouts push in {short(found)} directions; " + (
+        "no null to compare with was read" if null is None else f"null {short(null)} ({NULLS[name]})")
     said += f", {short(own)} with their own norms" if own is not None else ""
-    said += {"unknown": "; too few directions to judge", "watch": "; all push along one line", "good": ""}[state]
-    return Answer("Directions", state, f"{said}.", rule + mean_of(steps, "readings"), "directions")
+    return f"{said}.", mean_of(steps, "readings")
 
 
 # -- optimiser --------------------------------------------------------------------------------------------------------
-
-
-def optimiser(run: Run) -> Answer:
-    """Share of bounded tokens outside the clip range after the batch, and the effect of the reward's scale."""
-    rule = (f"Outside the clip range: watch from {percent(PAST_WATCH)}, broken from {percent(PAST_BROKEN)} or when a "
-            f"gradient is not finite. Scale below {percent(BLIND)} change hardly matters, which is no fault. ")
-    steps, where = past_steps(run.trained)
-    past, (scale, scales) = mean_over(steps, where), _scale(run)
-    row = row_of(run.config)
-    wild = [step for step in run.trained[-LAST:] if NOT_FINITE & set(absent(step))]
-    if is_stale(run.trained, steps):
-        state, tokens = "unknown", f"tokens outside the clip range were not counted since step {steps[-1]['step']}"
-    elif past is not None and len(steps) >= FEWEST:
-        state = "broken" if past >= PAST_BROKEN else "watch" if past >= PAST_WATCH else "good"
-        tokens = f"{percent(past)} of bounded tokens " + (
-            "end outside the clip range" if where == AT_END else
-            f"are outside the clip range after {_between(where)} of the batch's updates")
-    elif row is not None and row.bound == "none" and row.trust == "none":
-        state, tokens = "good" if scales else "unknown", "this method has no clip range"
-    else:
-        state, tokens = "unknown", (
-            f"overshoot: {too_few(len(steps), 'reading', FEWEST)}; {words(run.config, 'probes')}" if steps else
-            f"not read: {words(run.config, 'overshoot')}" if _unprobed(run.config) else
-            "overshoot was not read: no token had a bound when the probe looked")
-    if wild:
-        state, tokens = "broken", f"the gradient was not finite in {len(wild)} of the last steps; {tokens}"
-    flag = words(run.config, "overshoot")
-    said = tokens if tokens.endswith(flag) and scale.endswith(flag) else f"{tokens}; {scale}"  # one flag gives both
-    both = steps and scales and (len(steps), steps[-1]["step"]) != (len(scales), scales[-1]["step"])
-    over = f"{mean_of(steps, 'readings')} Scale: {mean_of(scales, 'readings').lower()}" if both else mean_of(
-        steps or scales, "readings")
-    return Answer("Optimiser", state, f"{said[0].upper()}{said[1:]}.", rule + over, "optimizer")
-
 
 AT_END = schema.OVERSHOOT_PAST
 SCALE = schema.OPTIMIZER_SCALE_CHANGE
 NOT_FINITE = frozenset({schema.GRAD_NORM, schema.OBJECTIVE_VALUE})
 
 
+def optimiser(run: Run) -> Told:
+    """Share of bounded tokens outside the clip range after the batch, and the effect of the reward's scale."""
+    steps, where = past_steps(run.trained)
+    past, (scale, scales), row = mean_over(steps, where), _scale(run), row_of(run.config)
+    if past is not None:
+        said = f"{percent(past)} of bounded tokens " + (
+            "end outside the clip range" if where == AT_END else
+            f"are outside the clip range after {_between(where)} of the batch's updates") + _most(run.trained, where)
+    elif row is not None and row.bound == "none" and row.trust == "none":
+        said = "this method has no clip range"
+    else:
+        said = f"not read: {words(run.config, 'overshoot')}" if _unprobed(run.config) else \
+            "overshoot was not read: no token had a bound when the probe looked"
+    if wild := [step["step"] for step in run.trained.having("absent") if NOT_FINITE & set(absent(step))]:
+        said = f"the gradient was not finite in {len(wild)} of {len(run.trained)} steps, first at {wild[0]}; {said}"
+    flag = words(run.config, "overshoot")
+    text = said if said.endswith(flag) and scale.endswith(flag) else f"{said}; {scale}"  # one flag gives both
+    both = steps and scales and (len(steps), steps[-1]["step"]) != (len(scales), scales[-1]["step"])
+    return f"{text}.", f"{mean_of(steps, 'readings')} Scale: {mean_of(scales, 'readings').lower()}" if both else \
+        mean_of(steps or scales, "readings")
+
+
+def _most(trained: Steps, metric: str) -> str:
+    """The largest value with its step, where there are several."""
+    at, values = trained.numbers(metric)
+    if len(values) < 2:
+        return ""
+    place = int(values.argmax())
+    return f", at most {percent(float(values[place]))} (step {trained[int(at[place])]['step']})"
+
+
 def past_steps(trained: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The last steps that count tokens past their bound, and the metric: after the last update on the batch, or
-    where that was read too seldom after the update that most steps were read at.
+    """The last steps that count tokens past their bound, and the metric: after the last update on the batch, or where
+    that was never read after the update that most steps were read at.
     """
     found = {AT_END: _last(trained, AT_END)}
-    if len(found[AT_END]) < FEWEST:
+    if not found[AT_END]:
         updates = {int(k) for name in Steps.of(trained).names if (k := _between(name))}
         past = [schema.OVERSHOOT_UPDATE("past", k) for k in sorted(updates, reverse=True)]
         found |= {name: _last(trained, name) for name in past}
@@ -349,19 +287,16 @@ def _between(name: str) -> str:
 
 def _scale(run: Run) -> tuple[str, list[Mapping[str, Any]]]:
     """Change of the update at a tenth of the credit, since the start or else from the step read on; its steps."""
-    found = {metric: _last(run.trained, metric) for metric in (SCALE, f"{SCALE}_now")}
-    for metric, steps in found.items():
+    for metric in (SCALE, f"{SCALE}_now"):
+        steps = _last(run.trained, metric)
         change = mean_over(steps, metric)
-        if change is not None and len(steps) >= FEWEST and not is_stale(run.trained, steps):
-            said = f"reward scale {'hardly matters' if change < BLIND else 'matters'}: a tenth of the credit changes " \
-                   f"the update by {percent(change)}" + ("" if metric == SCALE else " from that step on")
+        if change is not None:
+            said = f"a tenth of the credit changes the update by {percent(change)}" + (
+                "" if metric == SCALE else " from that step on")
             return ", ".join(filter(None, (said, _cosine(run)))), steps
-    steps = found[SCALE] or found[f"{SCALE}_now"]
-    return "reward scale" + (
-        f" was not read since step {steps[-1]['step']}" if is_stale(run.trained, steps) else
-        f": {too_few(len(steps), 'reading', FEWEST)}" if steps else
-        f" was not read: {words(run.config, 'scale')}" if _unprobed(run.config) else
-        " was not read: a gradient was clipped to its norm, or a part of it is not the reward's"), []
+    return "reward scale was not read: " + (
+        words(run.config, "scale") if _unprobed(run.config) else
+        "a gradient was clipped to its norm, or a part of it is not the reward's"), []
 
 
 def _unprobed(config: Mapping[str, Any]) -> bool:
@@ -396,19 +331,7 @@ def _having(steps: Sequence[Mapping[str, Any]], *metrics: str, most: int | None 
     return [found[row] for row in rows[-most if most else 0:].tolist()]
 
 
-def is_stale(trained: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether since the last of `steps` the run went on for LAST steps and for twice their widest gap."""
-    at = [int(step["step"]) for step in steps]
-    gap = max((later - earlier for earlier, later in pairwise(at)), default=1)
-    return bool(at) and int(trained[-1]["step"]) - at[-1] >= max(LAST, 2 * gap)
-
-
 def absent(step: Mapping[str, Any]) -> list[str]:
     """The metrics that were not finite at a step."""
     found = step.get("absent")
     return [str(name) for name in found] if isinstance(found, dict) else []
-
-
-def worst(*states: str) -> str:
-    """broken > watch > unknown > good."""
-    return max(states, key=["good", "unknown", "watch", "broken"].index)

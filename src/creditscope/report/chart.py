@@ -114,7 +114,7 @@ def _x(rows: Sequence[Row], name: str, inset: int = 0) -> Spec:
 
 def _y(percent: bool, zero: bool = False) -> Spec:
     """The vertical axis, without the field's name."""
-    axis: Spec = {"tickCount": 4} | ({"format": ".0%"} if percent else {})
+    axis: Spec = {"tickCount": 4} | ({"format": "~%"} if percent else {})  # as few digits as tell ticks apart
     return {"type": "quantitative", "title": None, "scale": {"zero": zero, "nice": True}, "axis": axis}
 
 

@@ -10,10 +10,12 @@ from typing import Any
 from creditscope.claims.evidence import ENOUGH, Evidence
 from creditscope.claims.page import FIGURES, curves
 from creditscope.claims.reading import from_three
+from creditscope.diagnosis.engine import SIGNS
+from creditscope.diagnosis.finding import STATES
 from creditscope.report import claims, glossary, methods
-from creditscope.report.answers import SHAPES
 from creditscope.report.chart import Spec
 from creditscope.report.chart import curves as chart_of
+from creditscope.report.diagnosed import sign
 from creditscope.report.markup import Html, join, shown, tag
 from creditscope.report.section import Section, missing, rounded
 from creditscope.report.settings import LONGEST, SYMBOLS, TELLING, Entry, SettingRuns, Several, value_of
@@ -22,11 +24,11 @@ from creditscope.report.standing import (
     FEW,
     TOPICS,
     Statistic,
+    diagnosed,
     findings,
     live_by_step,
     many,
     rank_by_step,
-    signal,
     span,
     standing,
 )
@@ -48,9 +50,9 @@ def first_screen(several: Several) -> Html:
     few = [setting.name for setting in several.settings if len(setting.entries) < ENOUGH]
     words = [SYMBOLS.get(key, key.replace("_", " ")) for key in several.differs]
     seeds = ", and in the seed" if count > settings else ""
-    state, said = signal(several)
-    told = [tag("li", tag("div", tag("strong", "Signal"), tag("p", _shape(state), state, class_="state")),
-                tag("p", said), class_=f"answer {state}", data_topic="signal", data_state=state),
+    state, said = diagnosed(several)
+    told = [tag("li", tag("div", tag("strong", "Diagnosis"), tag("p", *sign(state), class_="state")),
+                tag("p", said), class_=f"answer {state}", data_topic="diagnosis", data_state=state),
             *(tag("li", tag("strong", topic), tag("p", sentence), class_="answer", data_topic=topic.lower())
               for topic, sentence in findings(several))]
     return join(
@@ -65,10 +67,6 @@ def first_screen(several: Several) -> Html:
             f"{len(few)} of {settings} settings.", class_="missing", id="few")
         if few else None,
         *(tag("p", fault, class_="missing fault") for fault in several.faults))
-
-
-def _shape(state: str) -> Html:
-    return tag("span", SHAPES[state], class_="shape", aria_hidden="true")
 
 
 def sections(several: Several, with_claims: bool = False) -> list[Section]:
@@ -110,8 +108,8 @@ def _table(several: Several) -> Html:
         numbers = [_cell(found[name][place], COLUMNS[name]) for name in there]
         state, said = standing(setting)
         rows.append(tag("tr", tag("th", setting.name, scope="row", data_value=place),
-                        tag("td", tag("span", f"{SHAPES[state]} {state}", class_="state"), title=said, class_=state,
-                            data_value=list(SHAPES).index(state)), *cells,
+                        tag("td", tag("span", f"{SIGNS[state]} {state}", class_="state"), title=said, class_=state,
+                            data_value=STATES.index(state)), *cells,
                         tag("td", str(len(setting.entries)), class_="number", data_value=len(setting.entries)),
                         *numbers))
     links = [part for name in there for part in (" · ", glossary.link(COLUMNS[name].metric, name))]
@@ -256,7 +254,7 @@ def _runs(several: Several) -> Section:
                        for word in ("run", *TOPICS, "setting", "seed", "steps", "open it in full")))
     table = tag("div", tag("table", tag("thead", head), tag("tbody", *rows), id="states"), class_="wide", tabindex="0",
                 role="region", aria_label="Table of runs")
-    return Section(id="runs", title="Runs", lead="The four answers of each run's own report, by the same rules. A file "
+    return Section(id="runs", title="Runs", lead="The four topics of each run's own report, with their states. A file "
                                                  "of evidence has none: they need the record.",
                    body=tag("details", tag("summary", many(len(rows), "run")), table, open=len(rows) <= FOLDED))
 
@@ -268,7 +266,7 @@ FOLDED = 30
 def _row(setting: str, entry: Entry) -> Html:
     run, evidence = entry.run, entry.evidence
     states = [tag("td", "–") for _ in TOPICS] if run is None else [
-        tag("td", tag("span", f"{SHAPES[answer.state]} {answer.state}", class_="state"), title=answer.sentence,
+        tag("td", tag("span", f"{SIGNS[answer.state]} {answer.state}", class_="state"), title=answer.sentence,
             class_=answer.state, data_topic=answer.topic.lower()) for answer in entry.answers]
     steps = f"{len(evidence.trained)}{'' if evidence.finished else ', not finished'}"
     how = "needs the record" if run is None else tag("code", f"creditscope report {shlex.quote(str(entry.path))}")

@@ -1,4 +1,4 @@
-"""The first screen: four answers, then what was run, in html that needs no script."""
+"""The first screen: the diagnosis, four topics in numbers, then what was run, in html that needs no script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from creditscope.diagnosis.trainers import is_script
 from creditscope.methods.find import row_of
-from creditscope.report.answers import SHAPES, Answer, answers
+from creditscope.report.answers import Answer, answers
+from creditscope.report.diagnosed import block, sign
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.methods import changes
 from creditscope.report.run import Run
@@ -26,17 +27,17 @@ PATIENCE = 60.0
 def first_screen(run: Run) -> Html:
     """Made after the sections: it lists what they could not read."""
     return join(
-        tag("h1", run.name), tag("ul", *map(_answer, answers(run)), class_="answers", aria_label="Four answers"),
+        tag("h1", run.name), block(run.diagnosis),
+        tag("ul", *map(_answer, answers(run)), class_="answers", aria_label="Four topics in numbers"),
         tag("dl", *(_fact(name, value) for name, value in facts(run).items() if value), class_="facts"),
         _row(run.config), _command(run.config), _faults(run.faults))
 
 
 def _answer(answer: Answer) -> Html:
-    shape = tag("span", SHAPES[answer.state], class_="shape", aria_hidden="true")
     name = f"answer-{answer.topic.lower()}"
-    return tag("li", tag("div", tag("h2", answer.topic, id=name), tag("p", shape, answer.state, class_="state")),
+    return tag("li", tag("div", tag("h2", answer.topic, id=name), tag("p", *sign(answer.state), class_="state")),
                tag("div", tag("p", answer.sentence, class_="sentence"),
-                   tag("details", tag("summary", "Rule"), tag("p", answer.rule), class_="rule"),
+                   tag("details", tag("summary", "Findings"), tag("p", answer.rule), class_="rule"),
                    tag("p", tag("a", "Evidence", href=f"#{answer.evidence}", aria_label=f"Evidence for {answer.topic}"),
                        class_="evidence")),
                class_=f"answer {answer.state}", data_topic=answer.topic.lower(), data_state=answer.state,

@@ -10,6 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from creditscope.diagnosis.engine import Diagnosis
+from creditscope.diagnosis.of_record import diagnose_steps
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import resolved
 from creditscope.runs import schema
@@ -42,6 +44,11 @@ class Run:
     def trained(self) -> Steps:
         """The steps that sampled, without a last line that is an evaluation alone."""
         return self.steps.having(schema.ROLLOUTS_SPENT)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """The same findings as `creditscope doctor` has of this record."""
+        return diagnose_steps(self.config, self.steps)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         at, values = self.steps.numbers(metric)

@@ -16,6 +16,8 @@ from typing import Any
 
 from creditscope.claims.evidence import APART, Evidence, from_json, places, read_evidence
 from creditscope.claims.reading import credit_of, sweeps
+from creditscope.diagnosis.engine import Diagnosis
+from creditscope.diagnosis.of_record import diagnose_steps
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import resolved
 from creditscope.report import claims
@@ -34,6 +36,12 @@ class Entry:
     path: Path
     evidence: Evidence
     run: Run | None
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """Of the record; of a file of evidence, by the metrics that it has."""
+        evidence = self.evidence
+        return diagnose_steps(evidence.config, evidence.columns) if self.run is None else self.run.diagnosis
 
     @cached_property
     def answers(self) -> list[Answer]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from creditscope.claims.evidence import ENOUGH, Evidence, mean_of, over_runs
-from creditscope.report.answers import LAST, LIVE_BROKEN, LIVE_GOOD, Clause, is_solved, progress, worst
+from creditscope.diagnosis.finding import STATES, State
+from creditscope.report.answers import TOPICS as BY_TOPIC
+from creditscope.report.answers import worst
 from creditscope.report.settings import SettingRuns, Several, value_of
 from creditscope.report.steps import within
 from creditscope.runs import schema
 from creditscope.runs.intervals import Interval, mean_interval, overlap
 from creditscope.runs.numbers import mean
 
-TOPICS = ("Signal", "Credit", "Directions", "Optimiser")
+TOPICS = tuple(BY_TOPIC)
 FEW = 6
 """Settings that are named in a sentence."""
+Clause = tuple[State, str]
+"""A state and what it is of."""
 Estimate = tuple[Interval, str] | None
 """A mean with its interval, and what it is a mean of."""
 
@@ -91,60 +96,54 @@ def span(value: Interval, column: Statistic) -> str:
 
 
 def standing(setting: SettingRuns) -> Clause:
-    """What was learnt, the share of live groups, and which other answers of its runs are not good."""
-    clauses = [clause for clause in (learnt(setting.runs), alive(setting.runs), *_others(setting)) if clause]
-    if not clauses:
-        return "unknown", "no evaluation and no group is recorded"
-    return worst(*(state for state, _ in clauses)), "; ".join(words for _, words in clauses)
+    """The most severe state of its runs' diagnoses, or of what was learnt over seeds; then its numbers."""
+    clauses = [clause for clause in (learnt(setting.runs), *causes(setting)) if clause]
+    states = [entry.diagnosis.state for entry in setting.entries]
+    said = [words for _, words in clauses] + ([live] if (live := alive(setting.runs)) else [])
+    known = [state for state in (*states, *(state for state, _ in clauses)) if state != "unknown"]
+    return worst(*known) if known else "unknown", "; ".join(said) or "no evaluation and no group is recorded"
 
 
 def learnt(runs: Sequence[Evidence]) -> Clause | None:
-    """The last evaluation against the first: by the interval of the change from three runs on, else run by run."""
+    """The last evaluation against the first. Over three runs or more the interval of the change decides: it is the one
+    finding that a single run does not have."""
     points = [found for run in runs if len(found := run.points()) > 1]
     if not points:
         return None
     before, after = (mean([found[place][1] for found in points]) for place in (0, -1))
     said = f"accuracy {100 * before:.1f} → {100 * after:.1f} %"
     change = mean_interval([found[-1][1] - found[0][1] for found in points])
-    fell = [run for run in runs if (progress(run.steps, run.trained) or ("", ""))[0] == "broken"]
-    if len(points) >= ENOUGH and change.excludes_zero:
-        return ("broken", f"{said}: it fell below its start") if change.mean < 0 else ("good", f"{said}: it rose")
-    if fell:
-        state = "broken" if len(fell) == len(points) else "watch"
-        return state, f"{said}: it fell in {len(fell)} of {many(len(points), 'run')}"
-    return "good", f"{said}: no clear change" if len(points) >= ENOUGH else said
+    if len(points) < ENOUGH:
+        return "unknown", said
+    if not change.excludes_zero:
+        return "fine", f"{said}: no clear change"
+    return ("broken", f"{said}: it fell below its start") if change.mean < 0 else ("fine", f"{said}: it rose")
 
 
-def alive(runs: Sequence[Evidence]) -> Clause | None:
+def alive(runs: Sequence[Evidence]) -> str:
     found = COLUMNS["live groups, %"].of(runs)
-    if found is None:
-        return None
-    share, solved = found[0].mean, all(is_solved(run.trained[-LAST:]) for run in runs)
-    state = "good" if share >= LIVE_GOOD else "watch" if share >= LIVE_BROKEN or solved else "broken"
-    return state, f"{100 * share:.0f} % live groups"
+    return "" if found is None else f"{100 * found[0].mean:.0f} % live groups"
 
 
-def _others(setting: SettingRuns) -> Iterator[Clause]:
-    whole = [entry.answers for entry in setting.entries if entry.run is not None]
-    for place, topic in enumerate(TOPICS[1:], start=1):
-        wrong = [found[place].state for found in whole if found[place].state in ("watch", "broken")]
-        if wrong:
-            state = worst(*wrong)
-            yield state, f"{topic} {state} in {len(wrong)} of {len(whole)} runs"
+def causes(setting: SettingRuns) -> Iterator[Clause]:
+    """The first causes of its runs' diagnoses, the most frequent first."""
+    firsts = [first for entry in setting.entries if (first := entry.diagnosis.first) is not None]
+    for rule, count in Counter(first.rule for first in firsts).most_common():
+        state = worst(*(first.state for first in firsts if first.rule == rule))
+        yield state, f"{rule} {state} in {count} of {many(len(setting.entries), 'run')}"
 
 
-def signal(several: Several) -> Clause:
-    found = {setting.name: [clause for clause in (learnt(setting.runs), alive(setting.runs)) if clause is not None]
-             for setting in several.settings}
-    wrong = {name: [(state, words) for state, words in some if state != "good"] for name, some in found.items()}
-    said = [f"{name}: {'; '.join(words for _, words in some)}" for name, some in wrong.items() if some]
-    if said:
-        more = f"; and {len(said) - FEW} more" if len(said) > FEW else ""
-        return worst(*(state for some in wrong.values() for state, _ in some)), f"{'. '.join(said[:FEW])}{more}."
-    if not any(found.values()):
-        return "unknown", "No evaluation and no group is recorded."
-    unsaid = "" if any(learnt(setting.runs) for setting in several.settings) else " None was evaluated twice."
-    return "good", f"No setting got worse, and none has less than {100 * LIVE_GOOD:.0f} % live groups.{unsaid}"
+def diagnosed(several: Several) -> Clause:
+    """The settings that are broken or to watch, and why."""
+    found = {setting.name: standing(setting) for setting in several.settings}
+    wrong = [(state, f"{name}: {said}") for name, (state, said) in found.items() if state in ("broken", "watch")]
+    if wrong:
+        wrong.sort(key=lambda pair: STATES.index(pair[0]))
+        more = f"; and {len(wrong) - FEW} more" if len(wrong) > FEW else ""
+        return wrong[0][0], f"{'. '.join(said for _, said in wrong[:FEW])}{more}."
+    if all(state == "unknown" for state, _ in found.values()):
+        return "unknown", "No setting can be judged: too little is recorded."
+    return "fine", "No setting is broken or to watch."
 
 
 def findings(several: Several) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,8 @@ MOST_STEPS = 60
 LEAST_GROUPS = 2
 """Up to so many groups of a step are preferred to another step."""
 LONGEST_PROMPT = 4_000
+EMPTY = "⟨empty⟩"
+"""In place of a text that was recorded and has no character."""
 
 NUMBERS, TEXT = "biuf", "U"
 
@@ -92,6 +94,15 @@ class KeptBatch:
         reward = self.optional("reward", self.group.shape)
         ids = np.unique(self.group).tolist()
         return sorted(ids, key=lambda g: reward is None or len(np.unique(reward[self.group == g])) < 2)
+
+    @functools.cached_property
+    def names(self) -> dict[int, str]:
+        """Token id -> name, of special tokens: they have no text."""
+        size = np.shape(self.arrays.get("special_ids", ()))
+        ids, names = self.optional("special_ids", size, "iu"), self.optional("special_names", size, TEXT)
+        if ids is None or names is None or len(size) != 1:
+            return {}
+        return {i: shown(name, LONGEST) for i, name in zip(ids.tolist(), names.tolist(), strict=True)}
 
     def optional(self, name: str, shape: tuple[int, ...], kinds: str = NUMBERS) -> NDArray[Any] | None:
         """An array that older records may lack."""
@@ -218,7 +229,7 @@ def shared(answers: Iterable[Json]) -> list[str]:
 def group_data(batch: KeptBatch, group: int, longest: int) -> Json:
     rows = np.flatnonzero(batch.group == group)
     prompt = batch.optional("prompt", batch.group.shape, TEXT)
-    text = "" if prompt is None else shown(str(prompt[rows[0]]), LONGEST_PROMPT)
+    text = "" if prompt is None else shown(str(prompt[rows[0]]), LONGEST_PROMPT) or EMPTY
     w = batch.optional("w", batch.mask.shape)
     lines = [] if w is None else tree(batch.tokens[rows], batch.mask[rows], w[rows])
     return {"group": int(group), "prompt": text,
@@ -237,7 +248,7 @@ def answer(batch: KeptBatch, row: int, longest: int) -> Json:
     reward = batch.optional("reward", batch.group.shape)
     return {"row": row, "reward": None if reward is None else rounded(float(reward[row])),
             "length": int(batch.mask[row].sum()), "extent": extent,
-            "tokens": [word(text) or f"⟨#{token}⟩"
+            "tokens": [word(text) or batch.names.get(token) or f"⟨#{token}⟩"
                        for text, token in zip(texts[:width], batch.tokens[row, :width].tolist(), strict=True)],
             "given": np.flatnonzero(~chosen).tolist(),
             "rest": shown(uncovered(batch, row, "".join(texts)), LONGEST_PROMPT),

@@ -1,8 +1,8 @@
 """The record's npz arrays: each once, with its kind, its axes, one sentence and who writes it.
 
-Equal letters are equal lengths within one file: B rollouts of T tokens and S reasoning steps, C credits of --also in
-groups/; N rollouts, L parameters, G groups of R rollouts, O credits of --also, M gradient matrices in scope/; F reward
-scales and L parameters in optimizer/; K numbers of a sketch.
+Equal letters are equal lengths within one file: B rollouts of T tokens and S reasoning steps, C credits of --also, E
+special tokens in groups/; N rollouts, L parameters, G groups of R rollouts, O credits of --also, M gradient matrices in
+scope/; F reward scales and L parameters in optimizer/; K numbers of a sketch.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _ROWS = (
     _group("prompt", "texts", "B", "The prompt as text."),
     _group("text", "texts", "B", "The answer as text."),
     _group("pieces", "texts", "BT", "The text of each token."),
+    _group("special_ids", "whole numbers", "E", "The tokens among them that have no text: ends, turns, padding."),
+    _group("special_names", "texts", "E", "Their names, such as <|im_end|>."),
     _group("credit", "numbers", "BT", "A_it: what the estimator gave a token."),
     _group("w", "numbers", "BT", "w_it = ∂J/∂log π(y_it) at the recorded pass: what the objective made of it."),
     _group("live_logp", "numbers", "BT", "log π of the recorded pass."),

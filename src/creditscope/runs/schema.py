@@ -416,6 +416,8 @@ ADAPT_SWITCHED = _train("adapt/switched", "credit switched", "0 or 1",
                         "With --adapt: 1 once the rule has changed the credit.")
 RUN_STOPPED = Metric("run/stopped", "why the run stopped", "text", "The error that ended it, in a line of its own.",
                      writer="runs.stopped")
+RUN_ALARM = _train("run/alarm", "alarm", "text",
+                   "The findings of the diagnosis that were broken for the first time at this step, one per line.")
 TIME_STEP = _train("time/step", "seconds", "seconds",
                    "time/step is the whole step; time/sample, time/credit, time/train, time/scope, time/probe and "
                    "time/eval are its parts.")

@@ -28,7 +28,8 @@ from creditscope.batch import metrics
 from creditscope.batch.answers import PromptsSeen
 from creditscope.batch.groups import Groups
 from creditscope.batch.groups import micro_batches as by_groups
-from creditscope.errors import CreditscopeError
+from creditscope.diagnosis.alarm import STOPS
+from creditscope.errors import CreditscopeError, printable
 from creditscope.methods.axes import Method
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope.shards import many_ranks
@@ -39,6 +40,7 @@ from creditscope.optimizer.kl_pull import kl_pull
 from creditscope.optimizer.overshoot import Overshoot
 from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl import names
+from creditscope.plugins.trl.alarm import TrainerAlarm
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
 from creditscope.plugins.trl.gather_ranks import Rows
 from creditscope.plugins.trl.observer import RankObserver
@@ -69,11 +71,15 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     kept, in TRL's logs. A reading takes at most `groups` groups of the step, None for all; the first at each pass over
     a batch takes all, and compares our gradient with TRL's. `gram=False` leaves out the geometry and the backward pass.
     `tell` is called with each line of the record; `config` replaces the trainer's arguments in it.
+
+    With `alarm`, every `every` steps the steps so far are diagnosed as `creditscope doctor` would: a finding that is
+    broken for the first time is printed, once, and is `creditscope/alarm` = 1 in TRL's logs and `run/alarm` in the
+    record. `stop_on="broken"` then also ends the training.
     """
 
     def __init__(self, trainer: Any, *, every: int = 10, out: str | Path | None = None, groups: int | None = 4,
                  gram: bool = True, tell: Callable[[dict[str, Any]], None] | None = None,
-                 config: Mapping[str, Any] | None = None) -> None:
+                 config: Mapping[str, Any] | None = None, alarm: bool = True, stop_on: str | None = None) -> None:
         names.check_trainer(trainer)
         if not _counts(every):
             raise CreditscopeError(f"every is the number of optimiser steps between readings, a whole number of at "
@@ -82,7 +88,12 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             raise CreditscopeError(f"groups is how many of them a reading takes, a whole number of at least 1, or None "
                                    f"for all; got {groups!r}")
         self._trainer, self._every, self._groups, self._gram, self._tell = trainer, every, groups, gram, tell
+        if stop_on not in STOPS or (stop_on and not alarm):
+            raise CreditscopeError(f"stop_on={stop_on!r} with alarm={alarm}: give stop_on='broken' to end the training "
+                                   f"at the first broken finding, which needs alarm=True, or None")
         self._out, self._config = Path(out) if out is not None else None, config
+        self._alarm: TrainerAlarm | None = None
+        self._alarmed = alarm, stop_on
         self.method: Method = getattr(trainer, "row", None) or stated(trainer)
         """The row of the table with the trainer's loss."""
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
@@ -121,13 +132,21 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if sum(isinstance(other, ScopeCallback) for other in self._trainer.callback_handler.callbacks) > 1:
             raise CreditscopeError("this trainer already has a ScopeCallback: add one, once (ScopedGRPOTrainer brings "
                                    "its own)")
+<<<<<<< HEAD
         self._seen = PromptsSeen() if state.global_step == 0 else None  # prompts before a resume are not known
+=======
+        config = self._config or settings_of(self._trainer, self.method, self._every, self._gram)
+        alarm, stop_on = self._alarmed
+        if alarm and self._alarm is None:
+            self._alarm = TrainerAlarm(self._trainer, config, self._every, stop_on)
+>>>>>>> screen
         if not self._first or self._out is None or self._record is not None:
             return
-        config = self._config or settings_of(self._trainer, self.method, self._every, self._gram)
         if state.global_step > 0 and (self._out / "run.json").exists():
             self._record = Record.resume(self._out, config, frozenset(config))
             self._record.rewind(state.global_step)
+            if self._alarm is not None:
+                self._alarm.recall(self._record.steps())
         elif holds_run(self._out):
             raise CreditscopeError(f"{self._out} already holds a run: give ScopeCallback another out=, delete the "
                                    f"folder, or go on with trainer.train(resume_from_checkpoint=True)")
@@ -154,7 +173,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 self._look_after(*self._reading, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step = state.global_step - 1
         if not self._first:
+            if self._alarm is not None:
+                self._alarm.step(step, {}, control)
             return
         logs = self._trainer._metrics["train"]
         # A batch that is used again has no new rollouts.
@@ -170,11 +192,19 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             line[schema.ENTROPY_MEAN] = logs["entropy"][-1]
         line |= self._line | self.extra | {schema.TIME_STEP: time.perf_counter() - self._start}
         self.extra = {}
+        if self._alarm is not None and (told := self._alarm.step(step, line, control)):
+            line[schema.RUN_ALARM] = told
+            if self._tell is None:
+                print(printable(told), flush=True)
         if self._record is not None:
             with self._reason("recorded"):
-                self._record.append(state.global_step - 1, line)
+                self._record.append(step, line)
         if self._tell is not None:
-            self._tell({"step": state.global_step - 1} | line)
+            self._tell({"step": step} | line)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        if self._alarm is not None:
+            self._alarm.logged(state.global_step - 1, logs or {})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._record is not None:
@@ -341,7 +371,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._line |= {name: told[name] for name in kept if name in told}
         if self._record is not None:
             self._record.save_group(step, kept_arrays(self.method, rows.rollouts, rows.credit, rows.w, rows.live,
-                                                      after))
+                                                      after, special=self._policy.special()))
             if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
                 self._record.save_reading(step, self.observer.arrays(rows.rollouts, rows.w))

@@ -48,7 +48,7 @@ DIFFERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 def train_by_trl(config: Config, out: Path, tell: Callable[[dict[str, Any]], None],
-                 stop: Callable[[], bool] = lambda: False) -> bool:
+                 stop: Callable[[], bool] = lambda: False, alarm: bool = True, stop_on: str | None = None) -> bool:
     """Train, record, and `tell` each line; whether the run was completed. Rank 0 writes."""
     refuse(config)
     refuse_folder(out)
@@ -69,7 +69,8 @@ def train_by_trl(config: Config, out: Path, tell: Callable[[dict[str, Any]], Non
             train_dataset=Dataset.from_list([{"prompt": judge.prompt(i), "number": i} for i in range(len(problems))]),
             processing_class=policy.tokenizer, optimizers=(make_optimizer(policy, config), None),
             method=config.method, credit=config.estimator, steps=steps, out=out, tell=tell, config=settings,
-            every=config.every if config.scope != "off" else max(config.keep_every, 1), gram=config.scope != "off")
+            every=config.every if config.scope != "off" else max(config.keep_every, 1), gram=config.scope != "off",
+            alarm=alarm, stop_on=stop_on)
         if trainer.accelerator.num_processes != ranks():
             raise CreditscopeError(f"{ranks()} processes were started, but the trainer sees "
                                    f"{trainer.accelerator.num_processes}: each would train alone. Launch with torchrun")

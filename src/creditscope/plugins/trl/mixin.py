@@ -53,7 +53,7 @@ class CreditMixin:
     def __init__(self, *args: Any, method: str = "grpo", credit: str | None = None, steps: Judge | None = None,
                  every: int = 10, out: str | Path | None = None, gram: bool = True,
                  tell: Callable[[dict[str, Any]], None] | None = None, config: Mapping[str, Any] | None = None,
-                 **kwargs: Any) -> None:
+                 alarm: bool = True, stop_on: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         names.check_trainer(self)
         names.require(type(self).__name__, self, names.OVERRIDDEN)
@@ -66,7 +66,8 @@ class CreditMixin:
         if self.row.external:
             raise CreditscopeError(f"method {method!r} takes its credit from a critic, and TRL's trainer has none; "
                                    f"choose another of: creditscope methods")
-        self.scope = ScopeCallback(here, every=every, out=out, groups=None, gram=gram, tell=tell, config=config)
+        self.scope = ScopeCallback(here, every=every, out=out, groups=None, gram=gram, tell=tell, config=config,
+                                   alarm=alarm, stop_on=stop_on)
         here.add_callback(self.scope)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ creditscope.section("directions", async (root, { looks, definitions, kinds, char
     const row = shown.rows[i], facts = [`rollout ${row}`, `reward ${show(shown.reward[i])}`,
       shown.w && `w ${show(shown.w[i], 3)}`, shown.norm && `‖g‖ ${show(shown.norm[i], 3)}`];
     return el("div", { class: "card", "data-row": row }, el("p", { class: "soft" }, facts.filter(Boolean).join(" · ")),
-      look.texts && el("p", { class: "said", dir: "auto" }, look.texts[row]));
+      look.texts && el("p", { class: "said", dir: "auto" }, look.texts[row] || "⟨empty⟩"));
   }
 
   function why() {

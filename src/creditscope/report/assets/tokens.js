@@ -139,6 +139,7 @@ creditscope.section("tokens", (root, data) => {
       const mark = step && column === step[2] - 1 && markOf(step);
       text.append(...[ends && mark, cell, ends ? "\n" : mark].filter(Boolean));
     }
+    if (!answer.tokens.length && !answer.rest) text.append(el("span", { class: "soft" }, "⟨empty⟩"));
     text.append(...theRest(answer, cells.length));
   }
 
