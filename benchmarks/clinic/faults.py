@@ -113,12 +113,12 @@ CASES: tuple[Case, ...] = (
           both({"max_grad_norm": 1.0}, {"clip_norm": 1.0}), evals=False),
     fault("frozen", "frozen", Change(model="frozen"), PLAIN),
     fault("kl-heavy", "KL pull", both({"beta": 10.0}, {"beta": 10.0}), both({"beta": 0.001}, {"beta": 0.001})),
-    fault("clip-closed", "clip", both({"epsilon": 1e-7, "num_iterations": 4, "max_steps": 4 * STEPS}),
-          both({"epsilon": 0.2, "num_iterations": 4, "max_steps": 4 * STEPS}), evals=False, **TRL_ONLY),
+    fault("clip-closed", "clip", both({"epsilon": 1e-7, "num_iterations": 8, "max_steps": 64}),
+          both({"epsilon": 0.2}), evals=False, **TRL_ONLY),
     # -- the optimiser moves too far ------------------------------------------------------------------------------
     fault("lr-high", "step size", both({"learning_rate": 2e-3}, {"lr": 2e-3}), LR),
-    fault("many-updates", "updates | step size", both({"num_iterations": 16, "max_steps": 16 * STEPS // 2},
-                                                      {"inner_steps": 16}), PLAIN, evals=False),
+    fault("many-updates", "updates | step size", both({"num_iterations": 16, "max_steps": 16 * 8},
+                                                      {"inner_steps": 16, "steps": 10}), PLAIN, evals=False),
     fault("weight-decay", "weight decay", both({"weight_decay": 300.0}, {"weight_decay": 300.0}),
           both({"weight_decay": 0.0}, {"weight_decay": 0.0})),
     # -- the reward -----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
     python benchmarks/clinic/run.py --out DIR --jobs 16                  all cases, both engines, seeds 0 1 2
     python benchmarks/clinic/run.py --out DIR --only lr-tiny --seeds 1   one case
     python benchmarks/clinic/run.py --out DIR --remedies                 the remedies instead of the faults
+    python benchmarks/clinic/run.py --out DIR --quick                    without the callback and evals: does it harm?
     python benchmarks/clinic/run.py --out DIR --pack runs.tar.xz         pack what was made, and stop
 
 A run is a process with one thread; a folder with outcome.json is done and is left out. A run that fails is named with
@@ -38,7 +39,7 @@ from faults import BY_NAME, CASES, LAB_BASE, LIMIT, SEEDS, SHORT, TRL_BASE, Case
 from rewards import REWARDS, TASK, Answer  # noqa: E402
 
 PROBLEMS = 600
-HELD_OUT = 400
+HELD_OUT = 256
 EVAL_PROMPTS, EVAL_EVERY = 32, 10
 
 
@@ -185,7 +186,9 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
         return Dataset.from_list([{"prompt": p.prompt, "number": i, "split": split} for i, p in enumerate(problems)])
 
     updates = settings.get("num_iterations", 1)
-    if job.case.evals:
+    quick = "CLINIC_QUICK" in os.environ
+    evals = job.case.evals and not quick
+    if evals:
         settings |= {"eval_strategy": "steps", "eval_steps": EVAL_EVERY * updates, "num_generations_eval": 2,
                      "per_device_eval_batch_size": 2 * EVAL_PROMPTS}
     told: list[str] = []
@@ -193,15 +196,16 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
         args = GRPOConfig(output_dir=scratch, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
                           disable_tqdm=True, save_strategy="no", dataloader_pin_memory=False, seed=job.seed, **settings)
         trainer = GRPOTrainer(policy.model, verifier, args, rows(train, "train"),
-                              rows(test, "test") if job.case.evals else None, processing_class=policy.tokenizer)
+                              rows(test, "test") if evals else None, processing_class=policy.tokenizer)
         if change.hook == "short-schedule":
             own = trainer.create_scheduler
             trainer.create_scheduler = lambda num_training_steps, optimizer=None: own(SHORT, optimizer)
-        trainer.add_callback(ScopeCallback(trainer, every=5, out=f"{scratch}/record"))
+        if not quick:
+            trainer.add_callback(ScopeCallback(trainer, every=5, out=f"{scratch}/record"))
         trainer.train()
         history = trainer.state.log_history
         (out / "record").mkdir()
-        for name in ("run.json", "steps.jsonl"):
+        for name in () if quick else ("run.json", "steps.jsonl"):
             shutil.copy(f"{scratch}/record/{name}", out / "record" / name)
     write_lines(out / "log-callback.jsonl", history)
     write_lines(out / "log.jsonl", [{k: v for k, v in row.items() if "creditscope/" not in k} for row in history])
@@ -368,6 +372,7 @@ def main() -> int:
     words.add_argument("--stop-after", type=float, default=1e9, help="seconds after which no run is started")
     words.add_argument("--pack", type=Path)
     words.add_argument("--sort-prompts", action="store_true", help="write prompts.json again")
+    words.add_argument("--quick", action="store_true", help="TRL without callback and evaluations, to size a fault")
     words.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     at = words.parse_args()
     if at.sort_prompts:
@@ -384,6 +389,8 @@ def main() -> int:
     for name in at.only:
         if name not in BY_NAME:
             words.error(f"no case {name!r}; there are {', '.join(BY_NAME)}")
+    if at.quick:
+        os.environ["CLINIC_QUICK"] = "1"
     wanted = [job for job in jobs(at.only, at.engine, at.seeds, at.remedies)
               if not (at.out / job.folder / "outcome.json").exists()]
     begun, failed = time.perf_counter(), []
