@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 STEPS = 40
@@ -30,6 +30,9 @@ LAB_BASE: Mapping[str, Any] = {
 USUAL_LR = 5e-5
 """The remedy for a learning rate: the default of transformers' TrainingArguments, not the healthy run's value."""
 
+BF16_LR = 2e-5
+"""float32 still learns; in bfloat16 every weight above 0.008 stays where it is, since half its spacing is 3e-5."""
+
 Kind = Literal["fault", "healthy"]
 Half = Literal["tune", "held-out"]
 
@@ -45,18 +48,11 @@ class Change:
     reward: str = "right"
     """A function of rewards.py."""
     data: str = "all"
-    """all; hard or easy, from prompts.json; four: the first four problems."""
+    """all; hard: larger numbers; easy: one step, from prompts.json; four: the first four problems."""
     model: str = "plain"
     """plain; bf16: weights in bfloat16; frozen: the last norm alone is trained."""
     hook: str = ""
     """TRL alone. short-schedule: the scheduler is made for SHORT steps."""
-
-    def then(self, other: Change) -> Change:
-        """`other` on top of this change: its settings win, and its fields where they are not the default."""
-        plain = Change()
-        named = {name: getattr(other, name) for name in ("reward", "data", "model", "hook")
-                 if getattr(other, name) != getattr(plain, name)}
-        return replace(self, trl={**self.trl, **other.trl}, lab={**self.lab, **other.lab}, **named)
 
 
 SHORT = 4
@@ -106,15 +102,17 @@ CASES: tuple[Case, ...] = (
           both({"warmup_steps": 6}, {"warmup": 6}), evals=False),
     fault("schedule-dead", "learning rate", Change(hook="short-schedule"), PLAIN, **TRL_ONLY),
     fault("adam-epsilon", "epsilon | small steps", both({"adam_epsilon": 1.0}, {"eps": 1.0}), PLAIN),
-    fault("bf16-weights", "rounding", both({"learning_rate": 3e-6}, {"lr": 3e-6, "dtype": "bfloat16"}, model="bf16"),
-          None, evals=False),
+    fault("bf16-weights", "rounding", both({"learning_rate": BF16_LR}, {"lr": BF16_LR, "dtype": "bfloat16"},
+                                              model="bf16"),
+          both({"learning_rate": BF16_LR}, {"lr": BF16_LR}), evals=False,
+          note="TRL at 3e-6: accuracy +0.004 in 40 steps"),
     fault("sgd", "small steps | learning rate", both({"optim": "sgd"}, {"optimizer": "sgd"}), PLAIN),
     fault("grad-clip", "gradient clip", both({"max_grad_norm": 1e-9}, {"clip_norm": 1e-9}),
           both({"max_grad_norm": 1.0}, {"clip_norm": 1.0}), evals=False),
     fault("frozen", "frozen", Change(model="frozen"), PLAIN),
     fault("kl-heavy", "KL pull", both({"beta": 10.0}, {"beta": 10.0}), both({"beta": 0.001}, {"beta": 0.001})),
     fault("clip-closed", "clip", both({"epsilon": 1e-7, "num_iterations": 8, "max_steps": 64}),
-          both({"epsilon": 0.2}), evals=False, **TRL_ONLY),
+          both({"epsilon": 0.2, "num_iterations": 8, "max_steps": 64}), evals=False, **TRL_ONLY),
     # -- the optimiser moves too far ------------------------------------------------------------------------------
     fault("lr-high", "step size", both({"learning_rate": 2e-3}, {"lr": 2e-3}), LR),
     fault("many-updates", "updates | step size", both({"num_iterations": 16, "max_steps": 16 * 8},
@@ -143,7 +141,7 @@ CASES: tuple[Case, ...] = (
     fault("cut", "truncation", both({"max_completion_length": 12}, {"max_tokens": 12}),
           both({"max_completion_length": 128}, {"max_tokens": 128})),
     fault("cut-masked", "truncation", both({"max_completion_length": 12, "mask_truncated_completions": True}),
-          both({"max_completion_length": 128}), evals=False, **TRL_ONLY),
+          both({"max_completion_length": 128, "mask_truncated_completions": True}), evals=False, **TRL_ONLY),
     fault("too-hard", "too hard", Change(data="hard"), Change(data="all"), evals=False),
     fault("too-easy", "too easy", Change(data="easy"), Change(data="all")),
     fault("four-prompts", "memorised", Change(data="four"), Change(data="all")),

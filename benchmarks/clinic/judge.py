@@ -29,8 +29,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from faults import BY_NAME, CASES, Case, half  # noqa: E402
 from peers import PEERS, Seen, first  # noqa: E402
+
+from faults import BY_NAME, CASES, Case, half  # noqa: E402
 
 EVERY = 5
 RESTORED = 0.5

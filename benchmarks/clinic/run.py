@@ -6,7 +6,7 @@
     python benchmarks/clinic/run.py --out DIR --quick                    without the callback and evals: does it harm?
     python benchmarks/clinic/run.py --out DIR --pack runs.tar.xz         pack what was made, and stop
 
-A run is a process with one thread; a folder with outcome.json is done and is left out. A run that fails is named with
+--device cuda puts the policies of all processes on the GPU. A run is a process with one thread; a folder with outcome.json is done and is left out. A run that fails is named with
 its last line, and the others go on. Held-out problems are always judged by the right verifier, whatever the fault.
 """
 
@@ -35,12 +35,19 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from faults import BY_NAME, CASES, LAB_BASE, LIMIT, SEEDS, SHORT, TRL_BASE, Case, Change  # noqa: E402
 from rewards import REWARDS, TASK, Answer  # noqa: E402
 
+from creditscope.tasks.arithmetic import Arithmetic  # noqa: E402
+from faults import BY_NAME, CASES, LAB_BASE, LIMIT, SEEDS, SHORT, TRL_BASE, Case, Change  # noqa: E402
+
+DEVICE = os.environ.get("CLINIC_DEVICE", "cpu")
 PROBLEMS = 600
 HELD_OUT = 256
 EVAL_PROMPTS, EVAL_EVERY = 32, 10
+EASIEST = 64
+ONE_STEP = Arithmetic(min_steps=1, max_steps=1, distractor=0.0, largest=20)
+HARD = Arithmetic(min_steps=6, max_steps=6, largest=9999)
+"""The packaged model has never seen numbers above 99 in training; it solves 0.5 % of these problems up to 999."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +68,7 @@ class Job:
         if not self.remedy:
             return self.case.change
         assert self.case.remedy is not None
-        return remedied(self.case)
-
-
-def remedied(case: Case) -> Change:
-    """The setting of the fault after its remedy. A remedy without settings puts the healthy setting back."""
-    remedy = case.remedy
-    assert remedy is not None
-    if not remedy.trl and not remedy.lab:
-        return remedy
-    return dataclasses.replace(case.change.then(remedy))
+        return self.case.remedy
 
 
 def jobs(only: list[str], engine: str | None, seeds: int, remedies: bool) -> list[Job]:
@@ -83,10 +81,10 @@ def jobs(only: list[str], engine: str | None, seeds: int, remedies: bool) -> lis
 
 def problems_of(data: str, seed: int) -> list[Any]:
     """Training problems of a data set of the table."""
-    if data in ("hard", "easy"):
-        listed = json.loads((HERE / "prompts.json").read_text())[data]
-        return [TASK.problem("train", index) for index in listed]
-    found = list(itertools.islice(TASK.problems("train", seed), PROBLEMS))
+    if data == "easy":
+        listed = json.loads((HERE / "prompts.json").read_text())["easy"]
+        return [ONE_STEP.problem("train", index) for index in listed]
+    found = list(itertools.islice((HARD if data == "hard" else TASK).problems("train", seed), PROBLEMS))
     return found[:4] if data == "four" else found
 
 
@@ -95,28 +93,30 @@ def held_out(count: int) -> list[Any]:
 
 
 def sort_prompts() -> None:
-    """Write prompts.json: train problems that the packaged model never solves, and always, in 64 answers."""
+    """Write prompts.json: the EASIEST one-step problems by the packaged model's own share of right answers in 32."""
     import torch
 
     from creditscope.lab.rollout import roll_out
     from creditscope.policy.loading import load_policy
 
-    policy, found = load_policy("tiny", device="cpu"), {"hard": [], "easy": []}
-    generator = torch.Generator().manual_seed(0)
-    for start in range(0, 4000, 16):
-        some = [TASK.problem("train", i) for i in range(start, start + 16)]
-        rewards = []
-        for _ in range(4):  # 64 answers, and no more where the first 16 decide that it is neither
-            drawn = roll_out(policy, TASK, some, 16, max_tokens=LIMIT, temperature=1.0, top_p=1.0, generator=generator)
-            rewards.append(drawn.rollouts.reward.view(16, 16))
-        share = torch.cat(rewards, 1).mean(1)
-        for i, p in enumerate(share.tolist(), start):
-            if p in (0.0, 1.0):
-                found["easy" if p else "hard"].append(i)
-        print(start, len(found["hard"]), len(found["easy"]), flush=True)
-        (HERE / "prompts.json").write_text(json.dumps(found) + "\n")
-        if min(map(len, found.values())) >= 100:
-            break
+    torch.set_num_threads(1)
+    policy, generator = load_policy("tiny", device="cpu"), torch.Generator().manual_seed(0)
+
+    def share(numbers: list[int], group: int) -> list[float]:
+        found: list[float] = []
+        for start in range(0, len(numbers), 32):
+            some = [ONE_STEP.problem("train", i) for i in numbers[start:start + 32]]
+            drawn = roll_out(policy, TASK, some, group, max_tokens=24, temperature=1.0, top_p=1.0, generator=generator)
+            found += drawn.rollouts.reward.view(len(some), group).mean(1).tolist()
+        return found
+
+    numbers = list(range(480))
+    passed = [i for i, p in zip(numbers, share(numbers, 8), strict=True) if p == 1]
+    ranked = sorted(zip(share(passed, 24), passed, strict=True), key=lambda pair: -pair[0])[:EASIEST]
+    found = {"easy": [i for _, i in ranked], "share": [round(p, 3) for p, _ in ranked]}
+    (HERE / "prompts.json").write_text(json.dumps(found) + "\n")
+    print(f"{len(passed)} of {len(numbers)} passed 8 answers; shares of 24: "
+          f" {ranked[-1][0]:.2f} to {ranked[0][0]:.2f}")
 
 
 # -- one run ----------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def accuracy(policy: Any) -> float:
     policy.model.eval()
     with torch.no_grad():
         drawn = roll_out(policy, TASK, held_out(HELD_OUT), 1, max_tokens=LIMIT, temperature=1.0, top_p=1.0,
-                         generator=torch.Generator().manual_seed(0))
+                         generator=torch.Generator(policy.device).manual_seed(0))
     policy.model.train(mode)
     return float(drawn.rollouts.reward.mean())
 
@@ -168,7 +168,7 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
 
     transformers.logging.set_verbosity_error()
     change = job.change
-    policy = load_policy("tiny", device="cpu", dtype="bfloat16" if change.model == "bf16" else "float32")
+    policy = load_policy("tiny", device=DEVICE, dtype="bfloat16" if change.model == "bf16" else "float32")
     before = accuracy(policy)
     prepare(policy, change)
     train, test = problems_of(change.data, job.seed), held_out(EVAL_PROMPTS)
@@ -193,8 +193,9 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
                      "per_device_eval_batch_size": 2 * EVAL_PROMPTS}
     told: list[str] = []
     with tempfile.TemporaryDirectory() as scratch, heard(told), contextlib.redirect_stdout(sys.stderr):
-        args = GRPOConfig(output_dir=scratch, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-                          disable_tqdm=True, save_strategy="no", dataloader_pin_memory=False, seed=job.seed, **settings)
+        args = GRPOConfig(output_dir=scratch, use_cpu=DEVICE == "cpu", bf16=False, gradient_checkpointing=False,
+                          report_to="none", disable_tqdm=True, save_strategy="no", dataloader_pin_memory=False,
+                          seed=job.seed, **settings)
         trainer = GRPOTrainer(policy.model, verifier, args, rows(train, "train"),
                               rows(test, "test") if evals else None, processing_class=policy.tokenizer)
         if change.hook == "short-schedule":
@@ -225,7 +226,7 @@ def by_lab(job: Job, out: Path) -> dict[str, Any]:
     from creditscope.runs.config import Config
 
     change = job.change
-    config = Config(**{**LAB_BASE, **change.lab}, seed=job.seed, device="cpu")
+    config = Config(**{**LAB_BASE, **change.lab}, seed=job.seed, device=DEVICE)
     rng, reward = random.Random(job.seed), REWARDS[change.reward]
     listed = problems_of(change.data, job.seed)
     number = {problem.id: i for i, problem in enumerate(listed)}
@@ -245,7 +246,7 @@ def by_lab(job: Job, out: Path) -> dict[str, Any]:
                  for problem, text, mask in zip(drawn.problems, rows.text, rows.mask, strict=True)]
         given = reward(batch, rng)
         errors = drawn.errors + ["no reward" for r in given if r is None]
-        made = torch.tensor([r or 0.0 for r in given], dtype=rows.reward.dtype)
+        made = torch.tensor([r or 0.0 for r in given], dtype=rows.reward.dtype, device=rows.reward.device)
         return dataclasses.replace(drawn, rollouts=dataclasses.replace(rows, reward=made), errors=errors)
 
     class Listed(type(TASK)):  # type: ignore[misc]
@@ -323,7 +324,9 @@ def start(job: Job, out: Path, limit: int) -> tuple[Job, str]:
     """Run a job in a process; ("" or the last line of its error)."""
     words = [sys.executable, __file__, "--out", str(out), "--worker", job.case.name, job.engine, str(job.seed)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
-                        "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": ""}
+                        "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    if env["CLINIC_DEVICE"] == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
     try:
         done = subprocess.run([*words, *["--remedies"] * job.remedy], capture_output=True, text=True, env=env,
                               timeout=limit, check=False)
@@ -366,6 +369,7 @@ def main() -> int:
     words.add_argument("--jobs", type=int, default=1)
     words.add_argument("--only", nargs="*", default=[])
     words.add_argument("--engine", choices=("trl", "lab"))
+    words.add_argument("--device", choices=("cpu", "cuda"), default=DEVICE)
     words.add_argument("--seeds", type=int, default=len(SEEDS))
     words.add_argument("--remedies", action="store_true")
     words.add_argument("--limit", type=int, default=900, help="seconds per run")
@@ -389,6 +393,7 @@ def main() -> int:
     for name in at.only:
         if name not in BY_NAME:
             words.error(f"no case {name!r}; there are {', '.join(BY_NAME)}")
+    os.environ["CLINIC_DEVICE"] = at.device  # for the workers
     if at.quick:
         os.environ["CLINIC_QUICK"] = "1"
     wanted = [job for job in jobs(at.only, at.engine, at.seeds, at.remedies)
