@@ -165,7 +165,7 @@ CASES: tuple[Case, ...] = (
     healthy("cispo", both({"loss_type": "cispo", "epsilon_high": 5.0}, {"method": "cispo"}), evals=False),
     healthy("dapo", both({"loss_type": "dapo", "epsilon_high": 0.28}, {"method": "dapo"}), engines=("lab",)),
     healthy("long-limit", both({"max_completion_length": 128}, {"max_tokens": 128}), evals=False),
-    healthy("sgd-suited", both({"optim": "sgd", "learning_rate": 0.1}, {"optimizer": "sgd", "lr": 0.1})),
+    healthy("sgd-suited", both({"optim": "sgd", "learning_rate": 0.5}, {"optimizer": "sgd", "lr": 0.5})),
     healthy("decay", both({"weight_decay": 0.1}, {"weight_decay": 0.1}), evals=False),
 )
 BY_NAME = {case.name: case for case in CASES}

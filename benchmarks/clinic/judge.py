@@ -223,10 +223,8 @@ def by_case(runs: Sequence[Judged], remedies: Mapping[str, str], kind: str) -> l
         row = [case.name, *([", ".join(case.causes)] if kind == "fault" else []),
                "held-out" if half(case, 0) == "held-out" else "tune, seed 2 held-out",
                f"{statistics.mean(gains):+.3f}" if gains else "none"]
-        for engine in ("trl", "lab"):
-            for which in INPUTS:
-                if engine == "trl" or which == "record":
-                    row.append(share([run.right(which) for run in mine if run.outcome["engine"] == engine]))
+        for engine, which in (*(("trl", which) for which in INPUTS), ("lab", "record")):
+            row += [share([run.right(which) for run in mine if run.outcome["engine"] == engine])]
         if kind == "fault":
             row += [middle([run.delay.get("log") for run in mine]), middle([run.delay.get("record") for run in mine]),
                     remedies.get(case.name, "none" if case.remedy is None else "not run")]
@@ -271,8 +269,8 @@ def page(runs: Sequence[Judged], cures: Sequence[Judged]) -> str:
 
 def misses(runs: Sequence[Judged]) -> list[str]:
     return [f"{run.outcome['case']}/{run.outcome['engine']}-{run.outcome['seed']} {which}: "
-            f"{run.said[which][1]} {run.said[which][0] or '–'} (wanted {run.case.causes[0] if run.case.causes else '–'})"
-            f": {run.said[which][2]}" for run in runs for which in INPUTS if run.right(which) is False]
+            f"{run.said[which][1]} {run.said[which][0] or '–'} (wanted {(*run.case.causes, '–')[0]}): "
+            f"{run.said[which][2]}" for run in runs for which in INPUTS if run.right(which) is False]
 
 
 @contextlib.contextmanager

@@ -6,8 +6,9 @@
     python benchmarks/clinic/run.py --out DIR --quick                    without the callback and evals: does it harm?
     python benchmarks/clinic/run.py --out DIR --pack runs.tar.xz         pack what was made, and stop
 
---device cuda puts the policies of all processes on the GPU. A run is a process with one thread; a folder with outcome.json is done and is left out. A run that fails is named with
-its last line, and the others go on. Held-out problems are always judged by the right verifier, whatever the fault.
+A run is a process with one thread; --device cuda puts the policies of all of them on the GPU. A folder with
+outcome.json is done and is left out. A run that fails is named with its last line, and the others go on. Held-out
+problems are always judged by the right verifier, whatever the fault.
 """
 
 from __future__ import annotations
@@ -283,10 +284,12 @@ def after_of(policy: Any, error: str) -> float | None:
         return None
 
 
-def rewards_of(rewards: list[float]) -> dict[str, float]:
-    third = max(1, len(rewards) // 6)
-    return {"reward_first": round(sum(rewards[:third]) / third, 4),
-            "reward_last": round(sum(rewards[-third:]) / third, 4)} if rewards else {}
+def rewards_of(rewards: list[float | None]) -> dict[str, float]:
+    """Mean of the first and of the last sixth; TRL logs None for a batch without any reward."""
+    known = [reward for reward in rewards if reward is not None]
+    part = max(1, len(known) // 6)
+    return {"reward_first": round(sum(known[:part]) / part, 4),
+            "reward_last": round(sum(known[-part:]) / part, 4)} if known else {}
 
 
 @contextlib.contextmanager
