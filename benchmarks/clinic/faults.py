@@ -126,7 +126,7 @@ CASES: tuple[Case, ...] = (
     fault("reward-noise", "reward noise", Change(reward="noise"), PLAIN, evals=False),
     fault("reward-missing", "reward missing", Change(reward="missing"), PLAIN),
     fault("reward-inverted", "held out", Change(reward="inverted"), PLAIN),
-    fault("reward-other", "too hard | reward noise | dead groups", Change(reward="other"), PLAIN),
+    fault("reward-other", "too hard | reward constant | dead groups | reward noise", Change(reward="other"), PLAIN),
     fault("reward-length", "reward length", Change(reward="length"), PLAIN),
     fault("length-bonus", "reward length", Change(reward="length_bonus"), PLAIN, evals=False),
     fault("form", "form | too hard | reward constant", Change(reward="form"), PLAIN),

@@ -1,8 +1,8 @@
 """What people use today, as code: TRL's own warnings, and rules that look at one metric of the log.
 
 Each rule takes a run (rows of TRL's log, its settings, the warnings that were printed) and gives a cause of the
-clinic's table, or None. `first` asks them in the order in which a reader of a dashboard does: what was printed, what is not a
-number, what is at its bound, and the flat reward last.
+clinic's table, or None. `first` asks them in the order in which a reader of a dashboard does: what was printed, what is
+not a number, what is at its bound, and the flat reward last.
 """
 
 from __future__ import annotations

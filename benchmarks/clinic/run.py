@@ -214,7 +214,7 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
     plain = {k: v for k, v in args.to_dict().items() if isinstance(v, str | int | float | bool | None)
              and k not in ("output_dir", "logging_dir", "run_name", "hub_token")}
     (out / "training_args.json").write_text(json.dumps(plain, indent=0) + "\n")
-    (out / "warnings.json").write_text(json.dumps(sorted({text[:200] for text in told})) + "\n")
+    (out / "warnings.json").write_text(json.dumps(sorted({text[:80] for text in told})) + "\n")
     return {"before": before, "after": accuracy(policy), **rewards_of([r["reward"] for r in history if "reward" in r])}
 
 
