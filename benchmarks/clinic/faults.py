@@ -110,7 +110,8 @@ CASES: tuple[Case, ...] = (
     fault("grad-clip", "gradient clip", both({"max_grad_norm": 1e-9}, {"clip_norm": 1e-9}),
           both({"max_grad_norm": 1.0}, {"clip_norm": 1.0}), evals=False),
     fault("frozen", "frozen", Change(model="frozen"), PLAIN),
-    fault("kl-heavy", "KL pull", both({"beta": 10.0}, {"beta": 10.0}), both({"beta": 0.001}, {"beta": 0.001})),
+    fault("kl-heavy", "KL pull", both({"beta": 100.0}, {"beta": 100.0}), both({"beta": 0.001}, {"beta": 0.001}),
+          note="TRL, seed 0, β = 10: accuracy +0.02, reward 0.52 to 0.57; 100 not measured yet"),
     fault("clip-closed", "clip", both({"epsilon": 1e-7, "num_iterations": 8, "max_steps": 64}),
           both({"epsilon": 0.2, "num_iterations": 8, "max_steps": 64}), evals=False, **TRL_ONLY),
     # -- the optimiser moves too far ------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ CASES: tuple[Case, ...] = (
     fault("one-rollout", "one rollout", both({}, {"method": "reinforce", "group": 1}),
           both({}, {"method": "reinforce", "group": 8}), **LAB_ONLY),
     # -- healthy, some odd ----------------------------------------------------------------------------------------
-    healthy("plain", PLAIN, note="loss 0 at its first pass, clip ratio 0"),
+    healthy("plain", PLAIN, note="loss near 0, clip ratio 0. Seed 0: TRL 0.527 to 0.630, lab 0.527 to 0.585"),
     healthy("constant-lr", both({"lr_scheduler_type": "constant"}, {"schedule": "constant"})),
     healthy("two-iterations", both({"num_iterations": 2, "max_steps": 2 * STEPS}, {"inner_steps": 2}), evals=False),
     healthy("small-rewards", Change(reward="thousandth"), note="rewards × 1e-3"),
@@ -165,7 +166,8 @@ CASES: tuple[Case, ...] = (
     healthy("cispo", both({"loss_type": "cispo", "epsilon_high": 5.0}, {"method": "cispo"}), evals=False),
     healthy("dapo", both({"loss_type": "dapo", "epsilon_high": 0.28}, {"method": "dapo"}), engines=("lab",)),
     healthy("long-limit", both({"max_completion_length": 128}, {"max_tokens": 128}), evals=False),
-    healthy("sgd-suited", both({"optim": "sgd", "learning_rate": 0.5}, {"optimizer": "sgd", "lr": 0.5})),
+    healthy("sgd-suited", both({"optim": "sgd", "learning_rate": 0.1}, {"optimizer": "sgd", "lr": 0.1}),
+            note="TRL, seed 0, accuracy in 40 steps: +0.02 at 0.03, −0.49 at 0.5; 0.1 not measured yet"),
     healthy("decay", both({"weight_decay": 0.1}, {"weight_decay": 0.1}), evals=False),
 )
 BY_NAME = {case.name: case for case in CASES}
