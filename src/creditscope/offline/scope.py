@@ -288,7 +288,8 @@ class Summary:
     """The metrics of all batches as one: counts are summed, extremes kept, the rest are means weighted by rollouts."""
 
     COUNTS = (schema.ROLLOUTS_USED, schema.SIGNAL_GROUPS, schema.SIGNAL_LIVE_GROUPS, schema.LENGTH_EMPTY,
-              schema.GRAM_LIVE_GROUPS, schema.SCORES_LIVE_GROUPS, schema.POLICY_RESPELLED)
+              schema.GRAM_LIVE_GROUPS, schema.SCORES_LIVE_GROUPS, schema.POLICY_RESPELLED, schema.REWARD_EQUAL_TEXTS,
+              schema.REWARD_EQUAL_TEXTS_APART)
     EXTREMES: Mapping[str, Callable[[float, float], float]] = {
         schema.LENGTH_MAX: max, schema.POLICY_SAMPLER_GAP: max, schema.REWARD_MAX: max, schema.REWARD_MIN: min}
     LEFT_OUT = (schema.ROLLOUTS_SAMPLED, schema.ROLLOUTS_SPENT, schema.ROLLOUTS_PER_GROUP)

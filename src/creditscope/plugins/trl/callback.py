@@ -41,6 +41,7 @@ from creditscope.optimizer.overshoot import Overshoot
 from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.alarm import TrainerAlarm
+from creditscope.plugins.trl.arguments import check_counts, holds_run, other_content
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
 from creditscope.plugins.trl.gather_ranks import Rows
 from creditscope.plugins.trl.observer import RankObserver
@@ -81,12 +82,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                  gram: bool = True, tell: Callable[[dict[str, Any]], None] | None = None,
                  config: Mapping[str, Any] | None = None, alarm: bool = True, stop_on: str | None = None) -> None:
         names.check_trainer(trainer)
-        if not _counts(every):
-            raise CreditscopeError(f"every is the number of optimiser steps between readings, a whole number of at "
-                                   f"least 1, got {every!r}")
-        if groups is not None and not _counts(groups):
-            raise CreditscopeError(f"groups is how many of them a reading takes, a whole number of at least 1, or None "
-                                   f"for all; got {groups!r}")
+        check_counts(every, groups)
         self._trainer, self._every, self._groups, self._gram, self._tell = trainer, every, groups, gram, tell
         if stop_on not in STOPS or (stop_on and not alarm):
             raise CreditscopeError(f"stop_on={stop_on!r} with alarm={alarm}: give stop_on='broken' to end the training "
@@ -132,14 +128,11 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if sum(isinstance(other, ScopeCallback) for other in self._trainer.callback_handler.callbacks) > 1:
             raise CreditscopeError("this trainer already has a ScopeCallback: add one, once (ScopedGRPOTrainer brings "
                                    "its own)")
-<<<<<<< HEAD
         self._seen = PromptsSeen() if state.global_step == 0 else None  # prompts before a resume are not known
-=======
         config = self._config or settings_of(self._trainer, self.method, self._every, self._gram)
         alarm, stop_on = self._alarmed
         if alarm and self._alarm is None:
             self._alarm = TrainerAlarm(self._trainer, config, self._every, stop_on)
->>>>>>> screen
         if not self._first or self._out is None or self._record is not None:
             return
         if state.global_step > 0 and (self._out / "run.json").exists():
@@ -506,22 +499,3 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if self._open:
             self._open = False
             self.observer.abort()
-
-
-def other_content(out: Path) -> str | None:
-    """Why no record can be written there, where it holds anything but a run."""
-    if out.exists() and not out.is_dir():
-        return f"{out} is a file"
-    if not out.is_dir() or (out / "run.json").exists():
-        return None
-    found = sorted(entry.name for entry in out.iterdir() if entry.name != "run.lock")
-    return f"{out} is not empty (it holds {found[0]!r})" if found else None
-
-
-def holds_run(out: Path) -> bool:
-    """Whether steps are recorded there; a run that never took one may be written over."""
-    return (out / "run.json").exists() and bool(Record.open(out).steps())
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
