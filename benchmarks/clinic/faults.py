@@ -129,7 +129,6 @@ CASES: tuple[Case, ...] = (
     fault("reward-inverted", "held out", Change(reward="inverted"), PLAIN),
     fault("reward-other", "too hard | reward constant | dead groups | reward noise", Change(reward="other"), PLAIN),
     fault("reward-length", "reward length", Change(reward="length"), PLAIN),
-    fault("length-bonus", "reward length", Change(reward="length_bonus"), PLAIN, evals=False),
     fault("form", "form | too hard | reward constant", Change(reward="form"), PLAIN),
     fault("by-prompt", "dead groups | reward constant", Change(reward="by_prompt"), PLAIN),
     # -- contrast -------------------------------------------------------------------------------------------------

@@ -45,14 +45,11 @@ Headline = tuple[str, str, str]
 
 def first_cause(path: Path, config: Path | None) -> Headline:
     """The engine's headline on a log or a record: the only place that knows the engine."""
-    from creditscope.diagnosis.engine import diagnose, root
+    from creditscope.diagnosis.engine import diagnose
     from creditscope.diagnosis.read import read
 
     found = diagnose(read(path, config))
-    cause = root(found)
-    if cause is not None:
-        return cause.rule, cause.state, cause.sentence
-    return "", "fine" if found[0].state == "fine" else found[0].state, found[0].sentence
+    return (found.first.rule if found.first else ""), found.state, found.headline
 
 
 def asked(path: Path, config: Path | None) -> Headline:

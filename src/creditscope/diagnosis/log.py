@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from creditscope.errors import CreditscopeError
@@ -47,11 +48,11 @@ class Series:
     source: str
     """The file and the unit of its places, such as "train.log, line"."""
 
-    @property
+    @cached_property
     def values(self) -> list[float]:
         return [row.values[self.name] for row in self.rows]
 
-    @property
+    @cached_property
     def finite(self) -> Series:
         return Series(self.name, [row for row in self.rows if is_number(row.values[self.name])], self.source)
 
@@ -178,6 +179,8 @@ class Log:
     """Names of the columns with a number that the file has, known or not: the first 40."""
     sessions: int = 1
     """Runs that the file holds one after another; the rows are of one of them."""
+    _series: dict[str, Series | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `series` found; the rows of a log do not change."""
 
     def finite(self, metric: str) -> Series | None:
         """The readings of a metric that can be averaged; None where there is none."""
@@ -186,11 +189,13 @@ class Log:
 
     def series(self, metric: str) -> Series | None:
         """A metric by our name; None where the trainer or the log has none."""
-        own = self.trainer.metrics.get(metric)
-        names = dict.fromkeys((*([own] if own else []), *self.trainer.aliases.get(metric, ()), metric))
-        found = [Series(name, rows, self.source) for name in names
-                 if (rows := [row for row in self.rows if name in row.values])]
-        return max(found, key=len, default=None)  # of equals the first
+        if metric not in self._series:
+            own = self.trainer.metrics.get(metric)
+            names = dict.fromkeys((*([own] if own else []), *self.trainer.aliases.get(metric, ()), metric))
+            found = [Series(name, rows, self.source) for name in names
+                     if (rows := [row for row in self.rows if name in row.values])]
+            self._series[metric] = max(found, key=len, default=None)  # of equals the first
+        return self._series[metric]
 
     @property
     def parts(self) -> dict[str, Series]:

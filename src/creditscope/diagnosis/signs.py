@@ -8,7 +8,7 @@ from typing import Literal
 from creditscope.diagnosis import remedies
 from creditscope.diagnosis.finding import FEW, THIRDS, Trend, has, level, series_of, trend
 from creditscope.diagnosis.log import Log, Series, is_number
-from creditscope.diagnosis.thresholds import CUT_BROKEN, CUT_WATCH, DEAD_GROWTH, FELL, RIGHT
+from creditscope.diagnosis.thresholds import CUT_BROKEN, CUT_WATCH, DEAD_GROWTH, FELL, GAINED, RIGHT
 from creditscope.runs import schema
 
 MOST_STEPS = 10**9
@@ -67,8 +67,8 @@ def reward_unit(log: Log) -> float:
 
 
 def is_clear(found: Trend, unit: float) -> bool:
-    """Whether the interval of a change excludes 0, and the change is FELL of the answers' std or more."""
-    return found.change.excludes_zero and abs(found.change.mean) >= FELL * unit
+    """Whether the interval of a change excludes 0, and a rise is GAINED, a fall FELL of the answers' std or more."""
+    return found.change.excludes_zero and not -FELL * unit < found.change.mean < GAINED * unit
 
 
 def outcome(log: Log) -> Outcome:

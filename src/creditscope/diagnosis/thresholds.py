@@ -99,8 +99,8 @@ EPSILON_NORM = Threshold(0.01, "epsilon", "ε over the gradient's norm",
                          "Of N weights the typical gradient is ‖g‖/√N, at N = 1e6 a thousandth of the norm: ε is then "
                          "ten times √v̂.")
 EPSILON_USUAL = Threshold(1e-6, "epsilon", "Adam's ε", "Trainers use 1e-8; up to 1e-6 is met.")
-ROUNDED = Threshold(0.99, "rounding", "share of weights that an update leaves as they are",
-                    "In bfloat16 an update below 2^-9 of a weight is lost; at 0.99 one weight of a hundred moves.")
+ROUNDED = Threshold(0.9, "rounding", "share of weights that an update leaves as they are",
+                    "In bfloat16 an update below 2^-9 of a weight is lost; nine of ten weights do not move.")
 ROUNDED_SOME = Threshold(0.5, "rounding", "the same share, where KL after most steps is exactly 0",
                          "KL of exactly 0 says that no logit changed; half of the weights explain it.")
 BF16_RATE = Threshold(1e-5, "rounding", "learning rate, where weights are stored in 16 bits",
@@ -109,6 +109,8 @@ GRAD_CLIP = Threshold(1e-3, "gradient clip", "clip norm over the gradient's norm
                       "The gradient is cut to a thousandth at every step.")
 TRAINABLE = Threshold(0.003, "frozen", "share of trained parameters", "Adapters train 0.3 % and more.")
 PULL_WATCH = Threshold(0.5, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Half of what the reward gives is taken back.")
+KL_SIZE = Threshold(3.0, "KL pull", "‖g_KL‖/‖g_R‖", "The KL term's gradient outweighs the reward's: whatever the reward "
+                    "asks for is a small part of the step.")
 PULL_BROKEN = Threshold(0.8, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Four fifths are taken back.")
 BETA = Threshold(0.5, "KL pull", "weight of the KL term", "Examples of TRL and verl use 0 to 0.1.")
 KL_REWARD = Threshold(2.0, "KL pull", "KL in the reward over the score",
@@ -127,8 +129,8 @@ HORIZON = Threshold(0.1, "length constant", "mean length over the constant",
 
 # -- too far ----------------------------------------------------------------------------------------------------------
 
-STEP_WATCH = Threshold(0.02, "step size", "KL after an update, nats per token",
-                       "30 times the largest of a healthy run (7e-4).")
+STEP_WATCH = Threshold(0.05, "step size", "KL after an update, nats per token",
+                       "Three times the largest of a healthy run of the clinic (0.015); one of a real model has 7e-4.")
 STEP_BROKEN = Threshold(0.2, "step size", "KL after an update, nats per token",
                         "An answer of 50 tokens is then e^10 times less likely than before the step.")
 DECAY = Threshold(0.1, "weight decay", "Σ ηλ over the run", "Weights shrink by a tenth whatever is learnt.")
@@ -159,13 +161,16 @@ GAP = Threshold(0.05, "sampler", "mean gap of a sampled token", "In log-prob (TR
 
 # -- direction --------------------------------------------------------------------------------------------------------
 
-FELL = Threshold(0.1, "reward trend", "change of the mean reward over the answers' std",
-                 "For rewards of 0 and 1 around a half: 5 answers in 100. In a long log the interval excludes 0 for "
-                 "changes too small to matter.")
+GAINED = Threshold(0.1, "no gain", "rise of the mean reward over the answers' std",
+                   "For rewards of 0 and 1 around a half: 5 answers in 100. In a long log the interval excludes 0 for "
+                   "changes too small to matter.")
+FELL = Threshold(0.2, "reward trend", "fall of the mean reward over the answers' std",
+                 "Twice the rise that counts: one of forty steady runs leaves its 95 % interval downwards by chance.")
 COLLAPSED = Threshold(0.5, "reward trend", "the same", "For rewards of 0 and 1 around a half: 25 answers in 100.")
 PASSES = Threshold(10, "memorised", "passes over each prompt", "Examples make 1 to 3 epochs.")
 PASSES_MANY = Threshold(30, "memorised", "passes over each prompt", "Broken whatever the reward is.")
-NO_GAIN = Threshold(30, "no gain", "steps", "Fewer steps seldom show a gain in a run that learns.")
+NO_GAIN = Threshold(100, "no gain", "steps", "Enough for a run that learns to show it, however noisy; with fewer, a flat "
+                    "reward is to watch only where a gain of GAINED would have been visible.")
 SAME = Threshold(0.0, "signal", "agreement of the groups' gradients",
                  "0 in expectation where gradients are noise.")
 

@@ -73,9 +73,10 @@ def cold(log: Log) -> Finding:
     if distinct and len(distinct) >= FEW:
         first = distinct.part(0, max(FEW, len(distinct) // 10))
         one = 1 / max(1.0, log.fact("group") or 1.0)
-        if first.mean <= max(DISTINCT, 1.5 * one):
-            return finding("broken", f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct "
-                           f"from the start{said}", first, onset=first.rows[0].step, why=why)
+        if first.mean <= max(DISTINCT, 1.5 * one) and (named or not signs.nearly_all_right(log)):
+            return finding("broken" if named or first.mean <= 1.5 * one else "watch", f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct "
+                           f"from the start{said}", first, onset=first.rows[0].step, why=why,
+                           follows=[] if named else ["truncation"])
         return finding("fine", f"Answers of a group differ: {percent(last(distinct).mean)} are distinct",
                        last(distinct))
     low = entropy.part(0, FEW) if entropy and log.fact("per_token") and len(entropy) >= FEW else None

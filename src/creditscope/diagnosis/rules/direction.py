@@ -6,7 +6,7 @@ from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import FEW, THIRDS, Finding, State, finding, level, series_of, trend, unknown
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.onset import left_beginning
-from creditscope.diagnosis.thresholds import COLLAPSED, FELL, NO_GAIN, PASSES, PASSES_MANY, SAME
+from creditscope.diagnosis.thresholds import COLLAPSED, FELL, GAINED, NO_GAIN, PASSES, PASSES_MANY, SAME
 from creditscope.runs import schema
 from creditscope.runs.intervals import mean_interval
 
@@ -104,7 +104,7 @@ def signal(log: Log) -> Finding:
     found = mean_interval(series.values)
     low, high = found.ends or (found.mean, found.mean)
     told = f"{found.mean:.2g} (95 % from {low:.2g} to {high:.2g})"
-    if low > SAME or signs.outcome(log) != "flat" or signs.steps(log) < NO_GAIN:
+    if low > SAME or not is_stalled(log):
         return finding("fine", f"Groups push in a common direction: agreement {told}" if low > SAME else
                        f"The groups' agreement is {told}", series)
     return finding("watch", f"No batch has shown a direction: the groups' gradients agree by {told}, which 0 would do",
@@ -112,6 +112,15 @@ def signal(log: Log) -> Finding:
                    onset=series.rows[0].step,
                    follows=["reward constant", "reward noise", "reward missing", "one rollout", "cold sampler",
                             "hot sampler", "too hard", "too easy", "dead groups", "truncation"])
+
+
+def is_stalled(log: Log) -> bool:
+    """Whether the reward is flat over NO_GAIN steps, or over fewer in which a rise of GAINED would have been seen."""
+    found = signs.reward_trend(log)
+    if found is None or signs.outcome(log) != "flat":
+        return False
+    half = (found.change.high or 0.0) - found.change.mean
+    return signs.steps(log) >= NO_GAIN or half < GAINED * signs.reward_unit(log)
 
 
 def no_gain(log: Log) -> Finding:
@@ -127,7 +136,7 @@ def no_gain(log: Log) -> Finding:
     half = (found.change.high or 0.0) - found.change.mean
     said = (f"No gain in {done} steps: the reward is {found.last.mean:.3g}; a gain below {half:.2g} would be invisible "
             f"in this noise")
-    state: State = "watch" if done >= NO_GAIN else "unknown"
+    state: State = "watch" if is_stalled(log) else "unknown"
     return finding(state, said, found.first, found.last, why=found.told(),
                    settles="more steps" if state == "unknown" else "what the callback reads: movement, noise, contrast",
                    follows=CAUSES, onset=series.rows[0].step)

@@ -20,6 +20,7 @@ from creditscope.diagnosis.thresholds import (
     GRAD_CLIP,
     HORIZON,
     KL_REWARD,
+    KL_SIZE,
     MOVED,
     PULL_BROKEN,
     PULL_WATCH,
@@ -164,9 +165,10 @@ def rounding(log: Log) -> Finding:
         rate = log.finite("lr")
         moving = rate is None or max(rate.values) > 0
         lost = recent.mean >= ROUNDED or (same and recent.mean > ROUNDED_SOME)
-        if lost and low and moving and (stalls(log) or same):
-            return finding("broken", f"Updates are lost in rounding: an update "
-                           f"leaves {percent(recent.mean)} of the weights, stored as {log.word('dtype')}, as they are"
+        known = f", stored as {log.word('dtype')}," if low else ""
+        if lost and (low or _in_full(log, rate)) and moving and (stalls(log) or same):
+            return finding("broken", f"Updates are lost in rounding: an update leaves {percent(recent.mean)} of the "
+                           f"weights{known} as they are"
                            + (", and KL after the step is exactly 0" if same else ""), recent, kl,
                            onset=zero.rows[0].step, why=why)
         return finding("fine", f"An update moves {percent(1 - recent.mean)} of the weights", recent)
@@ -180,6 +182,12 @@ def rounding(log: Log) -> Finding:
                        f"moves them by about {top:.2g}", rate, settles="update/zero, which ScopeCallback reads",
                        onset=0, why=why)
     return finding("fine", f"Weights are stored as {log.word('dtype')}, with a learning rate of {top:.2g}", rate)
+
+
+def _in_full(log: Log, rate: Series | None) -> bool:
+    """Whether Adam's steps are as long as η, which float32 weights would show: where the dtype was not given."""
+    factor = log.finite(schema.UPDATE_EPSILON)
+    return bool(not log.word("dtype") and factor and last(factor).mean > 0.5 and rate and max(rate.values) >= 1e-7)
 
 
 def grad_clip(log: Log) -> Finding:
@@ -214,12 +222,7 @@ def kl_pull(log: Log) -> Finding:
     if paid is not None:
         return paid
     if pull and len(pull) >= 2:
-        part = pull.part(len(pull) // 3)
-        state = grade(part.mean, PULL_WATCH, PULL_BROKEN)
-        state = "fine" if not stalls(log) else state
-        return finding(state, f"The KL term takes back {percent(max(0.0, part.mean))} of what the reward gives"
-                       + (f" (β = {beta:g})" if beta else ""), part,
-                       why="−⟨g_KL, g_R⟩/‖g_R‖² = 1 where the two gradients cancel.", onset=pull.rows[0].step)
+        return _measured_pull(log, pull, beta)
     if not beta or beta < BETA:
         return finding("fine", "There is no KL term in the loss" if beta == 0 else
                        f"Not in play: the KL term's weight is {beta:g}" if beta else "The KL term's weight is not "
@@ -228,6 +231,19 @@ def kl_pull(log: Log) -> Finding:
                    f"examples use 0 to 0.1, and the reward does not rise", level(log, "kl"),
                    why="∇J = Σ w ∇log π − β ∇KL: with a large β the policy stays at the reference.", onset=0,
                    settles="grad/kl_pull, which ScopeCallback reads")
+
+
+def _measured_pull(log: Log, pull: Series, beta: float | None) -> Finding:
+    """The pull, and the size of the KL term's gradient: one that outweighs the reward's turns the step wherever it
+    points."""
+    part, size = pull.part(len(pull) // 3), log.finite(schema.GRAD_KL_SIZE)
+    times = sorted(size.values)[len(size) // 2] if size and len(size) >= 2 else 0.0
+    state = max(grade(part.mean, PULL_WATCH, PULL_BROKEN), grade(times, KL_SIZE, KL_SIZE), key=("fine", "watch",
+                                                                                               "broken").index)
+    words = f"The KL term takes back {percent(part.mean)} of what the reward gives" if part.mean >= PULL_WATCH else \
+        f"The KL term's gradient is × {times:.2g} the reward's"
+    return finding("fine" if not stalls(log) else state, words + (f" (β = {beta:g})" if beta else ""), part, size,
+                   why="w = w_R + w_KL; −⟨g_KL, g_R⟩/‖g_R‖² = 1 where the two gradients cancel.", onset=pull.rows[0].step)
 
 
 def _kl_in_reward(log: Log) -> Finding | None:

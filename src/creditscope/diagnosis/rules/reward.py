@@ -79,10 +79,10 @@ def missing(log: Log) -> Finding:
     A trainer that counts them as 0 logs Σ_f mean_f over the answers that have one, and a mean reward below it.
     """
     errors, groups = log.finite(schema.REWARD_ERRORS), log.finite(schema.ROLLOUTS_SAMPLED)
-    bad = [row for row in (log.series(schema.REWARD_MEAN) or Series("", [], "")).rows
-           if not is_number(row.values[schema_name(log)])]
-    if bad:
-        series = Series(schema_name(log), bad, log.source)
+    whole = log.series(schema.REWARD_MEAN)
+    bad = [row for row in whole.rows if not is_number(row.values[whole.name])] if whole else []
+    if whole and bad:
+        series = Series(whole.name, bad, log.source)
         return finding("broken", f"The mean reward is not a number in {len(bad)} readings: some answers had no reward",
                        series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.",
                        onset=bad[0].step)
@@ -93,12 +93,6 @@ def missing(log: Log) -> Finding:
                        errors, why="A failed reward counts as 0, which is punished like a wrong answer.",
                        onset=errors.rows[0].step)
     return _parts(log)
-
-
-def schema_name(log: Log) -> str:
-    """The log's own name of the mean reward."""
-    series = log.series(schema.REWARD_MEAN)
-    return series.name if series else ""
 
 
 def _parts(log: Log) -> Finding:
