@@ -145,8 +145,6 @@ CASES: tuple[Case, ...] = (
     fault("too-hard", "too hard", Change(data="hard"), Change(data="all"), evals=False),
     fault("too-easy", "too easy", Change(data="easy"), Change(data="all")),
     fault("four-prompts", "memorised", Change(data="four"), Change(data="all")),
-    fault("one-rollout", "one rollout", both({}, {"method": "reinforce", "group": 1}),
-          both({}, {"method": "reinforce", "group": 8}), **LAB_ONLY),
     # -- healthy, some odd ----------------------------------------------------------------------------------------
     healthy("plain", PLAIN, note="loss near 0, clip ratio 0. Seed 0: TRL 0.527 to 0.630, lab 0.527 to 0.585"),
     healthy("constant-lr", both({"lr_scheduler_type": "constant"}, {"schedule": "constant"})),

@@ -14,7 +14,7 @@ from creditscope.diagnosis.engine import LATER, SIGNS, Diagnosis, diagnose, unre
 from creditscope.diagnosis.finding import STATES, THIRDS, Finding
 from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.rules import RULES
-from creditscope.diagnosis.thresholds import DEAD_WATCH, NO_GAIN, ZERO_MANY
+from creditscope.diagnosis.thresholds import DEAD_WATCH, NO_GAIN_FEWEST, ZERO_MANY
 from creditscope.diagnosis.trainers import BY_TRL, OURS, SCRIPT, TRAINERS, TRL, VERL, Trainer
 from creditscope.runs import schema
 from diagnosis.makers_doctor import FALLS, FLAT, RISES, N, above, findings, log_of, steady
@@ -157,7 +157,7 @@ def test_readings_that_are_no_numbers_are_not_read() -> None:
 
 
 def test_a_flat_reward_of_few_steps_is_too_early_and_of_many_the_complaint() -> None:
-    early = {name: values[:int(NO_GAIN) - 1] for name, values in FLAT.items()}
+    early = {name: values[:int(NO_GAIN_FEWEST) - 1] for name, values in FLAT.items()}
     assert diagnose(log_of(early)).headline.startswith("? cannot judge: no gain in ")
     late = diagnose(log_of(FLAT))
     assert late.headline.startswith("! no gain: No gain in 40 steps")

@@ -66,7 +66,7 @@ CASES = [
          given={ROLLOUTS: 1, "algorithm.adv_estimator": "grpo"}),
     Case(rule="one rollout", what="with a critic", on=FLAT, trainer=VERL, unless={"algorithm.adv_estimator": "gae"},
          given={ROLLOUTS: 1, "algorithm.adv_estimator": "grpo"}),
-    Case(rule="cold sampler", what="one text", on={**FLAT, DISTINCT_TEXTS: steady(below(DISTINCT))},
+    Case(rule="cold sampler", what="one text", state="watch", on={**FLAT, DISTINCT_TEXTS: steady(below(DISTINCT))},
          off={DISTINCT_TEXTS: steady(above(DISTINCT))}),
     Case(rule="cold sampler", what="by temperature", state="watch", on=FLAT, given={"temperature": below(COLD)},
          unless={"temperature": above(COLD)}),

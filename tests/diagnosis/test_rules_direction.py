@@ -7,7 +7,7 @@ import math
 import pytest
 
 from creditscope.diagnosis.finding import THIRDS
-from creditscope.diagnosis.thresholds import COLLAPSED, FELL, NO_GAIN, PASSES, PASSES_MANY, RIGHT
+from creditscope.diagnosis.thresholds import APART, COLLAPSED, FELL, NO_GAIN, NO_GAIN_FEWEST, PASSES, PASSES_MANY, RIGHT
 from creditscope.diagnosis.trainers import OURS, VERL
 from diagnosis.makers_doctor import FALLS, FLAT, RISES, Case, N, above, below, findings, halves, log_of, states, steady
 
@@ -36,6 +36,9 @@ CASES = [
     Case(rule="held out", what="reward", on={**RISES, HELD: [0.5] * 4 + [0.3] * 4}, off={HELD: [0.5] * 8}),
     Case(rule="held out", what="reward of a run that does not learn", on={**RISES, HELD: [0.5] * 4 + [0.3] * 4},
          off=FLAT),
+    # Rewards of 0 to 1, and 0.57 at the end.
+    Case(rule="held out", what="far below training", on={**RISES, HELD: [0.57 - above(APART)] * 8},
+         off={HELD: [0.57 - below(APART)] * 8}),
     Case(rule="memorised", what="many passes", on={**FLAT, PASS: steady(above(PASSES_MANY))},
          off={PASS: steady(below(PASSES))}),
     Case(rule="memorised", what="some passes", state="watch", on={**FLAT, PASS: steady(above(PASSES))},
@@ -68,9 +71,17 @@ def test_a_rule_finds_its_fault_and_nothing_just_short_of_it(case: Case) -> None
 
 
 def test_a_flat_reward_is_a_finding_only_after_enough_steps() -> None:
-    assert states(log_of(short(FLAT_LISTS, NO_GAIN)))["no gain"] == "watch"
-    assert states(log_of(short(FLAT_LISTS, NO_GAIN - 1)))["no gain"] == "unknown"
-    assert states(log_of(short({**FLAT_LISTS, BETWEEN: SCATTERED}, NO_GAIN - 1)))["signal"] == "fine"
+    calm = {"reward/mean": [0.44, 0.46] * (N // 2), "reward/std": [0.5] * N}
+    assert states(log_of(short(calm, NO_GAIN_FEWEST)))["no gain"] == "watch"
+    assert states(log_of(short(calm, NO_GAIN_FEWEST - 1)))["no gain"] == "unknown"
+    assert states(log_of(short({**calm, BETWEEN: SCATTERED}, NO_GAIN_FEWEST - 1)))["signal"] == "fine"
+
+
+def test_a_flat_reward_whose_noise_would_hide_a_gain_is_a_finding_only_after_many_steps() -> None:
+    # Values 0.1 and 0.8: s = 0.36 of a third of 33, h = 2.04·0.36/√33 = 0.13, √2·h = 0.18, above 0.1 · 0.5 = 0.05.
+    noisy = {"reward/mean": [0.1, 0.8] * int(NO_GAIN), "reward/std": [0.5] * 2 * int(NO_GAIN)}
+    assert states(log_of(short(noisy, NO_GAIN)))["no gain"] == "watch"
+    assert states(log_of(short(noisy, NO_GAIN - 1)))["no gain"] == "unknown"
 
 
 def test_no_gain_says_which_gain_would_have_been_invisible() -> None:

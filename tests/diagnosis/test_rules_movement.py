@@ -17,6 +17,7 @@ from creditscope.diagnosis.thresholds import (
     GRAD_CLIP,
     HORIZON,
     KL_REWARD,
+    KL_SIZE,
     MOVED,
     PULL_BROKEN,
     PULL_WATCH,
@@ -35,7 +36,8 @@ from diagnosis.makers_doctor import FLAT, RISES, Case, N, above, below, findings
 
 RATE = 1e-5
 LIMIT = "data.max_response_length"
-KL, ZERO, FACTOR, PULL = "overshoot/kl", "update/zero", "update/epsilon_factor", "grad/kl_pull"
+KL, ZERO, FACTOR = "overshoot/kl", "update/zero", "update/epsilon_factor"
+PULL, SIZE = "grad/kl_pull", "grad/kl_size"
 SEVERAL = {"num_iterations": 2, "gradient_accumulation_steps": 1, "steps_per_generation": 1}
 ONCE = {**SEVERAL, "num_iterations": 1, "generation_batch_size": None}
 
@@ -74,6 +76,8 @@ CASES = [
          off={ZERO: steady(below(ROUNDED, 0.001))}),
     Case(rule="rounding", what="dtype", on={**FLAT, ZERO: steady(above(ROUNDED, 0.001))}, given={"dtype": "bfloat16"},
          unless={"dtype": "float32"}),
+    Case(rule="rounding", what="where the dtype is not known", off={FACTOR: steady(0.4)},
+         on={**FLAT, ZERO: steady(above(ROUNDED, 0.001)), FACTOR: steady(1), "lr": steady(1e-5)}),
     Case(rule="rounding", what="from settings", on={**FLAT, "lr": steady(1e-6)}, given={"dtype": "bfloat16"},
          off=RISES),
     Case(rule="rounding", what="rate", on={**FLAT, "lr": steady(below(BF16_RATE))}, given={"dtype": "bfloat16"},
@@ -91,6 +95,8 @@ CASES = [
          off={PULL: steady(below(PULL_BROKEN))}),
     Case(rule="KL pull", what="half", state="watch", on={**FLAT, PULL: steady(above(PULL_WATCH))},
          off={PULL: steady(below(PULL_WATCH))}),
+    Case(rule="KL pull", what="by its size", on={**FLAT, PULL: steady(-2), SIZE: steady(above(KL_SIZE))},
+         off={SIZE: steady(below(KL_SIZE))}),
     Case(rule="KL pull", what="by its weight", on=FLAT, given={"beta": above(BETA)}, unless={"beta": below(BETA)}),
     Case(rule="KL pull", what="in the reward", trainer=VERL, on=mixed_kl(0.5, 0.5 * above(KL_REWARD)),
          off=mixed_kl(0.5, 0.5 * below(KL_REWARD))),

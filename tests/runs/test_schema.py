@@ -27,8 +27,9 @@ SRC = Path(creditscope.__file__).parent
 KEY = re.compile(r"(?P<area>[a-z]+)/(?:[a-z0-9_:]+/)*[a-z0-9_]+")
 OTHERS = frozenset(VERL.metrics.values()) | frozenset(TRL.metrics.values()) | VERL.marks | TRL.marks
 """Names of trainers' own metrics."""
-APART = frozenset({"selftest/table.py", "runs/formats.py"})
-"""Modules whose names with a slash are other things: checks, and names of older records."""
+APART = frozenset({"selftest/table.py", "runs/formats.py", "diagnosis/readers/refusals.py",
+                   "diagnosis/trainers/another.py", "diagnosis/trainers/trl.py", "diagnosis/trainers/verl.py"})
+"""Modules whose names with a slash are other things: checks, names of older records, and trainers' own names."""
 
 
 def heads(tree: ast.AST) -> set[str]:

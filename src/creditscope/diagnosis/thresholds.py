@@ -109,8 +109,8 @@ GRAD_CLIP = Threshold(1e-3, "gradient clip", "clip norm over the gradient's norm
                       "The gradient is cut to a thousandth at every step.")
 TRAINABLE = Threshold(0.003, "frozen", "share of trained parameters", "Adapters train 0.3 % and more.")
 PULL_WATCH = Threshold(0.5, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Half of what the reward gives is taken back.")
-KL_SIZE = Threshold(3.0, "KL pull", "‖g_KL‖/‖g_R‖", "The KL term's gradient outweighs the reward's: whatever the reward "
-                    "asks for is a small part of the step.")
+KL_SIZE = Threshold(3.0, "KL pull", "‖g_KL‖/‖g_R‖",
+                    "The KL term's gradient outweighs the reward's, which is then a small part of a step.")
 PULL_BROKEN = Threshold(0.8, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Four fifths are taken back.")
 BETA = Threshold(0.5, "KL pull", "weight of the KL term", "Examples of TRL and verl use 0 to 0.1.")
 KL_REWARD = Threshold(2.0, "KL pull", "KL in the reward over the score",
@@ -167,10 +167,14 @@ GAINED = Threshold(0.1, "no gain", "rise of the mean reward over the answers' st
 FELL = Threshold(0.2, "reward trend", "fall of the mean reward over the answers' std",
                  "Twice the rise that counts: one of forty steady runs leaves its 95 % interval downwards by chance.")
 COLLAPSED = Threshold(0.5, "reward trend", "the same", "For rewards of 0 and 1 around a half: 25 answers in 100.")
+APART = Threshold(0.5, "held out", "training reward above the held-out one, over the rewards' range",
+                  "Half of the range: harder held-out problems cost less.")
 PASSES = Threshold(10, "memorised", "passes over each prompt", "Examples make 1 to 3 epochs.")
 PASSES_MANY = Threshold(30, "memorised", "passes over each prompt", "Broken whatever the reward is.")
-NO_GAIN = Threshold(100, "no gain", "steps", "Enough for a run that learns to show it, however noisy; with fewer, a flat "
-                    "reward is to watch only where a gain of GAINED would have been visible.")
+NO_GAIN = Threshold(100, "no gain", "steps", "Enough for a run that learns to show it, however noisy; with fewer, a "
+                    "flat reward is to watch only where a gain of GAINED would have been visible.")
+NO_GAIN_FEWEST = Threshold(30, "no gain", "steps",
+                           "Runs that learn seldom show it sooner, however little noise there is.")
 SAME = Threshold(0.0, "signal", "agreement of the groups' gradients",
                  "0 in expectation where gradients are noise.")
 

@@ -70,19 +70,20 @@ def cold(log: Log) -> Finding:
     named += [f"{log.spelled('top_k')} = 1"] if log.setting("top_k") == 1 else []
     said = f" ({', '.join(named)})" if named else ""
     why = "R draws of one text are one draw: all rewards are equal, and A = 0."
-    if distinct and len(distinct) >= FEW:
+    if distinct and len(distinct) >= FEW and (log.fact("group") or 2) > 1:
         first = distinct.part(0, max(FEW, len(distinct) // 10))
         one = 1 / max(1.0, log.fact("group") or 1.0)
         if first.mean <= max(DISTINCT, 1.5 * one) and (named or not signs.nearly_all_right(log)):
-            return finding("broken" if named or first.mean <= 1.5 * one else "watch", f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct "
-                           f"from the start{said}", first, onset=first.rows[0].step, why=why,
+            state: State = "broken" if named or first.mean <= 1.5 * one else "watch"
+            return finding(state, f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct from "
+                           f"the start{said}", first, onset=first.rows[0].step, why=why,
                            follows=[] if named else ["truncation"])
         return finding("fine", f"Answers of a group differ: {percent(last(distinct).mean)} are distinct",
                        last(distinct))
     low = entropy.part(0, FEW) if entropy and log.fact("per_token") and len(entropy) >= FEW else None
     narrow = low is not None and low.mean < ENTROPY_LOW
     if named and (narrow or _dead_share(log) >= DEAD_BOUND or not low):
-        state: State = "broken" if _dead_share(log) >= DEAD_WATCH else "watch"
+        state = "broken" if _dead_share(log) >= DEAD_WATCH else "watch"
         return finding(state, f"The sampler hardly explores{said}: the answers of a group are nearly one text", low,
                        onset=0, why=why)
     if narrow and low is not None and low.mean > 0:

@@ -6,7 +6,17 @@ from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import FEW, THIRDS, Finding, State, finding, level, series_of, trend, unknown
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.onset import left_beginning
-from creditscope.diagnosis.thresholds import COLLAPSED, FELL, GAINED, NO_GAIN, PASSES, PASSES_MANY, SAME
+from creditscope.diagnosis.thresholds import (
+    APART,
+    COLLAPSED,
+    FELL,
+    GAINED,
+    NO_GAIN,
+    NO_GAIN_FEWEST,
+    PASSES,
+    PASSES_MANY,
+    SAME,
+)
 from creditscope.runs import schema
 from creditscope.runs.intervals import mean_interval
 
@@ -47,6 +57,13 @@ def held_out(log: Log) -> Finding:
                        why="Both are of the same policy: the two rewards differ.",
                        onset=left_beginning(values, rising=False),
                        follows=["reward length"])
+    low, high = signs.reward_range(log)
+    train = level(log, schema.REWARD_MEAN)
+    if train and signs.outcome(log) == "rose" and train.mean - end.mean >= APART * (high - low):
+        return finding("broken", f"The held-out reward is {end.mean:.3g} where the training reward is "
+                       f"{train.mean:.3g}: what is paid is not what was meant, or prompts were memorised", end, train,
+                       why="Both are of the same policy.", onset=begin.rows[0].step,
+                       follows=["reward length", "memorised"])
     return finding("fine", f"The held-out reward went from {begin.mean:.3g} to {end.mean:.3g}", begin, end)
 
 
@@ -120,7 +137,8 @@ def is_stalled(log: Log) -> bool:
     if found is None or signs.outcome(log) != "flat":
         return False
     half = (found.change.high or 0.0) - found.change.mean
-    return signs.steps(log) >= NO_GAIN or half < GAINED * signs.reward_unit(log)
+    seen = signs.steps(log) >= NO_GAIN_FEWEST and half < GAINED * signs.reward_unit(log)
+    return seen or signs.steps(log) >= NO_GAIN
 
 
 def no_gain(log: Log) -> Finding:

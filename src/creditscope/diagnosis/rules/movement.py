@@ -192,7 +192,7 @@ def _in_full(log: Log, rate: Series | None) -> bool:
 
 def grad_clip(log: Log) -> Finding:
     """A clip norm far below the gradient's norm: under SGD the step shrinks, under Adam ε takes over."""
-    clip, norm = log.setting("grad_clip"), level(log, schema.GRAD_NORM)
+    clip, norm = log.setting("grad_clip"), log.finite(schema.GRAD_NORM)
     if clip is None or norm is None or clip <= 0 or clip >= GRAD_CLIP * norm.mean:
         return finding("fine", "Not in play: the clip norm is not far below the gradient's", norm)
     tiny = clip < 1e3 * (log.setting("adam_epsilon") or 1e-8) or "sgd" in log.word("optimizer").lower()
@@ -243,7 +243,8 @@ def _measured_pull(log: Log, pull: Series, beta: float | None) -> Finding:
     words = f"The KL term takes back {percent(part.mean)} of what the reward gives" if part.mean >= PULL_WATCH else \
         f"The KL term's gradient is × {times:.2g} the reward's"
     return finding("fine" if not stalls(log) else state, words + (f" (β = {beta:g})" if beta else ""), part, size,
-                   why="w = w_R + w_KL; −⟨g_KL, g_R⟩/‖g_R‖² = 1 where the two gradients cancel.", onset=pull.rows[0].step)
+                   why="w = w_R + w_KL; −⟨g_KL, g_R⟩/‖g_R‖² = 1 where the two gradients cancel.",
+                   onset=pull.rows[0].step)
 
 
 def _kl_in_reward(log: Log) -> Finding | None:

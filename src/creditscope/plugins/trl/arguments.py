@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from creditscope.diagnosis.alarm import STOPS
 from creditscope.errors import CreditscopeError
 from creditscope.runs.record import Record
 
@@ -16,6 +17,13 @@ def check_counts(every: object, groups: object) -> None:
     if groups is not None and not _counts(groups):
         raise CreditscopeError(f"groups is how many of them a reading takes, a whole number of at least 1, or None "
                                f"for all; got {groups!r}")
+
+
+def check_stop(alarm: bool, stop_on: str | None) -> None:
+    """Refuse a stop that no alarm would call."""
+    if stop_on not in STOPS or (stop_on and not alarm):
+        raise CreditscopeError(f"stop_on={stop_on!r} with alarm={alarm}: give stop_on='broken' to end the training at "
+                               f"the first broken finding, which needs alarm=True, or None")
 
 
 def other_content(out: Path) -> str | None:

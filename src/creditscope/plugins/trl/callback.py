@@ -28,7 +28,6 @@ from creditscope.batch import metrics
 from creditscope.batch.answers import PromptsSeen
 from creditscope.batch.groups import Groups
 from creditscope.batch.groups import micro_batches as by_groups
-from creditscope.diagnosis.alarm import STOPS
 from creditscope.errors import CreditscopeError, printable
 from creditscope.methods.axes import Method
 from creditscope.microscope import distributed as ranks
@@ -41,7 +40,7 @@ from creditscope.optimizer.overshoot import Overshoot
 from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.alarm import TrainerAlarm
-from creditscope.plugins.trl.arguments import check_counts, holds_run, other_content
+from creditscope.plugins.trl.arguments import check_counts, check_stop, holds_run, other_content
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
 from creditscope.plugins.trl.gather_ranks import Rows
 from creditscope.plugins.trl.observer import RankObserver
@@ -57,12 +56,13 @@ AGREE = 0.99
 """Cosine of TRL's gradient and ours below which the row of the table is not the trainer's loss."""
 
 WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, schema.W_TOP10_MASS,
-           schema.GRAM_GROUP_EFFECTIVE_RANK, schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL, schema.OVERSHOOT_PAST,
-           schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_KL, schema.GRAD_NORM, schema.SCOPE_AGREEMENT, schema.REWARD_EQUAL_TEXTS, schema.REWARD_EQUAL_TEXTS_APART,
+           schema.GRAM_GROUP_EFFECTIVE_RANK, schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL,
+           schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_KL, schema.GRAD_NORM,
+           schema.SCOPE_AGREEMENT, schema.REWARD_EQUAL_TEXTS, schema.REWARD_EQUAL_TEXTS_APART,
            schema.SIGNAL_DISTINCT_TEXTS, schema.SIGNAL_DEAD_REWARD, schema.LENGTH_REWARD, schema.PROMPTS_PASSES,
            schema.UPDATE_ZERO, schema.UPDATE_EPSILON, schema.UPDATE_TRAINABLE, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL,
            schema.GRAD_KL_SIZE)
-"""The metrics in TRL's logs, where they exist; the record has all."""
+"""In TRL's logs, where they exist; the record has all metrics."""
 
 
 class ScopeCallback(TrainerCallback):  # type: ignore[misc]
@@ -83,10 +83,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                  config: Mapping[str, Any] | None = None, alarm: bool = True, stop_on: str | None = None) -> None:
         names.check_trainer(trainer)
         check_counts(every, groups)
+        check_stop(alarm, stop_on)
         self._trainer, self._every, self._groups, self._gram, self._tell = trainer, every, groups, gram, tell
-        if stop_on not in STOPS or (stop_on and not alarm):
-            raise CreditscopeError(f"stop_on={stop_on!r} with alarm={alarm}: give stop_on='broken' to end the training "
-                                   f"at the first broken finding, which needs alarm=True, or None")
         self._out, self._config = Path(out) if out is not None else None, config
         self._alarm: TrainerAlarm | None = None
         self._alarmed = alarm, stop_on
