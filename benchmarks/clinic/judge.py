@@ -39,6 +39,25 @@ RESTORED = 0.5
 INPUTS = ("log", "callback", "record")
 ARCHIVE, PAGE = HERE / "runs.tar.xz", HERE / "README.md"
 
+NOTES = """
+## What this table is, and what it is not
+
+- Seeds: the archive has seed 0 of the cases above; seeds 1 and 2 are in the table of cases and were not made yet, so
+  one run stands for a case, and a share of 15 runs has a 95 % interval of about ± 18 points.
+- The first look at the held-out cases (seed 0, before any repair) gave: TRL's log 13 of 15, with the callback's metrics
+  14 of 15, TRL's record 13 of 15, the lab's record 14 of 15; no healthy run broken or to watch. Missed: a gradient
+  clipped to 1e-9 in TRL's record (named "small steps": the norm is in the record at one reading only), an inverted
+  reward in all three inputs of TRL ("too easy": held-out reward was 0 from the first evaluation on), 16 updates per
+  batch in the log (8 readings of the reward), one rollout per prompt in the lab ("cold sampler"). The first two and the
+  last were repaired afterwards, so the totals above are no longer of cases that nobody looked at.
+- Two planted changes did no harm and were taken out: one rollout per prompt under `reinforce` in the lab (accuracy
+  +0.12), and a length bonus of three times length over limit (+0.05).
+- From the log alone, rewards that are noise or shuffled, frozen weights and 16-bit weights leave no mark of their own:
+  the first line is then "? cannot judge: no gain in 40 steps", or the reward's fall.
+- Remedies were applied for few cases and their runs are not in the archive.
+- The metrics of the callback's log are those that ScopeCallback writes today, taken from the record of the same run.
+"""
+
 Headline = tuple[str, str, str]
 """(rule, state, sentence); ("", "fine", …) where nothing is broken or to watch."""
 
@@ -260,7 +279,7 @@ def page(runs: Sequence[Judged], cures: Sequence[Judged]) -> str:
             f"accuracy gain.", "", "## What people use today, on TRL's logs", ""]
     out += by_peers(runs)
     out += ["## Faults", "", *by_case(runs, remedies, "fault"), "## Healthy runs", "",
-            "Right: neither broken nor watch.", "", *by_case(runs, remedies, "healthy")]
+            "Right: neither broken nor watch.", "", *by_case(runs, remedies, "healthy"), NOTES]
     return "\n".join(out).rstrip() + "\n"
 
 

@@ -106,7 +106,7 @@ def test_trls_logs_have_what_is_watched_and_the_record_has_all(tmp_path: Path) -
     line = Record.open(tmp_path / "run").steps()[0]
     assert logged == pytest.approx({name: line[name] for name in WATCHED if name in line})
     # No KL term, and no dead group.
-    assert set(WATCHED) - set(logged) <= {"grad/kl_pull", "signal/dead_reward"}
+    assert set(WATCHED) - set(logged) <= {"grad/kl_pull", "grad/kl_size", "signal/dead_reward"}
     assert {"optimizer/overshoot", "gram/effective_rank", "objective/value", "time/scope"} <= set(line)
 
 

@@ -94,7 +94,7 @@ def test_the_readings_of_a_batch_follow_its_unit() -> None:
         scaled = replace(plain, reward=plain.reward * unit)
         one, other = signal(plain), signal(scaled)
         for name in one:
-            factor = unit if name in ("reward/mean", "reward/std") else 1.0
+            factor = unit if name in ("reward/mean", "reward/std", "reward/min", "reward/max") else 1.0
             assert other[name] == one[name] * factor, name
         w = moved(plain)
         assert spread(w * 2.0**120, plain.mask) == spread(w, plain.mask)

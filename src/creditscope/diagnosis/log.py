@@ -224,7 +224,7 @@ class Log:
 
     def spelled(self, name: str) -> str:
         """A setting of `trainers.SETTINGS` as the trainer spells it."""
-        return self.trainer.paths.get(name, name)
+        return self.trainer.paths.get(name, name).removeprefix("trl.")  # where a record keeps TRL's settings
 
     def fact(self, name: str) -> Any:
         """A fact that the settings imply: see `trainers.FACTS`."""

@@ -84,7 +84,8 @@ def missing(log: Log) -> Finding:
     if whole and bad:
         series = Series(whole.name, bad, log.source)
         return finding("broken", f"The mean reward is not a number in {len(bad)} readings: some answers had no reward",
-                       series.part(0, 3), why="One NaN makes the mean and every advantage of its group NaN.",
+                       series.part(0, 3),
+                       why="One missing reward leaves the mean and every advantage of its group undefined.",
                        onset=bad[0].step)
     if errors and groups:
         share = math.fsum(errors.values) / max(1.0, math.fsum(groups.values))

@@ -29,6 +29,7 @@ OURS = Trainer(
         "entropy": schema.ENTROPY_MEAN, "truncated": schema.LENGTH_TRUNCATED, "past": schema.OVERSHOOT_PAST,
         "eval": schema.EVAL_ACCURACY, schema.SAMPLER_GAP: schema.POLICY_SAMPLER_GAP,
     },
+    aliases={"dead": (schema.SIGNAL_DEAD_GROUPS,)},  # where credit was not recorded
     defaults={"method": "grpo", "credit": None, "beta": None, "inner_steps": 1, "minibatches": 1, "group": 8,
               "max_tokens": None},
     paths={
@@ -76,7 +77,7 @@ def who_wrote(given: Mapping[str, Any]) -> Trainer:
     if given.get("engine") != "trl":
         return OURS
     found = SCRIPT if is_script(given) else BY_TRL
-    return found if given.get("credit") in (None, OWN_CREDIT) else replace(found, metrics=OURS.metrics)
+    return found if given.get("credit") in (None, OWN_CREDIT) else replace(found, metrics=OURS.metrics, aliases={})
 
 
 def is_script(given: Mapping[str, Any]) -> bool:
