@@ -47,7 +47,7 @@ VERDICTS = ("tests/claims/test_verdict.py",)
 RUNS = tuple(f"tests/claims/test_{name}.py" for name in ("reading", "p1_credit", "p1_rank", "p1_learning"))
 EVIDENCE, TURNS = ("tests/claims/test_evidence.py", *RUNS), ("tests/claims/test_turns.py",)
 OURS, ADAPT = ("tests/claims/test_ours.py",), ("tests/lab/test_adapt.py",)
-NODES, ANSWERS = ("tests/report/test_prefixes.py",), ("tests/report/test_answers.py",)
+NODES = ("tests/report/test_prefixes.py",)
 MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), tuple(
     f"tests/diagnosis/test_{name}.py" for name in ("rules_reward", "rules_contrast", "rules_movement", "rules_excess",
                                                    "rules_direction", "engine", "onset", "remedies"))
@@ -187,8 +187,8 @@ MUTANTS = [
            "return math.fsum(ranks[-window:]) < fall", "return math.fsum(ranks[-window:]) > fall", ADAPT),
     Mutant("credits that cancel add up in the tree", "report/prefixes.py",
            "for x in (value, np.abs(value), None))", "for x in (np.abs(value), np.abs(value), None))", NODES),
-    Mutant("a fall of accuracy is a rise", "report/answers.py",
-           "if last.mean < first.mean else", "if last.mean > first.mean else", ANSWERS),
+    Mutant("a fall of accuracy is a rise", "report/standing.py",
+           "if change.mean < 0 else", "if change.mean > 0 else", ("tests/report/test_compare_page.py",), enough=1),
     Mutant("text goes into the page as it is", "report/markup.py",
            "html.escape(shown(str(child)), quote=True)", "shown(str(child))", MARKUP),
     Mutant("the ranks' mean forgotten", "plugins/verl/loss.py",
@@ -377,11 +377,13 @@ REPLANTED = [
           f"{DAMAGE}::test_an_old_checkpoint_that_a_kill_kept_from_going_goes_when_the_run_goes_on"),
     fixed("a step's line comes before its kept rollouts", "lab/train.py",
           "        if updates and config.keep_every and step % config.keep_every == 0:\n"
-          "            record.save_group(step, kept_arrays(self.method, rollouts, credit, w, live, after, also))\n"
+          "            record.save_group(step, kept_arrays(self.method, rollouts, credit, w, live, after, also,\n"
+          "                                                self.policy.special()))\n"
           "        self.write(step, record, line)",
           "        self.write(step, record, line)\n"
           "        if updates and config.keep_every and step % config.keep_every == 0:\n"
-          "            record.save_group(step, kept_arrays(self.method, rollouts, credit, w, live, after, also))",
+          "            record.save_group(step, kept_arrays(self.method, rollouts, credit, w, live, after, also,\n"
+          "                                                self.policy.special()))",
           NAMED),
     fixed("a flipped bit of run.json is believed", "runs/record.py",
           "if told is not None and told != _crc(json.dumps(run).encode()):", "if False:",
