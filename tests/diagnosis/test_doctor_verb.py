@@ -152,8 +152,9 @@ def test_json_is_one_object_with_every_finding(capsys: pytest.CaptureFixture[str
         rule: finding.state for rule, finding in findings("trl-short").items()}
 
 
-def test_without_settings_the_next_line_asks_for_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--config FILE or --set NAME=VALUE" in said(capsys, "trl-dapo/train.log")[1].splitlines()[-1]
+def test_without_settings_the_next_line_asks_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Doctor(Path(shutil.copy(LOGS / "trl-dapo" / "train.log", tmp_path))).run()
+    assert "--config FILE or --set NAME=VALUE" in capsys.readouterr().out.splitlines()[-1]
     assert "--why" in said(capsys, "trl-dapo")[1].splitlines()[-1]
 
 

@@ -90,7 +90,8 @@ def test_the_first_cause_is_repaired_first_though_it_is_less_severe() -> None:
     told = diagnose(log_of({"dead": steady(above(DEAD_WATCH)), "grad/norm": [0.0] * zero + [0.1] * (N - zero)}))
     assert (told.findings[0].rule, told.findings[0].follows) == ("gradient", ("dead groups",))
     assert told.first is not None
-    assert (told.first.rule, told.state) == ("dead groups", "watch")
+    assert (told.first.rule, told.first.state, told.state) == ("dead groups", "watch", "broken")
+    assert told.headline.startswith("✗ dead groups: ")
 
 
 def test_effects_come_by_onset_and_those_without_one_last() -> None:

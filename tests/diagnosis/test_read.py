@@ -193,11 +193,27 @@ def test_wandbs_wrapped_settings_are_unwrapped(tmp_path: Path) -> None:
     assert (log.settings.get("loss_type"), log.fact("updates")) == ("grpo", 2)
 
 
+def alone(name: str, folder: Path) -> Path:
+    """What TRL printed, without the settings beside it."""
+    return shutil.copy(LOGS / name / "train.log", folder / f"{name}.log")
+
+
+def test_settings_beside_a_log_are_read_and_named(tmp_path: Path) -> None:
+    file = alone("trl-twice", tmp_path)
+    assert read(file).settings.given == {}
+    (tmp_path / "config.yaml").write_text("beta: 0.5")  # may be of anything
+    assert read(file).settings.given == {}
+    (tmp_path / "training_args.json").write_text('{"beta": 0.25}')
+    log = read(file)
+    assert log.fact("beta") == 0.25
+    assert "settings from training_args.json" in log.notes
+
+
 def test_a_log_gives_away_its_loss_its_kl_and_its_sampler(tmp_path: Path) -> None:
-    log = read(LOGS / "trl-cispo" / "train.log")
+    log = read(alone("trl-cispo", tmp_path))
     assert log.fact("ceiling") == 0.2
     assert "loss_type" not in log.settings.assumed
-    assert read(LOGS / "trl-twice" / "train.log").fact("beta") is None
+    assert read(alone("trl-twice", tmp_path)).fact("beta") is None
     file = tmp_path / "vllm.log"
     file.write_text(TRL_LINE.replace("}", ", 'sampling/sampling_logp_difference/mean': '0.01'}"))
     assert read(file).fact("sampler") is True

@@ -126,7 +126,7 @@ def test_a_file_of_evidence_is_a_page_too(bare: Path, tmp_path: Path, capsys: py
     (lambda path: path, "run does not exist; give a folder written by creditscope train"),
     (lambda path: path.write_text("notes") and path, r"run is no run's folder, nor a \*.evidence.json file"),
     (lambda path: path.mkdir() or ((path / "trainer_state.json").write_text("{}") and path),
-     "holds a log of TRL's, no record; read it with creditscope doctor "),
+     "holds a log of TRL's, no record; read the log with creditscope doctor "),
     (lambda path: path.parent / ("x" * 300), "cannot look into .*: File name too long"),
     (lambda path: Record.create(path, {}, {}).close() or (path / "steps.jsonl").unlink() or path,
      "run has no step yet; wait for the first, or follow it with --watch"),

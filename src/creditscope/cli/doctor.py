@@ -76,7 +76,7 @@ class Doctor:
                 log = readers.read(run, self.config, self.sets)
                 diagnosis = diagnose(log)
             except CreditscopeError as error:
-                diagnosis = unread(str(error))
+                diagnosis = unread(reason(str(error), run))
             found[str(run.relative_to(self.run_or_log))] = log, diagnosis
         if self.output.json:
             self.output.emit({"runs": [{"run": name} | of_log(log) | as_dict(each)
@@ -93,6 +93,15 @@ def runs_below(path: Path) -> list[Path]:
     """The runs in a folder that is not a run itself."""
     found = readers.runs_below(path) if path.is_dir() else []
     return [] if path in found or (len(found) == 1 and found[0].parent == path and found[0].is_file()) else found
+
+
+def reason(error: str, run: Path) -> str:
+    """Why a run cannot be read, in one line without its path.
+
+    >>> reason("a/b.log holds no log; expected one of\\n  a folder", Path("a/b.log"))
+    'holds no log'
+    """
+    return error.partition("; expected")[0].partition("\n")[0].replace(str(run), "").lstrip(": ")
 
 
 def has_broken(found: Diagnosis) -> bool:
@@ -135,8 +144,9 @@ def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
     for state in ("unknown", "fine"):
         folded = [each.rule for each in found.findings if each.state == state and each not in others]
         if folded:
+            also = "also " if any(each.state == state for each in others) else ""
             count = f"{len(folded)} question{'s' * (len(folded) > 1)}"
-            console.print(Text(f"{state}: {count}: {', '.join(folded)}", STATE_COLOURS[state]))
+            console.print(Text(f"{also}{state}: {count}: {', '.join(folded)}", STATE_COLOURS[state]))
 
 
 def details(found: Finding, log: Log, effects: Sequence[Finding] = ()) -> Table:

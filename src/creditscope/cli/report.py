@@ -20,6 +20,7 @@ from creditscope.cli.output import STATE_COLOURS, Output
 from creditscope.cli.progress import Progress
 from creditscope.diagnosis.engine import SIGNS
 from creditscope.diagnosis.finding import State
+from creditscope.diagnosis.readers.folders import record_in
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
 from creditscope.report.answers import answers
@@ -152,10 +153,14 @@ def refuse_sources(paths: Sequence[Path]) -> None:
         if not path.exists():
             raise CreditscopeError(f"{path} does not exist; give a folder written by creditscope train")
         if path.is_file() and not path.name.endswith(".evidence.json"):
-            raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope check --save")
+            raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope check "
+                                   f"--save; a trainer's log is read by {command_line('doctor', path)}")
         if any(any(path.glob(f"{folder}trainer_state.json")) for folder in ("", "checkpoint-*/")):
-            raise CreditscopeError(f"{path} holds a log of TRL's, no record; read it with "
-                                   f"{command_line('doctor', path)}")
+            record = record_in(path)
+            inside = f"its record is {command_line('report', record)}; " if record and record != path else ""
+            if record != path:
+                raise CreditscopeError(f"{path} holds a log of TRL's, no record; {inside}read the log with "
+                                       f"{command_line('doctor', path)}")
 
 
 def refuse_place(path: Path) -> None:

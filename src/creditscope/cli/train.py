@@ -101,7 +101,10 @@ class Train:
         if finished or self.engine == "trl":
             console.next(command_line("report", out))
         else:
-            console.next(*([command_line("doctor", out)] if code == 1 else []), self._go_on(out))
+            if code == 1:
+                console.print(f"stopped by --stop-on {self.stop_on} after step {last['step']} of {self.config.steps}; "
+                              f"to change a setting, begin another run with another --out", markup=False)
+            console.next(command_line("doctor", out) if code == 1 else self._go_on(out))
         return code
 
     def _go_on(self, out: Path) -> str:

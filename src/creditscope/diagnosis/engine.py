@@ -37,8 +37,8 @@ class Diagnosis:
 
     @property
     def state(self) -> State:
-        """Of the headline."""
-        return self.first.state if self.first else "unknown" if self.unread else "fine"
+        """Of the headline: that of the most severe finding, which its cause need not be."""
+        return self.findings[0].state if self.first else "unknown" if self.unread else "fine"
 
     @property
     def effects(self) -> Sequence[Finding]:
@@ -54,7 +54,7 @@ class Diagnosis:
         if first is not None:
             brings = f" From it follow: {', '.join(each.rule for each in self.effects)}." if self.effects else ""
             change = f" Change: {first.change}." if first.change else ""
-            return f"{SIGNS[first.state]} {first.rule}: {first.sentence}.{brings}{change}"
+            return f"{SIGNS[self.state]} {first.rule}: {first.sentence}.{brings}{change}"
         if self.unread:
             return f"{SIGNS['unknown']} cannot judge: {self.unread}."
         several = "question is" if count["unknown"] == 1 else "questions are"

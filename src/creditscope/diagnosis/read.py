@@ -90,7 +90,8 @@ def _settings(path: Path, held: LogFile, config: Path | None, record: Record | N
     if held.file.name == "run.json":
         return dict(record.config) if record else {}
     trl = record.config.get("trl") if record else None
-    given = (dict(trl) if isinstance(trl, Mapping) else {}) | settings_beside(path, held.file, held.notes)
+    own = dict(trl) if isinstance(trl, Mapping) else {}
+    given = own | settings_beside(path, held.file, [] if own else held.notes)
     printed = held.printed.end()
     if printed and not given:
         held.notes.append("settings as printed inside the log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from creditscope.diagnosis.engine import SIGNS, Diagnosis
 from creditscope.diagnosis.finding import Finding, State
@@ -49,8 +50,9 @@ def _lines(texts: Sequence[object]) -> list[object]:
 def _other(found: Finding) -> Html:
     """A finding in one line, folded open to its evidence."""
     cause = f" Follows from {found.follows[0]}." if found.follows else ""
+    shown = replace(found, change="", expect="") if found.follows else found  # the change is that of the cause
     return tag("li", tag("details", tag("summary", tag("span", *sign(found.state), class_="state"),
-                                        f" {found.rule}: {found.sentence}.{cause}"), details(found)),
+                                        f" {found.rule}: {found.sentence}.{cause}"), details(shown)),
                class_=found.state, data_rule=found.rule, data_state=found.state)
 
 

@@ -16,7 +16,9 @@ MAX_SETTINGS = 2**18
 BESIDE = ("training_args.json", "args.json", ".hydra/config.yaml", "config.yaml")
 """Files of settings in a run's folder: written by people for TRL, by ms-swift, by hydra for verl, by wandb."""
 WITH_SETTINGS = ("trainer_state.json", "output.log", "logging.jsonl")
-"""Logs of TRL, wandb and ms-swift: settings beside them are of the same run. Other logs may lie anywhere."""
+"""Logs of TRL, wandb and ms-swift: all of BESIDE in their folder is of the same run."""
+ANY_LOG = BESIDE[:3]
+"""Files that only a trainer's run has; a config.yaml beside another log may be of something else."""
 
 
 def settings_beside(path: Path, file: Path, notes: list[str]) -> dict[str, Any]:
@@ -26,9 +28,8 @@ def settings_beside(path: Path, file: Path, notes: list[str]) -> dict[str, Any]:
         folders.append(file.parent.parent)
     if path.is_dir():
         folders.append(path)
-    elif file.name not in WITH_SETTINGS:
-        return {}
-    for beside in (folder / name for folder in folders for name in BESIDE):
+    names = BESIDE if path.is_dir() or file.name in WITH_SETTINGS else ANY_LOG
+    for beside in (folder / name for folder in folders for name in names):
         if beside.is_file():
             try:
                 given = dict(settings_file(beside))
@@ -37,7 +38,7 @@ def settings_beside(path: Path, file: Path, notes: list[str]) -> dict[str, Any]:
                 continue
             notes.append(f"settings from {beside.name}")
             return given
-    if any((folder / "training_args.bin").exists() for folder in folders):
+    if names is BESIDE and any((folder / "training_args.bin").exists() for folder in folders):
         notes.append("training_args.bin is a pickle, which can run code, so it is not opened; give --config FILE "
                      "or --set NAME=VALUE")
     return {}

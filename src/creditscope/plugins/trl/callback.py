@@ -186,7 +186,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if self._alarm is not None and (told := self._alarm.step(step, line, control)):
             line[schema.RUN_ALARM] = told
             if self._tell is None:
-                print(printable(told), flush=True)
+                print(f"\n{printable(told)}", flush=True)  # below the progress bar's line
         if self._record is not None:
             with self._reason("recorded"):
                 self._record.append(step, line)
