@@ -255,7 +255,7 @@ def kl_only(log: Log) -> Finding:
     beta = log.fact("beta")
     if beta == 0 or log.fact("dropped"):
         why = "There is no KL term in the loss" if beta == 0 else "Dead groups are dropped before the loss"
-        return finding("fine", f"{why}: dead groups push nowhere")
+        return finding("fine", f"{why}: dead groups have no gradient")
     if beta is None and not log.finite("kl"):
         return unknown("whether the loss has a KL term is not known", settles="the KL to the reference, in the log")
     share = _dead_share(log)
@@ -332,7 +332,7 @@ def _near_limit(log: Log) -> Finding:
     share = size.mean / limit
     if share < NEAR_LIMIT:
         return finding("fine", f"Answers have {size.mean:.0f} tokens on average, the limit is {limit:.0f}", size)
-    return finding("watch", f"Answers stand at the limit: {size.mean:.0f} of {limit:.0f} tokens on average", size,
+    return finding("watch", f"Most answers end at the limit: {size.mean:.0f} of {limit:.0f} tokens on average", size,
                    why="A mean near the limit needs most answers at it; these are judged incomplete.",
                    onset=crossed(series_of(log, schema.LENGTH_MEAN), lambda x: x >= NEAR_LIMIT * limit))
 

@@ -54,7 +54,7 @@ from creditscope.diagnosis.thresholds import (
 from creditscope.runs import schema
 
 FAR = ("weight decay", "updates", "step size")
-"""Rules whose findings explain a policy that was thrown off."""
+"""Rules whose findings explain a policy that moved too far."""
 
 
 def _worst(series: Series) -> Series:
@@ -66,7 +66,7 @@ def _worst(series: Series) -> Series:
 def step_size(log: Log) -> Finding:
     """The largest KL after an update over the whole run; from a log alone, a reward that collapsed."""
     series, updates = log.finite(schema.OVERSHOOT_KL), log.fact("updates")
-    rate, named = log.setting("learning_rate"), ""
+    rate = log.setting("learning_rate")
     top = rate if rate is not None else max(found.values) if (found := log.finite("lr")) else None
     named = f" (learning rate {top:.2g})" if top else ""
     fell = _collapsed(log)
@@ -85,8 +85,8 @@ def step_size(log: Log) -> Finding:
     reward = series_of(log, schema.REWARD_MEAN)
     return finding("broken", f"Steps are too large{named}: {fell}",
                    *ends(reward) if len(reward) >= TREND else (reward,),
-                   why="A reward that was there and is gone was unlearnt by the updates; smaller ones keep near the "
-                   "samples.", onset=left_beginning(reward, rising=False),
+                   why="The updates lowered a reward that was higher before; smaller updates keep π near the π_old "
+                   "that was sampled.", onset=left_beginning(reward, rising=False),
                    follows=["weight decay", *(["updates"] if updates != 1 else []),
                             *(["length drift"] if _shrank(log) else [])])
 

@@ -64,7 +64,7 @@ def constant(log: Log) -> Finding:
     who = "Every answer gets" if flat else f"In the last {count} readings every answer gets"
     narrow = signs.nearly_all_cut(log) and not signs.cuts_came_later(log)
     causes = ["truncation"] if narrow else []
-    # What was there and went is an effect of what took it.
+    # A reward that was higher before fell for a reason, which is then the cause.
     if before > value:
         causes += ["step size", "updates", "weight decay", "entropy", "length drift", "reward trend"]
     else:
