@@ -13,6 +13,7 @@ import pytest
 from creditscope.diagnosis import remedies, rules, thresholds
 from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.finding import Finding
+from creditscope.diagnosis.log import LogSettings
 from creditscope.diagnosis.remedies import REMEDIES, change
 from creditscope.diagnosis.rules import QUESTIONS, RULES
 from creditscope.diagnosis.thresholds import THRESHOLDS
@@ -142,3 +143,15 @@ def test_a_change_that_waits_for_another_says_for_which() -> None:
 def test_an_unknown_speech_takes_the_other_words() -> None:
     assert change("step size", "other") == REMEDIES["step size"].other
     assert remedies.change("cispo cap", "verl") == ""
+
+
+def test_a_change_leaves_out_what_follows_from_the_log_to_be_so() -> None:
+    proved = LogSettings({}, {"actor_rollout_ref.actor.use_kl_loss": True}, VERL.defaults)
+    assert "use_kl_loss" not in change("reward trend", "verl", proved)
+    assert "use_kl_loss" in change("reward trend", "verl", LogSettings({}, {}, VERL.defaults))
+
+
+@pytest.mark.parametrize("beta", [0.04, 0.5])
+def test_a_policy_far_from_its_reference_is_not_told_to_lower_beta(beta: float) -> None:
+    for key in ("KL level", "reward trend"):
+        assert "beta=" not in change(key, "trl", LogSettings({"beta": beta}))

@@ -23,7 +23,7 @@ from creditscope.diagnosis.thresholds import (
     RIGHT,
     WRONG,
 )
-from creditscope.diagnosis.trainers import OURS, TRL, VERL
+from creditscope.diagnosis.trainers import ANOTHER, OURS, TRL, VERL
 from diagnosis.makers_doctor import (
     FALLS,
     FLAT,
@@ -298,3 +298,25 @@ def test_a_window_without_numbered_steps_is_told_by_its_readings() -> None:
 def test_fewer_than_few_readings_decide_nothing() -> None:
     assert states(log_of({"truncated": [1.0] * FEW}))["truncation"] == "broken"
     assert states(log_of({"truncated": [1.0] * (FEW - 1)}))["truncation"] == "unknown"
+
+
+def test_without_a_known_group_size_distinct_answers_are_no_cold_sampler() -> None:
+    assert states(log_of({**FLAT, "signal/distinct_texts": steady(0.7)}, ANOTHER))["cold sampler"] == "fine"
+
+
+def test_a_program_without_a_known_kl_term_is_not_said_to_pull_dead_groups() -> None:
+    columns = {**FLAT, "dead": steady(0.7)}
+    assert states(log_of(columns, ANOTHER))["KL only"] == "unknown"
+    assert states(log_of({**columns, "kl": steady(0.1)}, ANOTHER))["KL only"] == "watch"
+
+
+def test_a_gradient_of_0_is_told_as_such_where_no_share_of_dead_groups_is_logged() -> None:
+    columns = {"reward/mean": [0.4, 0.5] * 3, "reward/std": [0.5] * 6, "grad/norm": [0.0] * 6}
+    found = findings(log_of(columns, VERL))["dead groups"]
+    assert (found.state, "the gradient is 0" in found.sentence) == ("broken", True)
+
+
+def test_many_prompts_are_not_most_prompts() -> None:
+    columns = {"reward/mean": steady(0.05), "reward/std": steady(0.2)}
+    assert "Many prompts" in findings(log_of({**columns, "dead": steady(0.4)}))["too hard"].sentence
+    assert "Most prompts" in findings(log_of({**columns, "dead": steady(0.6)}))["too hard"].sentence

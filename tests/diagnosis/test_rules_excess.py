@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -249,3 +250,35 @@ def test_without_readings_the_sampler_is_unknown_only_where_there_is_a_second_en
     assert states(log_of({"loss": [0.0]}))["sampler"] == "fine"
     assert states(log_of({"loss": [0.0]}, use_vllm=True))["sampler"] == "unknown"
     assert states(log_of({"loss": [0.0]}, VERL))["sampler"] == "unknown"
+
+
+def test_a_negative_entropy_loss_is_no_collapsed_entropy() -> None:
+    found = findings(log_of({**FLAT, "entropy": steady(-1.0)}))["entropy"]
+    assert (found.state, "negative" in found.sentence) == ("unknown", True)
+    assert states(log_of({**FLAT, "entropy": steady(0)}))["entropy"] == "fine"
+
+
+def test_a_first_reading_that_is_late_says_nothing_of_the_reference() -> None:
+    log = log_of({**FLAT, "kl": steady(above(KL_FIRST))}, beta=0.1)
+    assert states(log)["KL level"] == "watch"
+    later = [LogRow(row.place, (row.step or 0) + 500, row.values) for row in log.rows]
+    assert states(replace(log, rows=later))["KL level"] == "fine"
+
+
+def test_a_step_without_a_number_is_not_named() -> None:
+    log = log_of({**FLAT, "overshoot/kl": [1.0, 0.0]})
+    rows = [LogRow(row.place, None, row.values) for row in log.rows]
+    found = findings(replace(log, rows=rows))["step size"]
+    assert (found.state, "None" in found.sentence) == ("broken", False)
+
+
+def test_a_reward_that_fell_while_nothing_was_clipped_is_not_blamed_on_updates() -> None:
+    given = {"num_iterations": 2, "gradient_accumulation_steps": 1, "steps_per_generation": 1,
+             "generation_batch_size": None}
+    assert states(log_of({**FALLS, "clip": steady(above(CLIP_SOME))}, **given))["updates"] == "broken"
+    assert states(log_of({**FALLS, "clip": steady(0.001)}, **given))["updates"] == "fine"
+
+
+def test_the_onset_of_a_sampler_gap_is_the_step_at_which_it_began() -> None:
+    found = findings(log_of({**FLAT, "sampler/gap": steady(above(GAP))}))["sampler"]
+    assert (found.state, found.onset) == ("watch", 1)

@@ -28,7 +28,7 @@ from creditscope.diagnosis.thresholds import (
     TRAINABLE,
     WARM,
 )
-from creditscope.diagnosis.trainers import OURS, TRL, VERL
+from creditscope.diagnosis.trainers import OURS, SCRIPT, TRL, VERL
 from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.table import METHODS
 from creditscope.methods.words import law
@@ -264,3 +264,46 @@ def test_verls_constant_is_its_loss_scale_factor() -> None:
     assert "divided by 4096" in found.sentence
     scaled = log_of({"length/mean": steady(50)}, VERL, **given, **{"actor_rollout_ref.actor.loss_scale_factor": 100})
     assert "divided by 100" in findings(scaled)["length constant"].sentence
+
+
+# -- a run that has just begun, and sentences that hold in every branch -----------------------------------------------
+
+
+@pytest.mark.parametrize("planned", [{"max_steps": 1000}, {"max_steps": -1}, {}])
+def test_the_first_steps_of_a_warm_up_are_no_fault(planned: dict[str, int]) -> None:
+    rates = [1e-6 * k / 1000 for k in range(1, 11)]
+    log = log_of({"reward/mean": [0.4, 0.5] * 5, "lr": rates}, learning_rate=1e-6, **planned)
+    assert states(log)["learning rate"] == "fine"
+
+
+def test_three_steps_at_a_usual_rate_do_not_say_that_the_policy_cannot_move() -> None:
+    found = states(log_of({"reward/mean": [0.5] * 3, "lr": [1e-6] * 3, KL: [1e-6] * 3}))
+    assert (found["learning rate"], found["small steps"]) == ("fine", "fine")
+    found = states(log_of({"reward/mean": [0.5] * 3, "lr": [1e-9] * 3, KL: [1e-13] * 3}))
+    assert (found["learning rate"], found["small steps"]) == ("broken", "broken")
+
+
+def test_a_small_adapter_is_no_fault_before_the_reward_was_read() -> None:
+    columns = {"reward/mean": [0.4, 0.5] * 2, "update/trainable": [below(TRAINABLE)] * 4}
+    assert states(log_of(columns))["frozen"] == "fine"
+
+
+def test_the_narrow_clip_range_of_a_sequences_ratio_is_not_closed() -> None:
+    narrow = {**SEVERAL, "epsilon": 3e-4, "epsilon_high": 4e-4, "loss_type": "grpo"}
+    assert states(log_of(FLAT, **narrow))["clip"] == "broken"
+    assert states(log_of(FLAT, **narrow, importance_sampling_level="sequence"))["clip"] == "fine"
+
+
+def test_a_large_kl_term_under_which_the_reward_rises_is_not_said_to_outweigh_it() -> None:
+    found = findings(log_of(RISES, beta=above(BETA)))["KL pull"]
+    assert (found.state, found.sentence) == ("fine", f"The reward rises under a KL term of weight {above(BETA):g}")
+
+
+def test_the_size_of_the_kl_gradient_is_not_told_where_it_was_not_read() -> None:
+    found = findings(log_of({**FLAT, PULL: steady(0.1)}, beta=0.1))["KL pull"]
+    assert found.sentence.startswith("The KL term takes back 10% of what the reward gives")
+
+
+def test_the_planned_steps_of_a_script_are_those_that_its_trainer_resolved() -> None:
+    log = log_of({"lr": [1e-6]}, SCRIPT, steps=500, trl={"max_steps": -1})
+    assert log.setting("steps") == 500

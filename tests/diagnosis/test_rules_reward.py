@@ -174,3 +174,10 @@ def test_from_steps_alone_a_reward_that_does_not_rise_is_no_hack() -> None:
 def test_lengths_that_do_not_move_decide_nothing() -> None:
     assert states(log_of({**RISES, "length/mean": steady(100)}))["reward length"] == "fine"
     assert states(log_of({**FLAT, "length/mean": halves(100, 100)[:THIRDS]}))["reward length"] == "unknown"
+
+
+def test_several_reward_functions_whose_sum_is_above_the_reward_are_only_to_watch() -> None:
+    one = {"reward/mean": steady(0.5), "rewards/a/mean": steady(1.0)}
+    assert states(log_of(one))["reward missing"] == "broken"
+    two = {"reward/mean": steady(0.5), "rewards/a/mean": steady(0.5), "rewards/b/mean": steady(0.5)}
+    assert states(log_of(two))["reward missing"] == "watch"  # each may be None on the other's prompts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,10 +12,6 @@ from creditscope.errors import CreditscopeError
 
 if TYPE_CHECKING:
     from creditscope.diagnosis.trainers import Trainer
-
-PART = re.compile(r"rewards/(.+?)(?:/(mean|std))?")
-"""TRL's columns of each reward function: rewards/NAME/mean and rewards/NAME/std, before 0.17 rewards/NAME."""
-
 
 HUGE = 1e150
 """A reading beyond ± HUGE counts as infinite: its square, or a sum of such, does not fit in a float."""
@@ -196,21 +191,6 @@ class Log:
                      if (rows := [row for row in self.rows if name in row.values])]
             self._series[metric] = max(found, key=len, default=None)  # of equals the first
         return self._series[metric]
-
-    @property
-    def parts(self) -> dict[str, Series]:
-        """Reward function -> its mean over the rows, where the log has each apart."""
-        return self._parts("mean")
-
-    @property
-    def part_stds(self) -> dict[str, Series]:
-        """Reward function -> the spread of its rewards."""
-        return self._parts("std")
-
-    def _parts(self, kind: str) -> dict[str, Series]:
-        names = dict.fromkeys(name for row in self.rows for name in row.values if name.startswith("rewards/"))
-        return {found[1]: Series(name, [row for row in self.rows if name in row.values], self.source)
-                for name in names if (found := PART.fullmatch(name)) and (found[2] or "mean") == kind}
 
     def setting(self, name: str) -> float | None:
         """A number of `trainers.SETTINGS`; None where it was not given or deduced: defaults are not assumed."""

@@ -164,9 +164,9 @@ REMEDIES: Mapping[str, Remedy] = {
         "what the reward pays for short answers; a smaller --lr", "the mean length, within 30 steps",
         "what the reward pays for short answers; a smaller learning rate"),
     "KL level": Remedy(
-        "a smaller learning_rate, or beta=0.04 to stay near the reference",
-        f"a smaller {ACTOR}.optim.lr, or {ACTOR}.use_kl_loss=True",
-        "a smaller --lr, or --beta 0.04", "KL to the reference, within 30 steps", "a smaller learning rate"),
+        "a smaller learning_rate, or a larger beta to stay near the reference",
+        f"a smaller {ACTOR}.optim.lr, or a larger {ACTOR}.kl_loss_coef",
+        "a smaller --lr, or a larger --beta", "KL to the reference, within 30 steps", "a smaller learning rate"),
     "reference": Remedy(
         "the reference: it must be the model that training starts from (an adapter that was merged or loaded later "
         "makes another)", "the reference model: it must be the one that training starts from",
@@ -189,7 +189,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "more prompts in train_dataset: each was sampled again and again", "more prompts in data.train_files",
         "a task with more problems", "held-out accuracy, at the next evaluation", "more prompts"),
     "reward trend": Remedy(
-        "a smaller learning_rate, or beta=0.04 to stay near the reference; if only the prompts got harder, nothing",
+        "a smaller learning_rate, or a larger beta to stay near the reference; if only the prompts got harder, nothing",
         f"a smaller {ACTOR}.optim.lr, or {ACTOR}.use_kl_loss=True; if only the prompts got harder, nothing",
         "a smaller --lr; if only the problems got harder, nothing", "the reward, within 30 steps",
         "a smaller learning rate; if only the prompts got harder, nothing"),
@@ -237,8 +237,8 @@ def _is_so(part: str, settings: LogSettings | None) -> bool:
 
 
 def _given(settings: LogSettings, name: str) -> object:
-    """A setting as it was given, also by a script under TRL's callback; None where it was not."""
-    return next((settings.get(path) for path in (name, f"trl.{name}") if settings.has(path)), None)
+    """A setting as it was given or follows from the log, also of a script under TRL's callback; else None."""
+    return next((settings.get(path) for path in (name, f"trl.{name}") if settings.knows(path)), None)
 
 
 def _equal(given: object, value: str) -> bool:

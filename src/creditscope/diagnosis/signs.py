@@ -8,7 +8,16 @@ from typing import Literal
 from creditscope.diagnosis import remedies
 from creditscope.diagnosis.finding import FEW, THIRDS, Trend, has, level, series_of, trend
 from creditscope.diagnosis.log import Log, Series, is_number
-from creditscope.diagnosis.thresholds import CUT_BROKEN, CUT_WATCH, DEAD_GROWTH, FELL, GAINED, RIGHT
+from creditscope.diagnosis.thresholds import (
+    CUT_BROKEN,
+    CUT_WATCH,
+    DEAD_GROWTH,
+    EARLY,
+    FELL,
+    GAINED,
+    NO_GAIN_FEWEST,
+    RIGHT,
+)
 from creditscope.runs import schema
 
 MOST_STEPS = 10**9
@@ -32,6 +41,11 @@ def callback(log: Log) -> str:
             "verl": "creditscope's verl plugin, or `creditscope scope` on trainer.rollout_data_dir",
             "creditscope": "a run of this version",
             }.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
+
+
+def at_step(series: Series) -> str:
+    """The step of the first reading, for a sentence; nothing where the log does not number its steps."""
+    return "" if series.rows[0].step is None else f" at step {series.rows[0].step}"
 
 
 def exactly_zero(series: Series, value: float) -> bool:
@@ -110,8 +124,20 @@ def steps(log: Log) -> int:
 
 
 def planned(log: Log) -> int:
-    """Steps that were planned, where the settings say so; at least those that were made."""
-    return max(steps(log), int(min(log.setting("steps") or 0, MOST_STEPS)))
+    """Steps that were planned, at least those that were made. Without a known plan at least NO_GAIN_FEWEST: the log of
+    a run that has just begun does not say when it ends."""
+    plan = log.setting("steps") or 0
+    return max(steps(log), int(min(plan, MOST_STEPS)) if plan > 0 else int(NO_GAIN_FEWEST))
+
+
+def is_early(log: Log) -> bool:
+    """Whether the log covers less than EARLY of the planned steps: its schedule may still be in the warm-up."""
+    return steps(log) < EARLY * planned(log)
+
+
+def by_sgd(log: Log) -> bool:
+    """Whether the settings name SGD, whose step is η·g: about η per weight only under Adam."""
+    return "sgd" in log.word("optimizer").lower()
 
 
 def nearly_all_right(log: Log) -> Series | None:

@@ -66,6 +66,8 @@ RIGHT = Threshold(0.8, "too easy", "mean reward, where 1 is the most",
 WRONG = Threshold(0.2, "too hard", "mean reward, where 0 is the least", "The same for wrong answers.")
 DISTINCT = Threshold(0.35, "cold sampler", "distinct answers per rollout",
                      "Healthy runs with R = 8 have 0.6 and more; at temperature 0.05 it is 0.13, one text per group.")
+ONE_TEXT = Threshold(1.5, "cold sampler", "distinct answers per group",
+                     "One text in at least half of the groups, two in the others.")
 COLD = Threshold(0.3, "cold sampler", "temperature, or top-p", "π^(1/T) at T = 0.3: a token of twice the probability "
                  "is drawn 2^3.3 = 10 times as often.")
 HOT = Threshold(1.5, "hot sampler", "temperature", "Examples of TRL and verl use 0.6 to 1.2.")
@@ -92,6 +94,10 @@ RATE_SUM = Threshold(3e-6, "learning rate", "Σ η over the run, under Adam",
                      "full fine-tuning that learns has 3e-5 and more.")
 WARM = Threshold(0.01, "learning rate", "learning rate over its largest",
                  "Below a hundredth a step counts as none.")
+EARLY = Threshold(0.5, "learning rate", "steps made over steps planned",
+                  "A warm-up is judged only where it has lasted for half of the run.")
+RISING = Threshold(0.5, "learning rate", "largest learning rate so far over the one that was given",
+                   "A schedule that still rises and has not reached half: most of the run had less.")
 SGD_SUM = Threshold(0.1, "small steps", "Σ η·‖g‖ over the run, under SGD",
                     "The weights of a language model have norms of 10 to 1000: a hundredth of the smallest.")
 EPSILON_FACTOR = Threshold(0.1, "epsilon", "median of √v̂/(√v̂ + ε)", "ε makes the median step ten times shorter.")
@@ -103,10 +109,16 @@ ROUNDED = Threshold(0.9, "rounding", "share of weights that an update leaves as 
                     "In bfloat16 an update below 2^-9 of a weight is lost; nine of ten weights do not move.")
 ROUNDED_SOME = Threshold(0.5, "rounding", "the same share, where KL after most steps is exactly 0",
                          "KL of exactly 0 says that no logit changed; half of the weights explain it.")
+ADAM_FULL = Threshold(0.5, "rounding", "median of √v̂/(√v̂ + ε), where the dtype is not known",
+                      "Above it ε takes less than half, so steps are about η: float32 weights would show them.")
+ADAM_RATE = Threshold(1e-7, "rounding", "learning rate, where the dtype is not known",
+                      "float32 loses an update of 1e-7 only to weights above 1.7: 1e-7 / 2^-24.")
 BF16_RATE = Threshold(1e-5, "rounding", "learning rate, where weights are stored in 16 bits",
                       "At 1e-5 every weight above 0.003 stays where it is, which is most of them.")
 GRAD_CLIP = Threshold(1e-3, "gradient clip", "clip norm over the gradient's norm",
                       "The gradient is cut to a thousandth at every step.")
+CLIP_EPSILON = Threshold(1e3, "gradient clip", "clip norm over Adam's ε",
+                         "Of N = 1e6 weights the typical clipped gradient is a thousandth of the clip norm: ε itself.")
 TRAINABLE = Threshold(0.003, "frozen", "share of trained parameters", "Adapters train 0.3 % and more.")
 PULL_WATCH = Threshold(0.5, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Half of what the reward gives is taken back.")
 KL_SIZE = Threshold(3.0, "KL pull", "‖g_KL‖/‖g_R‖",
@@ -148,6 +160,8 @@ SHRUNK_BROKEN = Threshold(0.1, "length drift", "length at the end over that at t
 GROWN = Threshold(3.0, "length drift", "length at the end over that at the start", "The cost of a step has tripled.")
 KL_WATCH = Threshold(0.5, "KL level", "KL to the reference, nats per token",
                      "An answer of 50 tokens is e^25 times likelier than under the reference.")
+FIRST_STEPS = Threshold(10, "KL level", "last step of the first reading",
+                        "A reading is the mean since the last one; later the policy may have left its reference.")
 KL_FIRST = Threshold(0.05, "KL level", "KL to the reference at the first step, nats per token",
                      "A policy that starts at its reference has 0.")
 SPIKE = Threshold(20.0, "gradient", "gradient norm over its median", "One batch outweighs twenty.")

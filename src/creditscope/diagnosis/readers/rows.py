@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from creditscope.diagnosis.log import PART, LogRow
+from creditscope.diagnosis.log import LogRow
 from creditscope.diagnosis.readers.text import number_of
 from creditscope.diagnosis.trainers import KNOWN, SIGNS
 from creditscope.errors import CreditscopeError
 from creditscope.runs import schema
 
+PART = re.compile(r"rewards/(.+?)(?:/(mean|std))?")
+"""TRL's columns of each reward function: rewards/NAME/mean and rewards/NAME/std, before 0.17 rewards/NAME."""
 MAX_ROWS = 100_000
 """Rows that are kept, half from the start and half from the end: about 20 numbers each, a few hundred MB."""
 MAX_SEEN = 40

@@ -36,6 +36,7 @@ from creditscope.diagnosis.thresholds import (
     HOT,
     HOT_ENTROPY,
     NEAR_LIMIT,
+    ONE_TEXT,
     WRONG,
 )
 from creditscope.runs import schema
@@ -50,8 +51,9 @@ def one_rollout(log: Log) -> Finding:
     """With R = 1 a group mean is the reward itself: no baseline, or no advantage at all."""
     row, size = log.fact("method"), log.fact("group")
     if row is None or size is None or size != 1 or row.baseline in ("none", "external"):
-        return finding("fine", "Not in play: " + ("the group size is not known" if size is None else
-                                                  f"{size:.0f} rollouts per prompt"))
+        return finding("fine", "Not in play: " + (
+            "the group size is not known" if size is None else f"{size:.0f} rollouts per prompt" if size != 1 else
+            f"{log.fact('loss')} is not known to compare the answers of a group"))
     if signs.assumes(log, "group"):
         return unknown(f"rollouts per prompt were not given; {log.trainer.name}'s default is 1")
     return finding("broken", "One rollout per prompt: a method with a group baseline has nothing to compare an answer "
@@ -72,9 +74,9 @@ def cold(log: Log) -> Finding:
     why = "R draws of one text are one draw: all rewards are equal, and A = 0."
     if distinct and len(distinct) >= FEW and (log.fact("group") or 2) > 1:
         first = distinct.part(0, max(FEW, len(distinct) // 10))
-        one = 1 / max(1.0, log.fact("group") or 1.0)
-        if first.mean <= max(DISTINCT, 1.5 * one) and (named or not signs.nearly_all_right(log)):
-            state: State = "broken" if named or first.mean <= 1.5 * one else "watch"
+        one = ONE_TEXT / size if (size := log.fact("group")) else 0.0  # in distinct answers per rollout
+        if first.mean <= max(DISTINCT, one) and (named or not signs.nearly_all_right(log)):
+            state: State = "broken" if named or first.mean <= one else "watch"
             return finding(state, f"The sampler repeats itself: {percent(first.mean)} of the answers are distinct from "
                            f"the start{said}", first, onset=first.rows[0].step, why=why,
                            follows=[] if named else ["truncation"])
@@ -103,7 +105,9 @@ def hot(log: Log) -> Finding:
     said = f" ({log.spelled('temperature')} = {temperature:g})" if temperature is not None else ""
     bad = warm or not signs.rises(log)
     told = f": {first.mean:.2g} nats per token from the start" if first else ""
-    return finding("broken" if warm and high else "watch" if bad else "fine",
+    if not bad:
+        return finding("fine", f"The sampler is wide{said}{told}, and the reward rises", first)
+    return finding("broken" if warm and high else "watch",
                    f"The sampler draws nearly at random{said}{told}", first,
                    why="π^(1/T) is flat at large T: answers are noise, and few of them are right.", onset=0)
 
@@ -122,8 +126,10 @@ def too_hard(log: Log) -> Finding:
         return finding("fine", "Not in play: few groups are known to be all wrong", recent)
     state: State = "fine" if signs.rises(log) and dead < DEAD_BROKEN else grade(dead, DEAD_WATCH, DEAD_BROKEN)
     state = "watch" if state == "fine" and not signs.rises(log) else state
-    return finding(state, f"Most prompts are too hard: in {percent(dead)} of the groups no answer differs, and the "
-                   f"mean reward is {recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
+    words = "The reward rises although many prompts are hard" if state == "fine" else \
+        f"{'Most' if dead >= DEAD_WATCH else 'Many'} prompts are too hard"
+    return finding(state, f"{words}: in {percent(dead)} of the groups all rewards are equal, and the mean reward is "
+                   f"{recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
                    follows=["truncation", "hot sampler", "reward missing", "step size", "updates", "weight decay",
                             "reward trend"])
 
@@ -134,8 +140,8 @@ def too_easy(log: Log) -> Finding:
     if right is None or dead < DEAD_BOUND:
         return finding("fine", "Not in play: few groups are known to be all right", right)
     learnt = signs.outcome(log) == "rose"
-    words = "is now solved" if learnt else "was solved from the start"
-    return finding("watch", f"What is trained on {words}: {percent(dead)} of the groups are dead, and the mean reward "
+    words = "is nearly solved by now" if learnt else "was nearly solved from the start"
+    return finding("watch", f"The set of prompts {words}: {percent(dead)} of the groups are dead, and the mean reward "
                    f"is {right.mean:.3g}", right, why=WHY,
                    onset=_dead_onset(log), follows=["memorised", "reward length", "held out"])
 
@@ -195,9 +201,10 @@ def _uncounted(log: Log) -> Finding:
     counted, norm, bound = level(log, "dead"), level(log, schema.GRAD_NORM), _zero_std(log)
     doubt = (f"{counted.name} cannot be trusted: it is taken from the std of the whole batch and reads 0 beside dead "
              f"groups" if counted else f"{log.trainer.name} does not log how many groups are dead")
-    if counted and norm and signs.no_gradient(log):
+    if norm and signs.no_gradient(log):
         return finding("broken", f"No group trains anything: the gradient is 0. {doubt}", norm, counted,
-                       why="∇J = Σ w ∇log π, and w = 0 where A = 0.", remedy="dead counted", follows=DEATH)
+                       why="∇J = Σ w ∇log π, and w = 0 where A = 0.",
+                       remedy="dead counted" if counted else "dead groups", follows=DEATH)
     if bound >= DEAD_BOUND:
         spread = series_of(log, schema.REWARD_STD)
         return finding(grade(bound, DEAD_BOUND, DEAD_BROKEN), f"At least {percent(bound)} of the groups are dead: "
@@ -248,7 +255,9 @@ def kl_only(log: Log) -> Finding:
     beta = log.fact("beta")
     if beta == 0 or log.fact("dropped"):
         why = "There is no KL term in the loss" if beta == 0 else "Dead groups are dropped before the loss"
-        return finding("fine", f"{why}: dead groups push nowhere")
+        return finding("fine", f"{why}: dead groups have no gradient")
+    if beta is None and not log.finite("kl"):
+        return unknown("whether the loss has a KL term is not known", settles="the KL to the reference, in the log")
     share = _dead_share(log)
     if share == 0 and not (log.fact("dead_counted") and level(log, "dead")):
         return unknown(NOT_COUNTED)
@@ -317,20 +326,13 @@ def _cut(log: Log, recent: Series) -> Finding:
 
 def _near_limit(log: Log) -> Finding:
     """Where the share of cut answers is not logged: the mean length beside the limit."""
-    size, limit = level(log, schema.LENGTH_MEAN), _limit(log)
+    size, limit = level(log, schema.LENGTH_MEAN), log.setting("limit")
     if size is None or not limit or limit < 0:
         return unknown("the share of cut answers was not read", settles="the share of answers cut at the limit")
     share = size.mean / limit
     if share < NEAR_LIMIT:
         return finding("fine", f"Answers have {size.mean:.0f} tokens on average, the limit is {limit:.0f}", size)
-    return finding("watch", f"Answers stand at the limit: {size.mean:.0f} of {limit:.0f} tokens on average", size,
+    return finding("watch", f"Most answers end at the limit: {size.mean:.0f} of {limit:.0f} tokens on average", size,
                    why="A mean near the limit needs most answers at it; these are judged incomplete.",
                    onset=crossed(series_of(log, schema.LENGTH_MEAN), lambda x: x >= NEAR_LIMIT * limit))
 
-
-def _limit(log: Log) -> float | None:
-    """Most tokens of an answer, where it was given or follows from the log."""
-    for path in ("max_completion_length", "data.max_response_length", "max_tokens"):
-        if log.settings.has(path) or path in log.settings.deduced:
-            return log.settings.optional(path)
-    return None

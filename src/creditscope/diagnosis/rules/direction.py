@@ -1,4 +1,4 @@
-"""Does it learn, and what was meant? Reward over training, held-out against training, memorised prompts, any signal."""
+"""Does the policy move in the right direction? Reward over time, held-out against training, memorised prompts."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ def held_out(log: Log) -> Finding:
         begin, end = accuracy[0], accuracy[3]
         return finding("fine", f"Held-out accuracy went from {begin.mean:.1%} to {end.mean:.1%}", begin, end)
     values = log.finite(schema.EVAL_REWARD)
-    if not values or len(values) < 4:
+    if not values or len(values) < FEW:
         return unknown("nothing was evaluated on held-out problems", settles="an evaluation before and after")
     size = max(2, len(values) // 3)
     begin, end = values.part(0, size), values.part(-size)
-    unit = max(signs.reward_unit(log), 1e-9)
-    fell = begin.mean - end.mean >= FELL * unit and max(end.values) < min(begin.values)
+    fell = begin.mean - end.mean >= FELL * signs.reward_unit(log) and max(end.values) < min(begin.values)
     if fell and signs.outcome(log) == "rose":
         return finding("broken", f"The held-out reward fell from {begin.mean:.3g} to {end.mean:.3g} while the training "
                        f"reward rose: what is paid is not what was meant", begin, end,
@@ -80,7 +79,8 @@ def memorised(log: Log) -> Finding:
     high = level_now is not None and signs.nearly_all_right(log) is not None
     improved = _improved(log)
     state: State = "fine" if improved else "broken" if high or most >= PASSES_MANY else "watch"
-    return finding(state, f"Prompts are memorised: each was seen {most:.0f} times"
+    lead = "Held-out values rose although each prompt" if improved else "Prompts are memorised: each"
+    return finding(state, f"{lead} was seen {most:.0f} times"
                    + (f", and the reward on them is {level_now.mean:.3g}" if level_now else "")
                    + (f" (of {seen.values[-1]:.0f} prompts)" if (seen := log.finite(schema.PROMPTS_SEEN)) else ""),
                    series.part(-1), why="passes = groups sampled / distinct prompts. A prompt that was seen often "
@@ -94,7 +94,7 @@ def _improved(log: Log) -> bool:
     if low and high and value and len(value) > 1:
         return low.values[-1] > high.values[0]
     held = log.finite(schema.EVAL_REWARD)
-    return bool(held and len(held) >= 4 and min(held.values[-2:]) > max(held.values[:2]))
+    return bool(held and len(held) >= FEW and min(held.values[-2:]) > max(held.values[:2]))
 
 
 def reward(log: Log) -> Finding:
@@ -124,7 +124,7 @@ def signal(log: Log) -> Finding:
     if low > SAME or not is_stalled(log):
         return finding("fine", f"Groups push in a common direction: agreement {told}" if low > SAME else
                        f"The groups' agreement is {told}", series)
-    return finding("watch", f"No batch has shown a direction: the groups' gradients agree by {told}, which 0 would do",
+    return finding("watch", f"No batch has shown a direction: the groups' gradients agree by {told}, not above 0",
                    series, scale, why="mean ⟨G_a, G_b⟩ over pairs of groups = ‖G‖² in expectation; noise has 0.",
                    onset=series.rows[0].step,
                    follows=["reward constant", "reward noise", "reward missing", "one rollout", "cold sampler",

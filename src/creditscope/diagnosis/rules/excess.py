@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import (
@@ -33,6 +34,7 @@ from creditscope.diagnosis.thresholds import (
     ENTROPY_LOW,
     ENTROPY_NATS,
     ENTROPY_RISE,
+    FIRST_STEPS,
     GAP,
     GROWN,
     KL_FIRST,
@@ -52,7 +54,7 @@ from creditscope.diagnosis.thresholds import (
 from creditscope.runs import schema
 
 FAR = ("weight decay", "updates", "step size")
-"""Rules whose findings explain a policy that was thrown off."""
+"""Rules whose findings explain a policy that moved too far."""
 
 
 def _worst(series: Series) -> Series:
@@ -64,7 +66,7 @@ def _worst(series: Series) -> Series:
 def step_size(log: Log) -> Finding:
     """The largest KL after an update over the whole run; from a log alone, a reward that collapsed."""
     series, updates = log.finite(schema.OVERSHOOT_KL), log.fact("updates")
-    rate, named = log.setting("learning_rate"), ""
+    rate = log.setting("learning_rate")
     top = rate if rate is not None else max(found.values) if (found := log.finite("lr")) else None
     named = f" (learning rate {top:.2g})" if top else ""
     fell = _collapsed(log)
@@ -74,8 +76,8 @@ def step_size(log: Log) -> Finding:
         state = "broken" if state == "watch" and fell else "fine" if state == "watch" and signs.rises(log) else state
         if state == "fine":
             return finding("fine", f"No update moved the policy by more than {worst.mean:.2g} nats per token", worst)
-        return finding(state, f"Steps are too large: an update moved the policy by {worst.mean:.2g} nats per token at "
-                       f"step {worst.rows[0].step}{named}" + (f", and {fell}" if fell else ""), worst,
+        return finding(state, f"Steps are too large: an update moved the policy by {worst.mean:.2g} nats per "
+                       f"token{signs.at_step(worst)}{named}" + (f", and {fell}" if fell else ""), worst,
                        why="KL(π_old ‖ π) after the update; the gradient is known at π_old alone.",
                        onset=crossed(series, lambda x: x >= STEP_WATCH, 1), follows=["updates", "weight decay"])
     if not fell:
@@ -83,8 +85,8 @@ def step_size(log: Log) -> Finding:
     reward = series_of(log, schema.REWARD_MEAN)
     return finding("broken", f"Steps are too large{named}: {fell}",
                    *ends(reward) if len(reward) >= TREND else (reward,),
-                   why="A reward that was there and is gone was unlearnt by the updates; smaller ones keep near the "
-                   "samples.", onset=left_beginning(reward, rising=False),
+                   why="The updates lowered a reward that was higher before; smaller updates keep π near the π_old "
+                   "that was sampled.", onset=left_beginning(reward, rising=False),
                    follows=["weight decay", *(["updates"] if updates != 1 else []),
                             *(["length drift"] if _shrank(log) else [])])
 
@@ -116,7 +118,7 @@ def updates(log: Log) -> Finding:
     count, past, clip = log.fact("updates"), log.finite(schema.OVERSHOOT_PAST), level(log, "clip")
     if count == 1:
         return finding("fine", "Not in play: one optimiser step per batch")
-    often = "several optimiser steps" if count is None else f"{count} optimiser steps"
+    often = "an unknown number of optimiser steps" if count is None else f"{count} optimiser steps"
     harm = not signs.rises(log)
     why = "Past 1 ± ε the term is constant in π, so w = 0; momentum and other tokens still move it."
     if past and len(past) >= 2:
@@ -128,7 +130,7 @@ def updates(log: Log) -> Finding:
         elif state == "watch" and _collapsed(log):
             state = "broken"
         return finding(state, f"{percent(recent.mean)} of the tokens that have a bound end past it{over(recent)}, "
-                       f"{percent(worst.mean)} at step {worst.rows[0].step}, with {often} per batch", recent, worst,
+                       f"{percent(worst.mean)} at most{signs.at_step(worst)}, with {often} per batch", recent, worst,
                        onset=crossed(past, lambda x: x >= PAST_WATCH, 1), why=why)
     if clip is None:
         return unknown(f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
@@ -136,7 +138,8 @@ def updates(log: Log) -> Finding:
     state = grade(clip.mean, CLIP_MUCH) if harm else "fine"
     if count is not None and harm and count >= UPDATES_MANY and clip.mean >= CLIP_SOME:
         state = "broken"
-    state = "broken" if harm and _collapsed(log) and (count or 0) > 1 and not signs.assumes(log, "updates") else state
+    given = (count or 0) > 1 and not signs.assumes(log, "updates")
+    state = "broken" if given and clip.mean >= CLIP_SOME and harm and _collapsed(log) else state
     return finding(state, f"{percent(clip.mean)} of the tokens are clipped{over(clip)}, with {often} per batch", clip,
                    onset=crossed(series_of(log, "clip"), lambda x: x >= CLIP_MUCH), why=why)
 
@@ -163,9 +166,11 @@ def entropy(log: Log) -> Finding:
     series = series_of(log, "entropy", TREND)
     both = ends(series)
     before, after = (part.mean for part in both)
+    if min(series.values) < 0:
+        return unknown(f"{series.name} is negative: it is not the entropy of a token's distribution")
     if after == 0 and signs.nearly_all_masked(log):
         return unknown(f"{both[1].name} is 0 because every answer is masked", "truncation")
-    low, fallen = after < ENTROPY_LOW, after <= ENTROPY_LEFT * before
+    low, fallen = after < ENTROPY_LOW, before > 0 and after <= ENTROPY_LEFT * before
     # A solved task has little entropy left, and so has a model that was sure from the start.
     learns = signs.rises(log) or signs.nearly_all_right(log) is not None
     rose = after >= ENTROPY_RISE * before and after - before >= ENTROPY_NATS
@@ -208,7 +213,7 @@ def kl_level(log: Log) -> Finding:
     first, recent = series.values[0], last(series)
     if log.fact("beta") == 0:
         return finding("fine", f"KL is {recent.mean:.2g}, of a term that is not in the loss", recent)
-    if first >= KL_FIRST and signs.outcome(log) != "rose":
+    if first >= KL_FIRST and (series.rows[0].step or 0) <= FIRST_STEPS and signs.outcome(log) != "rose":
         return finding("watch", f"The reference is not the model that training starts from: KL is {first:.2g} at the "
                        f"first reading, where it should be 0", series.part(0, 3),
                        why="KL(π ‖ π_ref) = 0 at π = π_ref.", remedy="reference",
@@ -243,8 +248,8 @@ def gradient(log: Log) -> Finding:
     worst = _worst(norm)
     spiked = middle > 0 and worst.mean >= SPIKE * middle and len(norm) >= TREND
     if spiked and not signs.rises(log) and signs.outcome(log) == "fell":
-        return finding("watch", f"The gradient spikes: {worst.mean:.2g} at step {worst.rows[0].step}, {middle:.2g} in "
-                       f"the middle", worst, why="‖∇J‖ before clipping.", onset=worst.rows[0].step, follows=FAR)
+        return finding("watch", f"The gradient spikes: its norm is {worst.mean:.2g}{signs.at_step(worst)}, the median "
+                       f"{middle:.2g}", worst, why="‖∇J‖ before clipping.", onset=worst.rows[0].step, follows=FAR)
     told = f", {zeros} of {len(norm)} readings are 0" if zeros else ""
     return finding("fine", f"The gradient's norm is {last(norm).mean:.2g}{told}", last(norm))
 
@@ -265,4 +270,10 @@ def sampler(log: Log) -> Finding:
     return finding(state, f"Sampler and trainer {'agree' if state == 'fine' else 'do not agree'}: {words}", ratio, gap,
                    why="E[π_train/π_sampler] = 1 under the sampler; a mean below 1 is weight that a mask or a ceiling "
                    "took away.",
-                   onset=(ratio or gap or Series("", [], "")).rows[0].step if has(log, schema.SAMPLER_GAP) else None)
+                   onset=min((step for step in (_left(log, schema.SAMPLER_RATIO, lambda x: abs(x - 1) > RATIO_WATCH),
+                                                _left(log, schema.SAMPLER_GAP, lambda x: x > GAP)) if step is not None),
+                             default=None))
+
+
+def _left(log: Log, metric: str, bad: Callable[[float], bool]) -> int | None:
+    return crossed(series_of(log, metric), bad) if has(log, metric) else None

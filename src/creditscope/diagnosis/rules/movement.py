@@ -10,8 +10,11 @@ from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.onset import crossed
 from creditscope.diagnosis.signs import percent
 from creditscope.diagnosis.thresholds import (
+    ADAM_FULL,
+    ADAM_RATE,
     BETA,
     BF16_RATE,
+    CLIP_EPSILON,
     CLIP_ONCE,
     CLOSED,
     EPSILON_FACTOR,
@@ -25,6 +28,7 @@ from creditscope.diagnosis.thresholds import (
     PULL_BROKEN,
     PULL_WATCH,
     RATE_SUM,
+    RISING,
     ROUNDED,
     ROUNDED_SOME,
     SGD_SUM,
@@ -36,6 +40,8 @@ from creditscope.runs import schema
 
 LOSS_ZERO = 1e-6
 """Below it a float32 loss is 0: rounding of centred advantages alone leaves about 1e-8."""
+ADAM_EPSILON = 1e-8
+"""ε of PyTorch's Adam, which TRL, verl and creditscope keep."""
 
 
 def stalls(log: Log) -> bool:
@@ -77,7 +83,7 @@ def small_steps(log: Log) -> Finding:
 def _small_sgd(log: Log) -> Finding:
     """From a log alone: under SGD the weights move by Σ η·min(‖g‖, clip) at most."""
     rate, norm = log.finite("lr"), log.finite(schema.GRAD_NORM)
-    if "sgd" not in log.word("optimizer").lower() or not rate or not norm:
+    if not signs.by_sgd(log) or not rate or not norm:
         return unknown("KL after a step was not read", settles=signs.callback(log))
     clip = log.setting("grad_clip") or math.inf
     rows = [row.values for row in rate.rows if is_number(row.values.get(norm.name, math.nan))]
@@ -102,6 +108,8 @@ def learning_rate(log: Log) -> Finding:
     if zeros > len(values) / 2:
         return finding("broken", f"The learning rate is 0 in {zeros} of {len(values)} readings", series,
                        why="θ ← θ − η·update, and η = 0.", onset=crossed(series, lambda x: x == 0), remedy="schedule")
+    if signs.is_early(log):  # a warm-up that goes on is no fault yet
+        return _rate_sum(log, series)
     given = log.setting("learning_rate") or top
     low = sum(value < WARM * max(top, given) for value in values)
     if len(values) >= 2 * FEW and low > len(values) / 2:
@@ -110,7 +118,7 @@ def learning_rate(log: Log) -> Finding:
                        series, why="θ ← θ − η·update.", onset=crossed(series, lambda x: x < WARM * max(top, given)),
                        remedy="schedule")
     if len(values) >= 2 * FEW and values == sorted(set(values)) and log.setting("learning_rate") != top:
-        return finding("broken" if stalls(log) and top < 0.5 * given else "watch" if stalls(log) else "fine",
+        return finding("broken" if stalls(log) and top < RISING * given else "watch" if stalls(log) else "fine",
                        f"The learning rate rises to the end of the log, up to {top:.2g}: all of it is warm-up",
                        series, why="η_t = η·t/T while the warm-up lasts.", onset=series.rows[0].step, remedy="schedule")
     return _rate_sum(log, series)
@@ -118,8 +126,9 @@ def learning_rate(log: Log) -> Finding:
 
 def _rate_sum(log: Log, series: Series) -> Finding:
     """Adam moves a weight by about η per step: Σ η over the run is the farthest that a weight can go."""
-    total = math.fsum(series.values) / len(series) * signs.planned(log)
-    short = total + series.resolution * signs.planned(log) < RATE_SUM and "sgd" not in log.word("optimizer").lower()
+    size = log.setting("learning_rate") if signs.is_early(log) else None  # the mean so far may be of the warm-up
+    total = max(size or 0.0, math.fsum(series.values) / len(series)) * signs.planned(log)
+    short = total + series.resolution * signs.planned(log) < RATE_SUM and not signs.by_sgd(log)
     if not short or not (stalls(log) or still(log)):
         first = " (a warm-up begins at 0: the first step changes nothing)" if series.values[0] == 0 else ""
         return finding("fine", f"The learning rate goes from {series.values[0]:.2g} to {series.values[-1]:.2g}{first}",
@@ -177,7 +186,7 @@ def rounding(log: Log) -> Finding:
         return finding("fine", "Not in play: nothing says that weights are stored in 16 bits") if not low else unknown(
             "the share of weights that an update moves was not read", settles="ScopeCallback")
     top = max(rate.values)
-    if 0 < top < BF16_RATE and stalls(log):
+    if 0 < top < BF16_RATE and stalls(log) and not signs.by_sgd(log):
         return finding("broken", f"Updates are lost in rounding: weights are stored as {log.word('dtype')}, and Adam "
                        f"moves them by about {top:.2g}", rate, settles="update/zero, which ScopeCallback reads",
                        onset=0, why=why)
@@ -187,7 +196,8 @@ def rounding(log: Log) -> Finding:
 def _in_full(log: Log, rate: Series | None) -> bool:
     """Whether Adam's steps are as long as η, which float32 weights would show: where the dtype was not given."""
     factor = log.finite(schema.UPDATE_EPSILON)
-    return bool(not log.word("dtype") and factor and last(factor).mean > 0.5 and rate and max(rate.values) >= 1e-7)
+    return bool(not log.word("dtype") and factor and last(factor).mean > ADAM_FULL and rate
+                and max(rate.values) >= ADAM_RATE)
 
 
 def grad_clip(log: Log) -> Finding:
@@ -195,7 +205,7 @@ def grad_clip(log: Log) -> Finding:
     clip, norm = log.setting("grad_clip"), log.finite(schema.GRAD_NORM)
     if clip is None or norm is None or clip <= 0 or clip >= GRAD_CLIP * norm.mean:
         return finding("fine", "Not in play: the clip norm is not far below the gradient's", norm)
-    tiny = clip < 1e3 * (log.setting("adam_epsilon") or 1e-8) or "sgd" in log.word("optimizer").lower()
+    tiny = clip < CLIP_EPSILON * (log.setting("adam_epsilon") or ADAM_EPSILON) or signs.by_sgd(log)
     state: State = "fine" if not stalls(log) and not still(log) else "broken" if tiny or still(log) else "watch"
     return finding(state, f"The gradient is cut to {clip:g}, from a norm of {norm.mean:.2g}: "
                    f"{log.spelled('grad_clip')} = {clip:g}", norm,
@@ -208,7 +218,7 @@ def frozen(log: Log) -> Finding:
     if series is None:
         return unknown("the share of trained parameters was not read", settles="ScopeCallback, or --probe light")
     share = series.values[-1]
-    if share >= TRAINABLE or not stalls(log):
+    if share >= TRAINABLE or signs.outcome(log) not in ("flat", "fell"):
         return finding("fine", f"{percent(share)} of the parameters are trained", series.part(-1))
     return finding("broken", f"Only {share:.2%} of the parameters are trained, and the reward does not rise",
                    series.part(-1), why="Weights without a gradient stay; what is left moves the policy little.",
@@ -227,8 +237,10 @@ def kl_pull(log: Log) -> Finding:
         return finding("fine", "There is no KL term in the loss" if beta == 0 else
                        f"Not in play: the KL term's weight is {beta:g}" if beta else "The KL term's weight is not "
                        "known")
-    return finding("broken" if stalls(log) else "fine", f"The KL term outweighs the reward: β = {beta:g}, where "
-                   f"examples use 0 to 0.1, and the reward does not rise", level(log, "kl"),
+    if not stalls(log):
+        return finding("fine", f"The reward rises under a KL term of weight {beta:g}", level(log, "kl"))
+    return finding("broken", f"The KL term outweighs the reward: β = {beta:g}, where examples use 0 to 0.1, and no "
+                   f"rise of the reward was seen", level(log, "kl"),
                    why="∇J = Σ w ∇log π − β ∇KL: with a large β the policy stays at the reference.", onset=0,
                    settles="grad/kl_pull, which ScopeCallback reads")
 
@@ -240,8 +252,8 @@ def _measured_pull(log: Log, pull: Series, beta: float | None) -> Finding:
     times = sorted(size.values)[len(size) // 2] if size and len(size) >= 2 else 0.0
     state = max(grade(part.mean, PULL_WATCH, PULL_BROKEN), grade(times, KL_SIZE, KL_SIZE), key=("fine", "watch",
                                                                                                "broken").index)
-    words = f"The KL term takes back {percent(part.mean)} of what the reward gives" if part.mean >= PULL_WATCH else \
-        f"The KL term's gradient is × {times:.2g} the reward's"
+    words = f"The KL term's gradient is × {times:.2g} the reward's" if times and part.mean < PULL_WATCH else \
+        f"The KL term takes back {percent(part.mean)} of what the reward gives"
     return finding("fine" if not stalls(log) else state, words + (f" (β = {beta:g})" if beta else ""), part, size,
                    why="w = w_R + w_KL; −⟨g_KL, g_R⟩/‖g_R‖² = 1 where the two gradients cancel.",
                    onset=pull.rows[0].step)
@@ -271,9 +283,10 @@ def clip(log: Log) -> Finding:
     row, updates, recent = log.fact("method"), log.fact("updates"), level(log, "clip")
     edges = [value for name in ("clip_low", "clip_high") if (value := log.setting(name)) is not None]
     several = updates is None or updates > 1
+    token = row is None or row.ratio == "token"  # a sequence's ratio is a mean over its tokens: GSPO has ε of 3e-4
     if row is not None and row.bound not in ("clip", "clip_inside"):
         return finding("fine", f"{log.fact('loss')} has no clip that zeroes a token: there is no clip ratio to read")
-    if edges and max(edges) <= CLOSED and several:
+    if edges and max(edges) <= CLOSED and several and token:
         return finding("broken" if stalls(log) else "watch", f"The clip range is closed: 1 ± {max(edges):g} leaves no "
                        f"gradient after the first update on a batch", recent, why="Past 1 ± ε the term is constant in "
                        "π, so w = 0.", remedy="clip closed", onset=0)
@@ -311,7 +324,7 @@ def horizon(log: Log) -> Finding:
         return finding("fine", f"Not in play: {log.fact('loss')} does not divide by a constant that is known")
     recent = last(series_of(log, schema.LENGTH_MEAN))
     share = recent.mean / max(constant, 1.0)
-    return finding("watch" if share < HORIZON and "sgd" in log.word("optimizer").lower() and stalls(log) else "fine",
+    return finding("watch" if share < HORIZON and signs.by_sgd(log) and stalls(log) else "fine",
                    f"Token sums are divided by {constant:.0f}, while answers have {recent.mean:.0f} tokens: the "
                    f"gradient is × {share:.2g} of the token mean's", recent, why="1/(B·L_max) Σ_it = (mean L / L_max) "
                    "· 1/ΣL Σ_it; Adam divides the factor out.")

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import (
+    FEW,
     THIRDS,
     Finding,
     State,
@@ -63,7 +64,7 @@ def constant(log: Log) -> Finding:
     who = "Every answer gets" if flat else f"In the last {count} readings every answer gets"
     narrow = signs.nearly_all_cut(log) and not signs.cuts_came_later(log)
     causes = ["truncation"] if narrow else []
-    # What was there and went is an effect of what took it.
+    # A reward that was higher before fell for a reason, which is then the cause.
     if before > value:
         causes += ["step size", "updates", "weight decay", "entropy", "length drift", "reward trend"]
     else:
@@ -92,7 +93,7 @@ def missing(log: Log) -> Finding:
         return finding(grade(share, MISSING, FAILED_BROKEN), f"The reward function failed on {percent(share)} of the "
                        "answers",
                        errors, why="A failed reward counts as 0, which is punished like a wrong answer.",
-                       onset=errors.rows[0].step)
+                       onset=crossed(errors, lambda count: count > 0, 1))
     return _parts(log)
 
 
@@ -111,11 +112,15 @@ def _parts(log: Log) -> Finding:
     lost = 1 - used / told if told > 0 else 0.0
     if lost < MISSING:
         return finding("fine", "Every answer has a reward", last(whole))
-    return finding(grade(lost, MISSING, MISSING_BROKEN), f"{percent(lost)} of the reward is missing: "
+    # Of several functions each may leave answers to another, or have a weight that is not known.
+    several = len(names) > 1
+    state: State = "watch" if several else grade(lost, MISSING, MISSING_BROKEN)
+    return finding(state, f"{percent(lost)} of the reward is missing: "
                    f"{' + '.join(names)} is {told:.3g} over the answers that have one, {whole.name} {used:.3g} over "
                    "all",
                    Series(whole.name, rows, log.source), why="An answer whose reward is None or NaN counts as 0 in the "
-                   "sum, and is punished like a wrong one.", onset=rows[0].step)
+                   "sum, and is punished like a wrong one.", onset=rows[0].step,
+                   settles="reward_weights, and whether each function is meant for every prompt" if several else "")
 
 
 def noise(log: Log) -> Finding:
@@ -140,7 +145,7 @@ def length(log: Log) -> Finding:
     """Correlation of reward and length inside groups; from a log alone, of their changes from step to step."""
     found = log.finite(schema.LENGTH_REWARD)
     grown = _grown(log)
-    if found and len(found) >= 4:
+    if found and len(found) >= FEW:
         middle = mean_interval(found.values)
         low, high = middle.ends or (middle.mean, middle.mean)
         firm = min(abs(low), abs(high)) if low * high > 0 else 0.0
@@ -149,19 +154,20 @@ def length(log: Log) -> Finding:
         way = "longer" if middle.mean > 0 else "shorter"
         return finding(state, f"The reward follows length: inside groups its correlation with length is "
                        f"{middle.mean:.2f} (95 % from {low:.2f} to {high:.2f}), so {way} answers are pushed up"
-                       if state != "fine" else f"The reward does not follow length: correlation {middle.mean:.2f} "
-                       f"inside groups", found, why="corr(L, r) over rollouts of one prompt; 0 where length does not "
-                       "pay.",
+                       if state != "fine" else f"The reward is not known to follow length: inside groups their "
+                       f"correlation is {middle.mean:.2f} (95 % from {low:.2f} to {high:.2f})", found,
+                       why="corr(L, r) over rollouts of one prompt; 0 where length does not pay.",
                        onset=found.rows[0].step)
     if not has(log, schema.REWARD_MEAN, 2 * THIRDS) or not has(log, schema.LENGTH_MEAN, 2 * THIRDS):
         return unknown("correlation of reward and length inside groups is not in the log", settles=signs.callback(log))
     r = _changes_together(log)
     if abs(r) < LENGTH_STEPS or not grown or grown * r < 0 or signs.outcome(log) != "rose":
-        return finding("fine", f"Reward and length do not move together from step to step: correlation {r:.2f}")
+        return finding("fine", f"The reward is not known to follow length: from step to step their changes have "
+                       f"correlation {r:.2f}")
     return finding("watch", f"The reward follows length: from step to step their changes have correlation {r:.2f}, and "
                    f"answers grow {'longer' if grown > 0 else 'shorter'} as the reward rises",
                    series_of(log, schema.LENGTH_MEAN), series_of(log, schema.REWARD_MEAN),
-                   why="corr(ΔL̄, Δr̄) between steps; what a batch has in length it has in reward.",
+                   why="corr(ΔL̄, Δr̄) of the means of successive steps; 0 where length does not pay.",
                    settles=signs.callback(log),
                    onset=series_of(log, schema.REWARD_MEAN).rows[0].step)
 

@@ -65,7 +65,7 @@ BY_TRL = replace(OURS, metrics={**OURS.metrics, "dead": schema.SIGNAL_DEAD_GROUP
 """A record that TRL's loop wrote: credit is read at some steps, rewards at every step."""
 SCRIPT = replace(
     BY_TRL, defaults={**OURS.defaults, "trl": None},
-    paths={**{name: f"trl.{path}" for name, path in TRL.paths.items()}, "dtype": "dtype"},
+    paths={**{name: f"trl.{path}" for name, path in TRL.paths.items()}, "dtype": "dtype", "steps": "steps"},
     facts={**OURS.facts, **{name: _trl_fact(name) for name in ("masked", "ceiling", "sampler")},
            "loss": lambda s: s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")},
     speech="trl")
