@@ -28,7 +28,7 @@ READINGS: dict[str, tuple[str, str]] = {
     "wordle-lara": ("no gain | KL level", "learnt nothing in 400 steps"),
     "wordle-stage2": ("no gain | KL level", "learnt nothing in 160 steps; KL 1.1 at step 1"),
     "unsloth-imjonezz": ("fine", "healthy rise; std 0 in 26 %"),
-    "swift-food": ("dead groups", "std 0 in 91 % of the last tenth"),
+    "swift-food": ("dead groups | too easy", "std 0 in 91 % of the last tenth"),
     "swift-food-v10": ("dead groups", "std 0 in 32 % of the last tenth"),
     "verl-notebook": ("fine", "healthy: 0.03 → 0.54; a learning rate printed as 0.000"),
     "consis-v5": ("one rollout", "GRPO with rollout.n = 1: no baseline"),

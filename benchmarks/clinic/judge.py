@@ -42,6 +42,8 @@ ARCHIVE, PAGE = HERE / "runs.tar.xz", HERE / "README.md"
 NOTES = """
 ## What this table is, and what it is not
 
+- Machine: 71 runs on 16 cores beside an H200 (CPU, torch 2.11, TRL 1.16), ten healthy ones on two cores of an AMD EPYC
+  (torch 2.13).
 - Seeds: the archive has seed 0 of the cases above; seeds 1 and 2 are in the table of cases and were not made yet, so
   one run stands for a case, and a share of 15 runs has a 95 % interval of about ± 18 points.
 - The first look at the held-out cases (seed 0, before any repair) gave: TRL's log 13 of 15, with the callback's metrics
@@ -50,6 +52,9 @@ NOTES = """
   reward in all three inputs of TRL ("too easy": held-out reward was 0 from the first evaluation on), 16 updates per
   batch in the log (8 readings of the reward), one rollout per prompt in the lab ("cold sampler"). The first two and the
   last were repaired afterwards, so the totals above are no longer of cases that nobody looked at.
+- Since then rules were also changed for reasons outside of the clinic, and the totals are of the rules as they are
+  now. The one healthy run that is to watch samples at temperature 0.6: half of its groups are dead because all
+  answers are right, which is so.
 - Two planted changes did no harm and were taken out: one rollout per prompt under `reinforce` in the lab (accuracy
   +0.12), and a length bonus of three times length over limit (+0.05).
 - From the log alone, rewards that are noise or shuffled, frozen weights and 16-bit weights leave no mark of their own:

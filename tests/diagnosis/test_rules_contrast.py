@@ -125,6 +125,21 @@ CASES = [
 ]
 
 
+def test_a_reward_at_its_largest_value_is_solved_whatever_that_value_is() -> None:
+    top = {"reward/mean": [1.0 + 0.05 * k for k in range(20)] + [2.0] * 20, "reward/std": [0.4] * 20 + [0.0] * 20}
+    found = findings(log_of(top))
+    assert (found["too easy"].state, found["dead groups"].follows) == ("watch", ("too easy",))
+    below_it = {**top, "reward/mean": [*top["reward/mean"][:20], *[1.9, 1.8] * 10]}
+    assert states(log_of(below_it))["too easy"] == "fine"
+
+
+def test_a_reward_of_the_prompt_alone_is_a_fault_of_the_reward() -> None:
+    found = findings(log_of({**FLAT, "dead": steady(1)}))["dead groups"]
+    assert (found.state, found.remedy) == ("broken", "reward")
+    assert "do not depend on the answer" in found.sentence
+    assert findings(log_of({**FLAT, "dead": steady(0.99)}))["dead groups"].remedy == "dead groups"
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rule_finds_its_fault_and_nothing_just_short_of_it(case: Case) -> None:
     case.check()

@@ -172,9 +172,9 @@ REMEDIES: Mapping[str, Remedy] = {
         "makes another)", "the reference model: it must be the one that training starts from",
         "the reference model", "KL at the first step, 0", "the reference model"),
     "gradient": Remedy(
-        "a smaller learning_rate, bf16=False (float32), or a smaller max_grad_norm",
-        f"a smaller {ACTOR}.optim.lr, {ACTOR}.fsdp_config.dtype, or a smaller {ACTOR}.optim.clip_grad",
-        "a smaller --lr, --dtype float32, or a smaller --clip-norm", "the gradient norm, at the next steps",
+        "a smaller learning_rate, or bf16=False (float32)",
+        f"a smaller {ACTOR}.optim.lr, or {ACTOR}.fsdp_config.dtype (float32)",
+        "a smaller --lr, or --dtype float32", "the gradient norm, at the next steps",
         "float32, or a smaller learning rate"),
     "sampler": Remedy(
         "vllm_importance_sampling_mode='token_truncate', and the same dtype in vLLM and the trainer",

@@ -37,9 +37,9 @@ def remedy(log: Log, key: str) -> str:
 
 def callback(log: Log) -> str:
     """What would record the numbers of the batch."""
-    return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine'))",
+    return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine')) of creditscope.plugins.trl",
             "verl": "creditscope's verl plugin, or `creditscope scope` on trainer.rollout_data_dir",
-            "creditscope": "a run of this version",
+            "creditscope": "--scope light --probe light, with smaller --every and --probe-every",
             }.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
 
 
@@ -144,6 +144,15 @@ def nearly_all_right(log: Log) -> Series | None:
     """The last rewards, where their mean is in [RIGHT, 1] and none is above 1."""
     recent = level(log, schema.REWARD_MEAN)
     return recent if recent and recent.mean >= RIGHT and max(recent.values) <= 1 else None
+
+
+def at_the_top(log: Log) -> Series | None:
+    """The last rewards, where at least half of them are exactly the largest of the log, as at the end of a scale."""
+    recent, series = level(log, schema.REWARD_MEAN), log.finite(schema.REWARD_MEAN)
+    if not recent or not series or len(series) < THIRDS or series.resolution:
+        return None
+    top = max(series.values)
+    return recent if top > min(series.values) and sum(x == top for x in recent.values) * 2 >= len(recent) else None
 
 
 def is_small(log: Log, recent: Series, share: float) -> bool:

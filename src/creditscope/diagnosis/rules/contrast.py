@@ -50,9 +50,11 @@ DEATH = ("reward constant", "one rollout", "truncation", "cold sampler", "hot sa
 def one_rollout(log: Log) -> Finding:
     """With R = 1 a group mean is the reward itself: no baseline, or no advantage at all."""
     row, size = log.fact("method"), log.fact("group")
-    if row is None or size is None or size != 1 or row.baseline in ("none", "external"):
+    if size is None:
+        return unknown("rollouts per prompt are not known", settles="the settings, by --config FILE")
+    if row is None or size != 1 or row.baseline in ("none", "external"):
         return finding("fine", "Not in play: " + (
-            "the group size is not known" if size is None else f"{size:.0f} rollouts per prompt" if size != 1 else
+            f"{size:.0f} rollouts per prompt" if size != 1 else
             f"{log.fact('loss')} is not known to compare the answers of a group"))
     if signs.assumes(log, "group"):
         return unknown(f"rollouts per prompt were not given; {log.trainer.name}'s default is 1")
@@ -136,7 +138,7 @@ def too_hard(log: Log) -> Finding:
 
 def too_easy(log: Log) -> Finding:
     """Dead groups whose answers are all right: nothing is left to learn on these prompts."""
-    right, dead = signs.nearly_all_right(log), _dead_share(log)
+    right, dead = signs.nearly_all_right(log) or signs.at_the_top(log), _dead_share(log)
     if right is None or dead < DEAD_BOUND:
         return finding("fine", "Not in play: few groups are known to be all right", right)
     learnt = signs.outcome(log) == "rose"
@@ -186,9 +188,13 @@ def dead(log: Log) -> Finding:
                        remedy="dead counted" if signs.assumes(log, "dead_counted") else "dead groups")
     if recent.mean == 0:
         return finding("fine", "No group is dead: in each of them some answers got more reward than others", recent)
+    spread = level(log, schema.REWARD_STD)
+    by_prompt = min(recent.values) == 1 and spread is not None and min(spread.values) > 0
+    said = "rewards differ between prompts and never between the answers to one: they do not depend on the answer" \
+        if by_prompt else "nothing that is rewarded differs between their answers, so they train nothing"
     return finding(grade(recent.mean, DEAD_WATCH, DEAD_BROKEN), f"{percent(recent.mean)} of the groups are "
-                   f"dead{over(recent)}: nothing that is rewarded differs between their answers, so they train nothing",
-                   recent, why=WHY,
+                   f"dead{over(recent)}: {said}", recent, spread if by_prompt else None, why=WHY,
+                   remedy="reward" if by_prompt else "",
                    onset=_dead_onset(log), follows=[*DEATH, "entropy", "length drift", "step size",
                                                                         "updates", "weight decay", "reward trend"])
 

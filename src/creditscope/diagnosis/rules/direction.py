@@ -79,7 +79,8 @@ def memorised(log: Log) -> Finding:
     high = level_now is not None and signs.nearly_all_right(log) is not None
     improved = _improved(log)
     state: State = "fine" if improved else "broken" if high or most >= PASSES_MANY else "watch"
-    lead = "Held-out values rose although each prompt" if improved else "Prompts are memorised: each"
+    lead = "Held-out values rose although each prompt" if improved else "Prompts are memorised: each" if high else \
+        "The same prompts return: each"
     return finding(state, f"{lead} was seen {most:.0f} times"
                    + (f", and the reward on them is {level_now.mean:.3g}" if level_now else "")
                    + (f" (of {seen.values[-1]:.0f} prompts)" if (seen := log.finite(schema.PROMPTS_SEEN)) else ""),
@@ -104,7 +105,8 @@ def reward(log: Log) -> Finding:
     told = signs.outcome(log)
     fell = told == "fell"
     state: State = "fine" if not fell else "broken" if unit and -found.change.mean >= COLLAPSED * unit else "watch"
-    verb = {"fell": "fell", "rose": "rose"}.get(told, "did not clearly change:")
+    little = "changed little:" if found.change.excludes_zero else "did not clearly change:"
+    verb = {"fell": "fell", "rose": "rose"}.get(told, little)
     return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to {found.last.mean:.3g} "
                    f"in the last", found.first, found.last, why=found.told(),
                    onset=left_beginning(series_of(log, schema.REWARD_MEAN), rising=False) if fell else None,
@@ -117,7 +119,7 @@ def signal(log: Log) -> Finding:
     """mean_{a≠b}⟨G_a, G_b⟩/mean‖G_a‖²: 0 in expectation where the groups' gradients are noise."""
     series, scale = log.finite(schema.GRAM_BETWEEN), log.finite(schema.GRAM_NOISE_SCALE_GROUPS)
     if not series or len(series) < FEW:
-        return unknown("the agreement of the groups' gradients was not read", settles="ScopeCallback, or --scope light")
+        return unknown("the agreement of the groups' gradients was not read", settles=signs.callback(log))
     found = mean_interval(series.values)
     low, high = found.ends or (found.mean, found.mean)
     told = f"{found.mean:.2g} (95 % from {low:.2g} to {high:.2g})"
@@ -152,8 +154,8 @@ def no_gain(log: Log) -> Finding:
     if signs.nearly_all_right(log) and not signs.silent_end(log):
         return finding("fine", f"Little is left to gain: the mean reward is {found.last.mean:.3g}", found.last)
     half = (found.change.high or 0.0) - found.change.mean
-    said = (f"No gain in {done} steps: the reward is {found.last.mean:.3g}; a gain below {half:.2g} would be invisible "
-            f"in this noise")
+    said = f"No gain in {done} steps: the reward is {found.last.mean:.3g}" + (
+        f"; a gain below {half:.2g} would be invisible in this noise" if half > 0 else "")
     state: State = "watch" if is_stalled(log) else "unknown"
     return finding(state, said, found.first, found.last, why=found.told(),
                    settles="more steps" if state == "unknown" else "what the callback reads: movement, noise, contrast",

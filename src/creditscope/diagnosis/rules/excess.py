@@ -134,7 +134,7 @@ def updates(log: Log) -> Finding:
                        onset=crossed(past, lambda x: x >= PAST_WATCH, 1), why=why)
     if clip is None:
         return unknown(f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
-                       settles="ScopeCallback, or --probe light")
+                       settles=signs.callback(log))
     state = grade(clip.mean, CLIP_MUCH) if harm else "fine"
     if count is not None and harm and count >= UPDATES_MANY and clip.mean >= CLIP_SOME:
         state = "broken"
@@ -147,8 +147,11 @@ def updates(log: Log) -> Finding:
 def decay(log: Log) -> Finding:
     """AdamW multiplies each weight by 1 − ηλ per step: over the run they shrink by Σ ηλ."""
     weight, rate = log.setting("weight_decay"), log.finite("lr")
-    if not weight or not rate:
-        return finding("fine", "Not in play: no weight decay is known")
+    if weight == 0:
+        return finding("fine", "There is no weight decay")
+    if weight is None or not rate:
+        return unknown("the weight decay and the learning rate are not both known",
+                       settles="the settings, by --config FILE")
     total = weight * math.fsum(rate.values) / len(rate) * signs.planned(log)
     if total < DECAY:
         return finding("fine", f"Weight decay shrinks the weights by {percent(total)} over the run", rate)
@@ -258,6 +261,8 @@ def sampler(log: Log) -> Finding:
     """Samples from another engine than the one that is trained: ρ = π_train/π_sampler is not 1."""
     ratio, gap = level(log, schema.SAMPLER_RATIO), level(log, schema.SAMPLER_GAP)
     if ratio is None and gap is None:
+        if log.fact("sampler") is None:
+            return unknown("which engine draws the samples is not known")
         if not log.fact("sampler"):
             return finding("fine", "The trainer's own forward draws the samples: there is no second engine")
         names = (log.trainer.metrics[metric] for metric in (schema.SAMPLER_RATIO, schema.SAMPLER_GAP)

@@ -38,6 +38,7 @@ from creditscope.diagnosis.thresholds import (
 from creditscope.methods.words import law
 from creditscope.runs import schema
 
+SETTINGS_FILE = "the settings, by --config FILE"
 LOSS_ZERO = 1e-6
 """Below it a float32 loss is 0: rounding of centred advantages alone leaves about 1e-8."""
 ADAM_EPSILON = 1e-8
@@ -151,8 +152,10 @@ def epsilon(log: Log) -> Finding:
             return finding("fine", f"{named} shortens the median step by × {recent.mean:.2g}", recent)
         return finding("broken", f"Adam's ε stops the weights: {named} shortens the median step by × {recent.mean:.2g}",
                        recent, why=why, onset=0)
+    if given is None:
+        return unknown("Adam's ε was not given", settles=SETTINGS_FILE)
     if not large:
-        return finding("fine", f"{named} is usual" if given is not None else "Not in play: ε was not given")
+        return finding("fine", f"{named} is usual")
     size = level(log, schema.GRAD_NORM)
     ratio = None if size is None or given is None else given / max(size.mean, 1e-300)
     if ratio is not None and ratio < EPSILON_NORM:
@@ -203,7 +206,9 @@ def _in_full(log: Log, rate: Series | None) -> bool:
 def grad_clip(log: Log) -> Finding:
     """A clip norm far below the gradient's norm: under SGD the step shrinks, under Adam ε takes over."""
     clip, norm = log.setting("grad_clip"), log.finite(schema.GRAD_NORM)
-    if clip is None or norm is None or clip <= 0 or clip >= GRAD_CLIP * norm.mean:
+    if clip is None:
+        return unknown("the norm that gradients are clipped to was not given", settles=SETTINGS_FILE)
+    if norm is None or clip <= 0 or clip >= GRAD_CLIP * norm.mean:
         return finding("fine", "Not in play: the clip norm is not far below the gradient's", norm)
     tiny = clip < CLIP_EPSILON * (log.setting("adam_epsilon") or ADAM_EPSILON) or signs.by_sgd(log)
     state: State = "fine" if not stalls(log) and not still(log) else "broken" if tiny or still(log) else "watch"
@@ -216,7 +221,7 @@ def frozen(log: Log) -> Finding:
     """The share of the parameters that are trained."""
     series = log.finite(schema.UPDATE_TRAINABLE)
     if series is None:
-        return unknown("the share of trained parameters was not read", settles="ScopeCallback, or --probe light")
+        return unknown("the share of trained parameters was not read", settles=signs.callback(log))
     share = series.values[-1]
     if share >= TRAINABLE or signs.outcome(log) not in ("flat", "fell"):
         return finding("fine", f"{percent(share)} of the parameters are trained", series.part(-1))
@@ -233,10 +238,11 @@ def kl_pull(log: Log) -> Finding:
         return paid
     if pull and len(pull) >= 2:
         return _measured_pull(log, pull, beta)
-    if not beta or beta < BETA:
-        return finding("fine", "There is no KL term in the loss" if beta == 0 else
-                       f"Not in play: the KL term's weight is {beta:g}" if beta else "The KL term's weight is not "
-                       "known")
+    if beta is None:
+        return unknown("the KL term's weight is not known", settles=SETTINGS_FILE)
+    if beta < BETA:
+        return finding("fine", f"Not in play: the KL term's weight is {beta:g}" if beta else
+                       "There is no KL term in the loss")
     if not stalls(log):
         return finding("fine", f"The reward rises under a KL term of weight {beta:g}", level(log, "kl"))
     return finding("broken", f"The KL term outweighs the reward: β = {beta:g}, where examples use 0 to 0.1, and no "

@@ -111,7 +111,7 @@ def _parts(log: Log) -> Finding:
     used = math.fsum(row.values[whole.name] for row in rows) / len(rows)
     lost = 1 - used / told if told > 0 else 0.0
     if lost < MISSING:
-        return finding("fine", "Every answer has a reward", last(whole))
+        return finding("fine", "No answer is known to lack a reward", last(whole))
     # Of several functions each may leave answers to another, or have a weight that is not known.
     several = len(names) > 1
     state: State = "watch" if several else grade(lost, MISSING, MISSING_BROKEN)

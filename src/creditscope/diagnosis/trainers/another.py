@@ -36,4 +36,4 @@ ANOTHER = Trainer(
     paths={"limit": "max_tokens"}, defaults={},
     facts={**{name: lambda s: None for name in FACTS}, "loss": lambda s: "the loss of this program",
            "masked": lambda s: False, "dropped": lambda s: False, "dead_counted": lambda s: True,
-           "per_token": lambda s: True, "sampler": lambda s: False})
+           "per_token": lambda s: True, "sampler": lambda s: None})
