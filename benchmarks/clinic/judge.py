@@ -29,9 +29,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from cases import BY_NAME, CASES, Case, half  # noqa: E402
 from peers import PEERS, Seen, first  # noqa: E402
-
-from faults import BY_NAME, CASES, Case, half  # noqa: E402
 
 EVERY = 5
 RESTORED = 0.5
@@ -272,7 +271,7 @@ def page(runs: Sequence[Judged], cures: Sequence[Judged]) -> str:
     remedies, every = restored(runs, cures)
     made = sum(run.outcome["seconds"] for run in (*runs, *cures))
     out = ["# The clinic: planted faults, and which of them the diagnosis names", "",
-           "Each case is one change to a setting that learns ([faults.py](faults.py)), run by TRL's GRPOTrainer and by "
+           "Each case is one change to a setting that learns ([cases.py](cases.py)), run by TRL's GRPOTrainer and by "
            "the lab on the packaged model and arithmetic. `python benchmarks/clinic/run.py --out DIR --jobs 16` makes "
            "the runs, `python benchmarks/clinic/judge.py` writes this page from `runs.tar.xz`. Thresholds were set on "
            "the half `tune`: half of the cases, with seeds 0 and 1. The other half of the cases, and seed 2 of all, "

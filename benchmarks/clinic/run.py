@@ -1,4 +1,4 @@
-"""Make the clinic's runs: each case of faults.py, by TRL's GRPOTrainer and by the lab, on the packaged model.
+"""Make the clinic's runs: each case of cases.py, by TRL's GRPOTrainer and by the lab, on the packaged model.
 
     python benchmarks/clinic/run.py --out DIR --jobs 16                  all cases, both engines, seeds 0 1 2
     python benchmarks/clinic/run.py --out DIR --only lr-tiny --seeds 1   one case
@@ -36,10 +36,10 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from cases import BY_NAME, CASES, LAB_BASE, LIMIT, SEEDS, SHORT, TRL_BASE, Case, Change  # noqa: E402
 from rewards import REWARDS, TASK, Answer  # noqa: E402
 
 from creditscope.tasks.arithmetic import Arithmetic  # noqa: E402
-from faults import BY_NAME, CASES, LAB_BASE, LIMIT, SEEDS, SHORT, TRL_BASE, Case, Change  # noqa: E402
 
 DEVICE = os.environ.get("CLINIC_DEVICE", "cpu")
 PROBLEMS = 600
