@@ -45,8 +45,8 @@ NOTES = """
   (torch 2.13).
 - Seeds: the archive has seed 0 of the cases above; seeds 1 and 2 are in the table of cases and were not made yet, so
   one run stands for a case, and a share of 15 runs has a 95 % interval of about ± 18 points.
-- A table of a few metrics of all runs, held-out ones too, was looked at while thresholds were set: these cases were held
-  out from judging, not wholly from sight.
+- A table of a few metrics of all runs, held-out ones too, was looked at while thresholds were set: these cases were
+  held out from judging, not wholly from sight.
 - The first look at the held-out cases (seed 0, before any repair) gave: TRL's log 13 of 15, with the callback's metrics
   14 of 15, TRL's record 13 of 15, the lab's record 14 of 15; no healthy run broken or to watch. Missed: a gradient
   clipped to 1e-9 in TRL's record (named "small steps": the norm is in the record at one reading only), an inverted
