@@ -25,10 +25,10 @@ def test_the_metrics_of_two_groups_by_hand() -> None:
     assert found[schema.SIGNAL_DEAD_REWARD] == 0.5
     assert found[schema.SIGNAL_DEAD_ONE_TEXT] == 1.0
     # L − 3 = −1 −1 2, r − 2/3 = 1/3 −2/3 1/3: Σxy = −1/3 + 2/3 + 2/3 = 1, Σx² = 6, Σy² = 6/9, so 1/√4.
-    assert found[schema.LENGTH_REWARD] == pytest.approx(0.5)
+    assert found[schema.LENGTH_REWARD_CORRELATION] == pytest.approx(0.5)
     # Without the long answer lengths are equal.
     cut = answers.answer_metrics(answer, reward, group, length, torch.tensor([False, False, True, False, False]))
-    assert schema.LENGTH_REWARD not in cut
+    assert schema.LENGTH_REWARD_CORRELATION not in cut
     assert cut[schema.SIGNAL_DISTINCT_TEXTS] == 3 / 5
 
 

@@ -22,6 +22,8 @@ from creditscope.runs import schema
 
 MOST_STEPS = 10**9
 """Steps planned beyond this are not believed: a trainer that counts epochs sets a number that is never reached."""
+SETTINGS_FILE = "the settings, by --config FILE"
+"""What settles a question about a setting that was not given."""
 Outcome = Literal["rose", "fell", "flat", "unread"]
 
 

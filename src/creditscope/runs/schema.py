@@ -77,7 +77,7 @@ LENGTH_MAX = _signal("length/max", "longest answer", "tokens", "Tokens of the lo
 LENGTH_EMPTY = _signal("length/empty", "empty answers", "rollouts", "Answers without a token.")
 LENGTH_TRUNCATED = _train("length/truncated", "truncated", "share",
                           "Share of answers that were cut at the limit of tokens.")
-LENGTH_REWARD = LENGTH_REWARD_CORRELATION = _answers(
+LENGTH_REWARD_CORRELATION = _answers(
     "length/reward_correlation", "length and reward", "correlation",
     "Inside groups, pooled over them; truncated answers are left out where truncation is known. Absent where lengths "
     "or rewards differ in no group, and in records of TRL on many ranks.",
@@ -388,7 +388,7 @@ UPDATE_ZERO = _moved("update/zero", "weights not moved", "share",
 UPDATE_ZERO_BF16 = _moved("update/zero_bf16", "lost in bfloat16", "share",
                           "Share of weights whose update bfloat16 would round away.",
                           "#(bf16(θ + Δ) = bf16(θ)) / weights")
-UPDATE_EPSILON = UPDATE_EPSILON_FACTOR = _probe(
+UPDATE_EPSILON_FACTOR = _probe(
     "update/epsilon_factor", "factor of ε", "factor",
     "By which ε shortens Adam's step: 1 where it has no effect. Over a sample of the weights, at most 4096 of each "
     "parameter, those that have had a gradient (v̂ > 0). Absent for optimisers without v.", "median √v̂ / (√v̂ + ε)")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from creditscope.diagnosis.log import LogRow
 from creditscope.diagnosis.readers.text import number_of
-from creditscope.diagnosis.trainers import KNOWN, SIGNS
+from creditscope.diagnosis.trainers import KNOWN, PROVING
 from creditscope.errors import CreditscopeError
 from creditscope.runs import schema
 
@@ -109,7 +109,7 @@ class RowCollector:
         if not SUPERVISED.isdisjoint(entry) and values.keys() <= PLAIN:
             self._supervised += 1
             return True
-        if not values.keys() - SIGNS - CLOCKS:
+        if not values.keys() - PROVING - CLOCKS:
             return False
         self._left_out += len(self._last) == self._last.maxlen
         (self._first if len(self._first) < MAX_ROWS - MAX_ROWS // 2 else self._last).append(

@@ -51,7 +51,7 @@ def one_rollout(log: Log) -> Finding:
     """With R = 1 a group mean is the reward itself: no baseline, or no advantage at all."""
     row, size = log.fact("method"), log.fact("group")
     if size is None:
-        return unknown("rollouts per prompt are not known", settles="the settings, by --config FILE")
+        return unknown("rollouts per prompt are not known", settles=signs.SETTINGS_FILE)
     if row is None or size != 1 or row.baseline in ("none", "external"):
         return finding("fine", "Not in play: " + (
             f"{size:.0f} rollouts per prompt" if size != 1 else

@@ -151,7 +151,7 @@ def decay(log: Log) -> Finding:
         return finding("fine", "There is no weight decay")
     if weight is None or not rate:
         return unknown("the weight decay and the learning rate are not both known",
-                       settles="the settings, by --config FILE")
+                       settles=signs.SETTINGS_FILE)
     total = weight * math.fsum(rate.values) / len(rate) * signs.planned(log)
     if total < DECAY:
         return finding("fine", f"Weight decay shrinks the weights by {percent(total)} over the run", rate)

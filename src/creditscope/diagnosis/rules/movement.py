@@ -38,7 +38,6 @@ from creditscope.diagnosis.thresholds import (
 from creditscope.methods.words import law
 from creditscope.runs import schema
 
-SETTINGS_FILE = "the settings, by --config FILE"
 LOSS_ZERO = 1e-6
 """Below it a float32 loss is 0: rounding of centred advantages alone leaves about 1e-8."""
 ADAM_EPSILON = 1e-8
@@ -142,7 +141,7 @@ def _rate_sum(log: Log, series: Series) -> Finding:
 
 def epsilon(log: Log) -> Finding:
     """ε of Adam beside √v̂: the factor √v̂/(√v̂ + ε) shortens the step."""
-    given, factor = log.setting("adam_epsilon"), log.finite(schema.UPDATE_EPSILON)
+    given, factor = log.setting("adam_epsilon"), log.finite(schema.UPDATE_EPSILON_FACTOR)
     large = given is not None and given > EPSILON_USUAL
     why = "Δ = −η·m̂/(√v̂ + ε): where ε is much larger than √v̂, the step is η·m̂/ε."
     named = f"{log.spelled('adam_epsilon')} = {given:g}" if given is not None else "ε"
@@ -153,7 +152,7 @@ def epsilon(log: Log) -> Finding:
         return finding("broken", f"Adam's ε stops the weights: {named} shortens the median step by × {recent.mean:.2g}",
                        recent, why=why, onset=0)
     if given is None:
-        return unknown("Adam's ε was not given", settles=SETTINGS_FILE)
+        return unknown("Adam's ε was not given", settles=signs.SETTINGS_FILE)
     if not large:
         return finding("fine", f"{named} is usual")
     size = level(log, schema.GRAD_NORM)
@@ -198,7 +197,7 @@ def rounding(log: Log) -> Finding:
 
 def _in_full(log: Log, rate: Series | None) -> bool:
     """Whether Adam's steps are as long as η, which float32 weights would show: where the dtype was not given."""
-    factor = log.finite(schema.UPDATE_EPSILON)
+    factor = log.finite(schema.UPDATE_EPSILON_FACTOR)
     return bool(not log.word("dtype") and factor and last(factor).mean > ADAM_FULL and rate
                 and max(rate.values) >= ADAM_RATE)
 
@@ -207,7 +206,7 @@ def grad_clip(log: Log) -> Finding:
     """A clip norm far below the gradient's norm: under SGD the step shrinks, under Adam ε takes over."""
     clip, norm = log.setting("grad_clip"), log.finite(schema.GRAD_NORM)
     if clip is None:
-        return unknown("the norm that gradients are clipped to was not given", settles=SETTINGS_FILE)
+        return unknown("the norm that gradients are clipped to was not given", settles=signs.SETTINGS_FILE)
     if norm is None or clip <= 0 or clip >= GRAD_CLIP * norm.mean:
         return finding("fine", "Not in play: the clip norm is not far below the gradient's", norm)
     tiny = clip < CLIP_EPSILON * (log.setting("adam_epsilon") or ADAM_EPSILON) or signs.by_sgd(log)
@@ -239,7 +238,7 @@ def kl_pull(log: Log) -> Finding:
     if pull and len(pull) >= 2:
         return _measured_pull(log, pull, beta)
     if beta is None:
-        return unknown("the KL term's weight is not known", settles=SETTINGS_FILE)
+        return unknown("the KL term's weight is not known", settles=signs.SETTINGS_FILE)
     if beta < BETA:
         return finding("fine", f"Not in play: the KL term's weight is {beta:g}" if beta else
                        "There is no KL term in the loss")

@@ -143,7 +143,7 @@ def noise(log: Log) -> Finding:
 
 def length(log: Log) -> Finding:
     """Correlation of reward and length inside groups; from a log alone, of their changes from step to step."""
-    found = log.finite(schema.LENGTH_REWARD)
+    found = log.finite(schema.LENGTH_REWARD_CORRELATION)
     grown = _grown(log)
     if found and len(found) >= FEW:
         middle = mean_interval(found.values)

@@ -7,14 +7,28 @@ from creditscope.diagnosis.trainers.trl import TRL
 from creditscope.diagnosis.trainers.verl import VERL
 from creditscope.runs import schema
 
-__all__ = ["ANOTHER", "BY_TRL", "FACTS", "KNOWN", "OURS", "READ", "SCRIPT", "SIGNS", "TRAINERS", "TRL", "VERL",
-           "Trainer", "is_script", "who_wrote"]
+__all__ = [
+           "ANOTHER",
+           "BY_TRL",
+           "FACTS",
+           "KNOWN",
+           "OURS",
+           "PROVING",
+           "READ",
+           "SCRIPT",
+           "TRAINERS",
+           "TRL",
+           "VERL",
+           "Trainer",
+           "is_script",
+           "who_wrote",
+]
 
 TRAINERS = (TRL, VERL, OURS)
 READ = (*TRAINERS, ANOTHER)
 """Of equal matches the first: the names of another program are common ones, which TRL writes too."""
-SIGNS = frozenset({"vespo/phi_seq_mean"}).union(*(trainer.logged for trainer in TRAINERS))
+PROVING = frozenset({"vespo/phi_seq_mean"}).union(*(trainer.logged for trainer in TRAINERS))
 """Metrics that are read only for the settings they prove."""
-KNOWN = SIGNS.union(schema.METRICS, *(trainer.metrics.values() for trainer in (*READ, BY_TRL)),
+KNOWN = PROVING.union(schema.METRICS, *(trainer.metrics.values() for trainer in (*READ, BY_TRL)),
                     *(names for trainer in READ for names in trainer.aliases.values()))
 """Every metric that is kept in memory; those of the schema are in records, and in TRL's log as creditscope/…"""
