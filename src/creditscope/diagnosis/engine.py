@@ -102,7 +102,8 @@ def unread(log: Log) -> str:
     if count >= THIRDS:
         told = judge(RULES["no gain"], log)
         return f"{told.sentence[0].lower()}{told.sentence[1:]}" if told.state == "unknown" else ""
-    names = log.seen or sorted({name for row in log.rows for name in row.values})
+    # Without a reward, columns that no rule knows matter too: the reward may be one of them.
+    names = (not series and log.seen) or sorted({name for row in log.rows for name in row.values})
     seen = f"; columns seen: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
     what = f"{series.name} has {count} readings" if series and count else "the reward was not read"
     return f"{what}, at least {THIRDS} are needed{seen}"
