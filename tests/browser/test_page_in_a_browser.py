@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def write(path: Path, runs: list[Path]) -> str:
-    path.write_text(build(runs, with_claims=True), encoding="utf-8")
+    path.write_text(build(runs, papers=True), encoding="utf-8")
     return path.as_uri()
 
 

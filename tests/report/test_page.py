@@ -76,7 +76,7 @@ MAKERS: list[Callable[[Path], Path]] = [records.bare, records.hostile]
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_page_is_one_file_with_two_scripts_of_ours_whatever_the_record_says(
         make: Callable[[Path], Path], tmp_path: Path) -> None:
-    text = build([make(tmp_path / "run")], with_claims=True)
+    text = build([make(tmp_path / "run")], papers=True)
     assert len(SCRIPT.findall(text)) == 2
     assert text.count("<script") == 3 + sum(s.count("<script") for s in SCRIPT.findall(text))
     head = text[:text.index("<style>")]
@@ -89,12 +89,12 @@ def test_the_papers_claims_are_on_the_page_only_when_asked_for(tmp_path: Path) -
     runs = [records.bare(tmp_path / "a"), records.bare(tmp_path / "b")]
     for paths in (runs[:1], runs):
         assert '<section id="claims"' not in build(paths)
-        assert '<section id="claims"' in build(paths, with_claims=True)
+        assert '<section id="claims"' in build(paths, papers=True)
 
 
 @pytest.mark.slow
 def test_every_section_is_there_for_a_real_run(rich_run: Path) -> None:
-    text = build([rich_run], with_claims=True)
+    text = build([rich_run], papers=True)
     for make in SECTIONS:
         assert f'<section id="{make.__module__.rsplit(".", 1)[1]}"' in text
     assert "To be written" not in text
@@ -106,7 +106,7 @@ def test_a_damaged_part_is_named_and_the_rest_of_the_page_stands(spoil: str, tmp
     path = records.hostile(tmp_path / "run", longest=100)
     for file in (path / spoil).glob("*.npz"):
         file.write_bytes(b"not a zip")
-    text = build([path], with_claims=True)
+    text = build([path], papers=True)
     assert text.count("<section ") == len(SECTIONS)
 
 
@@ -123,7 +123,7 @@ def test_arrays_that_are_not_there_leave_a_page(shelf: str, tmp_path: Path) -> N
         save(0, whole)
         for name in whole:
             save(1, {key: value for key, value in whole.items() if key != name})
-            assert build([path], with_claims=True).count("<section ") == len(SECTIONS), f"without {name}"
+            assert build([path], papers=True).count("<section ") == len(SECTIONS), f"without {name}"
 
 
 def test_a_run_without_a_step_and_one_with_nothing_but_numbers_leave_a_page(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_run_without_a_step_and_one_with_nothing_but_numbers_leave_a_page(tmp_
     with Record.create(tmp_path / "odd", {"group": "eight", "model": None, "method": 3, "also": "x"}, {}) as record:
         record.append(0, {"rollouts/spent": 4, "reward/mean": "high", "signal/groups": 0, "signal/live_groups": 0})
     for name in ("none", "one", "odd"):
-        assert build([tmp_path / name], with_claims=True).count("<section ") == len(SECTIONS)
+        assert build([tmp_path / name], papers=True).count("<section ") == len(SECTIONS)
 
 
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")  # the claims read what they need themselves
@@ -151,7 +151,7 @@ def test_arrays_of_another_kind_leave_a_page(shelf: str, tmp_path: Path) -> None
             kinds = [np.ones(value.shape, complex), np.zeros(value.shape, "M8[s]")]
             for odd in kinds if FULL else [kinds[number % 2]]:
                 save(1, whole | {name: odd})
-                text = build([path], with_claims=True)
+                text = build([path], papers=True)
                 assert text.count("<section ") == len(SECTIONS), f"{name} as {odd.dtype}"
                 assert f"{name} of step 1 is {odd.dtype}".replace("<", "&lt;") in text
 
