@@ -147,9 +147,9 @@ def diagnosed(several: Several) -> Clause:
 
 
 def findings(several: Several) -> Iterator[tuple[str, str]]:
-    """(topic, settings with most and least of a number, whether their intervals overlap), per model and task."""
+    """(topic, settings with most and least of a number, whether their intervals overlap), per model, task and reward."""
     families: dict[tuple[str, ...], list[SettingRuns]] = {}
-    apart = [key for key in ("model", "task") if key in several.differs]
+    apart = [key for key in ("model", "task", "reward") if key in several.differs]
     for setting in several.settings:
         families.setdefault(tuple(value_of(setting.runs[0], key) for key in apart), []).append(setting)
     for topic, name, words, beside in (
