@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from creditscope.files.writing import write_file
+from creditscope.methods.table import METHODS
+from creditscope.report import methods
 from creditscope.report import page as pages
 from creditscope.report.build import SECTIONS, build, made
 from creditscope.report.markup import Html, tag
@@ -25,6 +27,8 @@ from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
 from creditscope.runs.record import Record
 from depth import FULL
+from each import each
+from makers import edit_config
 from report import records
 
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -90,6 +94,33 @@ def test_the_papers_claims_are_on_the_page_only_when_asked_for(tmp_path: Path) -
     for paths in (runs[:1], runs):
         assert '<section id="claims"' not in build(paths)
         assert '<section id="claims"' in build(paths, papers=True)
+
+
+PAPERS = re.compile(r"\bP[12]\b|arXiv|[Pp]aper|\bEq\. \d|Proposition|Theorem|Corollary")
+
+
+def read_by_people(page: str) -> str:
+    return re.sub("<[^>]+>", " ", re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL))
+
+
+def test_a_page_cites_nothing_unless_it_is_asked_to(tmp_path: Path) -> None:
+    runs = [records.bare(tmp_path / "a"), records.bare(tmp_path / "b")]
+    edit_config(runs[1], group=2)
+    for paths in (runs[:1], runs):
+        assert PAPERS.findall(read_by_people(build(paths))) == []
+        assert {"P1", "P2", "arXiv", "Proposition"} <= set(PAPERS.findall(read_by_people(build(paths, papers=True))))
+
+
+@each("name", [name for name in METHODS if not name.startswith("p1_")])
+def test_the_section_of_a_method_cites_nothing_unless_it_is_asked_to(name: str) -> None:
+    assert PAPERS.findall(read_by_people(methods.of([{"method": name}]).html())) == []
+    cited = methods.of([{"method": name}], papers=True).html()
+    assert (f"arXiv:{METHODS[name].arxiv}" in cited) == bool(METHODS[name].arxiv)
+
+
+@pytest.mark.slow
+def test_a_page_of_a_real_run_cites_nothing_unless_it_is_asked_to(rich_run: Path) -> None:
+    assert PAPERS.findall(read_by_people(build([rich_run]))) == []
 
 
 @pytest.mark.slow

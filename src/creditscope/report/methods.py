@@ -21,7 +21,7 @@ def section(run: Run, papers: bool = False) -> Section:
 
 
 def of(configs: Sequence[Mapping[str, Any]], papers: bool = False) -> Section:
-    """The rows of some runs; with `papers` each names the paper that it is from."""
+    """The rows of some runs; with `papers` each names its paper and where it departs from it."""
     rows: dict[str, Method] = {}
     strange: dict[str, None] = {}
     for config in configs:
@@ -60,7 +60,7 @@ def _one(label: str, row: Method, papers: bool) -> Html:
         tag("p", "It differs from GRPO in:" if found else "It is GRPO's own row."),
         tag("ul", *lines) if found else None,
         tag("p", tag("strong", "At ratio 1 "), tag("code", value.formula), f" {value.sentence}"),
-        tag("p", row.note, class_="soft") if row.note else None, class_="method", data_method=row.name)
+        tag("p", row.note, class_="soft") if papers and row.note else None, class_="method", data_method=row.name)
 
 
 def _short(value: object) -> str:
