@@ -147,7 +147,7 @@ def diagnosed(several: Several) -> Clause:
 
 
 def findings(several: Several) -> Iterator[tuple[str, str]]:
-    """(topic, settings with most and least of a number, whether their intervals overlap), per model, task and reward."""
+    """(topic, settings with most and least of a number, whether their intervals meet), per model, task and reward."""
     families: dict[tuple[str, ...], list[SettingRuns]] = {}
     apart = [key for key in ("model", "task", "reward") if key in several.differs]
     for setting in several.settings:
