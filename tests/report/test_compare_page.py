@@ -15,7 +15,8 @@ import pytest
 
 from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.errors import CreditscopeError
-from creditscope.report import compare, settings, standing
+from creditscope.report import compare, rewards, settings, standing
+from creditscope.report.markup import escape
 from creditscope.report.page import page
 from creditscope.report.run import read_run
 from creditscope.runs.record import Record
@@ -162,7 +163,7 @@ def test_a_run_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> N
     several = settings.read([tmp_path])
     assert len(several.entries) == 1
     assert "1 of the runs was left out" in several.faults[0]
-    assert several.notices == ()
+    assert several.notice is None
 
 
 def with_rewards(path: Path, low: float, high: float, mean: float = 0.5) -> Path:
@@ -178,7 +179,10 @@ def test_two_runs_of_one_setting_and_seed_with_other_rewards_are_two_settings_by
     with_rewards(write(tmp_path / "length"), 0.0, 1.0, mean=0.6)
     several = settings.read([tmp_path])
     assert [setting.name for setting in several.settings] == ["length", "plain"]
-    assert several.notices == (settings.SAME_SETTINGS,)
+    write(tmp_path / "faster", lr=1e-3)
+    assert [setting.name for setting in settings.read([tmp_path]).settings] == [
+        "lr = 0.0001 (length)", "lr = 0.0001 (plain)", "lr = 0.001"]
+    assert several.notice == (rewards.SAME, "")
     assert several.left_out == ()
     assert "Their recorded settings are the same." in compare.first_screen(several)
 
@@ -190,20 +194,20 @@ def test_a_copy_that_has_fewer_steps_is_left_out(tmp_path: Path) -> None:
     assert [entry.name for entry in settings.read([tmp_path]).entries] == ["whole"]
 
 
-@pytest.mark.parametrize(("own", "said"), [
-    ({"task": "turns"}, "The task differs, so their reward curves cannot be compared: arithmetic in arithmetic, R = 2; "
-                        "turns in turns, R = 4."),
-    ({"reward": "mine:length"}, "The reward function differs, so their reward curves cannot be compared: mine:exact in "
-                                "reward mine:exact, R = 2; mine:length in reward mine:length, R = 4.")])
+@pytest.mark.parametrize(("own", "line", "details"), [
+    ({"task": "turns"}, "These runs have different tasks: their reward curves cannot be compared.",
+     "arithmetic in (arithmetic, R = 2); turns in (turns, R = 4)."),
+    ({"reward": "mine:length"}, "These runs have different reward functions: their reward curves cannot be compared.",
+     "mine:exact in (reward mine:exact, R = 2); mine:length in (reward mine:length, R = 4).")])
 def test_runs_of_two_tasks_or_reward_functions_are_warned_of_at_the_top(
-        tmp_path: Path, own: dict[str, str], said: str) -> None:
+        tmp_path: Path, own: dict[str, str], line: str, details: str) -> None:
     write(tmp_path / "a", group=2, **({"reward": "mine:exact"} if "reward" in own else {}))
     write(tmp_path / "b", group=4, **own)
     several = settings.read([tmp_path])
-    assert several.notices == (said,)
-    assert several.faults == (said,)  # in the terminal too
+    assert several.notice == (line, details)
+    assert several.faults == (f"{line} {details}",)  # in the terminal too
     screen = compare.first_screen(several)
-    assert screen.index(said) < screen.index('data-topic="diagnosis"')
+    assert screen.index(line) < screen.index(details) < screen.index('data-topic="diagnosis"')
 
 
 @pytest.mark.parametrize(("ends", "warned"), [
@@ -214,16 +218,18 @@ def test_rewards_in_other_ranges_are_warned_of_and_equal_rewards_say_nothing(
     with_rewards(write(tmp_path / "a", group=2), 0.0, 1.0)
     with_rewards(write(tmp_path / "b", group=4), *ends)
     several = settings.read([tmp_path])
-    assert several.notices == ((
-        f"The rewards lie in different ranges, from 0 to 1 in R = 2; from {ends[0]:g} to {ends[1]:g} in R = 4: unless "
-        "the reward function is the same, their reward curves cannot be compared.",) if warned else ())
+    assert several.notice == ((
+        "The rewards lie in different ranges: unless the reward function is the same, the reward curves cannot be "
+        "compared.", f"from 0 to 1 in R = 2; from {ends[0]:g} to {ends[1]:g} in R = 4.") if warned else None)
+    assert ('id="notice"' in compare.first_screen(several)) == warned
 
 
 def test_a_run_whose_rewards_differ_from_those_of_its_own_setting_is_named_by_its_folder(tmp_path: Path) -> None:
     for seed, high in enumerate((1.0, 1.0, 5.0)):
         with_rewards(write(tmp_path / f"seed-{seed}", seed=seed), 0.0, high)
-    (notice,) = settings.read([tmp_path]).notices
-    assert "from 0 to 1 in seed-0, seed-1; from 0 to 5 in seed-2" in notice
+    notice = settings.read([tmp_path]).notice
+    assert notice is not None
+    assert "from 0 to 1 in seed-0, seed-1; from 0 to 5 in seed-2" in notice.details
 
 
 # -- how far ----------------------------------------------------------------------------------------------------------
@@ -355,8 +361,8 @@ def test_a_setting_that_fell_below_its_start_is_named_first(tmp_path: Path) -> N
         write(tmp_path / f"low-{seed}", seed=seed, accuracy=0.15 - 0.01 * seed)
         write(tmp_path / f"high-{seed}", seed=seed, group=4, accuracy=0.65 + 0.01 * seed)
     several = settings.read([tmp_path])
-    assert standing.diagnosed(several) == (
-        "broken", "R = 2: accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups.")
+    assert standing.faults(several) == [
+        ("R = 2", "broken", "accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups", "")]
     assert [standing.standing(setting) for setting in several.settings] == [
         ("broken", "accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups"),
         ("fine", "accuracy 25.0 → 66.0 %: it rose; 75 % live groups")]
@@ -377,6 +383,11 @@ def test_a_setting_has_the_first_causes_of_its_runs_diagnoses(tmp_path: Path) ->
     assert setting.entries[1].diagnosis.first == first
     assert standing.standing(setting) == (
         "broken", f"accuracy 25.0 → {100 * 0.5:.1f} %; {first.rule} broken in 1 of 2 runs; 38 % live groups")
+    assert first.change
+    (fault,) = standing.faults(settings.read([tmp_path]))
+    assert fault.change == first.change
+    screen = compare.first_screen(settings.read([tmp_path]))
+    assert f"<strong>Change</strong>: {escape(first.change)}." in screen
 
 
 def test_a_change_that_seeds_do_not_share_is_not_clear(tmp_path: Path) -> None:

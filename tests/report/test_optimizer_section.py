@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from creditscope.diagnosis.optimizer_numbers import OVERSHOOT, UPDATE, of_steps, read
-from creditscope.diagnosis.optimizer_verdicts import verdicts
+from creditscope.diagnosis.optimizer_verdicts import j_and_reward, verdicts
 from creditscope.diagnosis.thresholds import BLIND, FOLLOWS
 from creditscope.report import glossary, optimizer
 from creditscope.report.directions import size
@@ -106,7 +106,8 @@ def test_the_blocks_are_those_of_the_verb_in_its_order_each_with_its_sentence(tm
                   "overshoot/carry_predicted": 0.68, "optimizer/scale_change": 0.003, "update/cosine": 0.25,
                   "update/momentum": 0.625, "reward/mean": 0.5, "objective/value": 0.0}
     run = recorded(tmp_path / "run", [line] * 3, method="grpo")
-    body, said = section(run).body, verdicts(of_steps(run.config, run.steps))
+    body, found = section(run).body, of_steps(run.config, run.steps)
+    said = verdicts(found) | {"progress": j_and_reward(found)}
     titles = {"Overshoot by inner update": "overshoot", "Reward scale": "scale", "Update geometry": "update",
               "The loss as progress": "progress"}
     assert re.findall("<h3>([^<]+)</h3>", body) == list(titles)
@@ -114,7 +115,6 @@ def test_the_blocks_are_those_of_the_verb_in_its_order_each_with_its_sentence(tm
         assert said[name] in block(body, title)
     assert "The carry is 0.70 where momentum alone predicts 0.68: within 10 %." in text(body)
     assert "The furthest token was 2.5 nats past." in text(body)
-    assert "At ratio 1 J = 0 ." in text(body)
     assert "J stayed within 1e-06 of 0." in text(body)
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_was_only_looked_at_in_the_end_has_one_row(tmp_path: Path) ->
     found = section(recorded(tmp_path / "run", [{"overshoot/past": 0.25}]))
     assert "<td>last</td>" in found.body
     assert [chart["name"] for chart in shown(found)["charts"]] == ["past"]
-    assert shown(found)["charts"][0]["rows"] == [{"step": 0, "at the last sight": 0.25}]
+    assert shown(found)["charts"][0]["rows"] == [{"step": 0, "after the last update": 0.25}]
 
 
 @pytest.mark.parametrize(("brake", "said"), [
@@ -165,7 +165,8 @@ def test_all_means_are_those_of_the_verb(rich_run: Path) -> None:
              if head.key in row} | {UPDATE[name]: value for name, value in found.update.items()}
     assert len(means) > 10
     assert [key for key, value in means.items() if cell_of(value, key) not in body] == []
-    assert [said for said in verdicts(found).values() if said not in body] == []
+    assert [said for said in verdicts(found).values() if said not in body] == [verdicts(found)["progress"]]
+    assert j_and_reward(found) in body
     assert found.path is not None
     assert f"updates that were kept have effective rank {found.path[0]:.3g}" in body
 

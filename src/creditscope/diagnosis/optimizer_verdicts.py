@@ -36,7 +36,7 @@ def _share(value: float, digits: int = 0) -> str:
 def last_update(found: Findings) -> tuple[str, Mapping[str, Interval]]:
     """(words, overshoot) after the last inner update."""
     if not found.by_update:
-        return "At the last sight", found.overshoot
+        return "After the last update", found.overshoot
     k = max(found.by_update)
     return f"After {k} update{'s' * (k > 1)}", found.by_update[k]
 
@@ -98,9 +98,15 @@ def _on_update(update: Mapping[str, Interval]) -> str:
 
 
 def _on_progress(found: Findings) -> str:
-    seen, sentence = found.progress, found.law.sentence if found.law else ""
+    law, said = found.law.sentence if found.law else "", j_and_reward(found)
+    return f"{said}. {law}".rstrip() if said else law
+
+
+def j_and_reward(found: Findings) -> str:
+    """Whether J went with the reward in this run; empty where no step has both."""
+    seen = found.progress
     if not seen:
-        return sentence
+        return ""
     if seen["largest"] <= ROUNDING:
         said = f"J stayed within {ROUNDING:g} of 0"
     elif seen["r"] is None:
@@ -113,4 +119,4 @@ def _on_progress(found: Findings) -> str:
     else:
         way = "rose and fell with" if seen["r"] > 0 else "went against"
         said = f"In this run J {way} the reward: r = {seen['r']:.2f}, at least {CORRELATED:g} in size"
-    return f"{said}. {sentence}".rstrip()
+    return said

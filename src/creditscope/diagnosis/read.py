@@ -105,8 +105,8 @@ def _with_record(rows: Sequence[LogRow], state: Path, notes: list[str]) -> tuple
     for place, step in enumerate(steps, start=1):
         theirs.add(place, whole_step(step))
     file = (folder / "steps.jsonl").relative_to(home)
-    notes.append(f"the record {file} is read too: its {len(steps)} steps are joined to TRL's rows; step k of the record "
-                 f"is step k + 1 of the log")
+    notes.append(f"the record {file} is read too: its {len(steps)} steps are joined to TRL's rows; step k of the "
+                 f"record is step k + 1 of the log")
     return merged(rows, theirs.rows(), RecordSource(f"{file}, line")), record
 
 

@@ -19,6 +19,7 @@ from creditscope.report.chart import curves as chart_of
 from creditscope.report.diagnosed import sign
 from creditscope.report.lifetime import how_far, how_far_of
 from creditscope.report.markup import Html, join, shown, tag
+from creditscope.report.rewards import Notice
 from creditscope.report.section import Section, missing, rounded
 from creditscope.report.settings import (
     LONGEST,
@@ -37,6 +38,7 @@ from creditscope.report.standing import (
     TOPICS,
     Statistic,
     diagnosed,
+    faults,
     findings,
     live_by_step,
     many,
@@ -62,27 +64,55 @@ def first_screen(several: Several) -> Html:
     few = [setting.name for setting in several.settings if len(setting.entries) < ENOUGH]
     words = list(map(name_of, several.differs))
     seeds = ", and in the seed" if count > settings else ""
-    state, said = diagnosed(several)
-    told = [tag("li", tag("div", tag("strong", "Diagnosis"), tag("p", *sign(state), class_="state")),
-                tag("p", said), class_=f"answer {state}", data_topic="diagnosis", data_state=state),
+    told = [_diagnosis(several),
             *(tag("li", tag("strong", topic), tag("p", sentence), class_="answer", data_topic=topic.lower())
               for topic, sentence in findings(several))]
     return join(
         tag("h1", f"{many(count, 'run')} in {many(settings, 'setting')}"),
-        *(tag("p", tag("strong", *sign("watch"), class_="state"), f" {notice}", class_="notice watch", role="note")
-          for notice in several.notices),
+        _notice(several.notice) if several.notice else None,
+        tag("p", tag("span", f"They differ in {', '.join(words)}{seeds}." if words else
+                     "There is one run: creditscope report shows it in full." if count == 1 else
+                     "They differ in the seed alone." if settings == 1 else "Their recorded settings are the same.",
+                     id="differs"), " ", tag("span", ended(several), id="ended")),
         tag("ul", *told, class_="answers"),
-        tag("p", f"They differ in {', '.join(words)}{seeds}." if words else
-            "There is one run: creditscope report shows it in full." if count == 1 else
-            "They differ in the seed alone." if settings == 1 else "Their recorded settings are the same.",
-            id="differs"),
-        tag("p", ended(several), id="ended"),
         tag("p", *(tag("span", fact) for fact in same), class_="facts"),
         tag("p", f"No interval and no band, because {ENOUGH} runs are needed: ",
             "every setting." if len(few) == settings else f"{'; '.join(few)}." if len(few) <= FEW else
             f"{len(few)} of {settings} settings.", class_="missing", id="few")
         if few else None,
-        *(tag("p", fault, class_="missing fault") for fault in several.left_out))
+        _left_out(several.left_out))
+
+
+def _left_out(told: Sequence[str]) -> Html | None:
+    """What was not read; folded up where it would fill a screen."""
+    if len(told) <= UNFOLDED:
+        return join(*(tag("p", fault, class_="missing fault") for fault in told))
+    return tag("details", tag("summary", f"{len(told)} notes on what was not read"),
+               tag("ul", *(tag("li", fault, class_="fault") for fault in told)), class_="missing")
+
+
+UNFOLDED = 2
+
+
+def _notice(found: Notice) -> Html:
+    """One line above everything else; which runs it is about is folded up."""
+    line = join(tag("strong", *sign("watch"), class_="state"), f" {found.line}")
+    said = tag("details", tag("summary", line), tag("p", found.details)) if found.details else tag("p", line)
+    return tag("div", said, class_="notice watch", id="notice", role="note")
+
+
+def _diagnosis(several: Several) -> Html:
+    """The settings that are broken or to watch, each with why and with its remedy."""
+    found = faults(several)
+    state, said = (found[0].state, "") if found else diagnosed(several)
+    each = [tag("li", tag("p", tag("span", *sign(one.state), class_="state"), " ", tag("strong", one.name),
+                          f": {one.said}."), tag("p", tag("strong", "Change"), f": {one.change}.", class_="change")
+                if one.change else None, class_=one.state, data_setting=one.name) for one in found[:FEW]]
+    more = tag("p", f"{len(found) - FEW} more settings are broken or to watch: see the table of settings.") if len(
+        found) > FEW else None
+    return tag("li", tag("div", tag("strong", "Diagnosis"), tag("p", *sign(state), class_="state")),
+               tag("div", tag("p", said) if said else tag("ul", *each, class_="faulty"), more),
+               class_=f"answer {state}", data_topic="diagnosis", data_state=state)
 
 
 def sections(several: Several, papers: bool = False) -> list[Section]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.diagnosis.optimizer_numbers import OVERSHOOT, UPDATE, Findings, of_steps, path_rank
-from creditscope.diagnosis.optimizer_verdicts import verdicts
+from creditscope.diagnosis.optimizer_verdicts import j_and_reward, verdicts
 from creditscope.errors import CreditscopeError
 from creditscope.optimizer.table import BRAKES, parse_brake
 from creditscope.report import glossary
@@ -127,16 +127,17 @@ def update_part(found: Findings) -> Html | None:
 
 
 def progress_part(found: Findings) -> Html | None:
-    said, seen = verdicts(found).get("progress"), found.progress
+    """Whether J went with the reward. What the loss of the method can show at all stands in the section on it."""
+    said, seen = j_and_reward(found), found.progress
     r = None if seen.get("r") is None else Interval(seen["r"], seen["low"], seen["high"], seen["steps"])
-    return block("The loss as progress", said,
-                 tag("p", "At ratio 1 ", tag("code", found.law.formula), ".") if found.law else None,
+    law = tag("p", "What the loss can show under this method: ", tag("a", "Method", href="#methods"), ".")
+    return block("The loss as progress", said and f"{said}.", law if found.law else None,
                  tag("p", f"r of J, before the first update on a batch, and the mean reward: {spanned(r)}, over "
                           f"{r.n} steps.") if r else None) if said else None
 
 
 def block(title: str, said: str | None, *parts: Html | None) -> Html:
-    return tag("div", tag("h3", title), tag("p", tag("strong", said), class_="said-of") if said else None, *parts,
+    return tag("div", tag("h3", title), tag("p", said) if said else None, *parts,
                class_="block", data_block=title.lower())
 
 
@@ -217,7 +218,7 @@ def brake_line(spec: object) -> Html | None:
 
 def plans_of(updates: Sequence[int | None]) -> tuple[Plan, ...]:
     ks = spaced([k for k in updates if k is not None], LINES)
-    words = {None: "at the last sight"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
+    words = {None: "after the last update"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
     past, distance = ({past_key(k, name): word for k, word in words.items()} for name in ("past", "distance"))
     return (("past", "Tokens past the bound", past, True),
             ("distance", "Distance past the bound (nats)", distance, False), *CHARTS)

@@ -8,7 +8,7 @@ Runs of different rewards have curves that cannot be compared, and one cannot se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from creditscope.diagnosis.thresholds import RANGE_APART
 from creditscope.report.run import Run
@@ -19,29 +19,39 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Range = tuple[float, float]
-SETTINGS = {"task": "task", "reward": "reward function"}
+SETTINGS = {"task": "tasks", "reward": "reward functions"}
 """Settings that say which reward a run has."""
 NAMED = 3
 """Runs that are named for each reward."""
-CANNOT = "their reward curves cannot be compared"
+SAME = "Some runs have equal settings and an equal seed but other rewards: a reward function, data or code differs."
 
 
-def notices(names: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """One line where the rewards differ: by the settings, or else by the rewards that were seen. `names` are those of
-    the settings."""
+class Notice(NamedTuple):
+    """Why rewards cannot be compared, in one line; and which runs have which."""
+
+    line: str
+    details: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.line} {self.details}".strip()
+
+
+def notice(names: Mapping[str, Sequence[Entry]]) -> Notice | None:
+    """Where rewards differ, by the settings or else by the rewards that were seen. `names` are the settings' names."""
     for key, noun in SETTINGS.items():
         by_value = _by({(name, entry.name): str(entry.evidence[key]) for name, some in names.items() for entry in some
                         if entry.evidence[key] is not None})
         if len(by_value) > 1:
-            each = "; ".join(f"{value:.60} in {_named(places, names)}" for value, places in by_value.items())
-            return [f"The {noun} differs, so {CANNOT}: {each}."]
+            return Notice(f"These runs have different {noun}: their reward curves cannot be compared.", "; ".join(
+                f"{value:.60} in {_named(places, names)}" for value, places in by_value.items()) + ".")
     ranges = {(name, entry.name): found for name, some in names.items() for entry in some
               if entry.run is not None and (found := range_of(entry.run))}
     apart = _by(like_first(ranges))
     if len(apart) < 2:
-        return []
-    each = "; ".join(f"from {low:g} to {high:g} in {_named(places, names)}" for (low, high), places in apart.items())
-    return [f"The rewards lie in different ranges, {each}: unless the reward function is the same, {CANNOT}."]
+        return None
+    return Notice("The rewards lie in different ranges: unless the reward function is the same, the reward curves "
+                  "cannot be compared.", "; ".join(f"from {low:.3g} to {high:.3g} in {_named(places, names)}"
+                                            for (low, high), places in apart.items()) + ".")
 
 
 def range_of(run: Run) -> Range | None:
@@ -86,4 +96,4 @@ def _named(places: Sequence[tuple[str, str]], names: Mapping[str, Sequence[Entry
     said = list(dict.fromkeys(setting if all(entry.name in here for entry in names[setting]) else entry
                               for setting, entry in places))
     more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
-    return ", ".join(said[:NAMED]) + more
+    return ", ".join(f"({name})" if "," in name else name for name in said[:NAMED]) + more

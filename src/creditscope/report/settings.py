@@ -67,8 +67,8 @@ class Several:
     settings: tuple[SettingRuns, ...]
     differs: tuple[str, ...]
     """Settings of `train` in which the runs differ, besides the seed; of TRL's own, `trl.NAME`."""
-    notices: tuple[str, ...]
-    """Why runs cannot be compared, one sentence each."""
+    notice: rewards.Notice | None
+    """Why the rewards of the runs cannot be compared."""
     left_out: tuple[str, ...]
     """What was not read, and why."""
     paths: tuple[str, ...]
@@ -76,7 +76,7 @@ class Several:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        return (*self.notices, *self.left_out)
+        return (*([str(self.notice)] if self.notice else []), *self.left_out)
 
     @property
     def entries(self) -> list[Entry]:
@@ -110,13 +110,9 @@ def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, 
     apart.sort(key=lambda some: [_sortable(given(some[0].evidence, key)) for key in differs])
     names = labels([some[0].evidence for some in apart], differs, [some[0].name for some in apart])
     found = {name: tuple(some) for name, some in zip(names, apart, strict=True)}
-    notices = [*rewards.notices(found), *([SAME_SETTINGS] if len(apart) > len(alike) else [])]
-    return Several(tuple(SettingRuns(name, some) for name, some in found.items()), differs, tuple(notices),
-                   tuple(faults), tuple(map(str, paths)))
-
-
-SAME_SETTINGS = ("Some runs have the same settings and the same seed, but other rewards: what differs, such as the "
-                 "reward function or the data, is not in their records. They are named by their folders.")
+    notice = rewards.notice(found) or (rewards.Notice(rewards.SAME) if len(apart) > len(alike) else None)
+    return Several(tuple(SettingRuns(name, some) for name, some in found.items()), differs, notice, tuple(faults),
+                   tuple(map(str, paths)))
 
 
 def without_copies(family: Sequence[Entry]) -> list[list[Entry]]:
@@ -217,7 +213,7 @@ SYMBOLS = {"group": "R", "inner_steps": "μ", "prompts": "P", "lr": "lr", "beta"
 
 def labels(runs: Sequence[Evidence], differs: Sequence[str], folders: Sequence[str]) -> list[str]:
     """One name per setting: every telling setting that differs, and of the others those that are needed to tell the
-    settings apart. Equal or long names have the folder in their place."""
+    settings apart. Equal names have the folder beside them, a long one has it in its place."""
     if not differs:
         return [shown(run.subject, LONGEST) for run in runs] if len(runs) == 1 else _unique(folders)
     keys = [key for key in differs if key in TELLING or key in SYMBOLS]
@@ -225,9 +221,9 @@ def labels(runs: Sequence[Evidence], differs: Sequence[str], folders: Sequence[s
         if key not in keys and not _determined(runs, key, keys):
             keys.append(key)
     names = [", ".join(_part(run, key) for key in keys) for run in runs]
-    told = [name if names.count(name) == 1 and len(name) <= LABEL else folder
+    told = [name if names.count(name) == 1 else f"{name} ({folder})"
             for name, folder in zip(names, folders, strict=True)]
-    return _unique(told)
+    return _unique([name if len(name) <= LABEL else folder for name, folder in zip(told, folders, strict=True)])
 
 
 def _determined(runs: Sequence[Evidence], key: str, keys: Sequence[str]) -> bool:
