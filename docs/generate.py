@@ -234,9 +234,9 @@ def claims_page() -> str:
     """Every claim with its verdicts: what is exact, and what the evidence in results/ says."""
     files = sorted((ROOT / "results").glob("**/*.evidence.json"))
     about = (f"Exact verdicts are computed when this page is made. The others read the {len(files)} files "
-             "`results/**/*.evidence.json`, one per run: `creditscope check results`. The runs themselves are made by "
-             "`creditscope reproduce p1` and `p2`. Thresholds are pre-registered, except those listed in "
-             "[results.md](results.md#chosen-after-a-look).")
+             "`results/**/*.evidence.json`, one per run: `creditscope papers check results`. The runs themselves "
+             "are made by `creditscope papers reproduce p1` and `p2`. Thresholds are pre-registered, except those "
+             "listed in [results.md](results.md#chosen-after-a-look).")
     return GENERATED + every_claim(all_verdicts(), about=about)
 
 
@@ -268,7 +268,7 @@ def conformance_page() -> str:
             "(`tests/conformance/batches.py`) reach every branch: both clip sides, dual clip, trust masks, unequal "
             "lengths, unanimous groups and, for verl, unequal groups, a group of one, an empty completion and holes in "
             "the mask. A dialect row states what a library computes as its difference from the paper's row "
-            "(`creditscope methods --dialects`).\n\n",
+            "(`creditscope list methods --dialects`).\n\n",
             "*difference* is max|Δw|/max|w| over all batches, everything in float64, as a power of ten from above.\n\n",
             "## TRL 1.16\n\n",
             "TRL's own trainers run in `tests/conformance/test_trl.py`; only the language model is replaced by stored "

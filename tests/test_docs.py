@@ -103,7 +103,7 @@ def verdicts_of_runs(table: str) -> dict[str, list[str]]:
 
 
 def test_every_row_on_localisation_is_that_of_the_committed_outcome() -> None:
-    """Identity: the tables of docs/results.md against what `creditscope localise --json` printed."""
+    """Identity: the tables of docs/results.md against what `creditscope papers localise --json` printed."""
     section = (ROOT / "docs" / "results.md").read_text().partition("## Does credit point at the wrong step?")[2]
     tables = {"planted": "### Arithmetic", "own": "### The same groups", "processbench": "### ProcessBench"}
     for name, heading in tables.items():
@@ -152,9 +152,9 @@ def test_the_readmes_first_snippet_prints_what_the_readme_shows() -> None:
 
 def test_what_the_readme_shows_of_a_verb_is_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text()
-    shown = re.search(r"\$ creditscope methods dr_grpo\n(.*?)```", readme, re.DOTALL)
+    shown = re.search(r"\$ creditscope list methods dr_grpo\n(.*?)```", readme, re.DOTALL)
     assert shown is not None
-    assert run("methods", "dr_grpo") == 0
+    assert run("list", "methods", "dr_grpo") == 0
     assert capsys.readouterr().out == shown[1]
 
 
