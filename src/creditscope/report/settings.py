@@ -66,7 +66,7 @@ class Several:
 
     settings: tuple[SettingRuns, ...]
     differs: tuple[str, ...]
-    """Settings of `train` in which the runs differ, besides the seed; of TRL's own, `trl.NAME`."""
+    """Settings of `lab train` in which the runs differ, besides the seed; of TRL's own, `trl.NAME`."""
     notice: rewards.Notice | None
     """Why the rewards of the runs cannot be compared."""
     left_out: tuple[str, ...]
