@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,16 +12,14 @@ from rich.markup import escape
 
 from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, command_line, printable
-from creditscope.files.arrays import fitting
 from creditscope.methods.find import find
 from creditscope.methods.table import METHODS, even
 from creditscope.runs import schema
-from creditscope.runs.arrays import ROLLOUTS
 from creditscope.runs.record import Record
 
 if TYPE_CHECKING:
     from creditscope.batch.rollouts import Rollouts
-    from creditscope.exact.prefix_bias import PrefixBias
+    from creditscope.exact.shared_prefix import PrefixBias
     from creditscope.methods.axes import Method
 
 MOST = 8
@@ -80,12 +78,7 @@ class Prefix:
             if not kept:
                 raise CreditscopeError(f"{self.source} kept no rollouts; train with --keep-every 10, or give a file")
             facts["step"] = kept[-1] if self.step is None else self.step
-            arrays = record.group(facts["step"])
-            try:
-                rollouts = rollouts_of(arrays)
-            except CreditscopeError as error:
-                raise CreditscopeError(f"the rollouts of step {facts['step']} in {self.source} are damaged: {error}; "
-                                       f"choose another --step") from None
+            rollouts = record.rollouts(facts["step"])
         elif self.step is not None:
             raise CreditscopeError(f"--step {self.step} chooses a step of a run, but {self.source} is no folder; "
                                    f"leave it out")
@@ -94,13 +87,13 @@ class Prefix:
         return rollouts, facts | {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}
 
     def _table(self, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.exact.prefix_bias import prefix_bias, summary
+        from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 
         found: dict[str, dict[str, Any]] = {}
         left_out: dict[str, str] = {}
         for name, row in METHODS.items():
             try:
-                found[name] = summary(prefix_bias(row, rollouts), rollouts)
+                found[name] = prefix_metrics(prefix_bias(row, rollouts), rollouts)
             except CreditscopeError as error:
                 left_out[name] = str(error)
         if not found:
@@ -120,10 +113,10 @@ class Prefix:
         console.next(command_line("prefix", self.source, "--method", "grpo"))
 
     def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.exact.prefix_bias import prefix_bias, summary
+        from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 
         found = prefix_bias(method, rollouts)
-        reading = summary(found, rollouts)
+        reading = prefix_metrics(found, rollouts)
         worst = most_biased(found, rollouts)
         data = facts | {"method": method.name} | reading | {"most_biased": worst}
         if (console := self.output.console_or_json(data)) is None:
@@ -151,19 +144,6 @@ class Prefix:
         return (f"{where}: {facts['rollouts']} rollouts, {facts['tokens']} tokens, "
                 f"{reading[schema.PREFIX_TOKENS]:.1%} of them on {reading[schema.PREFIX_NODES]} shared tokens; "
                 f"{reading[schema.PREFIX_ROOT_NODES]} of these are of a whole group")
-
-
-def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
-    """Rollouts from the arrays that a run kept, floats in float64; arrays that are no field are ignored."""
-    import torch
-
-    from creditscope.batch.rollouts import Rollouts
-
-    known = {field.name: field.default is MISSING and field.default_factory is MISSING for field in fields(Rollouts)}
-    found = fitting(arrays, ROLLOUTS, [name for name, needed in known.items() if needed])
-    given: dict[str, Any] = {name: array.tolist() if array.dtype.kind == "U" else torch.as_tensor(array)
-                             for name, array in found.items() if name in known}
-    return Rollouts(**given)
 
 
 def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:
