@@ -17,9 +17,9 @@ from creditscope.diagnosis.finding import Finding
 from creditscope.files.cells import GREY, MARKS, cell, folded
 from creditscope.microscope.spectrum import Spectrum
 from each import each
-from html_reader import Reader
 from records import write_record
 from report.records import HOSTILE
+from shown_text import Reader
 
 ELEMENTS = {"div", "b", "table", "tr", "th", "td", "br", "details", "summary", "ul", "li"}
 

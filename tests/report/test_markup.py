@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from creditscope.report.markup import Html, join, shown, table, tag
 from each import each
-from html_reader import Reader
 from report.records import HOSTILE
+from shown_text import Reader
 
 
 @each("text", HOSTILE)

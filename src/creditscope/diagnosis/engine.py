@@ -67,6 +67,9 @@ class Diagnosis:
         found = {each.rule: each for each in self.findings}.get("reward trend")
         return found.sentence if found and found.state == "fine" else "Nothing is broken or to watch"
 
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.headline!r}, {len(self.findings)} findings)"
+
     def _repr_html_(self) -> str:
         """For a notebook: the headline, the first cause in full, and the other findings folded, one list per state."""
         first = self.first

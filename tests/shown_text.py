@@ -1,8 +1,13 @@
-"""What a browser would make of html, for tests of pages and of what notebooks show."""
+"""What a reader sees: html as a browser reads it, and whether two texts say the same."""
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+
+import pytest
+
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 class Reader(HTMLParser):
@@ -22,3 +27,11 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def differs(found: str, told: str) -> str:
+    """Where two texts differ: in words, or in numbers by more than a thousandth; empty where they agree."""
+    if NUMBER.sub("#", found) != NUMBER.sub("#", told):
+        return f"{found!r} is not {told!r}"
+    pairs = zip(NUMBER.findall(found), NUMBER.findall(told), strict=True)
+    return ", ".join(f"{a} is not {b}" for a, b in pairs if float(a) != pytest.approx(float(b), rel=1e-3, abs=1e-9))
