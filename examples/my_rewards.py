@@ -1,6 +1,6 @@
 """A reward function of one's own, for prompts of one's own. It runs in a process that can be killed.
 
-    creditscope train --task jsonl:examples/problems.jsonl --reward examples.my_rewards:score --max-tokens 64
+    creditscope lab train --task jsonl:examples/problems.jsonl --reward examples.my_rewards:score --max-tokens 64
 """
 
 import re

@@ -24,7 +24,7 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.slow
-def test_a_loop_of_ones_own_writes_a_record_that_doctor_report_and_prefix_read_and_runs_twice(
+def test_a_loop_of_ones_own_writes_a_record_that_doctor_report_and_inspect_read_and_runs_twice(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     example = load_script(ROOT / "examples" / "own_record.py")
     example.SETTINGS |= {"model": mini.model(), "task": mini.TASK, "group": 4, "prompts": 3, "max_tokens": 12}
@@ -34,8 +34,8 @@ def test_a_loop_of_ones_own_writes_a_record_that_doctor_report_and_prefix_read_a
     capsys.readouterr()
     record = Record.open("runs/mine")
     assert (len(record.steps()), record.groups()) == (15, [0, 5, 10])
-    for verb in ("doctor", "report", "prefix"):
-        assert run(verb, "runs/mine") == 0
+    for command in ("doctor", "report", "inspect", "inspect --prefix"):
+        assert run(*command.split(), "runs/mine") == 0
     capsys.readouterr()
     rules = {found["rule"]: found["state"] for found in run_json(capsys, "doctor", "runs/mine")["findings"]}
     assert [rules[rule] for rule in ("reward missing", "reward constant", "dead groups")] == ["fine"] * 3
