@@ -74,8 +74,9 @@ lint: $(VENV)/test.ready
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the verdicts in papers.md
+docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md, the verdicts in papers.md and the notebook's outputs
 	$(PY) docs/generate.py
+	$(PY) docs/execute.py
 
 mutants: $(VENV)/test.ready  ## plant bugs in the formulas and count the tests that notice
 	$(PY) tests/mutants.py

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shlex
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -188,6 +189,12 @@ def recorded(folder: Path) -> dict[str, Any]:
     return {}
 
 
+def shipped(folder: Path) -> dict[str, Any]:
+    """The run that comes with the checkout, where the pages have theirs."""
+    shutil.copytree(ROOT / "examples" / "run", folder / "runs" / "mine")
+    return {}
+
+
 def optimised(folder: Path) -> dict[str, Any]:
     rollouts = make([1, 0, 1], [0, 0, 0], [2, 3, 2])
     theta = torch.nn.Parameter(rollouts.logp.clone())
@@ -238,13 +245,16 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
     ("docs/optimizer.md", 0): (optimised, {}),
     ("docs/optimizer.md", 1): (optimised, {}),
     ("docs/prefix_bias.md", 0): (plain, {}),
+    ("docs/record.md", 0): (plain, {}),
+    ("docs/record.md", 1): (shipped, {}),
     ("docs/trl.md", 0): (trained, {}),
     ("docs/trl.md", 1): (trained, {"model=..., args=GRPOConfig(...), reward_funcs=..., train_dataset=...,": "",
                                    "ScopedGRPOTrainer(": "scoped("}),
 }
 """(page, number) -> what the page takes as given, and what a reader fills in."""
 ELSEWHERE = {("docs/scale.md", 0),  # two ranks: tests/distributed runs `across`
-             ("docs/doctor.head.md", 0)}  # the same block as in docs/doctor.md, which is written from it
+             ("docs/doctor.head.md", 0),  # the same block as in docs/doctor.md, which is written from it
+             ("docs/record.head.md", 0), ("docs/record.head.md", 1)}  # the same for docs/record.md
 
 
 def blocks() -> dict[tuple[str, int], str]:

@@ -312,7 +312,7 @@ def _offline_seeds() -> Iterator[bytes]:
 
 
 def _parquet_seeds() -> Iterator[bytes]:
-    for file in sorted(TESTS.glob("offline/dumps/*/*.parquet")):
+    for file in sorted([*TESTS.glob("offline/dumps/*/*.parquet"), *TESTS.parent.glob("examples/*/*.parquet")]):
         yield file.read_bytes()
 
 
