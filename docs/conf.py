@@ -1,7 +1,8 @@
 """Sphinx's settings of the documentation site: `make site`.
 
 The sources are the Markdown files of the whole repository, so that the pages' links (to CONTRIBUTING.md, to
-benchmarks/) are the same on the site as in a checkout. The home page is docs/index.md. Nothing is loaded from the network.
+benchmarks/) are the same on the site as in a checkout. The home page is docs/index.md. Nothing is loaded from the
+network.
 """
 
 import sys
@@ -41,6 +42,7 @@ html_theme = "furo"
 html_title = f"creditscope {version}"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_js_files = [("search_from_disk.js", {"priority": 900})]
 html_copy_source = False

@@ -1,7 +1,7 @@
 """Docstrings are plain text: this writes them as reStructuredText for autodoc.
 
-Paragraphs are separated by empty lines. An indented paragraph is shown as it stands (equations, tables), one that begins
-with >>> is code, one whose lines begin with "- " is a list, and `x` in a sentence is code.
+Paragraphs are separated by empty lines. An indented paragraph is shown as it stands (equations, tables), one that
+begins with >>> is code, and `x` in a sentence is code.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def _shown(paragraph: list[str]) -> list[str]:
         return [".. code-block:: pycon", "", *(f"   {line}" for line in paragraph)]
     if _indented(paragraph):
         return [".. code-block:: text", "", *(f"   {line}".rstrip() for line in paragraph)]
-    text = sentence("\n".join(paragraph)).splitlines()
-    return text
+    return sentence("\n".join(paragraph)).splitlines()
 
 
 def _indented(paragraph: list[str]) -> bool:

@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="refresh" content="0; url={home}"><link rel="canonical" href="{home}"></head>
+<meta http-equiv="refresh" content="0; url={home}"><link rel="icon" href="_static/icon.svg"></head>
 <body><p><a href="{home}">{title}</a></p></body></html>
 """
 

@@ -10,7 +10,6 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 
-
 SPACE = '<mspace width="0.167em"/>'
 
 
@@ -34,7 +33,8 @@ def mathml(latex: str, display: str) -> str:
 
 def spaced(found: str) -> str:
     """A thin space between a function's name and a letter, which the converter leaves out."""
-    found = re.sub(r"(?:(?<=</m[in]>)|(?<=&#x02207;</mo>)|(?<=</msub>)|(?<=</msup>))(?=<mi>[a-z]{2,}</mi>)", SPACE, found)
+    before = r"(?:(?<=</m[in]>)|(?<=&#x02207;</mo>)|(?<=</msub>)|(?<=</msup>))"
+    found = re.sub(rf"{before}(?=<mi>[a-z]{{2,}}</mi>)", SPACE, found)
     return re.sub(r"(<mi>[a-z]{2,}</mi>)(?=<m(?!o|space))", rf"\1{SPACE}", found)
 
 

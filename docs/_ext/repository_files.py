@@ -46,9 +46,9 @@ class RepositoryLinks(SphinxTransform):
 
     def _links_to_folders(self) -> Iterator[addnodes.pending_xref]:
         for node in self.document.findall(addnodes.pending_xref):
-            if node["reftype"] == "myst" and node.get("refdomain") is None and not node["reftarget"].startswith("#"):
-                if (Path(self.env.srcdir) / self._path(node["reftarget"])).is_dir():
-                    yield node
+            path = "" if node.get("refdomain") else node["reftarget"].partition("#")[0]
+            if path and node["reftype"] == "myst" and (Path(self.env.srcdir) / self._path(path)).is_dir():
+                yield node
 
     def _path(self, target: str) -> PurePosixPath:
         """A link's target, from the root of the repository."""

@@ -32,7 +32,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 def build(out: Path, doctrees: Path) -> None:
     """The command of `make site`."""
-    done = subprocess.run([sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--fresh-env",
-                           "-c", "docs", "-d", str(doctrees), ".", str(out)], cwd=ROOT, capture_output=True, text=True,
-                          check=False, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--fresh-env",
+               "-c", "docs", "-d", str(doctrees), ".", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False,
+                          env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
     assert done.returncode == 0, f"make site fails:\n{done.stdout}\n{done.stderr}"

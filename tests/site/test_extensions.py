@@ -13,7 +13,8 @@ EXT = Path(__file__).resolve().parent.parent.parent / "docs" / "_ext"
 
 def test_a_docstring_without_markup_is_shown_as_it_is_read() -> None:
     docstrings = load_script(EXT / "docstrings.py")
-    given = ["w_it = ∂J/∂log π of `logp` (B, T), |w| and a*b.", "", "    K = Σ g", "", "        more", "", ">>> 1 + 1", "2"]
+    given = ["w_it = ∂J/∂log π of `logp` (B, T), |w| and a*b.", "", "    K = Σ g", "", "        more", "",
+             ">>> 1 + 1", "2"]
     assert docstrings.as_rst(given) == [
         r"w\_it = ∂J/∂log π of ``logp`` (B, T), \|w\| and a\*b.", "",
         ".. code-block:: text", "", "       K = Σ g", "", "           more", "",

@@ -93,9 +93,9 @@ def test_the_gallery_opens_reports_whose_first_line_is_the_diagnosis(base: str, 
             said = shown.locator(".diagnosis").inner_text()
             shown.locator("a.open-report").click()
             tab.page.wait_for_selector(READY, timeout=60_000)
-            first = " ".join(tab.page.locator("main").inner_text().split())
+            first = " ".join(tab.page.locator("body").inner_text().split())[:200]
             assert said[0] in "✗!?✓"
-            assert " ".join(said.split()).lstrip("✗!?✓ ")[:60] in first[:400], name
+            assert " ".join(said.split()).lstrip("✗!?✓ ")[:60] in first, name
             assert tab.page.locator("#claims").count() == 0, "a report of the gallery has none of the papers' lines"
             stays_inside(tab, base)
 
