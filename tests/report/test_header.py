@@ -155,13 +155,13 @@ def test_a_script_of_ones_own_is_told_by_its_trainer_and_no_command_is_made_up(t
     run = made(tmp_path / "run", [STEP], SCRIPT)
     html = first_screen(run)
     assert "Run by your own script with TRL&#x27;s GRPOTrainer; its settings are in run.json." in html
-    assert "creditscope train" not in html
+    assert "creditscope lab train" not in html
     assert facts(run)["Optimiser"] == "adamw_torch_fused, learning rate 0.01"
 
 
 def test_the_command_with_trls_loop_is_a_command(tmp_path: Path) -> None:
     run = made(tmp_path / "run", [STEP], asdict(Config()) | {"engine": "trl"})
-    assert "creditscope train tiny" in first_screen(run)
+    assert "creditscope lab train tiny" in first_screen(run)
 
 
 def test_an_optimiser_of_which_only_a_part_is_known_is_told_by_that_part(tmp_path: Path) -> None:
@@ -172,4 +172,4 @@ def test_an_optimiser_of_which_only_a_part_is_known_is_told_by_that_part(tmp_pat
 
 def test_the_command_can_be_pasted_whatever_the_names_are(tmp_path: Path) -> None:
     html = first_screen(made(tmp_path / "run", [], asdict(Config()) | {"model": "my model; rm -rf ~"}))
-    assert "creditscope train &#x27;my model; rm -rf ~&#x27;" in html
+    assert "creditscope lab train &#x27;my model; rm -rf ~&#x27;" in html

@@ -1,4 +1,4 @@
-"""The section on the optimiser: its numbers are those of `creditscope optimizer`, and what was not read is said."""
+"""The section on the optimiser: its numbers are those of `creditscope inspect`, and what was not read is said."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _row(record: Record) -> Method | None:
     row = row_of(record.config)
     if row is None and row_of({"method": record.config.get("method")}):
         raise CreditscopeError(f"{record.path}: beta is {record.config.get('beta')!r:.60}, which method "
-                               f"{_name(record, 'method')} cannot have; is this a run of creditscope train?")
+                               f"{_name(record, 'method')} cannot have; is this a run of creditscope lab train?")
     return row
 
 
@@ -133,7 +133,7 @@ def path_rank(record: Record) -> tuple[float, int] | None:
         return None
     if any(row.ndim != 1 or row.dtype.kind != "f" or row.shape != found[0].shape for row in found):
         raise CreditscopeError(f"{record.path}/optimizer: path_update is not the same kind of list at every step; is "
-                               f"this a run of creditscope train?")
+                               f"this a run of creditscope lab train?")
     rows = np.array(found[-max(2, len(found[0]) // 4):], dtype=np.float64)
     if not np.isfinite(rows).all() or not rows.any():
         return None
@@ -153,13 +153,13 @@ def read_sweep(record: Record, step: int) -> Sweep | None:
         value = arrays.get(name)
         if value is None or value.shape != shape or value.dtype.kind not in "fiu":
             raise CreditscopeError(f"{where}: {name} {_shape(value)}, not numbers of shape {shape}; is this a run of "
-                                   f"creditscope train?")
+                                   f"creditscope lab train?")
         return value
 
     phi, names = (arrays.get(name, np.empty(0, dtype=str)) for name in ("phi", "layer_names"))
     if phi.ndim != 1 or not 1 <= len(phi) <= SCALES or names.ndim != 1 or names.dtype.kind != "U":
         raise CreditscopeError(f"{where}: phi {_shape(arrays.get('phi'))} and layer_names {_shape(names)}, not 1 to "
-                               f"{SCALES} numbers and a list of names; is this a run of creditscope train?")
+                               f"{SCALES} numbers and a list of names; is this a run of creditscope lab train?")
     whole = {name: _finite(numbers(name, len(phi))) for name in ("phi", "change", "cosine")}
     shapes = {"change": (len(names), len(phi)), "cosine": (len(names), len(phi)), "ratio": (len(names),)}
     parts = {part: numbers(f"layer_{part}", *shape).reshape(len(names), -1) for part, shape in shapes.items()

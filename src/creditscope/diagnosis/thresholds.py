@@ -3,7 +3,7 @@
     if share >= DEAD_WATCH:          a threshold is a float
     DEAD_WATCH.reason                the sentence that docs/doctor.md shows
 
-`doctor`, the report, `compare` and the live alarm decide by these and by no others.
+`doctor`, the report, `lab compare` and the live alarm decide by these and by no others.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from creditscope.report.settings import Several
 SECTIONS: tuple[Callable[[Run], Section], ...] = (
     steps.section, tokens.section, directions.section, layers.section, optimizer.section, claims.section,
     methods.section, glossary.section)
-"""The page from top to bottom, below the first screen; the claims are on it only with --claims."""
+"""The page from top to bottom, below the first screen; the claims are on it only with --papers."""
 
 
 def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, total: None) -> Run | Several:

@@ -126,7 +126,8 @@ def _command(config: Mapping[str, Any]) -> Html:
         return tag("p", f"Run by your own script with TRL's {config['trainer']}; its settings are in run.json.",
                    class_="soft", id="command")
     told = config.get("command")
-    command = told if isinstance(told, str) and _is_ours(told) else shlex.join(["creditscope", "train", *flags(config)])
+    command = told if isinstance(told, str) and _is_ours(told) else shlex.join(
+        ["creditscope", "lab", "train", *flags(config)])
     return tag("pre", tag("code", command, id="command"), tabindex="0", role="region",
                aria_label="The command of this run")
 
@@ -134,8 +135,8 @@ def _command(config: Mapping[str, Any]) -> Html:
 def _is_ours(command: str) -> bool:
     """Whether a shell would run creditscope with these words and nothing else.
 
-    >>> _is_ours("creditscope scope 'a b.jsonl' --rows 64"), _is_ours("creditscope scope a; rm -rf b"), _is_ours("rm b")
-    (True, False, False)
+    >>> _is_ours("creditscope inspect 'a b.jsonl' --rows 64"), _is_ours("creditscope inspect a; rm -rf b")
+    (True, False)
     """
     try:
         words = shlex.split(command)

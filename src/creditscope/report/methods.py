@@ -30,9 +30,9 @@ def of(configs: Sequence[Mapping[str, Any]]) -> Section:
         else:
             rows.setdefault(f"{row.name}, β = {row.beta:g}" if row.beta else row.name, row)
     body = join(
-        *(missing(f"No row of the table is called {name}.", "creditscope methods") for name in strange),
+        *(missing(f"No row of the table is called {name}.", "creditscope list methods") for name in strange),
         *(_one(label, row) for label, row in rows.items()),
-        tag("p", "All rows, of papers and of trainers: ", tag("code", "creditscope methods")))
+        tag("p", "All rows, of papers and of trainers: ", tag("code", "creditscope list methods")))
     return Section(id="methods", title="Method",
                    lead="A method is a row of choices in J = Σ_it α_it · term_it − β·R. Each row is told by what "
                         "differs from GRPO.", body=body)

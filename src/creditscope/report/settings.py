@@ -64,7 +64,7 @@ class Several:
 
     settings: tuple[SettingRuns, ...]
     differs: tuple[str, ...]
-    """Settings of `train` in which the runs differ, besides the seed."""
+    """Settings of `lab train` in which the runs differ, besides the seed."""
     faults: tuple[str, ...]
     paths: tuple[str, ...]
     """As given, for commands."""

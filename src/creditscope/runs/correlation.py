@@ -82,5 +82,5 @@ def series(run: Path, steps: Sequence[Mapping[str, Any]], *names: str) -> list[t
             value = line[name]
             if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
                 raise CreditscopeError(f"{run}/steps.jsonl, step {line['step']}: {name} is {value!r:.60}, not a "
-                                       f"number; is this a run of creditscope train?")
+                                       f"number; is this a run of creditscope lab train?")
     return [tuple(float(line[name]) for name in names) for line in found]
