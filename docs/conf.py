@@ -34,6 +34,7 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 autodoc_preserve_defaults = True
+maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
 add_module_names = False
 toc_object_entries_show_parents = "hide"

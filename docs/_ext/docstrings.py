@@ -46,11 +46,7 @@ def _indented(paragraph: list[str]) -> bool:
 
 
 def sentence(text: str) -> str:
-    """Text without markup but for code between backticks.
-
-    >>> sentence("|x| of `w_it`, a*b_ and m'")
-    "\\\\|x\\\\| of ``w_it``, a\\\\*b\\\\_ and m'"
-    """
+    """Text without markup, except for code between backticks."""
     out, end = [], 0
     for found in CODE.finditer(text):
         out += [_escaped(text[end:found.start()]), f"``{' '.join(found[2].split())}``"]
