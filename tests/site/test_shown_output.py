@@ -59,7 +59,8 @@ def test_the_tutorial_s_tables_are_means_of_the_logs() -> None:
         assert len(rows) == 4
         for first, last, cells in rows:
             for cell, (log, metric) in zip(cells.split(" | "), columns, strict=True):
-                assert float(cell) == pytest.approx(mean(log, metric, int(first), int(last)), rel=5e-3, abs=1e-9)  # three digits
+                found = mean(log, metric, int(first), int(last))
+                assert float(cell) == pytest.approx(found, rel=5e-3, abs=1e-9)  # three digits
 
 
 def test_the_tutorial_shows_output() -> None:
