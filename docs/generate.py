@@ -1,4 +1,4 @@
-"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from the
+"""Write methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from the
 rows, by enumeration, from the evidence in results/, from others' code, from the schema and from the diagnosis.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
@@ -28,7 +28,7 @@ from creditscope.credit.table import Estimator  # noqa: E402
 from creditscope.diagnosis import engine, finding, onset  # noqa: E402
 from creditscope.diagnosis.remedies import REMEDIES  # noqa: E402
 from creditscope.diagnosis.rules import QUESTIONS, RULES, contrast, direction, excess  # noqa: E402
-from creditscope.diagnosis.thresholds import THRESHOLDS  # noqa: E402
+from creditscope.diagnosis.thresholds import SENTENCES, THRESHOLDS  # noqa: E402
 from creditscope.methods.axes import AXES, Method  # noqa: E402
 from creditscope.methods.dialects import DIALECTS  # noqa: E402
 from creditscope.methods.properties import properties  # noqa: E402
@@ -392,11 +392,12 @@ def causes_section() -> list[str]:
 
 
 def thresholds_section() -> list[str]:
-    order = list(RULES)
+    order = [*RULES, *SENTENCES]
     rows = sorted(THRESHOLDS.values(), key=lambda each: order.index(each.rule))
-    return ["\n## Thresholds\n\n", "From `creditscope/diagnosis/thresholds.py`, in the order of the rules."
-            "\n\n", *table(["rule", "limit of", "value", "reason"],
-                           [[each.rule, each.of, f"{float(each):.3g}", each.reason] for each in rows])]
+    return ["\n## Thresholds\n\n", "From `creditscope/diagnosis/thresholds.py`, in the order of the rules. The last "
+            f"rows, from {SENTENCES[0]} on, decide a sentence and no state.\n\n",
+            *table(["rule", "limit of", "value", "reason"],
+                   [[each.rule, each.of, f"{float(each):.3g}", each.reason] for each in rows])]
 
 
 def remedies_section() -> list[str]:

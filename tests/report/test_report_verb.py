@@ -267,7 +267,9 @@ def test_the_page_and_the_doctor_have_the_same_findings_of_a_record(
     assert f'id="diagnosis" data-state="{doctor["state"]}" data-first="{doctor["first"]}"' in html
     shown = dict(re.findall(r'data-rule="([^"]+)" data-state="([^"]+)"', html))
     assert shown == {each["rule"]: each["state"] for each in doctor["findings"] if each["rule"] != doctor["first"]}
-    assert escape(doctor["headline"][2:]) in html
+    first = next(each for each in doctor["findings"] if each["rule"] == doctor["first"])
+    assert escape(f"{first['rule']}: {first['sentence']}.") in html
+    assert escape(first["change"]) in html
 
 
 def test_the_docs_name_the_topics_and_the_window_of_the_means() -> None:

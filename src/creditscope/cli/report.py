@@ -88,7 +88,7 @@ class Report:
             raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
         out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"
         refuse_other_files(out)
-        text = page_of(found, with_claims=self.papers)
+        text = page_of(found, papers=self.papers)
         write_file(out, text)
         seconds, size = time.perf_counter() - start, len(text.encode())
         if self.output.json:
@@ -123,7 +123,7 @@ class Report:
         console.next(("" if self.open else "the same with --open, or ") + command_line("papers", "check", *self.runs))
 
     def _serve(self) -> int:
-        watched = Watched(self.runs, lambda: build(self.runs, live=True, with_claims=self.papers))
+        watched = Watched(self.runs, lambda: build(self.runs, live=True, papers=self.papers))
         awaited = [path for path in places(self.runs) if not path.exists() or has_no_step(path)]
         if not awaited:
             refuse_sources(self.runs)
