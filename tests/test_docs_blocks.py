@@ -30,7 +30,7 @@ from records import write_record
 from small_models import batch, build, objective
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"),
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"),
                 *(ROOT / "recipes").glob("*.md"), *(ROOT / "results").glob("*.md"),
                 *(ROOT / "benchmarks").glob("*.md")])
 
@@ -218,6 +218,10 @@ def plain(folder: Path) -> dict[str, Any]:
     return {"rollouts": make([1, 0, 1], [0, 0, 0], [2, 3, 2]), "Path": Path, "args": Arguments(folder)}
 
 
+def own(folder: Path) -> dict[str, Any]:
+    return {"my_loss": lambda logp: logp.sum(), "logp": torch.zeros(2, 3)}
+
+
 class Arguments:
     """Of a trainer, as far as the page reads them."""
 
@@ -237,6 +241,11 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
     ("CONTRIBUTING.md", 0): (plain, {}),
     ("CONTRIBUTING.md", 1): (plain, {}),
     ("docs/doctor.md", 0): (plain, {}),
+    ("docs/howto/alarm.md", 0): (trained, {}),
+    ("docs/howto/own_loop.md", 0): (own, {}),
+    ("docs/howto/own_loop.md", 1): (looked_at, {}),
+    ("docs/howto/trl.md", 0): (plain, {}),
+    ("docs/howto/trl.md", 1): (trained, {}),
     ("docs/lab.md", 0): (plain, {}),
     ("docs/lab.md", 1): (plain, {}),
     ("docs/lab.md", 2): (recorded, {}),
@@ -248,6 +257,7 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
     ("docs/record.md", 0): (plain, {}),
     ("docs/record.md", 1): (shipped, {}),
     ("docs/trl.md", 0): (trained, {}),
+    ("docs/tutorial.md", 0): (trained, {}),
     ("docs/trl.md", 1): (trained, {"model=..., args=GRPOConfig(...), reward_funcs=..., train_dataset=...,": "",
                                    "ScopedGRPOTrainer(": "scoped("}),
 }
