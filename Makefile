@@ -74,7 +74,7 @@ lint: $(VENV)/test.ready
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the README's verdicts
+docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the verdicts in papers.md
 	$(PY) docs/generate.py
 
 mutants: $(VENV)/test.ready  ## plant bugs in the formulas and count the tests that notice

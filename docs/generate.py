@@ -1,5 +1,5 @@
-"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md and doctor.md: from the rows, by enumeration,
-from the evidence in results/, from others' code, from the schema, from the tables of the diagnosis and doctor.head.md.
+"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from the
+rows, by enumeration, from the evidence in results/, from others' code, from the schema and from the diagnosis.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """
@@ -247,13 +247,13 @@ def all_verdicts() -> tuple[ClaimVerdict, ...]:
 
 
 SUBJECTS = {"closed forms": "exact", "packaged model": "tiny", "SmolLM2-135M": "SmolLM2"}
-"""Columns of the README's table, and how the places begin that belong to them."""
+"""Columns of the table in papers.md, and how the places begin that belong to them."""
 VERDICTS = re.compile(r"(?<=<!-- verdicts: make docs -->\n).*?(?=<!-- /verdicts -->)", re.DOTALL)
 
 
-def readme() -> str:
-    """The README with the table of verdicts that the evidence gives now."""
-    text = (ROOT / "README.md").read_text()
+def papers_page() -> str:
+    """docs/papers.md with the table of verdicts that the evidence gives now."""
+    text = (ROOT / "docs" / "papers.md").read_text()
     return VERDICTS.sub(lambda _: verdict_table(all_verdicts(), SUBJECTS), text)
 
 
@@ -439,11 +439,10 @@ def decade(value: float) -> str:
 
 def main() -> None:
     for name, page in {"methods": methods_page, "credit": credit_page, "claims": claims_page,
-                       "conformance": conformance_page, "record": record_page, "doctor": doctor_page}.items():
+                       "papers": papers_page, "conformance": conformance_page, "record": record_page,
+                       "doctor": doctor_page}.items():
         (ROOT / "docs" / f"{name}.md").write_text(page())
         print(f"wrote docs/{name}.md")
-    (ROOT / "README.md").write_text(readme())
-    print("wrote the table of verdicts in README.md")
 
 
 if __name__ == "__main__":
