@@ -1,5 +1,5 @@
-"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from the
-rows, by enumeration, from the evidence in results/, from others' code, from the schema and from the diagnosis.
+"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from
+the rows, by enumeration, from the evidence in results/, from others' code, from the schema and from the diagnosis.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """

@@ -96,7 +96,7 @@ def test_the_page_of_claims_says_of_every_run_what_the_evidence_says(monkeypatch
 
 
 def verdicts_of_runs(table: str) -> dict[str, list[str]]:
-    """Claim -> cells of the table in papers.md, without the column of closed forms and the claims that are in no other."""
+    """Claim -> cells of the table in papers.md, without the column of closed forms and claims in no other."""
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
     assert rows[0][2] == "closed forms"
     return {row[0]: [row[1], *row[3:]] for row in rows[2:] if any(cell.strip(" |") for cell in row[3:])}
