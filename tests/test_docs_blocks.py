@@ -21,9 +21,7 @@ from creditscope.cli import main as cli
 from creditscope.cli.commands import COMMANDS, GROUPS, find, help_for
 from creditscope.cli.compare import Compare
 from creditscope.cli.old_names import RENAMED
-from creditscope.credit import ESTIMATORS
 from creditscope.optimizer.probe import Probe
-from creditscope.optimizer.table import BRAKES
 from each import each
 from makers import make
 from records import write_record
@@ -67,11 +65,18 @@ def uncommented(text: str) -> list[str]:
     return [line for line in lines(text) if re.search(r"\S\s{2,}(?!#)\S", line.partition(" #")[0])]
 
 
+def refused(verb: Compare, value: str) -> bool:
+    try:
+        verb.config(value)
+    except CreditscopeError:
+        return True
+    return False
+
+
 def loose_words(verb: Any) -> list[str]:
     """Words that a positional which takes any number of them has swallowed, and that name neither a run nor a row."""
     if isinstance(verb, Compare):
-        known = ESTIMATORS if verb.what == "credit" else BRAKES
-        return [name for name in verb.names if ":" not in name and name.partition(",")[0] not in known]
+        return [value for value in verb.values if refused(verb, value)]
     paths = getattr(verb, "runs", ())
     return [str(path) for path in paths if not re.search(r"[/.*]", str(path)) and not (ROOT / path).exists()]
 
