@@ -17,6 +17,7 @@ from creditscope.cli.output import Output, new_table
 from creditscope.diagnosis.optimizer_numbers import Findings, read
 from creditscope.diagnosis.optimizer_verdicts import NAME, as_dict, last_update, verdicts
 from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.optimizer.carry import carry, carry_limit
 from creditscope.optimizer.table import BRAKES
 from creditscope.runs.intervals import Interval
 from creditscope.runs.numbers import percent, spanned
@@ -110,8 +111,6 @@ class Optimizer:
         console.next("creditscope train --inner-steps 4 --brake recall")
 
     def _carry(self) -> None:
-        from creditscope.optimizer.replay import carry, carry_limit  # late: loads torch
-
         try:
             rows = {step: [carry(step, lag, self.betas) for lag in CARRY_LAGS] for step in CARRY_STEPS}
             limit = [carry_limit(lag, self.betas) for lag in CARRY_LAGS]

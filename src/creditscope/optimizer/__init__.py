@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from creditscope.errors import install_hint
+
 _HOME = {"Probe": "probe", "Recall": "brakes", "Shorten": "brakes"}
 __all__ = ["Probe", "Recall", "Shorten"]
 
@@ -19,4 +21,5 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'creditscope.optimizer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"creditscope.optimizer.{_HOME[name]}"), name)
+    with install_hint(f"creditscope.optimizer.{name}"):
+        return getattr(importlib.import_module(f"creditscope.optimizer.{_HOME[name]}"), name)

@@ -5,11 +5,10 @@ Needs the extra `plot`. Colours are readable on white and on black; the backgrou
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import install_hint, installed
 from creditscope.runs.compare import Comparison
 from creditscope.runs.intervals import Interval
 
@@ -23,7 +22,7 @@ GAP = 14
 
 def can_draw() -> bool:
     """Whether the extra `plot` is installed; imports nothing."""
-    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
+    return installed("altair") and installed("vl_convert")
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -115,11 +114,9 @@ def _lines(alt: Any, curves: Mapping[str, Sequence[tuple[float, Interval]]], col
 
 
 def _altair() -> Any:
-    try:
+    with install_hint("a figure"):
         import altair
         import vl_convert  # noqa: F401
-    except ImportError:
-        raise CreditscopeError("the figure needs Altair and vl-convert: pip install 'creditscope[plot]'") from None
     return altair
 
 
