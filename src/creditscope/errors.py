@@ -34,8 +34,9 @@ class MissingExtra(CreditscopeError, ImportError):
     creditscope train needs transformers: pip install 'creditscope[lab]'
     """
 
-    def __init__(self, what: str, module: str) -> None:
-        super().__init__(f"{what} needs {module.replace('_', '-')}: pip install 'creditscope[{EXTRAS[module]}]'")
+    def __init__(self, what: str, module: str, extra: str = "") -> None:
+        extra = extra or EXTRAS[module]
+        super().__init__(f"{what} needs {module.replace('_', '-')}: pip install 'creditscope[{extra}]'")
         self.name = module
 
 
@@ -51,10 +52,13 @@ def installed(module: str) -> bool:
     return found is not None and found.origin is not None
 
 
-def require_module(what: str, module: str) -> None:
-    """Raise unless a module of an extra is installed: before anything else is done, and without importing it."""
+def require_module(what: str, module: str, extra: str = "") -> None:
+    """Raise unless a module is installed, without importing it. Name the extra where `what` needs more than this one.
+
+    >>> require_module("creditscope.errors", "json")
+    """
     if not installed(module):
-        raise MissingExtra(what, module)
+        raise MissingExtra(what, module, extra)
 
 
 @contextmanager

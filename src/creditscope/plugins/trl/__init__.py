@@ -1,9 +1,9 @@
 """TRL: its GRPO and RLOO trainers under the microscope, and any method or credit of the table in its loop."""
 
-from creditscope.errors import install_hint
+from creditscope.errors import install_hint, require_module
 
 with install_hint(__name__):
-    import trl  # noqa: F401
+    require_module(__name__, "trl")
 
     from creditscope.plugins.trl.callback import ScopeCallback
     from creditscope.plugins.trl.mixin import CreditMixin, ScopedGRPOTrainer
