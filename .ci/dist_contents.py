@@ -1,4 +1,4 @@
-"""What a release holds: every file of the package and of the repository, and a page for PyPI whose links lead somewhere.
+"""What a release holds: every file of the package and of the repository, and a page for PyPI whose links work.
 
     python .ci/dist_contents.py WHEEL SDIST WHEEL_FROM_THE_TREE
 """
