@@ -79,6 +79,13 @@ def test_a_module_of_no_extra_and_a_part_of_an_installed_one_are_not_explained()
         assert not isinstance(raised.value, CreditscopeError)
 
 
+def test_a_failed_import_becomes_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingExtra, match=r"^--lora needs peft: pip install 'creditscope\[lora\]'$"), \
+            install_hint("--lora"):
+        import peft  # noqa: F401
+
+
 def test_a_folder_of_the_same_name_in_the_working_directory_is_not_an_installed_module(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no_such_trainer").mkdir()
