@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from creditscope.cli.commands import COMMANDS, GROUPS
 from creditscope.errors import EXTRAS, installed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,35 +28,33 @@ RECORD = ROOT / "tests" / "runs" / "record_0.1"
 EVIDENCE = ROOT / "results" / "p1-tiny"
 
 # A command's words, where OUT is a new folder.
-METHODS, CREDITS, BRAKES = ["methods"], ["credit"], ["optimizer", "--brakes"]
-VERBS = ["demo", "warmup", "train", "report", "doctor", "check", "reproduce", "compare", "localise", "scope", "prefix",
-         "optimizer", "methods", "credit", "selftest", "env"]
 RUN: tuple[list[str], ...] = (
-    ["--version"], ["--help"], *([verb, "--help"] for verb in VERBS), ["env"], ["env", "--json"],
-    METHODS, [*METHODS, "grpo"], [*METHODS, "--dialects"], CREDITS, [*CREDITS, "gae"], BRAKES, ["optimizer", "--carry"],
+    ["--version"], ["--help"], *([group, "--help"] for group in GROUPS), *([*words, "--help"] for words in COMMANDS),
+    ["env"], ["env", "--json"], ["list", "methods"], ["list", "methods", "grpo"], ["list", "methods", "--dialects"],
+    ["list", "credits"], ["list", "credits", "gae"], ["list", "brakes"], ["papers", "carry"],
     ["doctor", str(LOG)], ["doctor", str(LOG / "trainer_state.json"), "--json"],
     *(["doctor", str(LOGS / name)] for name in ("trl-dapo", "verl-steady", "ours-fell")), ["doctor", str(RECORD)],
     ["report", str(RECORD), "-o", "OUT/one.html", "--json"],
-    ["report", str(LOGS / "ours-fell"), str(LOGS / "ours-braked"), "-o", "OUT/two.html", "--claims"],
-    ["report", str(EVIDENCE), "-o", "OUT/evidence.html"],
-    ["check"], ["check", str(RECORD), "--save", "OUT/evidence"], ["check", str(EVIDENCE), "--claim", "P1.5", "--all"],
-    ["optimizer", str(LOGS / "ours-fell")],
+    ["report", str(LOGS / "ours-fell"), str(LOGS / "ours-braked"), "-o", "OUT/two.html", "--papers"],
+    ["report", str(EVIDENCE), "-o", "OUT/evidence.html"], ["inspect", str(LOGS / "ours-fell")],
+    ["papers", "check"], ["papers", "check", str(RECORD), "--save", "OUT/evidence"],
+    ["papers", "check", str(EVIDENCE), "--claim", "P1.5", "--all"],
 )
 """Commands that end with 0."""
 LAB, TORCH = "pip install 'creditscope[lab]'", "pip install 'creditscope[torch]'"
 REFUSED: tuple[tuple[list[str], str], ...] = (
-    (["train", "--out", "OUT/run"], f"training needs transformers: {LAB}"),
-    (["demo", "--out", "OUT/demo"], f"training needs transformers: {LAB}"),
-    (["warmup", "tiny", "--task", "turns", "--out", "OUT/warm"], f"training needs transformers: {LAB}"),
-    (["compare", "credit", "--out", "OUT/compare"], f"training needs transformers: {LAB}"),
-    (["reproduce", "p1", "--out", "OUT/p1"], f"training needs transformers: {LAB}"),
-    (["localise"], f"localising errors needs transformers: {LAB}"),
-    (["selftest"], f"the self-test needs transformers: {LAB}"),
-    (["train", "--engine", "trl", "--out", "OUT/trl"],
+    (["lab", "train", "--out", "OUT/run"], f"training needs transformers: {LAB}"),
+    (["lab", "demo", "--out", "OUT/demo"], f"training needs transformers: {LAB}"),
+    (["lab", "warmup", "tiny", "--task", "turns", "--out", "OUT/warm"], f"training needs transformers: {LAB}"),
+    (["lab", "compare", "credit", "--out", "OUT/compare"], f"training needs transformers: {LAB}"),
+    (["lab", "train", "--engine", "trl", "--out", "OUT/trl"],
      "creditscope.plugins.trl needs trl: pip install 'creditscope[trl]'"),
-    (["check", "--exact"], f"a claim by closed form or enumeration needs torch: {TORCH}"),
-    (["prefix", str(RECORD)], f"this command needs torch: {TORCH}"),
-    (["scope", str(ROOT / "tests" / "offline" / "dumps" / "verl")], f"this command needs torch: {TORCH}"),
+    (["papers", "reproduce", "p1", "--out", "OUT/p1"], f"training needs transformers: {LAB}"),
+    (["papers", "localise"], f"localising errors needs transformers: {LAB}"),
+    (["papers", "check", "--exact"], f"a claim by closed form or enumeration needs torch: {TORCH}"),
+    (["inspect", str(RECORD), "--prefix"], f"the prefix bias needs torch: {TORCH}"),
+    (["inspect", str(ROOT / "tests" / "offline" / "dumps" / "verl")], f"reading rollouts needs torch: {TORCH}"),
+    (["selftest"], f"the self-test needs transformers: {LAB}"),
 )
 """Commands that end with 2, and the one sentence on stderr."""
 CORE = {"vl_convert"}

@@ -92,7 +92,7 @@ def rollouts(data: bytes, place: Path) -> None:
 
 
 def offline(data: bytes, place: Path) -> None:
-    """`creditscope scope` without a model, on JSON lines of any of the known shapes."""
+    """`creditscope inspect` without a model, on JSON lines of any of the known shapes."""
     path = place / "r.jsonl"
     path.write_bytes(data)
     with refusal():
@@ -152,7 +152,7 @@ def arrays(data: bytes, place: Path) -> None:
 
 
 def evidence(data: bytes, place: Path) -> None:
-    """A file of `check --save`, put to every claim."""
+    """A file of `papers check --save`, put to every claim."""
     path = place / "a.evidence.json"
     path.write_bytes(data)
     with refusal():

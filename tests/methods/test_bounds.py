@@ -129,10 +129,10 @@ def test_a_new_bound_is_one_row_for_words_properties_and_the_command_line(
         rooted.replace(clip_high=None)
     with pytest.raises(CreditscopeError, match=r"dual_clip=3\.0 does nothing with bound='root'; set bound='clip'"):
         rooted.replace(dual_clip=3.0)
-    shown = cli.run_json(capsys, "methods", "rooted")
+    shown = cli.run_json(capsys, "list", "methods", "rooted")
     assert shown["diff"]["bound"] == ["clip", "root"]
     assert shown["properties"]["prefix_cancels"] is False
-    assert "rooted" in cli.run_json(capsys, "methods")
+    assert "rooted" in cli.run_json(capsys, "list", "methods")
 
 
 def test_a_new_bound_is_held_against_the_twin(rooted: Method, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -355,10 +355,10 @@ def test_ctrl_c_keeps_every_batch_and_resume_ends_as_if_there_had_been_none(
         real(self, step, line)
 
     monkeypatch.setattr(Record, "append", append)
-    assert run("scope", file, "--rows", "8", "--out", tmp_path / "run") == 130
+    assert run("inspect", file, "--rows", "8", "--out", tmp_path / "run") == 130
     monkeypatch.undo()
     told = capsys.readouterr()
-    assert f"Next: creditscope scope {file} --rows 8 --out {tmp_path / 'run'} --resume" in told.out
+    assert f"Next: creditscope inspect {file} --rows 8 --out {tmp_path / 'run'} --resume" in told.out
     assert "Traceback" not in told.err
     assert len(Record.open(tmp_path / "run").steps()) == 3
     list(scope_file(file, Settings(rows=8), tmp_path / "run", resume=True))
@@ -370,7 +370,7 @@ def test_ctrl_c_keeps_every_batch_and_resume_ends_as_if_there_had_been_none(
 @pytest.mark.nightly
 def test_ctrl_c_from_outside_keeps_every_batch_too(tmp_path: Path) -> None:
     file = write(tmp_path / "f.jsonl", rows(800))
-    child = start("scope", file, "--rows", "8", "--out", tmp_path / "run")
+    child = start("inspect", file, "--rows", "8", "--out", tmp_path / "run")
     lines = tmp_path / "run" / "steps.jsonl"
     while not (lines.exists() and lines.stat().st_size > 1000):
         assert child.poll() is None
@@ -378,7 +378,7 @@ def test_ctrl_c_from_outside_keeps_every_batch_too(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=600)
     assert child.returncode == 130
-    assert f"Next: creditscope scope {file} --rows 8 --out {tmp_path / 'run'} --resume" in out
+    assert f"Next: creditscope inspect {file} --rows 8 --out {tmp_path / 'run'} --resume" in out
     assert "Traceback" not in err
     done = len(Record.open(tmp_path / "run").steps())
     assert 0 < done < 200

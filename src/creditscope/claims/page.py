@@ -155,8 +155,8 @@ def claims_page(verdicts: Sequence[ClaimVerdict], ids: Sequence[str] = (), about
                 f"- rule: {claim.rule}", *([f"- needs: {claim.ask}"] if claim.ask else []), ""]
         own = [verdict for verdict in verdicts if verdict.claim == claim.id]
         out += [*_found(own), ""] if own else ["No verdict yet.\n"]
-        commands = [f"creditscope check --exact --claim {claim.id}"] * (claim.exact is not None)
-        commands += [f"creditscope check RUN... --claim {claim.id}"] * (claim.runs is not None)
+        commands = [f"creditscope papers check --exact --claim {claim.id}"] * (claim.exact is not None)
+        commands += [f"creditscope papers check RUN... --claim {claim.id}"] * (claim.runs is not None)
         out += ["Again:\n", "```", *commands, "```\n"]
     return "\n".join(out)
 

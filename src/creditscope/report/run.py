@@ -79,7 +79,7 @@ class Run:
 def read_run(path: Path) -> Run:
     record = Record.open(path)
     whole = resolved(path)
-    # A seed alone says little: r8/seed-0.
-    name = f"{whole.parent.name}/{whole.name}" if whole.name.startswith("seed-") else whole.name
+    says_little = whole.name.startswith("seed-") or whole.name == "record"
+    name = f"{whole.parent.name}/{whole.name}" if says_little else whole.name  # r8/seed-0
     steps = record.columns()
     return Run(name or str(path), record, steps, record.told_missing(steps))

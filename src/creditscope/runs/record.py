@@ -44,6 +44,8 @@ from creditscope.runs.formats import FORMAT, READ, upgraded
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+WRITERS = "creditscope lab train, or in TRL by ScopeCallback (from creditscope.plugins.trl import ScopeCallback)"
+"""Completes "a folder written by"."""
 SHELVES = ("groups", "scope", "optimizer")
 KEEP = 2
 """Checkpoints that stay: the newest, and the one before in case the newest is damaged."""
@@ -138,8 +140,7 @@ class Record:
         try:
             run = parse_json(read_whole(path / "run.json").decode("utf-8"))
         except FileNotFoundError:
-            raise CreditscopeError(f"{path} holds no run (no run.json); give a folder written by creditscope train") \
-                from None
+            raise CreditscopeError(f"{path} holds no run (no run.json); give a folder written by {WRITERS}") from None
         except (OSError, ValueError, RecursionError) as error:
             raise CreditscopeError(f"cannot read {path / 'run.json'}: {error}; {_LOST}") from None
         if not isinstance(run, dict) or run.get("format") not in READ or not isinstance(run.get("config"), dict):
