@@ -13,7 +13,7 @@ from creditscope.cli.display import accuracy
 from creditscope.cli.env import environment
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
-from creditscope.errors import CreditscopeError, command_line
+from creditscope.errors import CreditscopeError, command_line, require_module
 from creditscope.runs import schema
 from creditscope.runs.config import Config
 
@@ -69,6 +69,7 @@ class Warmup:
 
     def run(self) -> int:
         config = self.config()
+        require_module("training", "transformers")
         # Heavy imports wait until there is something to train, so that --help answers at once.
         from creditscope.lab.warmup import warm_up
 

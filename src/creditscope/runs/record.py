@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import inside, masked, members
@@ -485,7 +484,7 @@ def _disk(path: Path) -> Iterator[None]:
     """A full or read-only disk ends the run with an error in words; what was written before stays readable."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         raise CreditscopeError(f"cannot write into {path}: {why}; what was recorded so far is "
                                f"whole. Make room there, or make it writable, and resume the run") from error

@@ -9,7 +9,6 @@ all of its equations are true; whether they help to solve the problem is not che
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, install_hint, installed
 from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order, spans
 from creditscope.tasks.equations import equations, holds
 from creditscope.tasks.jsonl import in_test, read_rows, text_of
@@ -39,7 +38,7 @@ class Gsm8k:
             raise CreditscopeError("task 'gsm8k' needs its data; write gsm8k:FOLDER (with train.jsonl and test.jsonl), "
                                    "gsm8k:FILE, or gsm8k:openai/gsm8k to load it from the hub")
         self.source, self.max_tokens = str(source), max_tokens
-        known = importlib.util.find_spec("math_verify") is not None
+        known = installed("math_verify")
         self._worker = Worker("creditscope.tasks.gsm8k:math_equal", seconds, MEMORY) if known else None
         self._rows: dict[str, list[Problem]] = {}
 
@@ -95,11 +94,8 @@ class Gsm8k:
 
 
 def _from_hub(name: str, split: str) -> Iterator[tuple[dict[str, Any], Path, int]]:
-    try:
+    with install_hint(f"{name!r} is no local file or folder, and loading it from the hub"):
         import datasets
-    except ImportError:
-        raise CreditscopeError(f"{name!r} is no local file or folder, and loading it from the hub needs the package "
-                               f"datasets; pip install datasets, or give a path") from None
     try:
         rows = datasets.load_dataset(name, "main", split=split)
     except Exception as error:  # the hub fails in many ways; all of them mean the same here
