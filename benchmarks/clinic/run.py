@@ -248,7 +248,12 @@ def by_lab(job: Job, out: Path) -> dict[str, Any]:
         given = reward(batch, rng)
         errors = drawn.errors + ["no reward" for r in given if r is None]
         made = torch.tensor([r or 0.0 for r in given], dtype=rows.reward.dtype, device=rows.reward.device)
-        return dataclasses.replace(drawn, rollouts=dataclasses.replace(rows, reward=made), errors=errors)
+        # Of these rewards two compare an answer with its reference, and can lose a right one to its form.
+        lost = drawn.lost if change.reward == "right" else None
+        if change.reward == "form":
+            unpaid = [a.right > 0 and not r for a, r in zip(batch, given, strict=True)]
+            lost = torch.tensor(unpaid, device=rows.reward.device) & drawn.finished
+        return dataclasses.replace(drawn, rollouts=dataclasses.replace(rows, reward=made), errors=errors, lost=lost)
 
     class Listed(type(TASK)):  # type: ignore[misc]
         def problems(self, split: str, seed: int = 0) -> Any:

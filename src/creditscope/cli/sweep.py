@@ -72,7 +72,7 @@ def refuse_at_once(configs: Sequence[Config]) -> None:
     from creditscope.policy.loading import load_policy
     from creditscope.tasks import find_task
 
-    task = find_task(configs[0].task)
+    task = find_task(configs[0].task, **configs[0].task_options)
     for config in {config.estimator: config for config in configs}.values():
         check_problems(task, config, find_estimator(config.estimator))
     if configs[0].model != "tiny":  # the packaged one is there

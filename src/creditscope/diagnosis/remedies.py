@@ -35,6 +35,14 @@ REMEDIES: Mapping[str, Remedy] = {
         "the reward function: return a number for every answer",
         "the reward function (--reward): return a number for every answer; reward/first_error has its message",
         "no missing reward at the first step", "the reward function: return a number for every answer"),
+    "form": Remedy(
+        "the reward function: where the asked form is missing take the number in \\boxed{}, or the last number; or a "
+        "prompt that shows the form by an example line",
+        "the reward function: where the asked form is missing take the last number (method='flexible' of verl's "
+        "gsm8k.compute_score); or a prompt that shows the form by an example line",
+        "--answer flexible, or a prompt that shows the form by an example line",
+        "the reward, higher by the share that was lost, at the first step",
+        "the reward function: where the asked form is missing take the last number; or a prompt that shows the form"),
     "reward noise": Remedy(
         "the reward function: call it twice on one answer, and print prompt, answer and reward side by side; rewards "
         "must be in the order of completions",

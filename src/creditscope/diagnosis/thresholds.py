@@ -39,6 +39,10 @@ MISSING_BROKEN = Threshold(0.2, "reward missing", "share of the reward that is m
                            "A fifth of the answers is punished whatever they say.")
 FAILED_BROKEN = Threshold(0.3, "reward missing", "share of answers on which the reward function failed",
                           "Nearly one answer of three is punished whatever it says.")
+FORM = Threshold(0.1, "form", "share of answers that have the right number and earn nothing",
+                 "One in ten: more than wrong answers whose last number is right by chance.")
+FORM_BROKEN = Threshold(0.5, "form", "the same over all answers with the right number",
+                        "Of two right numbers one earns nothing: what is learnt is mostly the form.")
 APART_WATCH = Threshold(0.02, "reward noise", "share of pairs with the same text and different rewards",
                         "A deterministic verifier gives exactly 0; a judge that samples gives a few percent.")
 APART_BROKEN = Threshold(0.2, "reward noise", "the same share",

@@ -110,7 +110,7 @@ class Training:
         self.config, self.alarm = config, alarm
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
                                   chat=config.chat, seed=config.seed)
-        self.task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
+        self.task = find_task(config.task, **config.task_options)
         self.estimators = {spec: find_estimator(spec) for spec in config.credits}
         for chosen in self.estimators.values():
             check_problems(self.task, config, chosen)
@@ -354,6 +354,8 @@ def batch_metrics(drawn: Drawn, used: Drawn, tools: LabTools) -> Metrics:
     sampled = drawn.rollouts
     out |= answers.answer_metrics(answers.answer_numbers(sampled), sampled.reward, sampled.group, sampled.lengths,
                                   ~drawn.finished)
+    if drawn.lost is not None:
+        out[schema.REWARD_LOST_TO_FORM] = float(drawn.lost.double().mean())
     errors = used.errors + tools.errors
     if errors:
         out |= {schema.REWARD_ERRORS: len(errors), schema.REWARD_FIRST_ERROR: errors[0]}

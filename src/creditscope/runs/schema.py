@@ -40,6 +40,10 @@ REWARD_ERRORS = _train("reward/errors", "reward errors", "rollouts",
                        "Rollouts on which the reward function failed; reward/first_error is the first message.")
 REWARD_FIRST_ERROR = _train("reward/first_error", "first reward error", "text",
                             "What the reward function said when it first failed.", term="reward_errors")
+REWARD_LOST_TO_FORM = _train("reward/lost_to_form", "lost to form", "share",
+                             "Share of answers that earn nothing although their number is the reference: it is not "
+                             "marked as --answer asks. Answers cut at the limit do not count. Absent where the task "
+                             "compares no numbers.", "#(r_i = 0, last number of y_i = reference) / B")
 REWARD_MIN = _signal("reward/min", "smallest reward", "reward", "Over the batch; of a trainer's log, as that has it.",
                      "min_i r_i")
 REWARD_MAX = _signal("reward/max", "largest reward", "reward", "Over the batch; of a trainer's log, as that has it.",

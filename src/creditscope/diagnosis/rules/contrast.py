@@ -43,7 +43,7 @@ from creditscope.runs import schema
 
 NOT_COUNTED = "the log does not say how many groups are dead, see dead groups"
 WHY = "A_i = r_i − mean r = 0 in a group with one reward."
-DEATH = ("reward constant", "one rollout", "truncation", "cold sampler", "hot sampler", "too easy", "too hard")
+DEATH = ("form", "reward constant", "one rollout", "truncation", "cold sampler", "hot sampler", "too easy", "too hard")
 """Rules whose findings explain dead groups, whenever they are bad."""
 
 
@@ -132,8 +132,8 @@ def too_hard(log: Log) -> Finding:
         f"{'Most' if dead >= DEAD_WATCH else 'Many'} prompts are too hard"
     return finding(state, f"{words}: in {percent(dead)} of the groups all rewards are equal, and the mean reward is "
                    f"{recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
-                   follows=["truncation", "hot sampler", "reward missing", "step size", "updates", "weight decay",
-                            "reward trend"])
+                   follows=["truncation", "hot sampler", "reward missing", "form", "step size", "updates",
+                            "weight decay", "reward trend"])
 
 
 def too_easy(log: Log) -> Finding:
