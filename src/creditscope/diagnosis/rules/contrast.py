@@ -43,7 +43,8 @@ from creditscope.runs import schema
 
 NOT_COUNTED = "the log does not say how many groups are dead, see dead groups"
 WHY = "A_i = r_i − mean r = 0 in a group with one reward."
-DEATH = ("form", "reward constant", "one rollout", "truncation", "cold sampler", "hot sampler", "too easy", "too hard")
+DEATH = ("reward missing", "form", "reward constant", "one rollout", "truncation", "cold sampler", "hot sampler",
+         "too easy", "too hard")
 """Rules whose findings explain dead groups, whenever they are bad."""
 
 

@@ -92,9 +92,13 @@ def missing(log: Log) -> Finding:
                        onset=bad[0].step)
     if errors and groups:
         share = math.fsum(errors.values) / max(1.0, math.fsum(groups.values))
-        return finding(grade(share, MISSING, FAILED_BROKEN), f"The reward function failed on {percent(share)} of the "
-                       "answers",
-                       errors, why="A failed reward counts as 0, which is punished like a wrong answer.",
+        parts = _parts(log)
+        if parts.bad and share < MISSING:
+            return parts
+        return finding(grade(share, MISSING, FAILED_BROKEN), f"{percent(share)} of the answers have no reward: the "
+                       "function failed on them or gave no number", errors,
+                       why="An answer without a reward counts as 0 and is punished like a wrong one; TRL since 1.6 "
+                       "leaves it out: its A is 0, and its group has fewer answers to compare.",
                        onset=crossed(errors, lambda count: count > 0, 1))
     return _parts(log)
 
@@ -142,8 +146,8 @@ def form(log: Log) -> Finding:
     words = "Right answers are not paid for their form" if state != "fine" else "The reward rises, and form is learnt"
     return finding(state, f"{words}: {percent(lost.mean)} of the answers have the "
                    f"right number and earn nothing, beside a mean reward of {paid.mean:.3g}", lost, paid,
-                   why="The last number of the text is the reference, and r = 0: it is not marked as the verifier asks. "
-                   "A right answer is then punished like a wrong one.",
+                   why="The last number of the text is the reference, and r = 0: it is not marked as the verifier "
+                   "asks. A right answer is then punished like a wrong one.",
                    onset=crossed(log.finite(schema.REWARD_LOST_TO_FORM) or lost, lambda value: value >= FORM))
 
 
