@@ -22,6 +22,7 @@ from creditscope.diagnosis.thresholds import (
     PULL_BROKEN,
     PULL_WATCH,
     RATE_SUM,
+    REACHED,
     ROUNDED,
     ROUNDED_SOME,
     SGD_SUM,
@@ -38,6 +39,7 @@ RATE = 1e-5
 LIMIT = "data.max_response_length"
 KL, ZERO, FACTOR = "overshoot/kl", "update/zero", "update/epsilon_factor"
 PULL, SIZE = "grad/kl_pull", "grad/kl_size"
+TRAINED, REACH = "update/trainable", "update/reached"
 SEVERAL = {"num_iterations": 2, "gradient_accumulation_steps": 1, "steps_per_generation": 1}
 ONCE = {**SEVERAL, "num_iterations": 1, "generation_batch_size": None}
 
@@ -88,9 +90,13 @@ CASES = [
          given={"max_grad_norm": below(GRAD_CLIP), "optim": "sgd"}, unless={"max_grad_norm": above(GRAD_CLIP)}),
     Case(rule="gradient clip", what="under Adam", on={**FLAT, "grad/norm": steady(1)}, state="watch",
          given={"max_grad_norm": below(GRAD_CLIP)}, off=RISES),
-    Case(rule="frozen", on={**FLAT, "update/trainable": steady(below(TRAINABLE))},
-         off={"update/trainable": steady(above(TRAINABLE))}),
-    Case(rule="frozen", what="that learns", on={**FLAT, "update/trainable": steady(below(TRAINABLE))}, off=RISES),
+    Case(rule="frozen", what="by what is reached", on={**FLAT, TRAINED: steady(1e-4), REACH: steady(below(REACHED))},
+         off={REACH: steady(above(REACHED))}),
+    Case(rule="frozen", what="that learns", on={**FLAT, TRAINED: steady(1e-4), REACH: steady(1e-4)}, off=RISES),
+    Case(rule="frozen", what="by the trained share alone", on={**FLAT, TRAINED: steady(below(TRAINABLE))},
+         off={TRAINED: steady(above(TRAINABLE))}, state="watch"),
+    Case(rule="frozen", what="without adapters", on={**FLAT, TRAINED: steady(below(TRAINABLE))}, trainer=OURS,
+         given={"lora": 0}, unless={"lora": 1}),
     Case(rule="KL pull", what="all", on={**FLAT, PULL: steady(above(PULL_BROKEN))}, otherwise="watch",
          off={PULL: steady(below(PULL_BROKEN))}),
     Case(rule="KL pull", what="half", state="watch", on={**FLAT, PULL: steady(above(PULL_WATCH))},
@@ -284,7 +290,7 @@ def test_three_steps_at_a_usual_rate_do_not_say_that_the_policy_cannot_move() ->
 
 
 def test_a_small_adapter_is_no_fault_before_the_reward_was_read() -> None:
-    columns = {"reward/mean": [0.4, 0.5] * 2, "update/trainable": [below(TRAINABLE)] * 4}
+    columns = {"reward/mean": [0.4, 0.5] * 2, TRAINED: [below(TRAINABLE)] * 4}
     assert states(log_of(columns))["frozen"] == "fine"
 
 

@@ -123,7 +123,12 @@ GRAD_CLIP = Threshold(1e-3, "gradient clip", "clip norm over the gradient's norm
                       "The gradient is cut to a thousandth at every step.")
 CLIP_EPSILON = Threshold(1e3, "gradient clip", "clip norm over Adam's ε",
                          "Of N = 1e6 weights the typical clipped gradient is a thousandth of the clip norm: ε itself.")
-TRAINABLE = Threshold(0.003, "frozen", "share of trained parameters", "Adapters train 0.3 % and more.")
+REACHED = Threshold(0.01, "frozen", "share of the weights that are trained or under a trained adapter",
+                    "A LoRA of any rank on the queries and values of a 7B or 8B reaches 8 to 16 %; the norms of all "
+                    "its layers are 0.004 %.")
+TRAINABLE = Threshold(0.003, "frozen", "share of trained parameters, where what they reach was not read",
+                      "A LoRA of rank 8 on a 7B trains 0.1 to 0.3 %: below, only what is known to have no adapter is "
+                      "broken.")
 PULL_WATCH = Threshold(0.5, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Half of what the reward gives is taken back.")
 KL_SIZE = Threshold(3.0, "KL pull", "‖g_KL‖/‖g_R‖",
                     "The KL term's gradient outweighs the reward's, which is then a small part of a step.")

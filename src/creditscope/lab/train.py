@@ -45,7 +45,7 @@ from creditscope.microscope.observer import Observer
 from creditscope.objective.kept import kept_arrays
 from creditscope.objective.weights import with_limit
 from creditscope.optimizer.brakes import find_brake
-from creditscope.optimizer.geometry import trainable_share
+from creditscope.optimizer.geometry import reached_share, trainable_share
 from creditscope.optimizer.kl_pull import KLPull
 from creditscope.optimizer.probe import Probe
 from creditscope.policy.loading import load_policy, rollout_logp
@@ -298,8 +298,9 @@ class Training:
                               temperature=self.config.temperature)
         forward = cache(lambda: passes.logp().to(rollouts.logp.dtype))
         line = probe.finish(forward)
-        if (share := trainable_share(self.policy.model)) is not None:
-            line[schema.UPDATE_TRAINABLE] = share
+        shares = {schema.UPDATE_TRAINABLE: trainable_share(self.policy.model),
+                  schema.UPDATE_REACHED: reached_share(self.policy.model)}
+        line |= {name: share for name, share in shares.items() if share is not None}
         if probe.arrays():
             record.save_optimizer(step, probe.arrays())
         return forward() if probe.due else None, line

@@ -398,6 +398,10 @@ UPDATE_EPSILON_FACTOR = _probe(
     "parameter, those that have had a gradient (v̂ > 0). Absent for optimisers without v.", "median √v̂ / (√v̂ + ε)")
 UPDATE_TRAINABLE = _train("update/trainable", "trained share", "share", "Share of the model's parameters that are "
                           "trained.", "#(weights with requires_grad) / weights")
+UPDATE_REACHED = _train("update/reached", "reached share", "share",
+                        "Share of the model's weights that training can change: trained ones, and those that a trained "
+                        "adapter (LoRA) adds to, however few weights it has.",
+                        "#(weights trained, or under a trained adapter) / #(weights of no adapter)")
 BRAKE_RECALLED = Metric("brake/recalled", "w recalled", "share",
                         "With --brake recall: share of Σ|w| that was taken back from tokens at their bound.",
                         writer="optimizer.brakes")

@@ -28,6 +28,7 @@ from creditscope.diagnosis.thresholds import (
     PULL_BROKEN,
     PULL_WATCH,
     RATE_SUM,
+    REACHED,
     RISING,
     ROUNDED,
     ROUNDED_SOME,
@@ -217,16 +218,22 @@ def grad_clip(log: Log) -> Finding:
 
 
 def frozen(log: Log) -> Finding:
-    """The share of the parameters that are trained."""
-    series = log.finite(schema.UPDATE_TRAINABLE)
-    if series is None:
+    """The share of the weights that training can change: trained ones, and those that a trained adapter adds to."""
+    trained, reached = log.finite(schema.UPDATE_TRAINABLE), log.finite(schema.UPDATE_REACHED)
+    if trained is None:
         return unknown("the share of trained parameters was not read", settles=signs.callback(log))
-    share = series.values[-1]
-    if share >= TRAINABLE or signs.outcome(log) not in ("flat", "fell"):
-        return finding("fine", f"{percent(share)} of the parameters are trained", series.part(-1))
-    return finding("broken", f"Only {share:.2%} of the parameters are trained, and the reward does not rise",
-                   series.part(-1), why="Weights without a gradient stay; what is left moves the policy little.",
-                   onset=0)
+    share, rank = trained.values[-1], log.setting("lora")
+    many = reached.values[-1] >= REACHED if reached else share >= TRAINABLE or (rank or 0) > 0
+    shown = trained.part(-1), reached.part(-1) if reached else None
+    if many or signs.outcome(log) not in ("flat", "fell"):
+        more = f", which reach {percent(reached.values[-1])} of the model" if reached else ""
+        return finding("fine", f"{percent(share)} of the parameters are trained{more}", *shown)
+    known = reached is not None or rank == 0
+    return finding("broken" if known else "watch", f"Only {share:.2g} of the parameters are trained, and the reward "
+                   "does not rise", *shown,
+                   why="Weights without a gradient stay; what is left moves the policy little. A LoRA has few weights "
+                   "too, and reaches all of the matrices that it is added to.", onset=0,
+                   settles="" if known else "whether adapters are trained: update/reached, which ScopeCallback reads")
 
 
 def kl_pull(log: Log) -> Finding:

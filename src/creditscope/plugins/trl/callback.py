@@ -61,7 +61,8 @@ WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, 
            schema.SCOPE_AGREEMENT, schema.REWARD_ERRORS, schema.ROLLOUTS_SAMPLED, schema.REWARD_EQUAL_TEXTS,
            schema.REWARD_EQUAL_TEXTS_APART, schema.SIGNAL_DISTINCT_TEXTS, schema.SIGNAL_DEAD_REWARD,
            schema.LENGTH_REWARD_CORRELATION, schema.PROMPTS_PASSES, schema.UPDATE_ZERO, schema.UPDATE_EPSILON_FACTOR,
-           schema.UPDATE_TRAINABLE, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL, schema.GRAD_KL_SIZE)
+           schema.UPDATE_TRAINABLE, schema.UPDATE_REACHED, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL,
+           schema.GRAD_KL_SIZE)
 """In TRL's logs, where they exist; the record has all metrics."""
 
 
