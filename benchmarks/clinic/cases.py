@@ -27,6 +27,17 @@ LAB_BASE: Mapping[str, Any] = {
     "keep_every": 0, "checkpoint_every": 1000}
 """Config of the healthy lab run."""
 
+REAL_BASE: Mapping[str, Any] = {
+    "lr": 2e-6, "steps": 24, "group": 8, "prompts": 8, "method": "grpo", "temperature": 0.7, "max_tokens": 300,
+    "accumulate": 8, "scope": "light", "probe": "light", "every": 4, "probe_every": 4, "eval_problems": 200,
+    "keep_every": 8, "checkpoint_every": 1000}
+"""Config of the lab's run of a real model, Qwen2.5-Coder-0.5B-Instruct on GSM8K, which learns."""
+
+REAL: Mapping[str, Mapping[str, Any]] = {
+    "plain": {}, "adam-epsilon": {"eps": 1.0}, "lr-high": {"lr": 2e-4}, "reward-shuffled": {},
+    "cut": {"max_tokens": 60}}
+"""Case -> its change of REAL_BASE; the reward is the case's own."""
+
 USUAL_LR = 5e-5
 """The remedy for a learning rate: the default of transformers' TrainingArguments, not the healthy run's value."""
 

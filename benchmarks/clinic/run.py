@@ -1,8 +1,9 @@
 """Make the clinic's runs: each case of cases.py, by TRL's GRPOTrainer and by the lab, on the packaged model.
 
     python benchmarks/clinic/run.py --out DIR --jobs 16                  all cases, both engines, seeds 0 1 2
-    python benchmarks/clinic/run.py --out DIR --only lr-tiny --seeds 1   one case
-    python benchmarks/clinic/run.py --out DIR --remedies                 the remedies instead of the faults
+    python benchmarks/clinic/run.py --out DIR --only lr-tiny --seeds 0   one case, one seed
+    python benchmarks/clinic/run.py --out DIR --remedies only            the remedies instead of the faults; or: too
+    CLINIC_MODEL=M CLINIC_GSM8K=D python benchmarks/clinic/run.py --out DIR --engine real --device cuda --jobs 5
     python benchmarks/clinic/run.py --out DIR --quick                    without the callback and evals: does it harm?
     python benchmarks/clinic/run.py --out DIR --pack runs.tar.xz         pack what was made, and stop
 
@@ -36,7 +37,20 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from cases import BY_NAME, CASES, LAB_BASE, LIMIT, SEEDS, SHORT, TRL_BASE, Case, Change  # noqa: E402
+from cases import (  # noqa: E402
+    BY_NAME,
+    CASES,
+    LAB_BASE,
+    LIMIT,
+    PLAIN,
+    REAL,
+    REAL_BASE,
+    SEEDS,
+    SHORT,
+    TRL_BASE,
+    Case,
+    Change,
+)
 from rewards import REWARDS, TASK, Answer  # noqa: E402
 
 from creditscope.tasks.arithmetic import Arithmetic  # noqa: E402
@@ -72,10 +86,14 @@ class Job:
         return self.case.remedy
 
 
-def jobs(only: list[str], engine: str | None, seeds: int, remedies: bool) -> list[Job]:
-    return [Job(case, name, seed, remedies) for seed in SEEDS[:seeds] for case in CASES for name in case.engines
+def jobs(only: list[str], engine: str | None, seeds: list[int], remedies: str) -> list[Job]:
+    """The wanted runs, by seed. A remedy that restores the healthy setting is not run: the run of `plain` is it."""
+    if engine == "real":
+        return [Job(BY_NAME[name], engine, seed) for seed in seeds for name in REAL if not only or name in only]
+    kinds = {"no": (False,), "only": (True,), "too": (False, True)}[remedies]
+    return [Job(case, name, seed, cure) for seed in seeds for cure in kinds for case in CASES for name in case.engines
             if (not only or case.name in only) and engine in (None, name)
-            and (not remedies or case.remedy is not None)]
+            and (not cure or case.remedy not in (None, PLAIN))]
 
 
 # -- the data ---------------------------------------------------------------------------------------------------------
@@ -130,7 +148,7 @@ def make(job: Job, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     start = time.perf_counter()
-    found = (by_trl if job.engine == "trl" else by_lab)(job, out)
+    found = {"trl": by_trl, "lab": by_lab, "real": by_real}[job.engine](job, out)
     outcome = {"case": job.case.name, "kind": job.case.kind, "engine": job.engine, "seed": job.seed,
                "remedy": job.remedy, "seconds": round(time.perf_counter() - start, 1)} | found
     (out / "outcome.json").write_text(json.dumps(outcome) + "\n")
@@ -179,8 +197,10 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
     def verifier(completion_ids: list[list[int]], number: list[int], split: list[str],
                  **_: Any) -> list[float | None]:
         limit = settings["max_completion_length"]
-        batch = [Answer((train if s == "train" else test)[n], policy.decode(ids), len(ids), limit, n)
-                 for ids, n, s in zip(completion_ids, number, split, strict=True)]
+        asked = [(train if s == "train" else test)[n] for n, s in zip(number, split, strict=True)]
+        texts = [policy.decode(ids) for ids in completion_ids]
+        batch = [Answer(problem, text, len(ids), limit, n, TASK.verify(problem, text).reward)
+                 for problem, text, ids, n in zip(asked, texts, completion_ids, number, strict=True)]
         return reward(batch, rng) if split[0] == "train" else REWARDS["right"](batch, rng)
 
     def rows(problems: list[Any], split: str) -> Any:
@@ -219,20 +239,15 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
 
 
 def by_lab(job: Job, out: Path) -> dict[str, Any]:
-    """A run of the lab's loop."""
-    import torch
-
-    from creditscope.cli.env import environment
+    """A run of the lab's loop on the packaged model."""
     from creditscope.lab import train as lab
     from creditscope.runs.config import Config
 
     change = job.change
     config = Config(**{**LAB_BASE, **change.lab}, seed=job.seed, device=DEVICE)
-    rng, reward = random.Random(job.seed), REWARDS[change.reward]
     listed = problems_of(change.data, job.seed)
-    number = {problem.id: i for i, problem in enumerate(listed)}
     kept: list[Any] = []
-    load, sample = lab.load_policy, lab.roll_out
+    load = lab.load_policy
 
     def loading(*args: Any, **kwargs: Any) -> Any:
         policy = load(*args, **kwargs)
@@ -240,11 +255,43 @@ def by_lab(job: Job, out: Path) -> dict[str, Any]:
         prepare(policy, change)
         return policy
 
+    class Listed(type(TASK)):  # type: ignore[misc]
+        def problems(self, split: str, seed: int = 0) -> Any:
+            return iter(listed) if split == "train" else TASK.problems(split, seed)
+
+    lab.load_policy, lab.find_task = loading, lambda *_, **__: Listed()
+    error = train_in_lab(job, config, {problem.id: i for i, problem in enumerate(listed)}, out)
+    policy, before = kept[0]
+    return {"before": before, "after": after_of(policy, error), "error": error, **rewards_of(lab_rewards(out))}
+
+
+def by_real(job: Job, out: Path) -> dict[str, Any]:
+    """A run of the lab's loop on the model $CLINIC_MODEL and the GSM8K folder $CLINIC_GSM8K."""
+    from creditscope.runs import schema
+    from creditscope.runs.config import Config
+
+    config = Config(**{**REAL_BASE, **REAL[job.case.name]}, model=os.environ["CLINIC_MODEL"],
+                    task=f"gsm8k:{os.environ['CLINIC_GSM8K']}", seed=job.seed, device=DEVICE)
+    error = train_in_lab(job, config, {}, out)
+    seen = [step[schema.EVAL_ACCURACY] for step in steps_of(out) if schema.EVAL_ACCURACY in step]
+    return {"before": seen[0], "after": None if error else seen[-1], "error": error, **rewards_of(lab_rewards(out))}
+
+
+def train_in_lab(job: Job, config: Any, number: dict[str, int], out: Path) -> str:
+    """Train with the case's reward and keep the record's lines; the error that stopped the run, or ""."""
+    import torch
+
+    from creditscope.cli.env import environment
+    from creditscope.lab import train as lab
+
+    rng, reward = random.Random(job.seed), REWARDS[job.change.reward]
+    sample = lab.roll_out
+
     def sampling(policy: Any, task: Any, problems: Any, *args: Any, **kwargs: Any) -> Any:
         drawn = sample(policy, task, problems, *args, **kwargs)
         rows = drawn.rollouts
-        batch = [Answer(problem, text, int(mask.sum()), kwargs["max_tokens"], number[problem.id])
-                 for problem, text, mask in zip(drawn.problems, rows.text, rows.mask, strict=True)]
+        batch = [Answer(problem, text, int(mask.sum()), kwargs["max_tokens"], number.get(problem.id, -1), float(right))
+                 for problem, text, mask, right in zip(drawn.problems, rows.text, rows.mask, rows.reward, strict=True)]
         given = reward(batch, rng)
         errors = drawn.errors + ["no reward" for r in given if r is None]
         made = torch.tensor([r or 0.0 for r in given], dtype=rows.reward.dtype, device=rows.reward.device)
@@ -255,11 +302,7 @@ def by_lab(job: Job, out: Path) -> dict[str, Any]:
             lost = torch.tensor(unpaid, device=rows.reward.device) & drawn.finished
         return dataclasses.replace(drawn, rollouts=dataclasses.replace(rows, reward=made), errors=errors, lost=lost)
 
-    class Listed(type(TASK)):  # type: ignore[misc]
-        def problems(self, split: str, seed: int = 0) -> Any:
-            return iter(listed) if split == "train" else TASK.problems(split, seed)
-
-    lab.load_policy, lab.roll_out, lab.find_task = loading, sampling, lambda *_, **__: Listed()
+    lab.roll_out = sampling
     error = ""
     with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(sys.stderr):
         folder = Path(scratch) / "run"
@@ -273,10 +316,21 @@ def by_lab(job: Job, out: Path) -> dict[str, Any]:
         (out / "record").mkdir()
         for name in ("run.json", "steps.jsonl"):
             shutil.copy(folder / name, out / "record" / name)
-    policy, before = kept[0]
-    steps = [json.loads(line) for line in (out / "record" / "steps.jsonl").read_text().splitlines()]
-    rewards = [step["reward/mean"] for step in steps if "reward/mean" in step]
-    return {"before": before, "after": after_of(policy, error), "error": error, **rewards_of(rewards)}
+        for name in ARRAYS if config.keep_every else ():
+            shutil.copytree(folder / name, out / "arrays" / name)
+    return error
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "record" / "steps.jsonl").read_text().splitlines()]
+
+
+def lab_rewards(out: Path) -> list[float | None]:
+    return [step["reward/mean"] for step in steps_of(out) if "reward/mean" in step]
+
+
+ARRAYS = ("groups", "scope")
+"""Folders of a record that are kept beside it for the gallery; the judge does not read them."""
 
 
 def after_of(policy: Any, error: str) -> float | None:
@@ -330,14 +384,14 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def start(job: Job, out: Path, limit: int) -> tuple[Job, str]:
     """Run a job in a process; ("" or the last line of its error)."""
-    words = [sys.executable, __file__, "--out", str(out), "--worker", job.case.name, job.engine, str(job.seed)]
+    words = [sys.executable, __file__, "--out", str(out), "--worker", job.case.name, job.engine, str(job.seed),
+             "remedy" if job.remedy else "fault"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
                         "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     if env["CLINIC_DEVICE"] == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
     try:
-        done = subprocess.run([*words, *["--remedies"] * job.remedy], capture_output=True, text=True, env=env,
-                              timeout=limit, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return job, f"took more than {limit} s"
     if done.returncode == 0:
@@ -360,7 +414,7 @@ def pack(out: Path, to: Path) -> None:
     with tarfile.open(to, "w:xz", preset=9) as archive:
         for outcome in sorted(out.glob("*/*/outcome.json")):
             for path in sorted(outcome.parent.rglob("*")):
-                if path.is_file() and path.name != "error.txt":
+                if path.is_file() and path.name != "error.txt" and "arrays" not in path.parts:
                     archive.add(path, str(path.relative_to(out)), filter=_plain)
     print(f"{to}: {to.stat().st_size / 2**20:.2f} MiB")
 
@@ -376,16 +430,16 @@ def main() -> int:
     words.add_argument("--out", type=Path, default=HERE / "runs")
     words.add_argument("--jobs", type=int, default=1)
     words.add_argument("--only", nargs="*", default=[])
-    words.add_argument("--engine", choices=("trl", "lab"))
+    words.add_argument("--engine", choices=("trl", "lab", "real"))
     words.add_argument("--device", choices=("cpu", "cuda"), default=DEVICE)
-    words.add_argument("--seeds", type=int, default=len(SEEDS))
-    words.add_argument("--remedies", action="store_true")
+    words.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
+    words.add_argument("--remedies", choices=("no", "only", "too"), default="no")
     words.add_argument("--limit", type=int, default=900, help="seconds per run")
     words.add_argument("--stop-after", type=float, default=1e9, help="seconds after which no run is started")
     words.add_argument("--pack", type=Path)
     words.add_argument("--sort-prompts", action="store_true", help="write prompts.json again")
     words.add_argument("--quick", action="store_true", help="TRL without callback and evaluations, to size a fault")
-    words.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    words.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     at = words.parse_args()
     if at.sort_prompts:
         sort_prompts()
@@ -394,8 +448,8 @@ def main() -> int:
         pack(at.out, at.pack)
         return 0
     if at.worker:
-        name, engine, seed = at.worker
-        job = Job(BY_NAME[name], engine, int(seed), at.remedies)
+        name, engine, seed, kind = at.worker
+        job = Job(BY_NAME[name], engine, int(seed), kind == "remedy")
         make(job, at.out / job.folder)
         return 0
     for name in at.only:
