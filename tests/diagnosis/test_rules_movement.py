@@ -18,6 +18,10 @@ from creditscope.diagnosis.thresholds import (
     HORIZON,
     KL_REWARD,
     KL_SIZE,
+    MASK_LENGTH,
+    MASK_ROWS,
+    MASK_ROWS_BROKEN,
+    MASK_TOKENS,
     MOVED,
     PULL_BROKEN,
     PULL_WATCH,
@@ -39,6 +43,7 @@ RATE = 1e-5
 LIMIT = "data.max_response_length"
 KL, ZERO, FACTOR = "overshoot/kl", "update/zero", "update/epsilon_factor"
 PULL, SIZE = "grad/kl_pull", "grad/kl_size"
+DEAD_ROWS, FIRST, LAST = "w/dead_rows", "w/skipped_first", "w/skipped_last"
 TRAINED, REACH = "update/trainable", "update/reached"
 SEVERAL = {"num_iterations": 2, "gradient_accumulation_steps": 1, "steps_per_generation": 1}
 ONCE = {**SEVERAL, "num_iterations": 1, "generation_batch_size": None}
@@ -97,6 +102,19 @@ CASES = [
          off={TRAINED: steady(above(TRAINABLE))}, state="watch"),
     Case(rule="frozen", what="without adapters", on={**FLAT, TRAINED: steady(below(TRAINABLE))}, trainer=OURS,
          given={"lora": 0}, unless={"lora": 1}),
+    Case(rule="mask", what="rows", state="watch", on={**FLAT, DEAD_ROWS: steady(above(MASK_ROWS))}, trainer=OURS,
+         off={DEAD_ROWS: steady(below(MASK_ROWS))}),
+    Case(rule="mask", what="half of the rows", on={**FLAT, DEAD_ROWS: steady(above(MASK_ROWS_BROKEN))}, trainer=OURS,
+         off={DEAD_ROWS: steady(below(MASK_ROWS_BROKEN))}, otherwise="watch"),
+    Case(rule="mask", what="and yet it learns", on={**FLAT, DEAD_ROWS: steady(above(MASK_ROWS_BROKEN))}, trainer=OURS,
+         off=RISES, otherwise="watch"),
+    Case(rule="mask", what="first tokens", state="watch", trainer=OURS, off={FIRST: [MASK_TOKENS, 0.0] * (N // 2)},
+         on={**FLAT, DEAD_ROWS: steady(0), FIRST: steady(MASK_TOKENS), LAST: steady(0), "length/mean": steady(100)}),
+    Case(rule="mask", what="a third of the tokens", trainer=OURS, otherwise="watch",
+         on={**FLAT, DEAD_ROWS: steady(0), LAST: steady(30), "length/mean": steady(below(30 / MASK_LENGTH))},
+         off={"length/mean": steady(above(30 / MASK_LENGTH))}),
+    Case(rule="mask", what="of a method that prunes", on={**FLAT, DEAD_ROWS: steady(above(MASK_ROWS_BROKEN))},
+         trainer=OURS, given={"method": "grpo"}, unless={"method": "cppo"}),
     Case(rule="KL pull", what="all", on={**FLAT, PULL: steady(above(PULL_BROKEN))}, otherwise="watch",
          off={PULL: steady(below(PULL_BROKEN))}),
     Case(rule="KL pull", what="half", state="watch", on={**FLAT, PULL: steady(above(PULL_WATCH))},

@@ -124,6 +124,11 @@ REMEDIES: Mapping[str, Remedy] = {
                      "requires_grad of the weights, or a larger LoRA rank", "--lora (a larger rank, or 0 for all "
                      "weights)",
                      "the share of trained parameters, at the first reading", "which weights are trained"),
+    "mask": Remedy(
+        "completion_mask and tool_mask of the batch: print them beside the tokens of one answer",
+        "response_mask of the batch: print it beside the tokens of one answer",
+        "the mask that the loss applies: `creditscope report` shows w of each token of the kept answers",
+        "answers without w, at the first step", "the mask of the loss: print it beside the tokens of one answer"),
     "small steps": Remedy(
         "a larger learning_rate, or optim='adamw_torch': ×10 until KL after a step is above 1e-7",
         f"a larger {ACTOR}.optim.lr: ×10", "a larger --lr, or --optimizer adamw",

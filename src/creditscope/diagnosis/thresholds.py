@@ -129,6 +129,11 @@ REACHED = Threshold(0.01, "frozen", "share of the weights that are trained or un
 TRAINABLE = Threshold(0.003, "frozen", "share of trained parameters, where what they reach was not read",
                       "A LoRA of rank 8 on a 7B trains 0.1 to 0.3 %: below, only what is known to have no adapter is "
                       "broken.")
+MASK_ROWS = Threshold(0.1, "mask", "share of answers with credit and without w", "One in ten; a healthy run has 0.")
+MASK_ROWS_BROKEN = Threshold(0.5, "mask", "the same share", "Half of the batch trains nothing.")
+MASK_TOKENS = Threshold(1, "mask", "first or last tokens of an answer with credit and without w, in every reading",
+                        "The median over the answers of a batch; a healthy run has 0.")
+MASK_LENGTH = Threshold(1 / 3, "mask", "the same over the mean length", "A third of every answer is not trained.")
 PULL_WATCH = Threshold(0.5, "KL pull", "−⟨g_KL, g_R⟩/‖g_R‖²", "Half of what the reward gives is taken back.")
 KL_SIZE = Threshold(3.0, "KL pull", "‖g_KL‖/‖g_R‖",
                     "The KL term's gradient outweighs the reward's, which is then a small part of a step.")

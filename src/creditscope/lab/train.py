@@ -211,7 +211,9 @@ class Training:
         line |= batch_metrics(drawn, batch, tools) | self.seen.metrics() | metrics.assigned(credit, rollouts)
         if updates:
             w, live = gather(updates, rollouts)
-            line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, live, rollouts)
+            line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, rollouts)
+            first = updates[0][0]  # at ratio 1: no bound leaves a token out
+            line |= metrics.untrained((credit[first.rows] != 0) & rollouts.mask[first.rows], first.w != 0)
             line |= self.pull.metrics
         also = {} if look is None else look.others
         if updates and look is not None:
@@ -305,10 +307,10 @@ class Training:
             record.save_optimizer(step, probe.arrays())
         return forward() if probe.due else None, line
 
-    def update_metrics(self, step: int, passes: Sequence[Sequence[Update]], live: Tensor,
-                       rollouts: Rollouts) -> Metrics:
-        first = passes[0][0]
-        return {schema.POLICY_SAMPLER_GAP: float((live - rollouts.logp).abs()[rollouts.mask].max()),
+    def update_metrics(self, step: int, passes: Sequence[Sequence[Update]], rollouts: Rollouts) -> Metrics:
+        first = passes[0][0]  # later minibatches are of a policy that has moved
+        gap = (first.logp - rollouts.logp[first.rows]).abs()[rollouts.mask[first.rows]]
+        return {schema.POLICY_SAMPLER_GAP: float(gap.max()),
                 schema.OBJECTIVE_VALUE: first.value, schema.GRAD_NORM: first.norm,
                 schema.OPTIMIZER_LR: self.config.learning_rate(step),
                 schema.OPTIMIZER_UPDATES: sum(map(len, passes))} | self.brake.metrics()

@@ -130,6 +130,16 @@ W_ZERO = _spread("w/zero", "tokens with w = 0", "share",
                  "Dead groups, clipped tokens, and tokens that the estimator leaves out.", "#(w_it = 0) / ΣL")
 W_POSITIVE_MASS = _spread("w/positive_mass", "w that pushes up", "share",
                           "One half where advantages are centred and weights are even.", "Σ max(w_it, 0) / Σ |w_it|")
+W_DEAD_ROWS = _spread("w/dead_rows", "answers with credit and no w", "share",
+                      "Of the answers with credit, those that have w = 0 on every token, at the step's first update. "
+                      "In TRL's records, those whose tokens the loss's mask leaves out, cut ones apart; among many "
+                      "ranks of the first one's rows.",
+                      "#(i: A_i ≠ 0, w_i = 0) / #(i: A_i ≠ 0)")
+W_SKIPPED_FIRST = _spread("w/skipped_first", "first tokens not trained", "tokens",
+                          "At the start of an answer that has w, median over these: with credit and without w.",
+                          "median_i #(t: A_it ≠ 0, before the first w_it ≠ 0)")
+W_SKIPPED_LAST = _spread("w/skipped_last", "last tokens not trained", "tokens", "The same at the end.",
+                         "median_i #(t: A_it ≠ 0, after the last w_it ≠ 0)")
 W_STOPPED = _verl_w("w/stopped", "stopped tokens", "share",
                     "Tokens of a micro-batch that have credit and no w: clipped or dropped.",
                     "#(w_it = 0, A_it ≠ 0) / ΣL")

@@ -21,9 +21,9 @@ QUESTIONS: Mapping[str, Mapping[str, Rule]] = {
         "KL only": contrast.kl_only},
     "Does the policy move?": {
         "learning rate": movement.learning_rate, "epsilon": movement.epsilon, "rounding": movement.rounding,
-        "gradient clip": movement.grad_clip, "frozen": movement.frozen, "KL pull": movement.kl_pull,
-        "clip": movement.clip, "cispo cap": movement.cispo, "small steps": movement.small_steps,
-        "length constant": movement.horizon, "loss": movement.loss},
+        "gradient clip": movement.grad_clip, "frozen": movement.frozen, "mask": movement.mask,
+        "KL pull": movement.kl_pull, "clip": movement.clip, "cispo cap": movement.cispo,
+        "small steps": movement.small_steps, "length constant": movement.horizon, "loss": movement.loss},
     "Does it move too far?": {
         "weight decay": excess.decay, "updates": excess.updates, "step size": excess.step_size,
         "length drift": excess.drift, "entropy": excess.entropy, "KL level": excess.kl_level,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import (
@@ -157,15 +158,16 @@ def _dead_share(log: Log) -> float:
 
 
 def _zero_std(log: Log) -> float:
-    """Share of readings in which the std of all rewards is exactly 0, so that every group is dead: over the whole log,
-    or over its last third where that is half or more."""
+    """Share of readings in which the std of all rewards is exactly 0, so that every group is dead: over the last third
+    where that is half or more, or clearly above the first third; else over the whole log."""
     spread = log.finite(schema.REWARD_STD)
     if not spread or len(spread) < THIRDS:
         return 1.0 if signs.all_dead(log) else 0.0
-    zero = [signs.exactly_zero(spread, value) for value in spread.values]
-    end = zero[-max(FEW, len(zero) // 3):]
-    now = sum(end) / len(end)
-    return now if now >= DEAD_WATCH else sum(zero) / len(zero)
+    zero = Series(spread.name, [replace(row, values={spread.name: float(signs.exactly_zero(spread, value))})
+                                for row, value in zip(spread.rows, spread.values, strict=True)], spread.source)
+    found = trend(zero)
+    grew = found.change.excludes_zero and found.change.mean > 0
+    return found.last.mean if grew or found.last.mean >= DEAD_WATCH else zero.mean
 
 
 def _dead_onset(log: Log) -> int | None:

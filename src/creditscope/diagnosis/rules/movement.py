@@ -24,6 +24,10 @@ from creditscope.diagnosis.thresholds import (
     HORIZON,
     KL_REWARD,
     KL_SIZE,
+    MASK_LENGTH,
+    MASK_ROWS,
+    MASK_ROWS_BROKEN,
+    MASK_TOKENS,
     MOVED,
     PULL_BROKEN,
     PULL_WATCH,
@@ -76,7 +80,7 @@ def small_steps(log: Log) -> Finding:
                    f"over {signs.planned(log)} steps it can reach {found:.2g} at most", series,
                    why="Steps that all point one way add lengths, and KL grows with the square: KL ≤ n²·D.",
                    onset=series.rows[0].step,
-                   follows=["learning rate", "epsilon", "rounding", "gradient clip", "frozen", "clip",
+                   follows=["learning rate", "epsilon", "rounding", "gradient clip", "frozen", "mask", "clip",
                             "reward constant", "one rollout", "cold sampler", "too easy", "too hard", "dead groups",
                             "truncation"])
 
@@ -234,6 +238,28 @@ def frozen(log: Log) -> Finding:
                    why="Weights without a gradient stay; what is left moves the policy little. A LoRA has few weights "
                    "too, and reaches all of the matrices that it is added to.", onset=0,
                    settles="" if known else "whether adapters are trained: update/reached, which ScopeCallback reads")
+
+
+def mask(log: Log) -> Finding:
+    """Tokens that have credit and that the loss leaves out: whole answers, or the first or last tokens of most."""
+    rows, row = level(log, schema.W_DEAD_ROWS), log.fact("method")
+    if rows is None:
+        return unknown("whether tokens with credit are trained was not read", settles=signs.callback(log))
+    if row is not None and (row.keep not in ("all", "live_groups") or row.token_weight != "none"):
+        return finding("fine", f"Not in play: {log.fact('loss')} leaves tokens with credit out")
+    first, after = (level(log, metric) for metric in (schema.W_SKIPPED_FIRST, schema.W_SKIPPED_LAST))
+    size, length = max((min(part.values) for part in (first, after) if part), default=0.0), level(
+        log, schema.LENGTH_MEAN)
+    if rows.mean < MASK_ROWS and size < MASK_TOKENS:
+        return finding("fine", "Tokens with credit are trained", rows)
+    much = rows.mean >= MASK_ROWS_BROKEN or (length is not None and size >= MASK_LENGTH * length.mean)
+    place = "first" if first and min(first.values) == size else "last"
+    said = [f"{percent(rows.mean)} of the answers have w = 0 on every token"] if rows.mean >= MASK_ROWS else []
+    said += [f"the {place} {size:.0f} tokens of most answers have w = 0"] if size >= MASK_TOKENS else []
+    return finding("broken" if much and stalls(log) else "watch", f"Tokens with credit are not trained: "
+                   f"{', and '.join(said)}", rows, first, after,
+                   why="w = ∂J/∂log π is 0 where the loss leaves a token out: its mask is shifted, or of other rows.",
+                   onset=rows.rows[0].step, follows=["sampler"])
 
 
 def kl_pull(log: Log) -> Finding:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from creditscope.batch.answers import answer_metrics, text_hashes
 from creditscope.batch.answers import numbered as same_text
-from creditscope.batch.metrics import signal
+from creditscope.batch.metrics import signal, untrained
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
@@ -81,6 +81,7 @@ def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
     about[schema.REWARD_ERRORS] = int((~scored).sum())
     if about[schema.REWARD_ERRORS]:
         about[schema.REWARD_FIRST_ERROR] = "no reward function gave a number"
+    about |= untrained_of(trainer, found)
     prompts, answers, rest = texts_of(trainer, found, rows)
     if bool(scored.any()):
         about |= answer_metrics(*(column[scored] for column in (answers, reward, made.group, *rest)))
@@ -139,6 +140,21 @@ def answers_of(trainer: Any, found: Inputs) -> tuple[Tensor, Tensor]:
     stops = torch.tensor([*ends, tokenizer.pad_token_id], device=ids.device)
     cut = inside.any(dim=1) & ~torch.isin(last, stops)
     return text_hashes(ids, inside), torch.stack([length, cut.long()], dim=1).cpu()
+
+
+def untrained_of(trainer: Any, found: Inputs) -> dict[str, Any]:
+    """`batch.metrics.untrained` of this rank's rows: sampled tokens with A ≠ 0 that the loss's mask leaves out, save a
+    tool's output and cut answers that TRL was told to mask."""
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    ids, credit = found["completion_ids"], found["advantages"]
+    column = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    given = column <= ((ids != tokenizer.pad_token_id) * column).amax(dim=1, keepdim=True)
+    given = given & ((credit if credit.dim() > 1 else credit[:, None]) != 0)
+    if found.get("tool_mask") is not None:
+        given = given & found["tool_mask"].bool()
+    if getattr(trainer.args, "mask_truncated_completions", False):
+        given = given & (answers_of(trainer, found)[1][:, 1:] == 0).to(ids.device)
+    return untrained(given, found["completion_mask"].bool())
 
 
 @dataclass(frozen=True)
