@@ -16,7 +16,7 @@ help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/demo.ready  ## set up, then watch a language model learn by GRPO (four minutes)
-	$(PY) -m creditscope demo
+	$(PY) -m creditscope lab demo
 
 test: $(VENV)/test.ready chromium lint  ## set up, then linters, the tests of every change, mutants of changed files
 	$(TESTS) -m "not nightly"
@@ -74,8 +74,9 @@ lint: $(VENV)/test.ready
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the README's verdicts
+docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md, the verdicts in papers.md and the notebook's outputs
 	$(PY) docs/generate.py
+	$(PY) docs/execute.py
 
 mutants: $(VENV)/test.ready  ## plant bugs in the formulas and count the tests that notice
 	$(PY) tests/mutants.py

@@ -1,4 +1,4 @@
-"""`creditscope scope` over up to a million rollouts: memory, rate, and what a kill costs.
+"""`creditscope inspect` over up to a million rollouts: memory, rate, and what a kill costs.
 
     python benchmarks/offline.py [--sizes 10000 100000 1000000] [--folder DIR]     writes benchmarks/offline.md, .json
 
@@ -66,7 +66,7 @@ class Reading:
 
 
 def command(file: Path, out: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "creditscope", "scope", str(file), "--out", str(out), "--json", *words]
+    return [sys.executable, "-m", "creditscope", "inspect", str(file), "--out", str(out), "--json", *words]
 
 
 def measured(file: Path, out: Path, *words: str) -> Reading:
@@ -79,7 +79,7 @@ def measured(file: Path, out: Path, *words: str) -> Reading:
         printed.seek(0)
         text = printed.read()
     if child.returncode:
-        raise SystemExit(f"creditscope scope ended with {child.returncode}: {text[-500:]}")
+        raise SystemExit(f"creditscope inspect ended with {child.returncode}: {text[-500:]}")
     facts = json.loads(text)
     return Reading(facts.get("rollouts", 0), file.stat().st_size, time.perf_counter() - start,
                    usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, size_of(out), facts)
@@ -120,7 +120,7 @@ def told(sizes: list[Reading], resumed: dict[str, Any], model: list[Reading]) ->
     first, last = sizes[0], sizes[-1]
     more = (last.peak - first.peak) / (last.rollouts - first.rollouts) if last.rollouts > first.rollouts else 0.0
     return "\n".join([
-        "# `creditscope scope`, the whole command, over a million rollouts", "",
+        "# `creditscope inspect`, the whole command, over a million rollouts", "",
         f"`python benchmarks/offline.py`, one thread of {os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}. Made-up rollouts of 40 to 80 tokens with log-probs, eight a prompt; defaults "
         f"but for `--out`.", "",

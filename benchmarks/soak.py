@@ -3,7 +3,7 @@
     python benchmarks/soak.py [--steps 2000] [--beside 100] [--device cuda] [--limit-seconds 550] [--out runs/soak]
                               [-- TRAIN WORDS]
 
-Runs `creditscope train --scope full` in a process of its own and looks at it once a second: resident memory, open
+Runs `creditscope lab train --scope full` in a process of its own and looks at it once a second: resident memory, open
 files, threads, and on a GPU the memory that nvidia-smi sees in use. At the limit the run is asked to stop as by Ctrl-C;
 the same command goes on where it stopped. Whenever it ends, what there is so far is judged:
 
@@ -411,9 +411,9 @@ def told(found: Mapping[str, Any], words: Sequence[str], device: str) -> str:
     clock, (first, last) = found["time"], found["watched"]
     pages = [
         "# A soak: does a long run stay as large and as fast as it was?", "",
-        f"`python benchmarks/soak.py`: `creditscope train {' '.join(words)}`, {found['steps']:,} steps on {device}, "
-        f"Python {platform.python_version()}. Memory over the second half of steps {first:,} to {last:,}, which one "
-        f"process took ({found['processes']} in all), once a second; [ ] 95 %.", "",
+        f"`python benchmarks/soak.py`: `creditscope lab train {' '.join(words)}`, {found['steps']:,} steps on "
+        f"{device}, Python {platform.python_version()}. Memory over the second half of steps {first:,} to {last:,}, "
+        f"which one process took ({found['processes']} in all), once a second; [ ] 95 %.", "",
         "| | found | allowed | |", "| --- | --- | --- | --- |", memory("rss", "resident memory"),
         *([memory("gpu", "GPU memory in use")] if "gpu" in found else []),
         f"| open files; threads | {found['files'][0]} to {found['files'][1]}; {found['threads'][0]} to "
@@ -459,7 +459,7 @@ def main() -> None:
     parser.add_argument("--limit-seconds", type=float, default=0.0, help="stop the run after so long; 0 for no limit")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="the run's folder; one with a run goes on")
     parser.add_argument("--page", type=Path, default=ROOT / "benchmarks" / "soak.md")
-    parser.add_argument("words", nargs="*", help="more words for creditscope train, after --")
+    parser.add_argument("words", nargs="*", help="more words for creditscope lab train, after --")
     options = parser.parse_args()
     words = ["--scope", "full", "--eval-problems", "0", "--steps", str(options.steps), "--device", options.device,
              *options.words]
@@ -469,7 +469,7 @@ def main() -> None:
     if not again:
         samples.unlink(missing_ok=True)
         paired(options.out).unlink(missing_ok=True)
-    train = [sys.executable, "-m", "creditscope", "train"]
+    train = [sys.executable, "-m", "creditscope", "lab", "train"]
     whole = watch([*train, *words, "--out", str(options.out), *again], options.out, options.limit_seconds, samples,
                   [*train, "--out", str(fresh(options.out)), "--resume"], options.steps, options.beside)
     found = judge(options.out, read_samples(samples))

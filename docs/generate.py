@@ -1,5 +1,6 @@
-"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md and doctor.md: from the rows, by enumeration,
-from the evidence in results/, from others' code, from the schema, from the tables of the diagnosis and doctor.head.md.
+"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from
+the rows, by enumeration, from the evidence in results/, from others' code, from the schema and record.head.md, and
+from the diagnosis and doctor.head.md.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """
@@ -28,7 +29,7 @@ from creditscope.credit.table import Estimator  # noqa: E402
 from creditscope.diagnosis import engine, finding, onset  # noqa: E402
 from creditscope.diagnosis.remedies import REMEDIES  # noqa: E402
 from creditscope.diagnosis.rules import QUESTIONS, RULES, contrast, direction, excess  # noqa: E402
-from creditscope.diagnosis.thresholds import THRESHOLDS  # noqa: E402
+from creditscope.diagnosis.thresholds import SENTENCES, THRESHOLDS  # noqa: E402
 from creditscope.methods.axes import AXES, Method  # noqa: E402
 from creditscope.methods.dialects import DIALECTS  # noqa: E402
 from creditscope.methods.properties import properties  # noqa: E402
@@ -234,9 +235,9 @@ def claims_page() -> str:
     """Every claim with its verdicts: what is exact, and what the evidence in results/ says."""
     files = sorted((ROOT / "results").glob("**/*.evidence.json"))
     about = (f"Exact verdicts are computed when this page is made. The others read the {len(files)} files "
-             "`results/**/*.evidence.json`, one per run: `creditscope check results`. The runs themselves are made by "
-             "`creditscope reproduce p1` and `p2`. Thresholds are pre-registered, except those listed in "
-             "[results.md](results.md#chosen-after-a-look).")
+             "`results/**/*.evidence.json`, one per run: `creditscope papers check results`. The runs themselves "
+             "are made by `creditscope papers reproduce p1` and `p2`. Thresholds are pre-registered, except those "
+             "listed in [results.md](results.md#chosen-after-a-look).")
     return GENERATED + every_claim(all_verdicts(), about=about)
 
 
@@ -247,13 +248,13 @@ def all_verdicts() -> tuple[ClaimVerdict, ...]:
 
 
 SUBJECTS = {"closed forms": "exact", "packaged model": "tiny", "SmolLM2-135M": "SmolLM2"}
-"""Columns of the README's table, and how the places begin that belong to them."""
+"""Columns of the table in papers.md, and how the places begin that belong to them."""
 VERDICTS = re.compile(r"(?<=<!-- verdicts: make docs -->\n).*?(?=<!-- /verdicts -->)", re.DOTALL)
 
 
-def readme() -> str:
-    """The README with the table of verdicts that the evidence gives now."""
-    text = (ROOT / "README.md").read_text()
+def papers_page() -> str:
+    """docs/papers.md with the table of verdicts that the evidence gives now."""
+    text = (ROOT / "docs" / "papers.md").read_text()
     return VERDICTS.sub(lambda _: verdict_table(all_verdicts(), SUBJECTS), text)
 
 
@@ -268,7 +269,7 @@ def conformance_page() -> str:
             "(`tests/conformance/batches.py`) reach every branch: both clip sides, dual clip, trust masks, unequal "
             "lengths, unanimous groups and, for verl, unequal groups, a group of one, an empty completion and holes in "
             "the mask. A dialect row states what a library computes as its difference from the paper's row "
-            "(`creditscope methods --dialects`).\n\n",
+            "(`creditscope list methods --dialects`).\n\n",
             "*difference* is max|Δw|/max|w| over all batches, everything in float64, as a power of ten from above.\n\n",
             "## TRL 1.16\n\n",
             "TRL's own trainers run in `tests/conformance/test_trl.py`; only the language model is replaced by stored "
@@ -312,13 +313,8 @@ APART = (
 
 
 def record_page() -> str:
-    """Every metric and array of a record, from the schema."""
-    page = [GENERATED, "# The record\n\n",
-            "A run directory is plain files ([lab.md](lab.md)). Every key of `steps.jsonl` and every array of its npz "
-            "files is a row of `creditscope.runs.schema` and `creditscope.runs.arrays`; this page, the report's "
-            "glossary and all writers read them there. A metric that does not exist is absent, never 0.\n\n",
-            "Two words: **credit** is A_it, what an estimator gives a token; **w** is w_it = ∂J/∂log π(y_it), what the "
-            "objective makes of it. Notation: [notation.md](notation.md).\n\n## Metrics\n\n"]
+    """The text that is kept by hand in record.head.md, then every metric and array of a record, from the schema."""
+    page = [GENERATED, (ROOT / "docs" / "record.head.md").read_text(), "## Metrics\n\n"]
     page += table(["key", "unit", "equation", "meaning", "written by", "source"],
                   [[code(key), own.unit, code(own.equation), own.sentence, code(own.writer), own.source]
                    for key, own in ((key, schema.METRICS[key]) for key in schema.CONSTANTS)
@@ -392,11 +388,12 @@ def causes_section() -> list[str]:
 
 
 def thresholds_section() -> list[str]:
-    order = list(RULES)
+    order = [*RULES, *SENTENCES]
     rows = sorted(THRESHOLDS.values(), key=lambda each: order.index(each.rule))
-    return ["\n## Thresholds\n\n", "From `creditscope/diagnosis/thresholds.py`, in the order of the rules."
-            "\n\n", *table(["rule", "limit of", "value", "reason"],
-                           [[each.rule, each.of, f"{float(each):.3g}", each.reason] for each in rows])]
+    return ["\n## Thresholds\n\n", "From `creditscope/diagnosis/thresholds.py`, in the order of the rules. The last "
+            f"rows, from {SENTENCES[0]} on, decide a sentence and no state.\n\n",
+            *table(["rule", "limit of", "value", "reason"],
+                   [[each.rule, each.of, f"{float(each):.3g}", each.reason] for each in rows])]
 
 
 def remedies_section() -> list[str]:
@@ -439,11 +436,10 @@ def decade(value: float) -> str:
 
 def main() -> None:
     for name, page in {"methods": methods_page, "credit": credit_page, "claims": claims_page,
-                       "conformance": conformance_page, "record": record_page, "doctor": doctor_page}.items():
+                       "papers": papers_page, "conformance": conformance_page, "record": record_page,
+                       "doctor": doctor_page}.items():
         (ROOT / "docs" / f"{name}.md").write_text(page())
         print(f"wrote docs/{name}.md")
-    (ROOT / "README.md").write_text(readme())
-    print("wrote the table of verdicts in README.md")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A user's own credit estimator: no baseline, the control of docs/results.md.
 
-    cd examples && creditscope compare credit no_baseline:no_baseline --scope off --out ../runs/no_baseline
+    cd examples && creditscope lab compare credit no_baseline:no_baseline --scope off --out ../runs/no_baseline
 """
 
 from creditscope.batch.groups import Groups, wide

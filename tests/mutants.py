@@ -189,7 +189,7 @@ MUTANTS = [
            "for x in (value, np.abs(value), None))", "for x in (np.abs(value), np.abs(value), None))", NODES),
     Mutant("a fall of accuracy is a rise", "report/standing.py",
            "if change.mean < 0 else", "if change.mean > 0 else", ("tests/report/test_compare_page.py",), enough=1),
-    Mutant("text goes into the page as it is", "report/markup.py",
+    Mutant("text goes into the page as it is", "files/markup.py",
            "html.escape(shown(str(child)), quote=True)", "shown(str(child))", MARKUP),
     Mutant("the ranks' mean forgotten", "plugins/verl/loss.py",
            "return ranks * here / float(", "return here / float(", VERL),

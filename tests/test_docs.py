@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import io
@@ -73,11 +74,11 @@ def without_rounding(text: str) -> str:
 
 
 @pytest.mark.nightly
-def test_the_page_of_claims_and_the_readmes_verdicts_are_what_the_evidence_says() -> None:
+def test_the_page_of_claims_and_the_papers_verdicts_are_what_the_evidence_says() -> None:
     pages = generator()
     found = without_rounding(pages.claims_page())
     assert found == without_rounding((ROOT / "docs" / "claims.md").read_text()), "run: make docs"
-    assert pages.readme() == (ROOT / "README.md").read_text(), "run: make docs"
+    assert pages.papers_page() == (ROOT / "docs" / "papers.md").read_text(), "run: make docs"
 
 
 @pytest.mark.slow
@@ -90,20 +91,20 @@ def test_the_page_of_claims_says_of_every_run_what_the_evidence_says(monkeypatch
     assert len(found) > 200
     assert {line for line in found if line not in page} == {"No verdict yet."}, "run: make docs"
     ours, told = (verdicts_of_runs(pages.VERDICTS.search(text)[0])
-                  for text in (pages.readme(), (ROOT / "README.md").read_text()))
+                  for text in (pages.papers_page(), (ROOT / "docs" / "papers.md").read_text()))
     assert len(told) > 10
     assert ours == told, "run: make docs"
 
 
 def verdicts_of_runs(table: str) -> dict[str, list[str]]:
-    """Claim -> cells of the README's table, without the column of closed forms and the claims that are in no other."""
+    """Claim -> cells of the table in papers.md, without the column of closed forms and claims that are in no other."""
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
     assert rows[0][2] == "closed forms"
     return {row[0]: [row[1], *row[3:]] for row in rows[2:] if any(cell.strip(" |") for cell in row[3:])}
 
 
 def test_every_row_on_localisation_is_that_of_the_committed_outcome() -> None:
-    """Identity: the tables of docs/results.md against what `creditscope localise --json` printed."""
+    """Identity: the tables of docs/results.md against what `creditscope papers localise --json` printed."""
     section = (ROOT / "docs" / "results.md").read_text().partition("## Does credit point at the wrong step?")[2]
     tables = {"planted": "### Arithmetic", "own": "### The same groups", "processbench": "### ProcessBench"}
     for name, heading in tables.items():
@@ -152,9 +153,9 @@ def test_the_readmes_first_snippet_prints_what_the_readme_shows() -> None:
 
 def test_what_the_readme_shows_of_a_verb_is_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text()
-    shown = re.search(r"\$ creditscope methods dr_grpo\n(.*?)```", readme, re.DOTALL)
+    shown = re.search(r"\$ creditscope list methods dr_grpo\n(.*?)```", readme, re.DOTALL)
     assert shown is not None
-    assert run("methods", "dr_grpo") == 0
+    assert run("list", "methods", "dr_grpo") == 0
     assert capsys.readouterr().out == shown[1]
 
 
@@ -205,7 +206,8 @@ def optimizer_snippets() -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizer.md").read_text(), re.DOTALL)
 
 
-def test_the_optimizer_page_s_loops_run_as_they_stand() -> None:
+def test_the_optimizer_page_s_loops_run_as_they_stand_and_the_probe_prints_its_readings(
+        capsys: pytest.CaptureFixture[str]) -> None:
     batch = make([1, 0, 1], [0, 0, 0], [2, 3, 2])
     theta = torch.nn.Parameter(batch.logp.clone())
     model = torch.nn.ParameterDict({"theta": theta})
@@ -218,6 +220,8 @@ def test_the_optimizer_page_s_loops_run_as_they_stand() -> None:
     for snippet in optimizer_snippets():
         exec(snippet, names)
     assert not torch.equal(theta, batch.logp)
+    printed = ast.literal_eval(capsys.readouterr().out)
+    assert {"overshoot/4/kl", "overshoot/kl", "update/cosine", "optimizer/scale_change"} <= printed.keys()
 
 
 def test_every_link_in_the_pages_leads_somewhere() -> None:

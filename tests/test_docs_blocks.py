@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shlex
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import tyro
 
 from creditscope import METHODS, CreditscopeError, __version__
 from creditscope.cli import main as cli
+from creditscope.cli.commands import COMMANDS, GROUPS, find, help_for
 from creditscope.cli.compare import Compare
+from creditscope.cli.old_names import RENAMED
 from creditscope.credit import ESTIMATORS
 from creditscope.optimizer.probe import Probe
 from creditscope.optimizer.table import BRAKES
@@ -83,14 +85,15 @@ def parse(command: str) -> Any:
     """As `creditscope` does it, up to a pipe or a comment, without running the verb."""
     given = shlex.split(command, comments=True)
     ends = [given.index(sign) for sign in ("|", "&&", ";", ">", "&") if sign in given]
-    given = given[:min(ends, default=len(given))]
-    return tyro.cli(cli.verbs(given[0]), prog="creditscope", args=given, description=cli.DESCRIPTION)
+    return cli.parse(given[:min(ends, default=len(given))])
 
 
 def pages() -> dict[str, str]:
-    """The pages, and the --help of every verb with its examples as a block."""
-    helps = {f"creditscope {name} --help": f"```\n{verb.__doc__}\n```\n" for name, verb in cli.VERBS.items()}
-    return {page_name(page): page.read_text() for page in PAGES} | helps
+    """The pages, and the --help of every group and command with its examples as a block."""
+    helps = {f"creditscope {command.name} --help": command.load().__doc__ for command in COMMANDS.values()}
+    helps |= {f"creditscope {group} --help": help_for([group, "--help"][not group:]) for group in ("", *GROUPS)}
+    return {page_name(page): page.read_text() for page in PAGES} | {
+        name: f"```\n{text}\n```\n" for name, text in helps.items()}
 
 
 def test_a_command_in_a_block_is_one_that_the_parser_takes() -> None:
@@ -99,7 +102,6 @@ def test_a_command_in_a_block_is_one_that_the_parser_takes() -> None:
         for command in shown(text):
             try:
                 verb = parse(command)
-                assert type(verb) in cli.VERBS.values()
                 assert not loose_words(verb), loose_words(verb)
             except (SystemExit, CreditscopeError, AssertionError) as error:
                 wrong[f"{page}: creditscope {command}"] = error
@@ -115,33 +117,46 @@ def test_what_stands_behind_a_command_is_a_comment_to_the_shell_too() -> None:
 def test_a_command_in_the_text_names_a_verb_and_flags_that_exist(page: Path,
                                                                  capsys: pytest.CaptureFixture[str]) -> None:
     for command in mentioned(page.read_text()):
-        verb = command.split()[0]
-        assert verb in cli.VERBS or verb == "--version", f"{page_name(page)}: creditscope {command}"
-        flags = re.findall(r"--[a-z][\w-]*", command)
-        if flags and verb in cli.VERBS:
+        words = command.split()
+        if words == ["--version"] or help_for(words) is not None:
+            continue
+        verb, rest = find(words)
+        flags = re.findall(r"--[a-z][\w-]*", " ".join(rest))
+        if flags:
             with pytest.raises(SystemExit):
-                parse(f"{verb} --help")
+                parse(f"{verb.name} --help")
             help_text = capsys.readouterr().out
             missing = [flag for flag in flags if not re.search(rf"{flag}\b", help_text)]
-            assert not missing, f"{page_name(page)}: creditscope {verb} has no {missing}"
+            assert not missing, f"{page_name(page)}: creditscope {verb.name} has no {missing}"
+
+
+def test_no_page_shows_a_command_by_its_old_name() -> None:
+    history = (ROOT / "CHANGELOG.md").read_text()
+    texts = pages() | {page_name(path): path.read_text() for folder in ("src", "examples", "benchmarks", "recipes")
+                       for path in (ROOT / folder).rglob("*.py")} | {"SECURITY.md": (ROOT / "SECURITY.md").read_text()}
+    old = re.compile(rf"\bcreditscope ({'|'.join({words[0] for words, _ in RENAMED} - {'report'})})\b(?![.:/]\w)")
+    assert old.search(history)  # what was released is told in the words of its time
+    assert not {name: found for name, text in texts.items() if (found := old.findall(text))}
 
 
 def test_the_pages_have_commands_and_a_wrong_one_is_seen() -> None:
     assert sum(len(list(shown(page.read_text()))) for page in PAGES) > 90
-    text = "```\n$ creditscope trian --steps 2\n```\nSee `creditscope check --strikt`.\n"
-    assert (list(shown(text)), mentioned(text)) == (["trian --steps 2"], ["check --strikt"])
-    for wrong in ("trian --steps 2", "train --step 2", "train --steps two", "train --group 1"):
+    text = "```\n$ creditscope trian --steps 2\n```\nSee `creditscope papers check --strikt`.\n"
+    assert (list(shown(text)), mentioned(text)) == (["trian --steps 2"], ["papers check --strikt"])
+    for wrong in ("trian --steps 2", "lab train --step 2", "lab train --steps two", "lab train --group 1"):
         with pytest.raises((SystemExit, CreditscopeError)):
             parse(wrong)
 
 
 def test_words_that_a_list_of_runs_would_swallow_are_seen() -> None:
-    text = "```\ncreditscope check --exact    what needs no run\ncreditscope report runs/a \\\n  runs/b  # two\n```\n"
-    assert uncommented(text) == ["creditscope check --exact    what needs no run"]
+    text = ("```\ncreditscope papers check --exact    what needs no run\n"
+            "creditscope report runs/a \\\n  runs/b  # two\n```\n")
+    assert uncommented(text) == ["creditscope papers check --exact    what needs no run"]
     assert list(shown(text))[1] == "report runs/a runs/b  # two"
-    assert list(shown("```\ntorchrun -m creditscope train --steps 2\n```\n")) == ["train --steps 2"]
-    for command, loose in {"check --exact what needs no run": ["what", "needs", "no", "run"],
-                           "compare credit outcome salt,rank=2 table": ["table"], "compare brake none recall": [],
+    assert list(shown("```\ntorchrun -m creditscope lab train --steps 2\n```\n")) == ["lab train --steps 2"]
+    for command, loose in {"papers check --exact what needs no run": ["what", "needs", "no", "run"],
+                           "lab compare credit outcome salt,rank=2 table": ["table"],
+                           "lab compare brake none recall": [],
                            "report runs/a results/p1-*": []}.items():
         assert loose_words(parse(command)) == loose
 
@@ -171,6 +186,12 @@ def recorded(folder: Path) -> dict[str, Any]:
         write_record(folder / name, [{"reward/mean": 0.5}] * 3, {"seed": 0},
                      groups={step: {"w": np.ones((2, 3))} for step in range(3)},
                      readings={step: {"path_update": np.eye(256, dtype=np.float32)[step]} for step in range(3)})
+    return {}
+
+
+def shipped(folder: Path) -> dict[str, Any]:
+    """The run that comes with the checkout, where the pages have theirs."""
+    shutil.copytree(ROOT / "examples" / "run", folder / "runs" / "mine")
     return {}
 
 
@@ -224,13 +245,16 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
     ("docs/optimizer.md", 0): (optimised, {}),
     ("docs/optimizer.md", 1): (optimised, {}),
     ("docs/prefix_bias.md", 0): (plain, {}),
+    ("docs/record.md", 0): (plain, {}),
+    ("docs/record.md", 1): (shipped, {}),
     ("docs/trl.md", 0): (trained, {}),
     ("docs/trl.md", 1): (trained, {"model=..., args=GRPOConfig(...), reward_funcs=..., train_dataset=...,": "",
                                    "ScopedGRPOTrainer(": "scoped("}),
 }
 """(page, number) -> what the page takes as given, and what a reader fills in."""
 ELSEWHERE = {("docs/scale.md", 0),  # two ranks: tests/distributed runs `across`
-             ("docs/doctor.head.md", 0)}  # the same block as in docs/doctor.md, which is written from it
+             ("docs/doctor.head.md", 0),  # the same block as in docs/doctor.md, which is written from it
+             ("docs/record.head.md", 0), ("docs/record.head.md", 1)}  # the same for docs/record.md
 
 
 def blocks() -> dict[tuple[str, int], str]:

@@ -180,6 +180,7 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
     """A run of TRL's GRPOTrainer, with the callback's record."""
     import transformers
     from datasets import Dataset
+    from datasets.table import InMemoryTable
     from trl import GRPOConfig, GRPOTrainer
 
     from creditscope.plugins.trl import ScopeCallback
@@ -204,7 +205,9 @@ def by_trl(job: Job, out: Path) -> dict[str, Any]:
         return reward(batch, rng) if split[0] == "train" else REWARDS["right"](batch, rng)
 
     def rows(problems: list[Any], split: str) -> Any:
-        return Dataset.from_list([{"prompt": p.prompt, "number": i, "split": split} for i, p in enumerate(problems)])
+        # A fingerprint, since dill cannot hash a pyarrow table in every version of the two.
+        listed = [{"prompt": p.prompt, "number": i, "split": split} for i, p in enumerate(problems)]
+        return Dataset(InMemoryTable.from_pylist(listed), fingerprint=f"{job.case.name}-{job.seed}-{split}")
 
     updates = settings.get("num_iterations", 1)
     quick = "CLINIC_QUICK" in os.environ

@@ -43,8 +43,8 @@ def command_line(*words: object) -> str:
 def unknown(kind: str, given: object, choices: Iterable[str], see: str = "") -> CreditscopeError:
     """An error for a name that is not one of `choices`, with the nearest one as a guess.
 
-    >>> print(unknown("method", "grop", ["grpo", "dapo"], see="creditscope methods"))
-    unknown method 'grop'; did you mean 'grpo'? Choices: dapo, grpo. See: creditscope methods
+    >>> print(unknown("method", "grop", ["grpo", "dapo"], see="creditscope list methods"))
+    unknown method 'grop'; did you mean 'grpo'? Choices: dapo, grpo. See: creditscope list methods
     """
     names = sorted(choices)
     given = f"{given[:80]}…" if isinstance(given, str) and len(given) > 80 else given

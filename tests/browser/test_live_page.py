@@ -101,7 +101,7 @@ def test_a_record_that_is_damaged_on_the_way_leaves_the_page_with_a_notice(brows
 @pytest.mark.nightly
 def test_the_page_follows_a_real_training(browser: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "creditscope", "train", "--group", "4", "--prompts", "4", "--steps", "400",
+    command = [sys.executable, "-m", "creditscope", "lab", "train", "--group", "4", "--prompts", "4", "--steps", "400",
                "--eval-problems", "0", "--keep-every", "1", "--out", run, "--json"]
     training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                 env=os.environ | {"OMP_NUM_THREADS": "1"})

@@ -30,7 +30,7 @@ def of(verdicts: Sequence[ClaimVerdict], words: str) -> ClaimVerdict:
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    """What a run of `creditscope train --method p1_grpo` says about itself, in the settings that claims look at."""
+    """What a run of `creditscope lab train --method p1_grpo` says about itself, in the settings that claims look at."""
     return {"model": "tiny", "task": "arithmetic", "method": "p1_grpo", "credit": None, "beta": None, "group": 8,
             "prompts": 8, "seed": 0, "steps": 30, "rollouts": 0, "adapt": "none", "lr": 1e-4} | changes
 

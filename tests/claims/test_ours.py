@@ -246,7 +246,7 @@ def test_without_readings_our_claims_are_undecided(test: Callable[[Sequence[Evid
                                                    runs: list[Evidence]) -> None:
     verdict, = test(runs)
     assert verdict.outcome == "undecided"
-    assert verdict.reason.startswith("needs runs that the microscope read: creditscope train --scope light")
+    assert verdict.reason.startswith("needs runs that the microscope read: creditscope lab train --scope light")
 
 
 @pytest.mark.parametrize(("runs", "of"), [(1, "3 readings of one run"), (2, "6 readings of 2 runs")])

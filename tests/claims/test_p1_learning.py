@@ -78,7 +78,7 @@ def test_learning_is_compared_where_both_were_evaluated_within_a_tenth(near: int
         assert verdict.observed == pytest.approx(0.06, abs=1e-12)
     else:
         assert verdict.reason.startswith("needs an evaluation at 100 rollouts, to a tenth, of R = 8")
-        assert "creditscope train --eval-rollouts 100" in verdict.reason
+        assert "creditscope lab train --eval-rollouts 100" in verdict.reason
 
 
 @pytest.mark.parametrize(("unit", "flag"), [("steps", "--eval-every 3"), ("rollouts", "--eval-rollouts 96")])
@@ -89,7 +89,7 @@ def test_the_flag_that_gives_the_evaluation_counts_in_the_unit_of_the_comparison
                                                  evidence(group=8, seed=seed, steps=late))]
     verdict = of(larger_groups_learn_faster(runs), f"equal {unit}")
     assert verdict.outcome == "undecided"
-    assert verdict.reason.endswith(f"of R = 8: creditscope train {flag}")
+    assert verdict.reason.endswith(f"of R = 8: creditscope lab train {flag}")
 
 
 def test_a_run_that_has_not_finished_is_not_compared() -> None:

@@ -138,7 +138,7 @@ def test_the_page_prints_value_interval_and_sample_of_each_verdict() -> None:
 def test_the_page_of_some_claims_has_no_others_and_an_exact_claim_no_command_for_runs() -> None:
     page = claims_page([], ["P1.3"])
     assert page.count("\n## ") == 1
-    assert "creditscope check --exact --claim P1.3" in page
+    assert "creditscope papers check --exact --claim P1.3" in page
     assert "RUN..." not in page
     assert "No verdict yet." in page
 

@@ -1,4 +1,4 @@
-"""`creditscope check` on records made by hand: verdicts, exit codes, files, and what is missing or damaged."""
+"""`creditscope papers check` on records made by hand: verdicts, exit codes, files, and what is missing or damaged."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def full(tmp_path: Path) -> Path:
     return sweep(tmp_path / "full", {4: 4, 8: 8})
 
 
-run = partial(cli.run, "check")
+run = partial(cli.run, "papers", "check")
 
 
 def data(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
-    return cli.run_json(capsys, "check", *args)
+    return cli.run_json(capsys, "papers", "check", *args)
 
 
 def outcomes(found: Any, start: str = "(Σσ)²/Σσ² of the rollout matrix") -> list[str]:
@@ -182,7 +182,7 @@ def test_without_anything_to_check_the_claims_are_listed(capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert all(f" {name} " in out for name in CLAIMS)
     assert "Nothing was checked" in out
-    assert "Next: creditscope check --exact" in out
+    assert "Next: creditscope papers check --exact" in out
     listed = data(capsys, "--claim", "P1.5")["claims"]
     assert [claim["id"] for claim in listed] == ["P1.5"]
 

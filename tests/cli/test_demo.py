@@ -1,4 +1,4 @@
-"""`creditscope demo` end to end, on few steps and few test problems."""
+"""`creditscope lab demo` end to end, on few steps and few test problems."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_demo_trains_three_runs_and_ends_with_their_pages(
     monkeypatch.setattr(demo, "PROBLEMS", 10)
     out = tmp_path / "demo"
     with pytest.raises(SystemExit) as stop:
-        main(["demo", "--steps", "2", "--out", str(out), "--json"])
+        main(["lab", "demo", "--steps", "2", "--out", str(out), "--json"])
     assert stop.value.code == 0
     found = json.loads(capsys.readouterr().out)
     assert [run["group"] for run in found["runs"]] == [2, 4, 8]
@@ -49,6 +49,6 @@ def test_the_demo_does_not_write_into_a_folder_that_holds_something(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "note").write_text("mine")
     with pytest.raises(SystemExit) as stop:
-        main(["demo", "--out", str(tmp_path)])
+        main(["lab", "demo", "--out", str(tmp_path)])
     assert stop.value.code == 2
     assert "is not empty; choose another --out" in capsys.readouterr().err

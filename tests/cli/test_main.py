@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 import creditscope.cli
 from cli import run
 from creditscope import METHODS
-from creditscope.cli.credit import example
+from creditscope.cli.commands import COMMANDS
+from creditscope.cli.credits import example
 from creditscope.cli.train import Train, TrainFlags
 from creditscope.credit import ESTIMATORS, find_estimator
 
@@ -21,14 +23,14 @@ VERBS = Path(creditscope.cli.__file__).parent
 
 
 def test_methods_prints_every_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("methods") == 0
+    assert run("list", "methods") == 0
     out = capsys.readouterr().out
     for name in METHODS:
         assert name in out
 
 
 def test_methods_json_is_the_table_as_data(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("methods", "--json") == 0
+    assert run("list", "methods", "--json") == 0
     table = json.loads(capsys.readouterr().out)
     assert set(table) == set(METHODS)
     assert table["dr_grpo"]["diff"] == {"scale": ["group_std", "none"], "aggregate": ["sequence_mean", "constant"]}
@@ -36,7 +38,7 @@ def test_methods_json_is_the_table_as_data(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_one_method_shows_equation_diff_citations_and_properties(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("methods", "dapo") == 0
+    assert run("list", "methods", "dapo") == 0
     out = capsys.readouterr().out
     for text in ("min(ρ_it·A_i, clip(ρ_it, 0.8, 1.28)·A_i)", "differs from grpo", "clip_high: 0.2 → 0.28", "2503.14476",
                  "keep: Eq. 8: s.t. 0 < correct < G", "prefix_cancels: yes"):
@@ -47,25 +49,25 @@ def test_a_method_says_what_its_loss_shows_before_anything_has_moved(capsys: pyt
     for name, formula, words in (("grpo", "J = 0", "A loss of 0 is what this method shows at ratio 1"),
                                  ("dapo", "J = Σ_i A_i·L_i/ΣL", "good answers are longer than bad ones"),
                                  ("cispo", "J = Σ_it 1/ΣL · A_i·log π_it", "how likely good and bad answers are")):
-        assert run("methods", name) == 0
+        assert run("list", "methods", name) == 0
         out = capsys.readouterr().out
         assert f"at ratio 1  {formula}\n" in out
         assert words in out
-        assert run("methods", name, "--json") == 0
+        assert run("list", "methods", name, "--json") == 0
         law = json.loads(capsys.readouterr().out)["at_ratio_one"]
         assert law["formula"] == formula
         assert words in law["sentence"]
 
 
 def test_dialects_are_listed_and_found_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("methods", "--dialects", "--json") == 0
+    assert run("list", "methods", "--dialects", "--json") == 0
     assert "trl_cispo" in json.loads(capsys.readouterr().out)
-    assert run("methods", "verl_gspo", "--json") == 0
+    assert run("list", "methods", "verl_gspo", "--json") == 0
     assert json.loads(capsys.readouterr().out)["parent"] == "gspo_token"
 
 
 def test_an_unknown_method_is_exit_code_2_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("methods", "grop") == 2
+    assert run("list", "methods", "grop") == 2
     err = capsys.readouterr().err
     assert "unknown method 'grop'; did you mean 'grpo'?" in err
     assert "Traceback" not in err
@@ -73,7 +75,7 @@ def test_an_unknown_method_is_exit_code_2_with_the_nearest_name(capsys: pytest.C
 
 @pytest.mark.slow
 def test_credit_lists_every_estimator_without_loading_torch() -> None:
-    code = ("import sys; from creditscope.cli.main import main\ntry: main(['credit'])\nexcept SystemExit: pass\n"
+    code = ("import sys; from creditscope.cli.main import run\nassert run(['list', 'credits']) == 0\n"
             "sys.exit('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0
@@ -82,20 +84,20 @@ def test_credit_lists_every_estimator_without_loading_torch() -> None:
 
 
 def test_credit_json_is_the_list_as_data(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("credit", "--json") == 0
+    assert run("list", "credits", "--json") == 0
     table = json.loads(capsys.readouterr().out)
     assert set(table) == set(ESTIMATORS)
     assert table["gae"]["needs"] == ["critic"]
 
 
 def test_one_estimator_shows_its_options_and_a_command_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("credit", "monte_carlo") == 0
+    assert run("list", "credits", "monte_carlo") == 0
     out = capsys.readouterr().out
     for text in ("A_it = V(next cut) − V(cut before t)", "option  samples=4   K, continuations at each cut",
                  "arXiv:2410.01679", "docs/credit.md",
-                 "creditscope train --credit monte_carlo,samples=4"):
+                 "creditscope lab train --credit monte_carlo,samples=4"):
         assert text in out
-    assert run("credit", "gae", "--json") == 0
+    assert run("list", "credits", "gae", "--json") == 0
     assert json.loads(capsys.readouterr().out)["options"]["lam"]["default"] == 1.0
 
 
@@ -106,14 +108,14 @@ def test_the_example_of_every_estimator_is_a_spec_that_is_found(name: str) -> No
 
 
 def test_an_unknown_estimator_is_exit_code_2_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("credit", "gea") == 2
+    assert run("list", "credits", "gea") == 2
     assert "unknown credit 'gea'; did you mean 'gae'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["compare", "credit", "optimizer"])
-def test_help_shows_commands_to_copy(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(verb, "--help") == 0
-    assert f"\n  creditscope {verb} " in capsys.readouterr().out
+@pytest.mark.parametrize("name", [" ".join(words) for words in COMMANDS])
+def test_the_help_of_every_command_has_commands_to_copy(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*name.split(), "--help") == 0
+    assert re.search(rf"^ +creditscope {name}\b", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +126,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_an_unknown_verb_and_an_unknown_flag_are_exit_code_2() -> None:
     assert run("methds") == 2
-    assert run("methods", "--jsn") == 2
+    assert run("list", "methods", "--jsn") == 2
 
 
 ROW = {"tokens": [1, 2], "logp": [-0.5, -0.25], "reward": 1.0, "group": 0}
@@ -138,7 +140,7 @@ def rollouts_file(path: Path, *rows: dict[str, object]) -> str:
 def test_scope_reads_signal_and_credit_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dead = [ROW | {"group": g} for g in (1, 1, 2, 2)]
     rows = [ROW, ROW | {"reward": 0.0, "tokens": [1], "logp": [-1.0]}, *dead]
-    assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows), "--method", "dr_grpo", "--json") == 0
+    assert run("inspect", rollouts_file(tmp_path / "r.jsonl", *rows), "--method", "dr_grpo", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["rollouts"], facts["signal/groups"], facts["signal/live_groups"]) == (6, 3, 1)
     # w = ±½/(6·2) on 2 and 1 tokens of the live group, 0 on the 8 of the dead ones.
@@ -150,9 +152,9 @@ def test_scope_takes_step_labels_from_the_file(tmp_path: Path, capsys: pytest.Ca
     # Both answers are wrong, so their outcome carries nothing. Steps of one token: 1, 0 and 0, 0; their mean is ¼.
     rows = [ROW | {"reward": 0.0, "step": [0, 1], "step_reward": labels} for labels in ([1.0, 0.0], [0.0, 0.0])]
     file = rollouts_file(tmp_path / "labelled.jsonl", *rows)
-    assert run("scope", file, "--method", "dr_grpo", "--json") == 0
+    assert run("inspect", file, "--method", "dr_grpo", "--json") == 0
     assert "w/positive_mass" not in json.loads(capsys.readouterr().out)
-    assert run("scope", file, "--method", "dr_grpo", "--credit", "step_reward", "--json") == 0
+    assert run("inspect", file, "--method", "dr_grpo", "--credit", "step_reward", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     # Credit ¾, −¼, −¼, −¼: half of its mass is positive. Within the rows: (½² + ½²) of ¾² + 3·¼².
     assert facts["w/positive_mass"] == pytest.approx(0.5)
@@ -170,7 +172,7 @@ def test_scope_takes_step_labels_from_the_file(tmp_path: Path, capsys: pytest.Ca
 def test_credit_that_a_file_cannot_give_is_exit_code_2_in_words(credit: str, message: str, tmp_path: Path,
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     file = rollouts_file(tmp_path / "r.jsonl", ROW, ROW | {"reward": 0.0})
-    assert run("scope", file, "--credit", credit) == 2
+    assert run("inspect", file, "--credit", credit) == 2
     assert message in capsys.readouterr().err
 
 
@@ -188,7 +190,7 @@ def test_credit_that_a_file_cannot_give_is_exit_code_2_in_words(credit: str, mes
 ])
 def test_a_bad_file_is_exit_code_2_in_words(rows: list[dict[str, object]], message: str, tmp_path: Path,
                                             capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows)) == 2
+    assert run("inspect", rollouts_file(tmp_path / "r.jsonl", *rows)) == 2
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
@@ -197,7 +199,7 @@ def test_a_bad_file_is_exit_code_2_in_words(rows: list[dict[str, object]], messa
 def test_scope_takes_a_log_prob_just_above_0_for_rounding_and_any_number_on_text_of_others(tmp_path: Path) -> None:
     # float32 numbers near 100, as logits may be, are 8e-6 apart.
     rows = [ROW | {"logp": [1e-5, -0.5]}, ROW | {"logp": [3.0, -0.5], "mask": [False, True], "reward": 0.0}]
-    assert run("scope", rollouts_file(tmp_path / "r.jsonl", *rows)) == 0
+    assert run("inspect", rollouts_file(tmp_path / "r.jsonl", *rows)) == 0
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -208,7 +210,7 @@ def test_a_name_that_stands_twice_is_refused_with_its_line(text: str, message: s
                                                            capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "r.jsonl"
     file.write_text(f'{json.dumps(ROW)}\n{{"tokens": [1], "logp": [-0.5], "group": 0, {text}}}\n')
-    assert run("scope", str(file)) == 2
+    assert run("inspect", str(file)) == 2
     assert message in capsys.readouterr().err
 
 
@@ -231,16 +233,17 @@ def test_the_next_line_of_every_verb_is_one_command_whatever_the_path(tmp_path: 
         return shlex.split(line.removeprefix("Next: ").removeprefix("the same with --open, or "))
 
     small = ("--steps", "1", "--prompts", "1", "--group", "2", "--max-tokens", "2", "--eval-problems", "0")
-    assert following("scope", file, "--out", HOSTILE) == ["creditscope", "report", HOSTILE]
-    assert following("prefix", file) == ["creditscope", "prefix", file, "--method", "grpo"]
-    assert following("report", HOSTILE, "--out", "page.html") == ["creditscope", "check", HOSTILE]
-    assert following("train", *small, "--inner-steps", "2", "--probe", "light", "--out", mine) == [
-        "creditscope", "report", mine]
-    assert following("train", *small, "--seed", "1", "--inner-steps", "2", "--probe", "light", "--out", "other") == [
-        "creditscope", "report", "other"]
-    assert following("optimizer", mine, "other") == ["creditscope", "optimizer", mine]
+    assert following("inspect", file, "--out", HOSTILE) == ["creditscope", "report", HOSTILE]
+    assert following("inspect", "--prefix", file) == [
+        "creditscope", "inspect", file, "--prefix", "--method", "grpo"]
+    assert following("report", HOSTILE, "--out", "page.html") == ["creditscope", "papers", "check", HOSTILE]
+    for seed, out in enumerate((mine, "other")):
+        assert following("lab", "train", *small, "--seed", str(seed), "--inner-steps", "2", "--out", out) == [
+            "creditscope", "report", out]
+    assert following("inspect", mine, "other") == ["creditscope", "inspect", mine]
     go_on = Train(config=TrainFlags(credit="mine:f"))._go_on(Path(mine))
-    assert shlex.split(go_on) == ["creditscope", "train", "--out", mine, "--resume", "--credit", "mine:f"]
+    assert shlex.split(go_on) == ["creditscope", "lab", "train", "--out", mine, "--resume", "--credit",
+                                   "mine:f"]
 
 
 def test_verbs_print_the_next_line_in_one_place() -> None:
@@ -256,6 +259,6 @@ def test_env_names_versions_and_no_path(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_table_of_methods_is_shown_without_torch() -> None:
     code = ("import sys; from creditscope.cli.main import run\n"
-            "assert run(['methods']) == run(['methods', 'dapo']) == 0\n"
+            "assert run(['list', 'methods']) == run(['list', 'methods', 'dapo']) == 0\n"
             "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0

@@ -1,8 +1,7 @@
-"""`creditscope optimizer` on records made by hand: every number on the screen is one that was put in."""
+"""`creditscope inspect` on records made by hand: every number on the screen is one that was put in."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from functools import partial
@@ -14,7 +13,6 @@ import pytest
 
 import cli
 from creditscope import Record
-from creditscope.cli.main import main
 from creditscope.optimizer.table import BRAKES
 from each import each
 
@@ -54,24 +52,24 @@ BARE = dict.fromkeys(line(0))
 """Nothing at all is written."""
 
 
-run = partial(cli.run, "optimizer")
+run = partial(cli.run, "inspect")
 
 
 def data(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
-    return cli.run_json(capsys, "optimizer", *args)
+    return cli.run_json(capsys, "inspect", *args)
 
 
 def test_the_list_of_brakes_names_each_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["optimizer", "--brakes"])
-    assert end.value.code == 0
+    assert cli.run("list", "brakes") == 0
     said = capsys.readouterr().out
     for row in BRAKES.values():
         assert row.title in said
         assert all(f"{name}={option.default}" in said for name, option in row.options.items())
-    with pytest.raises(SystemExit):
-        main(["optimizer", "--brakes", "--json"])
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)["brakes"]] == list(BRAKES)
+    assert [row["name"] for row in cli.run_json(capsys, "list", "brakes")["brakes"]] == list(BRAKES)
+    (one,) = cli.run_json(capsys, "list", "brakes", "shorten")["brakes"]
+    assert one["name"] == "shorten"
+    assert cli.run("list", "brakes", "shrten") == 2
+    assert "unknown brake 'shrten'; did you mean 'shorten'?" in capsys.readouterr().err
 
 
 def test_the_data_are_means_over_steps_with_student_s_interval(tmp_path: Path,
@@ -97,7 +95,7 @@ def test_the_data_are_means_over_steps_with_student_s_interval(tmp_path: Path,
 
 
 def test_the_screen_says_each_block_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(make_run(tmp_path / "a")) == 0
+    assert run(make_run(tmp_path / "a"), "--why") == 0
     out = capsys.readouterr().out
     for text in (
         "After 3 updates 6.0 % of tokens are past the bound, by 0.12 nats on average; 50 % of that was moved after "
@@ -110,7 +108,7 @@ def test_the_screen_says_each_block_in_a_sentence(tmp_path: Path, capsys: pytest
         "cosine with the downhill gradient is 0.25, below 0.5", "62 % of it comes from momentum.",
         "In bfloat16 38 % of the weights would not move",
         "at ratio 1 J = Σ_i A_i·L_i/ΣL", "In this run J rose and fell with the reward: r = 1.00",
-        "95 % t-interval of a mean over the run's steps", "Next: creditscope optimizer --brakes",
+        "95 % t-interval of a mean over the run's steps", "Next: creditscope list brakes",
     ):
         assert text in out.replace("\n", " ").replace("  ", " ") or text in out, text
 
@@ -193,7 +191,7 @@ def test_what_was_not_measured_is_not_shown(tmp_path: Path, capsys: pytest.Captu
     out = capsys.readouterr().out
     for word in ("overshoot", "φ", "carry", "momentum"):
         assert word not in out
-    assert "Next: creditscope train --inner-steps 4 --probe light" in out
+    assert "Next: creditscope lab train --inner-steps 4 --probe light" in out
 
 
 def test_the_last_sight_stands_for_the_updates_where_they_were_not_told_apart(
@@ -201,7 +199,18 @@ def test_the_last_sight_stands_for_the_updates_where_they_were_not_told_apart(
     whole = {"overshoot/past": 0.06, "overshoot/distance": 0.5, "overshoot/after": 0.25}
     path = make_run(tmp_path / "a", change=BARE | whole, sweep=None)
     assert run(path) == 0
-    assert "At the last sight 6.0 % of tokens are past the bound, by 0.5 nats" in capsys.readouterr().out
+    assert "After the last update 6.0 % of tokens are past the bound, by 0.5 nats" in capsys.readouterr().out
+
+
+def test_the_meaning_of_the_numbers_is_printed_when_it_is_asked_for(tmp_path: Path,
+                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path / "a")
+    for flags, there in (((), False), (("--why",), True)):
+        assert run(path, *flags) == 0
+        out = capsys.readouterr().out
+        assert ("share of a full step that a token still makes" in out) is there
+        assert ("95 % t-interval of a mean" in out) is there
+        assert ("Next: the same with --why, for the meaning of each number" in out) is not there
 
 
 def test_several_runs_stand_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +223,7 @@ def test_several_runs_stand_beside_each_other(tmp_path: Path, capsys: pytest.Cap
     assert rows["inner updates"].split()[-2:] == ["3", "3"]
     assert "6.0 % [" in rows["past the bound"]
     assert "25.0 % [25.0, 25.0]" in rows["past the bound"]
-    assert f"Next: creditscope optimizer {paths[0]}" in rows
+    assert f"Next: creditscope inspect {paths[0]}" in rows
 
 
 # -- what others may have written -------------------------------------------------------------------------------------
@@ -223,17 +232,11 @@ def test_several_runs_stand_beside_each_other(tmp_path: Path, capsys: pytest.Cap
 def test_a_run_that_is_not_there_and_one_without_a_reading_say_what_to_do(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(str(tmp_path / "nowhere")) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "nowhere does not exist; name a file of rollouts, a folder of them, or a run" in capsys.readouterr().err
     assert run(make_run(tmp_path / "a", change=BARE, sweep=None)) == 2
     err = capsys.readouterr().err
     assert "holds no reading of the optimiser; train with --inner-steps 4 --probe light" in err
     assert len(err.splitlines()) == 1
-
-
-def test_a_run_or_the_carry_but_not_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for args in ((), (make_run(tmp_path / "a"), "--carry")):
-        assert run(*args) == 2
-        assert "give the folder of a run, or --carry, or --brakes, one of them" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -318,14 +321,14 @@ def test_a_beta_that_no_method_has_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_carry_is_p2_s_table(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(capsys, "--carry", "--betas", "0.9", "0.95")
+    found = cli.run_json(capsys, "papers", "carry", "--betas", "0.9", "0.95")
     # Eq. 36 at T = 2, k = 0: 0.9·0.1/0.19 · √(1.95/0.95).
     assert found["steps"]["2"][0] == pytest.approx(0.9 * 0.1 / 0.19 * (1.95 / 0.95) ** 0.5, abs=1e-12)
     assert round(found["steps"]["10"][0], 4) == 0.9047
     assert round(found["steps"]["50"][4], 4) == 0.6763
     assert found["limit"] == pytest.approx([(0.9 / 0.95**0.5) ** (k + 1) for k in range(5)], abs=1e-12)
     assert found["steps"]["1000"] == pytest.approx(found["limit"], abs=1e-12)
-    assert run("--carry") == 0
+    assert cli.run("papers", "carry") == 0
     out = capsys.readouterr().out
     assert "β₁ = 0.9, β₂ = 0.999" in out
     assert f"{0.9 / 0.999**0.5:.4f}" in out
@@ -334,7 +337,7 @@ def test_the_carry_is_p2_s_table(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("betas", [("1.0", "0.9"), ("0.9", "0"), ("nan", "0.9"), ("0.9", "1e-300")])
 def test_betas_that_adam_cannot_have_are_refused_in_words(betas: tuple[str, str],
                                                           capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--carry", "--betas", *betas) == 2
+    assert cli.run("papers", "carry", "--betas", *betas) == 2
     assert "β" in capsys.readouterr().err
 
 
@@ -342,7 +345,7 @@ def test_betas_that_adam_cannot_have_are_refused_in_words(betas: tuple[str, str]
 def test_reading_a_run_loads_no_torch(tmp_path: Path) -> None:
     code = ("import sys; from creditscope.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
             "sys.exit('torch' in sys.modules)")
-    command = [sys.executable, "-c", code, "optimizer", make_run(tmp_path / "a")]
+    command = [sys.executable, "-c", code, "inspect", make_run(tmp_path / "a")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "After 3 updates" in done.stdout

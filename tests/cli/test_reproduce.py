@@ -1,4 +1,4 @@
-"""`creditscope reproduce`: which runs it asks for, and what it makes of runs that are there."""
+"""`creditscope papers reproduce`: which runs it asks for, and what it makes of runs that are there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from records import write_record
 SMALL, FULL = Size(), Size(budget="full")
 
 
-run = partial(cli.run, "reproduce")
+run = partial(cli.run, "papers", "reproduce")
 
 
 # -- the plans -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,8 @@ def test_sizes_that_cannot_be_are_refused(plan: Any, size: dict[str, Any], words
 @pytest.mark.parametrize("config", [config for _, config in (*p1(FULL), *p2(SMALL))][::7])
 def test_the_command_of_a_run_makes_the_settings_of_the_plan(config: Config, tmp_path: Path) -> None:
     words = arguments(config, tmp_path / "run")
-    verb = tyro.cli(Train, args=list(words[1:]))
+    assert words[:2] == ("lab", "train")
+    verb = tyro.cli(Train, args=list(words[2:]))
     assert {name: getattr(verb.config, name) for name in asdict(config)} == asdict(config)
     assert verb.out == tmp_path / "run"
 
@@ -195,11 +196,11 @@ def test_finished_runs_are_used_as_they_are_and_reported(there: Path, capsys: py
     assert "runs of" not in out  # nothing was trained
     assert "P1.5" in out
     assert "P2." not in out
-    assert f"Next: creditscope check {there} --all" in out
+    assert f"Next: creditscope papers check {there} --all" in out
     kept = sorted(path.name for path in (there / "evidence").iterdir())
     assert kept == sorted(f"{name}-seed-{seed}.evidence.json" for name in ("r4", "r8", "turns") for seed in range(3))
     assert "| 4 | ≈ 2 | 4.00 [4.00, 4.00] |" in (there / "table1.md").read_text()
-    assert "Made by `creditscope reproduce p1 --steps 2 --prompts 2 --groups 4 8`, 9 runs." in (
+    assert "Made by `creditscope papers reproduce p1 --steps 2 --prompts 2 --groups 4 8`, 9 runs." in (
         there / "claims.md").read_text()
 
 

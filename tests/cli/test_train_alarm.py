@@ -1,4 +1,4 @@
-"""`creditscope train --alarm` and `--stop-on broken`: told once on the error stream, in the record, and at the end."""
+"""`creditscope lab train --alarm` and `--stop-on broken`: told once, in the record, and at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("mini_task")
 
 def train(out: Path, *flags: object) -> int:
     """A run that learns nothing: every answer is cut after one token."""
-    return run("train", mini.model(), "--task", mini.TASK, "--group", 2, "--prompts", 2, "--steps", 12,
+    return run("lab", "train", mini.model(), "--task", mini.TASK, "--group", 2, "--prompts", 2, "--steps", 12,
                "--max-tokens", 1, "--eval-problems", 0, "--out", out, *flags)
 
 
@@ -38,7 +38,7 @@ def test_stop_on_broken_ends_with_1_and_can_be_resumed(tmp_path: Path, capsys: p
     steps = len(Record.open(tmp_path / "run").steps())
     assert steps < 12
     assert f"creditscope doctor {tmp_path / 'run'}" in capsys.readouterr().out
-    assert run("train", "--out", tmp_path / "run", "--resume", "--no-alarm") == 0
+    assert run("lab", "train", "--out", tmp_path / "run", "--resume", "--no-alarm") == 0
     lines = Record.open(tmp_path / "run").steps()
     assert len(lines) == 12
     assert [line["step"] for line in lines if "run/alarm" in line] == [steps - 1]

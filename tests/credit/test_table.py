@@ -115,7 +115,7 @@ def test_name_and_options_are_read_and_nothing_is_imported(spec: str, name: str,
 
 
 @each(("spec", "says"), [
-    ("prefix_tre", "unknown credit 'prefix_tre'; did you mean 'prefix_tree'?.*See: creditscope credit"),
+    ("prefix_tre", "unknown credit 'prefix_tre'; did you mean 'prefix_tree'?.*See: creditscope list credits"),
     ("", "unknown credit ''"), ("os.system('x'):f", "unknown credit"), ("mod:", "unknown credit 'mod:'"),
     ("gae,", "--credit gae,: '' is no option; write gae,key=value"), ("gae,lam", "'lam' is no option"),
     ("gae,lam=", "'lam=' is no option"), ("gae,lam=1,lam=0", "option 'lam' is given twice"),

@@ -151,7 +151,7 @@ def test_the_first_reading_that_is_no_number_is_shown() -> None:
     values[7] = math.nan
     found = findings(log_of({"reward/mean": values}))["reward missing"]
     assert (found.onset, "in 1 readings" in found.sentence) == (8, True)
-    assert "line 8 (step 8)" in found.evidence[0]
+    assert "line 8 (step 8 of the log)" in found.evidence[0]
 
 
 def test_parts_are_compared_only_over_rows_that_have_all_of_them() -> None:

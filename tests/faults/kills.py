@@ -2,7 +2,7 @@
 
     python tests/faults/kills.py --kills 100 --workers 2 --seed 0
 
-A run is a process that does what `creditscope train` does with the packaged model. It is killed by SIGKILL: by the
+A run is a process that does what `creditscope lab train` does with the packaged model. It is killed by SIGKILL: by the
 clock, when a line or an unfinished file becomes visible, at some size of an unfinished checkpoint, or just before its
 n-th operation on the file system. In some trials the power fails too: what was not synced is gone. Then:
 
@@ -371,9 +371,9 @@ def unlike(out: Path, whole: Path) -> list[str]:
 
 
 def looked_at(out: Path, folder: Path, steps: int) -> list[str]:
-    """What `creditscope check` and `creditscope report` say of what was left, where that is not well."""
+    """What `creditscope papers check` and `creditscope report` say of what was left, where that is not well."""
     said = []
-    for verb in (["check", str(out), "--json"], ["report", str(out), "--json"]):
+    for verb in (["papers", "check", str(out), "--json"], ["report", str(out), "--json"]):
         code, told = finished(verb, folder / "verb.log")
         early = not steps and code == 2 and ("no step yet" in told or "no completed step" in told)
         if "Traceback" in told or (code and not early):
@@ -521,9 +521,9 @@ def left(out: Path, whole: Path, folder: Path, complete: set[int], kill: Kill) -
 def command(out: Path, setting: str) -> list[str]:
     """How to start the run, or how to go on."""
     if (out / "run.json").exists():
-        return ["train", "--out", str(out), "--resume", "--json"]
+        return ["lab", "train", "--out", str(out), "--resume", "--json"]
     model = [mini.model(), "--task", mini.TASK] if setting == "mini" else []
-    return ["train", *model, *SETTINGS[setting], "--out", str(out), "--json"]
+    return ["lab", "train", *model, *SETTINGS[setting], "--out", str(out), "--json"]
 
 
 def planted(control: str | None, tap: Tap | None = None) -> Callable[[], None]:

@@ -168,8 +168,8 @@ def test_a_damaged_file_is_named_by_whoever_reads_it_and_no_number_is_another(
             gone = [name] if damage is remove and name.endswith(".npz") else []
             assert Record.open(out).missing() == gone
             assert gone or found.keys() == truth.keys(), damage
-        for verb in ("check", "report") if not name.startswith("checkpoints/") else ():
-            code, told = said_by(verb, str(out), "--json")
+        for verb in (["papers", "check"], ["report"]) if not name.startswith("checkpoints/") else ():
+            code, told = said_by(*verb, str(out), "--json")
             assert code in (0, 2), told
             assert "Traceback" not in told
             if damage is remove and name.endswith(".npz"):

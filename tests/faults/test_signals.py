@@ -59,14 +59,14 @@ def test_two_ctrl_c_at_once_leave_nothing_half_written_and_say_how_to_go_on_and_
 def hurry(out: Path, place: Path) -> None:
     page = Follower(out, place / "page.log")
     try:
-        pid, log = started(["train", *FLAGS, "--out", str(out)], place / "log"), place / "log"
+        pid, log = started(["lab", "train", *FLAGS, "--out", str(out)], place / "log"), place / "log"
         wait_until(lambda: written(out, b"", page) >= 3, pid, log, 0.2)
         os.kill(pid, signal.SIGKILL)
         assert end_of(pid) == -signal.SIGKILL
         before, steps = (out / "steps.jsonl").read_bytes(), Record.open(out).steps()
         assert page.answer() == 200
 
-        pid = started(["train", "--out", str(out), "--resume"], log)
+        pid = started(["lab", "train", "--out", str(out), "--resume"], log)
         wait_until(lambda: written(out, before, page) >= 2, pid, log, 0.2)
         os.kill(pid, signal.SIGINT)
         wait_until(lambda: "stopping after this step" in log.read_text(), pid, log)
@@ -74,7 +74,7 @@ def hurry(out: Path, place: Path) -> None:
         assert end_of(pid) == 130, log.read_text()
         said = log.read_text()
         assert "Traceback" not in said
-        assert f"creditscope train --out {out} --resume" in said
+        assert f"creditscope lab train --out {out} --resume" in said
         assert not list(out.rglob(".*.part"))
         assert [facts(line) for line in Record.open(out).steps()[:len(steps)]] == [facts(line) for line in steps]
         assert page.answer() == 200
@@ -94,15 +94,17 @@ def written(out: Path, before: bytes, page: Follower) -> int:
     return len(set(now.splitlines()) - set(before.splitlines()))
 
 
-def test_ctrl_c_while_the_verbs_are_loading_is_no_traceback() -> None:
-    """The signal is raised where it would hit: at the import of one of them."""
-    program = """
+@pytest.mark.parametrize("module", ["creditscope.cli.main", "creditscope.cli.train"])
+def test_ctrl_c_while_a_command_is_loading_is_no_traceback(module: str) -> None:
+    """The signal is raised where it would hit: at the import of the table of commands, or of the command."""
+    program = f"""
 import sys
 class Press:
     def find_spec(self, name, path=None, target=None):
-        if name == "creditscope.cli.train":
+        if name == {module!r}:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Press())
+sys.argv = ["creditscope", "lab", "train"]
 from creditscope.__main__ import main
 main()
 """
@@ -114,12 +116,13 @@ main()
 
 BEGIN = "grpo  loading the model, then one answer to each of 400 test problems\n"  # what `train` says first
 
-@pytest.mark.parametrize(("verb", "number"), [("scope", signal.SIGTERM), ("scope", signal.SIGINT),
+@pytest.mark.parametrize(("verb", "number"), [("inspect", signal.SIGTERM), ("inspect", signal.SIGINT),
                                               ("train", signal.SIGTERM)])
 def test_the_first_signal_ends_a_verb_that_waits_for_a_pipe(verb: str, number: signal.Signals, tmp_path: Path,
                                                             forks: ProcessPoolExecutor) -> None:
     pipe, place = tmp_path / "pipe", tmp_path / "place"
-    args = {"scope": ["scope", str(pipe)], "train": ["train", "--task", f"gsm8k:{pipe}", "--out", str(place / "run")]}
+    args = {"inspect": ["inspect", str(pipe)],
+            "train": ["lab", "train", "--task", f"gsm8k:{pipe}", "--out", str(place / "run")]}
     code, said = forks.submit(interrupted, args[verb], pipe, b"", number).result()
     assert code == 130
     assert said.removeprefix(BEGIN) == "creditscope: interrupted\n"
@@ -131,7 +134,7 @@ def test_the_first_signal_ends_a_verb_between_two_lines_of_a_pipe_with_what_it_r
     rows = [{"prompt": "p", "response": "r", "reward": reward, "step": 1} for reward in (1, 0) * 3]
     rows.append({"prompt": "p", "response": "r", "reward": 1, "step": 2})  # the first step is whole
     data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    args = ["scope", str(tmp_path / "pipe"), "--rows", "2"]
+    args = ["inspect", str(tmp_path / "pipe"), "--rows", "2"]
     code, said = forks.submit(interrupted, args, tmp_path / "pipe", data, signal.SIGTERM).result()
     assert code == 130
     assert "rollouts                   6\n" in said

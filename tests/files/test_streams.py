@@ -72,5 +72,5 @@ def test_characters_that_a_terminal_lacks_are_replaced(verb: str, env: dict[str,
 
 def test_json_on_such_a_terminal_is_the_same_value(capsys: pytest.CaptureFixture[str]) -> None:
     narrow = shell("cs credit monte_carlo --json", PYTHONIOENCODING="latin-1")
-    assert json.loads(narrow.stdout.decode("latin-1")) == run_json(capsys, "credit", "monte_carlo")
+    assert json.loads(narrow.stdout.decode("latin-1")) == run_json(capsys, "list", "credits", "monte_carlo")
     assert narrow.stdout.isascii()

@@ -93,7 +93,7 @@ def rollouts(data: bytes, place: Path) -> None:
 
 
 def offline(data: bytes, place: Path) -> None:
-    """`creditscope scope` without a model, on JSON lines of any of the known shapes."""
+    """`creditscope inspect` without a model, on JSON lines of any of the known shapes."""
     path = place / "r.jsonl"
     path.write_bytes(data)
     with refusal():
@@ -153,7 +153,7 @@ def arrays(data: bytes, place: Path) -> None:
 
 
 def evidence(data: bytes, place: Path) -> None:
-    """A file of `check --save`, put to every claim."""
+    """A file of `papers check --save`, put to every claim."""
     path = place / "a.evidence.json"
     path.write_bytes(data)
     with refusal():
@@ -313,7 +313,7 @@ def _offline_seeds() -> Iterator[bytes]:
 
 
 def _parquet_seeds() -> Iterator[bytes]:
-    for file in sorted(TESTS.glob("offline/dumps/*/*.parquet")):
+    for file in sorted([*TESTS.glob("offline/dumps/*/*.parquet"), *TESTS.parent.glob("examples/*/*.parquet")]):
         yield file.read_bytes()
 
 

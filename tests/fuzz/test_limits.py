@@ -263,7 +263,7 @@ def test_a_line_of_ten_gigabytes_is_exit_code_2(tmp_path: Path, capsys: pytest.C
     with (tmp_path / "huge.jsonl").open("wb") as out:
         out.truncate(10 * 2**30)
     with room(ROOM):
-        assert run("scope", tmp_path / "huge.jsonl") == 2
+        assert run("inspect", tmp_path / "huge.jsonl") == 2
     assert "line 1: the line is longer than 67,108,864 bytes" in capsys.readouterr().err
 
 

@@ -40,7 +40,7 @@ def test_a_run_that_needs_more_memory_than_there_is_says_which_settings_need_les
         capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(place, fail(error))
     with pytest.raises(SystemExit) as stop:
-        main(["train", *SMALL, "--out", str(tmp_path / "run")])
+        main(["lab", "train", *SMALL, "--out", str(tmp_path / "run")])
     said = capsys.readouterr().err
     assert stop.value.code == 2
     assert said.startswith(f"creditscope: out of memory{f' while {doing}' if doing else ''} (")
@@ -58,7 +58,7 @@ def test_scope_with_a_model_that_does_not_fit_says_so(tmp_path: Path, monkeypatc
     file.write_text(row % 1 + row % 0)
     monkeypatch.setattr("creditscope.offline.assemble.score_tokens", fail(torch.OutOfMemoryError(CUDA)))
     with pytest.raises(SystemExit) as stop:
-        main(["scope", str(file), "--model", "tiny"])
+        main(["inspect", str(file), "--model", "tiny"])
     said = capsys.readouterr().err
     assert stop.value.code == 2
     assert "out of memory while passing a batch through the model (2.50 GiB more were asked for" in said
@@ -77,4 +77,4 @@ def test_a_selftest_that_does_not_fit_is_no_failure_of_the_installation(monkeypa
 def test_any_other_error_of_torch_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("creditscope.lab.step.rollout_logp", fail(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
-        main(["train", *SMALL, "--out", str(tmp_path / "run")])
+        main(["lab", "train", *SMALL, "--out", str(tmp_path / "run")])

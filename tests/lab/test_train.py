@@ -284,7 +284,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_a_disk_that_fills_up_ends_the_run_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with files_of_at_most((Path(MINI.model) / "model.safetensors").stat().st_size // 2):
-        assert cli.run("train", *FLAGS, "--checkpoint-every", 2, "--steps", 2, "--out", tmp_path / "run") == 2
+        assert cli.run("lab", "train", *FLAGS, "--checkpoint-every", 2, "--steps", 2, "--out", tmp_path / "run") == 2
     said = capsys.readouterr().err
     assert "what was recorded so far is whole" in said
     assert "Traceback" not in said
@@ -422,7 +422,7 @@ FLAGS = (MINI.model, "--prompts", "2", "--group", "4", "--max-tokens", "12", "--
 @pytest.mark.slow
 def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    child = cli.start("train", *FLAGS, "--steps", 10**5, "--checkpoint-every", 10**5, "--out", out)
+    child = cli.start("lab", "train", *FLAGS, "--steps", 10**5, "--checkpoint-every", 10**5, "--out", out)
     waited = time.monotonic()
     while not (out / "steps.jsonl").exists() or (out / "steps.jsonl").read_bytes().count(b"\n") < 2:
         assert child.poll() is None, child.communicate()
@@ -437,7 +437,7 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(tmp_path: Path, capsys: p
     done = len(record.steps())
     assert record.checkpoints()[-1] == done
     # The printed command is enough: settings that are not given are the run's own.
-    assert cli.run("train", "--out", out, "--resume", "--steps", done + 1) == 0
+    assert cli.run("lab", "train", "--out", out, "--resume", "--steps", done + 1) == 0
     assert len(record.steps()) == done + 1
     assert f"creditscope report {out}" in capsys.readouterr().out
 
@@ -455,12 +455,12 @@ def test_a_longer_run_that_is_stopped_does_not_pass_for_finished(tmp_path: Path,
     def unheard(*_: object) -> None:
         raise AssertionError("the verb does not catch SIGTERM")
 
-    assert cli.run("train", *FLAGS, "--steps", 1, "--out", out) == 0
+    assert cli.run("lab", "train", *FLAGS, "--steps", 1, "--out", out) == 0
     assert "--resume" not in capsys.readouterr().out
     before = signal.signal(signal.SIGTERM, unheard)
     monkeypatch.setattr(Record, "append", then_stop)
     try:
-        assert cli.run("train", "--out", out, "--resume", "--steps", 500) == 130
+        assert cli.run("lab", "train", "--out", out, "--resume", "--steps", 500) == 130
     finally:
         signal.signal(signal.SIGTERM, before)
     assert len(Record.open(out).steps()) == 3
@@ -472,7 +472,7 @@ def test_text_from_a_reward_cannot_move_the_cursor_and_a_bracket_in_a_path_is_no
     (tmp_path / "bad_reward.py").write_text("def score(text, row):\n    raise ValueError('\\x1b]0;gone\\x07')\n")
     (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 3)
     monkeypatch.chdir(tmp_path)
-    assert cli.run("train", *FLAGS, "--task", "jsonl:p.jsonl", "--reward", "bad_reward:score", "--steps", 1,
+    assert cli.run("lab", "train", *FLAGS, "--task", "jsonl:p.jsonl", "--reward", "bad_reward:score", "--steps", 1,
                    "--out", "odd[/name]") == 0
     stdout, stderr = capfd.readouterr()
     assert "\x1b" not in stdout + stderr
@@ -482,7 +482,7 @@ def test_text_from_a_reward_cannot_move_the_cursor_and_a_bracket_in_a_path_is_no
 
 def test_a_second_run_into_the_same_folder_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(replace(MINI, steps=1), tmp_path / "run")
-    assert cli.run("train", *FLAGS, "--steps", 1, "--out", tmp_path / "run") == 2
+    assert cli.run("lab", "train", *FLAGS, "--steps", 1, "--out", tmp_path / "run") == 2
     said = capsys.readouterr().err
     assert "already holds a run; continue it with --resume or choose another --out" in said
     assert "Traceback" not in said
@@ -496,7 +496,7 @@ def test_metrics_reach_a_tracker_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     for kind in (state.PartialState, state.AcceleratorState, state.GradientState):
         monkeypatch.setattr(kind, "_shared_state", {})  # one accelerator for each process: here, for this test
     out = tmp_path / "run"
-    assert cli.run("train", *FLAGS, "--steps", 2, "--out", out, "--log", "tensorboard") == 0
+    assert cli.run("lab", "train", *FLAGS, "--steps", 2, "--out", out, "--log", "tensorboard") == 0
     events = next((out / "creditscope").rglob("events.out.*"))
     reader = EventAccumulator(str(events.parent))
     reader.Reload()

@@ -408,7 +408,7 @@ def test_the_verb_prints_loss_what_it_wrote_and_the_next_command(tmp_path: Path,
     assert "2 steps on 8 examples" in shown
     assert "step 2/2  loss" in shown
     assert shown.count("test ") == 3  # announced, before, after
-    assert f"Next: creditscope train {out} --task arithmetic" in shown
+    assert f"Next: creditscope lab train {out} --task arithmetic" in shown
 
 
 def test_the_verb_gives_programs_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import cli
 from creditscope import METHODS, CreditscopeError, Method, effective_credit, surrogate
-from creditscope.exact.prefix_bias import prefix_bias
 from creditscope.exact.ratio_one import value_at_ratio_one
+from creditscope.exact.shared_prefix import prefix_bias
 from creditscope.methods import find as finding
 from creditscope.methods.axes import AXES
 from creditscope.methods.bounds import BOUNDS, TRUSTS, Bound, TrustRegion, exp_bounded
@@ -129,10 +129,10 @@ def test_a_new_bound_is_one_row_for_words_properties_and_the_command_line(
         rooted.replace(clip_high=None)
     with pytest.raises(CreditscopeError, match=r"dual_clip=3\.0 does nothing with bound='root'; set bound='clip'"):
         rooted.replace(dual_clip=3.0)
-    shown = cli.run_json(capsys, "methods", "rooted")
+    shown = cli.run_json(capsys, "list", "methods", "rooted")
     assert shown["diff"]["bound"] == ["clip", "root"]
     assert shown["properties"]["prefix_cancels"] is False
-    assert "rooted" in cli.run_json(capsys, "methods")
+    assert "rooted" in cli.run_json(capsys, "list", "methods")
 
 
 def test_a_new_bound_is_held_against_the_twin(rooted: Method, monkeypatch: pytest.MonkeyPatch) -> None:

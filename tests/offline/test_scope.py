@@ -301,7 +301,7 @@ def test_a_pass_holds_whole_groups_and_every_row_has_one(sampled: Drawn) -> None
 def test_the_other_readers_read_the_record(sampled: Drawn, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row | {"step": s} for s in range(3) for row in texts(sampled)]
     out = tmp_path / "run"
-    assert run("scope", str(write(tmp_path / "f.jsonl", rows)), "--model", mini.model(), "--scope", "full",
+    assert run("inspect", str(write(tmp_path / "f.jsonl", rows)), "--model", mini.model(), "--scope", "full",
                "--keep-every", "1", "--out", str(out), "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["batches"], facts["rollouts"], facts["finished"]) == (3, 36, True)
@@ -311,7 +311,7 @@ def test_the_other_readers_read_the_record(sampled: Drawn, tmp_path: Path, capsy
     known = {"engine": "offline", "steps": 3, "group": 4, "prompts": 3, "model": mini.model(), "scope": "full"}
     assert known.items() <= record.config.items()
     assert not any(str(tmp_path) in str(value) for value in record.config.values())
-    assert run("check", str(out), "--json") == 0
+    assert run("papers", "check", str(out), "--json") == 0
     capsys.readouterr()
     assert run("report", str(out), "-o", str(tmp_path / "r.html")) == 0
     assert "push in" in capsys.readouterr().out
@@ -325,7 +325,7 @@ def test_groups_of_unequal_sizes_are_recorded_without_layers(sampled: Drawn, tmp
     assert record.reading(0)["gram"].shape == (11, 11)
     assert "group" not in record.config
     assert run("report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html")) == 0
-    assert run("check", str(tmp_path / "run"), "--json") == 0
+    assert run("papers", "check", str(tmp_path / "run"), "--json") == 0
 
 
 def test_a_long_text_does_not_make_the_kept_rollouts_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,19 +397,19 @@ def test_counts_add_up_extremes_stay_and_the_rest_is_weighted_by_rollouts() -> N
 def test_a_wrong_flag_is_exit_code_2_in_words(flags: list[str], message: str, tmp_path: Path,
                                               capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "f.jsonl", [{"prompt": "a", "response": "b", "reward": r} for r in (0, 1)])
-    assert run("scope", str(file), *flags) == 2
+    assert run("inspect", str(file), *flags) == 2
     assert message in capsys.readouterr().err
 
 
 def test_people_are_told_what_was_read_what_was_not_and_what_comes_next(tmp_path: Path,
                                                                         capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("scope", str(DUMPS / "verl"), "--out", str(tmp_path / "run")) == 0
+    assert run("inspect", str(DUMPS / "verl"), "--out", str(tmp_path / "run")) == 0
     out = capsys.readouterr().out
     for line in ("fields not read            gts", "batches                    2", "Means over the batches",
                  "Answers are text alone, so no credit of tokens: give --model", f"wrote {tmp_path / 'run'}: run.json",
                  f"Next: creditscope report {tmp_path / 'run'}"):
         assert line in out
-    assert run("scope", str(DUMPS / "verl"), "--out", str(tmp_path / "run"), "--resume") == 0
+    assert run("inspect", str(DUMPS / "verl"), "--out", str(tmp_path / "run"), "--resume") == 0
     assert "Nothing was left to read: the record is complete." in capsys.readouterr().out
 
 
@@ -417,11 +417,11 @@ def test_people_are_told_of_prompts_that_came_in_an_earlier_batch_too(tmp_path: 
                                                                       capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "f.jsonl", [{"prompt": f"p{g}", "response": "a", "reward": r}
                                         for r in (0, 1) for g in range(6)])
-    assert run("scope", str(file), "--rows", "4", "--method", "reinforce") == 0
+    assert run("inspect", str(file), "--rows", "4", "--method", "reinforce") == 0
     out = capsys.readouterr().out
     assert "prompts seen before        6\n" in out
     assert "sort the file by prompt or give more --rows; if they were sampled anew, give each row its step." in out
-    assert run("scope", str(file)) == 0
+    assert run("inspect", str(file)) == 0
     assert "seen before" not in capsys.readouterr().out
 
 
@@ -433,7 +433,7 @@ def test_people_are_told_that_trl_s_files_do_not_say_the_loss(dump: str, flags: 
                                                               capsys: pytest.CaptureFixture[str]) -> None:
     if dump == "trl":
         pytest.importorskip("pyarrow")
-    assert run("scope", str(DUMPS / dump), *flags) == 0
+    assert run("inspect", str(ROOT / "examples" / "completions" if dump == "trl" else DUMPS / dump), *flags) == 0
     assert f"method                     {method}\n" in capsys.readouterr().out
 
 

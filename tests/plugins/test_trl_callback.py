@@ -343,7 +343,10 @@ def test_the_example_runs(model: str, tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(script, "task", mini.Coins())
     script.main(steps=5)
     assert "groups carry signal; their 8 answers push in" in capsys.readouterr().out
-    assert read_evidence(Record.open("runs/trl")).column("all/effective_rank")
+    assert read_evidence(Record.open("runs/mine")).column("all/effective_rank")
+    if model == "mini":
+        script.main(steps=1)  # a second run has a folder of its own
+        assert len(Record.open("runs/mine-2").steps()) == 1
 
 
 # -- what cannot be read ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`creditscope train --engine trl`: one flag from the lab to TRL, on one rank or two."""
+"""`creditscope lab train --engine trl`: one flag from the lab to TRL, on one rank or two."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = ["--task", mini.TASK, "--prompts", "2", "--group", "4", "--steps", "3", 
 
 def run(*flags: str) -> int:
     settle()
-    return cli.run("train", mini.model(), "--engine", "trl", *SMALL, *flags)
+    return cli.run("lab", "train", mini.model(), "--engine", "trl", *SMALL, *flags)
 
 
 def test_the_labs_command_line_trains_by_trl_and_leaves_a_whole_record(tmp_path: Path, capsys: Any) -> None:
@@ -60,8 +60,8 @@ def test_check_and_report_read_what_trl_left(tmp_path: Path, capsys: Any) -> Non
     out = tmp_path / "run"
     run("--out", str(out), "--scope", "light", "--json")
     assert json.loads(capsys.readouterr().out)["finished"]
-    for verb in ("check", "optimizer", "prefix"):
-        assert cli.run_json(capsys, verb, out), verb
+    for words in ("papers check", "inspect", "inspect --prefix"):
+        assert cli.run_json(capsys, *words.split(), out), words
 
 
 def test_credit_by_steps_comes_from_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,7 @@ def traffic(folder: Path) -> dict[str, Any]:
 
 
 def command(folder: Path, world: int) -> None:
-    """`creditscope train --engine trl`, with scripted answers."""
+    """`creditscope lab train --engine trl`, with scripted answers."""
     from creditscope.plugins.trl.engine import Judge
 
     def answers(self: Any, prompts: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
@@ -265,7 +265,8 @@ def command(folder: Path, world: int) -> None:
              "4", "--json"]
     with mini.known(), mock.patch.object(ScopedGRPOTrainer, "_generate_single_turn", answers), \
             mock.patch.object(Judge, "reward", judged):
-        assert cli.run("train", mini.model(), "--engine", "trl", *flags, "--out", folder / f"command {world}") == 0
+        out = folder / f"command {world}"
+        assert cli.run("lab", "train", mini.model(), "--engine", "trl", *flags, "--out", out) == 0
 
 
 def main(folder: Path, whole: bool) -> None:

@@ -48,7 +48,7 @@ def test_a_card_has_the_verdict_the_number_the_rule_and_the_command(tmp_path: Pa
     text = re.sub("<[^>]+>", "", card(html, "P2.5"))
     assert verdict.outcome == "holds"
     for words in ("✓ holds", observed(verdict), verdict.definition, verdict.threshold, verdict.reason,
-                  f"creditscope check {path} --claim P2.5 --all"):
+                  f"creditscope papers check {path} --claim P2.5 --all"):
         assert words in text
 
 
@@ -96,7 +96,7 @@ def test_claims_that_need_no_run_are_named_with_their_command_and_not_run(tmp_pa
     path = write(tmp_path / "run")
     html = claims.section(read_run(path)).html()
     exact = html.split('id="claims-exact"')[1]
-    assert "creditscope check --exact" in exact
+    assert "creditscope papers check --exact" in exact
     assert all(f"<td>{claim.id}</td>" in exact for claim in CLAIMS.values() if claim.exact is not None)
     code = ("import sys; from pathlib import Path; from creditscope.report import claims, methods, glossary;"
             f"from creditscope.report.run import read_run; run = read_run(Path({str(path)!r}));"

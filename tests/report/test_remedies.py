@@ -30,7 +30,7 @@ def test_a_script_has_no_flags_and_the_command_no_callback() -> None:
 
 def test_what_the_callback_cannot_read_has_no_remedy_in_a_script() -> None:
     assert lacking("No sweep.", SCRIPT, "sweep") == f'<p class="missing">No sweep. {CANNOT}.</p>'
-    assert "Get it with <code>creditscope train --probe full</code>." in lacking("No sweep.", {}, "sweep")
+    assert "Get it with <code>creditscope lab train --probe full</code>." in lacking("No sweep.", {}, "sweep")
     assert "Get it with <code>ScopeCallback(trainer, every=10)</code>." in lacking("No token.", SCRIPT, "rollouts")
 
 

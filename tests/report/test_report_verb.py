@@ -46,7 +46,7 @@ def test_one_run_s_page_lies_in_its_folder_and_is_told_with_its_size(
     out = capsys.readouterr().out
     size = (bare / "report.html").stat().st_size
     assert f"wrote {bare / 'report.html'}: {size / 1e6:.1f} MB in " in out
-    assert f"Next: the same with --open, or creditscope check {bare}\n" in out
+    assert f"Next: the same with --open, or creditscope papers check {bare}\n" in out
     assert (bare / "report.html").read_text().startswith("<!doctype html>")
 
 
@@ -113,7 +113,7 @@ def test_a_folder_with_one_run_inside_gives_that_run_s_page(bare: Path, capsys: 
 
 def test_a_file_of_evidence_is_a_page_too(bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["check", str(bare), "--save", str(tmp_path / "kept")])
+        main(["papers", "check", str(bare), "--save", str(tmp_path / "kept")])
     capsys.readouterr()
     (file,) = (tmp_path / "kept").iterdir()
     found = told(capsys, file, "-o", tmp_path / "page.html")
@@ -123,7 +123,7 @@ def test_a_file_of_evidence_is_a_page_too(bare: Path, tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda path: path, "run does not exist; give a folder written by creditscope train"),
+    (lambda path: path, "run does not exist; give a folder written by creditscope lab train"),
     (lambda path: path.write_text("notes") and path, r"run is no run's folder, nor a \*.evidence.json file"),
     (lambda path: path.mkdir() or ((path / "trainer_state.json").write_text("{}") and path),
      "holds a log of TRL's, no record; read the log with creditscope doctor "),
@@ -180,7 +180,7 @@ def test_the_next_command_can_be_pasted_whatever_the_names_are(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = records.bare(tmp_path / "my run")
     assert run(path) == 0
-    assert f"creditscope check '{path}'\n" in capsys.readouterr().out
+    assert f"creditscope papers check '{path}'\n" in capsys.readouterr().out
 
 
 def test_flags_that_do_not_fit_are_refused(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,7 +267,9 @@ def test_the_page_and_the_doctor_have_the_same_findings_of_a_record(
     assert f'id="diagnosis" data-state="{doctor["state"]}" data-first="{doctor["first"]}"' in html
     shown = dict(re.findall(r'data-rule="([^"]+)" data-state="([^"]+)"', html))
     assert shown == {each["rule"]: each["state"] for each in doctor["findings"] if each["rule"] != doctor["first"]}
-    assert escape(doctor["headline"][2:]) in html
+    first = next(each for each in doctor["findings"] if each["rule"] == doctor["first"])
+    assert escape(f"{first['rule']}: {first['sentence']}.") in html
+    assert escape(first["change"]) in html
 
 
 def test_the_docs_name_the_topics_and_the_window_of_the_means() -> None:

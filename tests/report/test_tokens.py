@@ -182,7 +182,7 @@ def test_a_damaged_file_is_named_and_a_run_that_kept_nothing_says_how_to_keep(tm
     assert "Not to be read: step 3." in tokens.section(run).body
     empty = tokens.section(recorded(tmp_path / "empty", {}))
     assert empty.data is None
-    assert "creditscope train --keep-every 10" in empty.body
+    assert "creditscope lab train --keep-every 10" in empty.body
 
 
 def test_what_was_not_recorded_is_said_with_the_command_that_records_it(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_page_follows_a_run_that_is_being_trained(tmp_path: Path) -> None:
     from creditscope.report.build import build
 
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "creditscope", "train", "--group", "2", "--prompts", "2", "--steps", "8",
+    command = [sys.executable, "-m", "creditscope", "lab", "train", "--group", "2", "--prompts", "2", "--steps", "8",
                "--eval-problems", "0", "--max-tokens", "16", "--out", run, "--json"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}) as training:
         while not (run / "run.json").exists():

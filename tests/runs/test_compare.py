@@ -219,7 +219,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_finished_runs_are_used_again_and_nothing_is_trained(tmp_path: Path,
                                                              capsys: pytest.CaptureFixture[str]) -> None:
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70, 0.72])
-    assert run("compare", "credit", "outcome", "step_reward", "--seeds", "2", "--out", str(tmp_path), *SMALL) == 0
+    assert run("lab", "compare", "credit", "outcome", "step_reward", "--seeds", "2", "--out", tmp_path, *SMALL) == 0
     out = capsys.readouterr().out
     assert "step_reward" in out
     assert f"wrote {tmp_path}: table.md, table.json" in out
@@ -233,10 +233,10 @@ def test_finished_runs_are_used_again_and_nothing_is_trained(tmp_path: Path,
 @pytest.mark.usefixtures("nothing_runs")
 def test_the_command_in_the_page_makes_the_page(tmp_path: Path) -> None:
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70, 0.72])
-    assert run("compare", "credit", "--no-run", "--out", str(tmp_path), "--json") == 0
+    assert run("lab", "compare", "credit", "--no-run", "--out", str(tmp_path), "--json") == 0
     page = (tmp_path / "table.md").read_text()
     words = json.loads((tmp_path / "table.json").read_text())["command"].split()
-    assert words[:3] == ["creditscope", "compare", "credit"]
+    assert words[:4] == ["creditscope", "lab", "compare", "credit"]
     assert run(*words[1:], "--out", str(tmp_path), "--json") == 0
     assert (tmp_path / "table.md").read_text() == page
 
@@ -244,7 +244,7 @@ def test_the_command_in_the_page_makes_the_page(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_run_with_other_settings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, "outcome", 0, [0.5, 0.5, 0.5], lr=0.5)
-    assert run("compare", "credit", "outcome", "--seeds", "1", "--out", str(tmp_path), *SMALL) == 2
+    assert run("lab", "compare", "credit", "outcome", "--seeds", "1", "--out", str(tmp_path), *SMALL) == 2
     assert "seed-0 holds a run with other settings: its lr is 0.5, not 0.0001; give the same" in capsys.readouterr().err
 
 
@@ -254,7 +254,7 @@ def test_an_unfinished_run_goes_on_and_a_new_one_begins(tmp_path: Path) -> None:
     old, new = (arguments(config, tmp_path / name) for name, config in verb._asked().items())
     assert "--resume" in old
     assert "--resume" not in new
-    assert new[:2] == ("train", "tiny")
+    assert new[:3] == ("lab", "train", "tiny")
     assert {"--rollouts", "3840", "--eval-rollouts", "960", "--credit", "outcome"} <= set(new)
 
 
@@ -269,7 +269,7 @@ def test_the_evidence_of_runs_gives_the_table_that_the_runs_gave(tmp_path: Path)
         (tmp_path / "kept" / f"{number}.evidence.json").write_text(text)
     tables = []
     for out in ("runs", "kept"):
-        assert run("compare", "credit", "--no-run", "--out", str(tmp_path / out), "--json") == 0
+        assert run("lab", "compare", "credit", "--no-run", "--out", str(tmp_path / out), "--json") == 0
         tables.append((tmp_path / out / "table.md").read_text())
     assert tables[0] == tables[1]
     assert "75.0" not in tables[0], "the mean over seeds is 76.0"
@@ -280,7 +280,7 @@ def test_the_evidence_of_runs_gives_the_table_that_the_runs_gave(tmp_path: Path)
 def test_no_run_leaves_out_what_is_not_finished_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70, 0.72])
     write_run(tmp_path, "gae", 0, [0.5, 0.5, 0.5], finished=False)
-    assert run("compare", "credit", "--no-run", "--out", str(tmp_path), "--json") == 0
+    assert run("lab", "compare", "credit", "--no-run", "--out", str(tmp_path), "--json") == 0
     said = capsys.readouterr()
     assert [line["credit"] for line in json.loads(said.out)["lines"]] == ["step_reward", "outcome"]
     assert "left out: 1 runs that are not finished" in said.err
@@ -308,7 +308,7 @@ def test_no_run_leaves_out_what_is_not_finished_and_says_so(tmp_path: Path, caps
 ])
 def test_bad_input_is_one_sentence_before_any_run_starts(args: tuple[str, ...], message: str, tmp_path: Path,
                                                          capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("compare", "credit", *args, "--out", str(tmp_path / "new")) == 2
+    assert run("lab", "compare", "credit", *args, "--out", str(tmp_path / "new")) == 2
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
@@ -319,7 +319,7 @@ def test_without_the_plot_extra_the_table_is_written_and_the_repair_is_named(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("creditscope.cli.compare.can_draw", lambda: False)
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70, 0.72])
-    assert run("compare", "credit", "--no-run", "--out", str(tmp_path)) == 0
+    assert run("lab", "compare", "credit", "--no-run", "--out", str(tmp_path)) == 0
     assert "pip install 'creditscope[plot]'" in capsys.readouterr().out
     assert "figure.svg" not in (tmp_path / "table.md").read_text()
     assert not (tmp_path / "figure.svg").exists()
@@ -593,17 +593,17 @@ def test_a_run_is_trained_as_its_kind_asks() -> None:
 @pytest.mark.usefixtures("nothing_runs")
 def test_credit_runs_may_have_been_probed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, "outcome", 0, [0.5, 0.5, 0.5], probe="light", probe_every=10)
-    assert run("compare", "credit", "outcome", "--seeds", "1", "--out", str(tmp_path), "--json", *SMALL) == 0
+    assert run("lab", "compare", "credit", "outcome", "--seeds", "1", "--out", str(tmp_path), "--json", *SMALL) == 0
     assert json.loads(capsys.readouterr().out)["lines"][0]["credit"] == "outcome"
 
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_the_page_of_brakes_has_its_columns_and_says_mu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     brakes_of(tmp_path, none=NONE, recall=same(0.63, 0.62, 0.64, batch=passed(0.25, 0.0625)))
-    assert run("compare", "brake", "--no-run", "--out", str(tmp_path)) == 0
+    assert run("lab", "compare", "brake", "--no-run", "--out", str(tmp_path)) == 0
     shown = capsys.readouterr().out
     assert f"wrote {tmp_path}: table.md, table.json" in shown
-    assert f"Next: creditscope compare brake --no-run --out {tmp_path}" in shown
+    assert f"Next: creditscope lab compare brake --no-run --out {tmp_path}" in shown
     page = (tmp_path / "table.md").read_text()
     assert page.startswith("# Brakes at 128 rollouts\n\n**recall cuts the distance and the overshoot past")
     assert "method grpo, R = 4, P = 4, μ = 4, learning rate 0.0001, 3 seeds, 20 test problems" in page
@@ -625,7 +625,7 @@ def test_a_page_of_credit_says_mu_where_it_is_not_one(tmp_path: Path) -> None:
     write_run(tmp_path / "two", "outcome", 0, [0.5, 0.5, 0.5], inner_steps=2)
     pages = []
     for name in ("one", "two"):
-        assert run("compare", "credit", "--no-run", "--out", str(tmp_path / name), "--json") == 0
+        assert run("lab", "compare", "credit", "--no-run", "--out", str(tmp_path / name), "--json") == 0
         pages.append((tmp_path / name / "table.md").read_text())
     assert "P = 4, learning rate" in pages[0]
     assert "--inner-steps" not in pages[0]
@@ -642,12 +642,12 @@ def test_the_command_in_a_page_of_brakes_makes_the_page_wherever_the_folder_is(
     for seed in range(2):
         for brake in ("none", "shorten,share=0.02"):
             write_brake(old, brake, seed, 0.6 + 0.01 * seed, [passed(0.5, 0.25)], inner_steps=inner_steps)
-    assert run("compare", "brake", "--no-run", "--out", str(old), "--json") == 0
+    assert run("lab", "compare", "brake", "--no-run", "--out", str(old), "--json") == 0
     page = (old / "table.md").read_text()
     words = shlex.split(json.loads(capsys.readouterr().out)["command"])
-    assert words[:3] == ["creditscope", "compare", "brake"]
+    assert words[:4] == ["creditscope", "lab", "compare", "brake"]
     shutil.move(old, new)
-    assert run("compare", "brake", "--no-run", "--out", str(new), "--json") == 0
+    assert run("lab", "compare", "brake", "--no-run", "--out", str(new), "--json") == 0
     assert (new / "table.md").read_text() == page
     (new / "table.md").unlink()
     assert run(*words[1:], "--out", str(new), "--json") == 0
@@ -667,7 +667,7 @@ def test_the_command_in_a_page_of_brakes_makes_the_page_wherever_the_folder_is(
 ])
 def test_a_bad_brake_is_one_sentence_before_any_run_starts(args: tuple[str, ...], message: str, tmp_path: Path,
                                                            capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("compare", "brake", *args, "--out", str(tmp_path / "new")) == 2
+    assert run("lab", "compare", "brake", *args, "--out", str(tmp_path / "new")) == 2
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
@@ -708,7 +708,7 @@ def job(tmp_path: Path, name: str, *args: str) -> Job:
 
 @pytest.mark.slow
 def test_a_failing_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path: Path) -> None:
-    jobs = [job(tmp_path, "bad", "methods", "grop"), job(tmp_path, "good", "--version")]
+    jobs = [job(tmp_path, "bad", "list", "methods", "grop"), job(tmp_path, "good", "--version")]
     ended = run_jobs(jobs, 1, lambda: False, lambda running, ended: None)
     assert ended["good"] is None
     assert str(ended["bad"]).startswith("unknown method 'grop'; did you mean 'grpo'?")
@@ -762,12 +762,12 @@ def test_failed_runs_are_in_the_table_and_exit_with_1(tmp_path: Path, capsys: py
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     seeds_of(tmp_path, outcome=[0.62, 0.64], step_reward=[0.70])
     monkeypatch.setattr("creditscope.cli.sweep.run_jobs", lambda *_: {"step_reward/seed-1": "no room on the disk"})
-    code = run("compare", "credit", "outcome", "step_reward", "--seeds", "2", "--out", str(tmp_path), *SMALL)
+    code = run("lab", "compare", "credit", "outcome", "step_reward", "--seeds", "2", "--out", str(tmp_path), *SMALL)
     assert code == 1
     assert "failed: step_reward/seed-1: no room on the disk" in capsys.readouterr().out
     assert "- failed: step_reward/seed-1: no room on the disk" in (tmp_path / "table.md").read_text()
     monkeypatch.setattr("creditscope.cli.sweep.run_jobs", lambda *_: {"gae/seed-0": "no room on the disk"})
-    assert run("compare", "credit", "gae", "--seeds", "1", "--out", str(tmp_path), *SMALL) == 2
+    assert run("lab", "compare", "credit", "gae", "--seeds", "1", "--out", str(tmp_path), *SMALL) == 2
     assert "all 1 runs failed; gae/seed-0: no room on the disk" in capsys.readouterr().err
 
 
@@ -787,8 +787,8 @@ def mini_runs(mini_task: None, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ..
 def test_two_estimators_are_trained_compared_and_used_again(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], mini_runs: tuple[str, ...],
         monkeypatch: pytest.MonkeyPatch) -> None:
-    args = ("compare", "credit", "outcome", "monte_carlo,samples=1", "--seeds", "1", "--out", str(tmp_path), *mini_runs,
-            "--rollouts", "64")
+    args = ("lab", "compare", "credit", "outcome", "monte_carlo,samples=1", "--seeds", "1", "--out", str(tmp_path),
+            *mini_runs, "--rollouts", "64")
     assert run(*args, "--json") == 0
     first = json.loads(capsys.readouterr().out)
     lines = {line["credit"]: line for line in first["lines"]}
@@ -814,7 +814,7 @@ def test_two_estimators_are_trained_compared_and_used_again(
 def test_two_brakes_are_trained_compared_and_used_again(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], mini_runs: tuple[str, ...],
         monkeypatch: pytest.MonkeyPatch) -> None:
-    args = ("compare", "brake", "none", "shorten,share=0", "--seeds", "1", "--out", str(tmp_path), *mini_runs,
+    args = ("lab", "compare", "brake", "none", "shorten,share=0", "--seeds", "1", "--out", str(tmp_path), *mini_runs,
             "--rollouts", "32", "--inner-steps", "2", "--lr", "3e-2")
     assert run(*args, "--json") == 0
     first = json.loads(capsys.readouterr().out)
@@ -834,7 +834,7 @@ def test_two_brakes_are_trained_compared_and_used_again(
     assert json.loads(capsys.readouterr().out) == first
 
 
-STOPPED = ("compare", "credit", "outcome", "--seeds", "1", "--rollouts", "160", *LITTLE)
+STOPPED = ("lab", "compare", "credit", "outcome", "--seeds", "1", "--rollouts", "160", *LITTLE)
 
 
 @pytest.mark.slow
@@ -903,5 +903,5 @@ def test_settings_that_train_would_not_write_are_refused_not_shown(
         tmp_path: Path, name: str, value: object, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, "outcome", 0, [0.5, 0.5, 0.5])
     edit_config(next(tmp_path.glob("*/seed-0")), **{name: value})
-    assert run("compare", "credit", "--no-run", "--out", str(tmp_path)) == 2
+    assert run("lab", "compare", "credit", "--no-run", "--out", str(tmp_path)) == 2
     assert message in capsys.readouterr().err

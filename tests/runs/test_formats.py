@@ -104,9 +104,9 @@ def test_evidence_of_an_old_record_is_written_in_the_new_format(tmp_path: Path) 
     assert from_json(path).groups["w_null"] == [pytest.approx(value, rel=1e-4) for value in run.groups["w_null"]]
 
 
-@pytest.mark.parametrize("verb", ["check", "doctor", "prefix", "optimizer"])
-def test_every_reader_takes_an_old_record(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_json(capsys, verb, OLD)
+@pytest.mark.parametrize("words", ["papers check", "doctor", "inspect", "inspect --prefix"])
+def test_every_reader_takes_an_old_record(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, *words.split(), OLD)
 
 
 def test_the_page_of_an_old_record_shows_w(tmp_path: Path) -> None:

@@ -264,6 +264,6 @@ def test_a_tokenizer_that_panics_ends_a_verb_with_exit_code_2(folder: Path, tmp_
     rows = tmp_path / "rows.jsonl"
     rows.write_text((json.dumps({"prompt": LONG, "response": "r", "reward": 1}) + "\n") * 2)
     with pytest.raises(SystemExit) as stop:
-        main(["scope", str(rows), "--model", str(folder)])
+        main(["inspect", str(rows), "--model", str(folder)])
     assert stop.value.code == 2
     assert "failed (PanicException: Onig: Regex search error" in capsys.readouterr().err

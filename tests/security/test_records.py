@@ -232,12 +232,13 @@ def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 VERBS: dict[str, Callable[[str], list[str]]] = {
-    "report": lambda run: ["report", run], "check": lambda run: ["check", run], "doctor": lambda run: ["doctor", run],
-    "optimizer": lambda run: ["optimizer", run], "prefix": lambda run: ["prefix", run],
-    "compare": lambda run: ["compare", "credit", "--no-run", "--out", str(Path(run).parents[1])],
-    "reproduce": lambda run: ["reproduce", "p2", "--out", str(Path(run).parents[2]), "--seeds", "1"],
-    "resume": lambda run: ["train", "--out", run, "--resume"],
-    "scope": lambda run: ["scope", f"{run}/steps.jsonl", "--out", run, "--resume"]}
+    "report": lambda run: ["report", run], "doctor": lambda run: ["doctor", run],
+    "check": lambda run: ["papers", "check", run],
+    "optimizer": lambda run: ["inspect", run], "prefix": lambda run: ["inspect", "--prefix", run],
+    "compare": lambda run: ["lab", "compare", "credit", "--no-run", "--out", str(Path(run).parents[1])],
+    "reproduce": lambda run: ["papers", "reproduce", "p2", "--out", str(Path(run).parents[2]), "--seeds", "1"],
+    "resume": lambda run: ["lab", "train", "--out", run, "--resume"],
+    "scope": lambda run: ["inspect", f"{run}/steps.jsonl", "--out", run, "--resume"]}
 
 
 @pytest.mark.slow
@@ -259,7 +260,7 @@ def test_a_function_that_a_record_names_is_not_imported(verb: str, where: str, h
 def test_a_function_that_a_line_of_data_names_is_not_imported(hooked: Path) -> None:
     row = {"prompt": "p", "text": "a", "response": "a", "reward": 1.0, "credit": HOOK, "model": HOOK, "method": HOOK}
     (hooked / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
-    code, said = said_by("scope", "rows.jsonl", "--out", "read")
+    code, said = said_by("inspect", "rows.jsonl", "--out", "read")
     assert code == 0, said
     assert not (hooked / "ran").exists()
 
@@ -267,7 +268,7 @@ def test_a_function_that_a_line_of_data_names_is_not_imported(hooked: Path) -> N
 def test_resuming_a_run_with_a_function_asks_for_it_on_the_command_line(run: Path, hooked: Path) -> None:
     shutil.rmtree(run)
     Record.create(run, {"model": "tiny", "task": "arithmetic", "method": "grpo", "credit": HOOK}, {}).close()
-    code, said = said_by("train", "--out", str(run), "--resume")
+    code, said = said_by("lab", "train", "--out", str(run), "--resume")
     assert code == 2
     assert f"was trained with --credit {HOOK}, a function of yours" in said
     assert "give --credit again" in said
@@ -329,8 +330,8 @@ def test_files_of_a_record_can_be_read_by_others_as_the_umask_says_and_written_b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [["report"], ["check"], ["prefix"], ["optimizer"], ["doctor"], ["scope"],
-                                  ["train", "--resume", "--out"], ["scope", "ROWS", "--out"]])
+@pytest.mark.parametrize("verb", [["report"], ["papers", "check"], ["inspect", "--prefix"], ["inspect"], ["doctor"],
+                                  ["lab", "train", "--resume", "--out"], ["inspect", "ROWS", "--out"]])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_link_that_leads_to_itself_is_refused_in_words(verb: list[str], whole: bool, tmp_path: Path,
                                                          capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,13 +56,15 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row | {"reward": float(n % 2)}) + "\n" for n in range(4)))
     (folder / "own.py").write_text("def bad(text, row):\n    raise ValueError('a fault of the reward')\n")
     small = ["--group", "2", "--prompts", "2", "--eval-problems", "0", "--max-tokens", "8"]
-    train = ["train", "--steps", "2", *small, "--scope", "light", "--keep-every", "1", "--checkpoint-every", "1",
+    train = ["lab", "train", "--steps", "2", *small, "--scope", "light", "--keep-every", "1", "--checkpoint-every", "1",
              "--out", "run"]
-    judged = ["train", "--task", "jsonl:rows.jsonl", "--reward", "own:bad", "--steps", "1", *small, "--out", "judged"]
-    said = run([train, ["train", "--out", "run", "--resume", "--steps", "3"], judged, ["report", "run"],
-                ["check", "run", "--save", "saved"], ["doctor", "run"], ["optimizer", "run"], ["prefix", "run"],
-                ["scope", "rows.jsonl", "--model", "tiny", "--out", "scoped"], ["env"], ["methods"], ["credit"],
-                ["train", "no/such/model", "--out", "none"], ["train", "owner/name", "--out", "hub"]], folder)
+    judged = ["lab", "train", "--task", "jsonl:rows.jsonl", "--reward", "own:bad", "--steps", "1", *small, "--out",
+              "judged"]
+    said = run([train, ["lab", "train", "--out", "run", "--resume", "--steps", "3"], judged, ["report", "run"],
+                ["papers", "check", "run", "--save", "saved"], ["doctor", "run"], ["inspect", "run"],
+                ["inspect", "run", "--prefix"], ["inspect", "rows.jsonl", "--model", "tiny", "--out", "scoped"],
+                ["env"], ["list", "methods"], ["list", "credits"], ["lab", "train", "no/such/model", "--out", "none"],
+                ["lab", "train", "owner/name", "--out", "hub"]], folder)
     return folder, said
 
 
@@ -70,9 +72,9 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_every_verb_works_on_local_data_without_a_network(lived: tuple[Path, str]) -> None:
     _, said = lived
     codes = [line.split()[1:] for line in said.splitlines() if line.startswith("CODE")]
-    assert codes == [["train", "0"], ["train", "0"], ["train", "0"], ["report", "0"], ["check", "0"], ["doctor", "0"],
-                     ["optimizer", "0"], ["prefix", "0"], ["scope", "0"], ["env", "0"], ["methods", "0"],
-                     ["credit", "0"], ["train", "2"]], said
+    assert codes == [["lab", "0"], ["lab", "0"], ["lab", "0"], ["report", "0"], ["papers", "0"], ["doctor", "0"],
+                     ["inspect", "0"], ["inspect", "0"], ["inspect", "0"], ["env", "0"], ["list", "0"], ["list", "0"],
+                     ["lab", "2"]], said
 
 
 @pytest.mark.slow

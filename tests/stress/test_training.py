@@ -161,11 +161,11 @@ def wounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["report", "doctor", "check"])
+@pytest.mark.parametrize("verb", ["report", "doctor", "papers check"])
 def test_readers_take_a_record_with_absent_readings_and_a_stop(verb: str, wounded: Path,
                                                               capsys: pytest.CaptureFixture[str]) -> None:
     with suppress(SystemExit):
-        main([verb, str(wounded), *(["--json"] if verb != "report" else [])])
+        main([*verb.split(), str(wounded), *(["--json"] if verb != "report" else [])])
     printed, complaint = capsys.readouterr()
     assert "creditscope:" not in complaint
     assert printed

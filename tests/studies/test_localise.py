@@ -323,7 +323,7 @@ def test_the_verb_prints_its_tables_and_json(tmp_path: Path, capsys: pytest.Capt
     path = written(tmp_path, [ENTRY, ENTRY | {"label": -1, "final_answer_correct": True}])
     for extra, expected in (([], "surprise *"), (["--json"], '"processbench"')):
         with pytest.raises(SystemExit) as end:
-            main(["localise", "--processbench", str(path), "--device", "cpu", *extra])
+            main(["papers", "localise", "--processbench", str(path), "--device", "cpu", *extra])
         assert end.value.code == 0
         assert expected in capsys.readouterr().out
 
@@ -337,6 +337,6 @@ def test_the_verb_prints_its_tables_and_json(tmp_path: Path, capsys: pytest.Capt
 def test_a_size_that_cannot_be_is_refused_before_the_model_is_loaded(
         flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["localise", "no/such/model", *flags])
+        main(["papers", "localise", "no/such/model", *flags])
     assert end.value.code == 2
     assert message in capsys.readouterr().err

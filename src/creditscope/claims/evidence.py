@@ -39,7 +39,7 @@ from creditscope.runs.compare import is_finished
 from creditscope.runs.formats import upgraded
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import mean, mean_over, spanned
-from creditscope.runs.record import Record
+from creditscope.runs.record import WRITERS, Record
 
 FORMAT = "creditscope evidence 2"
 FORMATS = {"creditscope evidence 1": 1, FORMAT: 2}
@@ -365,7 +365,7 @@ def from_json(path: Path) -> Evidence:
         raise CreditscopeError(f"cannot read {path}: {error}") from None
     if not isinstance(found, dict) or found.get("format") not in FORMATS:
         raise CreditscopeError(f"{path} holds no evidence of a run (format {FORMAT!r}); give a run's folder, or a file "
-                               f"of creditscope check --save")
+                               f"of creditscope papers check --save")
     try:
         form = FORMATS[found["format"]]
         tables = {name: _numbers(found[name]) for name in ("steps", "groups", "readings", "turns")}
@@ -385,7 +385,7 @@ def from_json(path: Path) -> Evidence:
                         finished=bool(found["finished"]), steps=rows, **tables)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CreditscopeError(f"{path} is damaged: {type(error).__name__}: {error}; make it again with creditscope "
-                               f"check RUN --save") from None
+                               f"papers check RUN --save") from None
 
 
 def _numbers(columns: Any) -> Columns:
@@ -409,5 +409,5 @@ def read_place(place: Path) -> Evidence:
         return from_json(place)
     if not (place / "run.json").exists():
         raise CreditscopeError(f"{place} holds no run (no run.json) and no *.evidence.json; give a folder written by "
-                               f"creditscope train, or a file of creditscope check --save")
+                               f"{WRITERS}, or a file of creditscope papers check --save")
     return read_evidence(Record.open(place))

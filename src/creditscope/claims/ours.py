@@ -47,7 +47,7 @@ def _explained(cell: Sequence[Evidence], size: int, column: str, words: str) -> 
     found = ratio_over_runs(gaps)
     every = [gap for rows in gaps for _, _, gap in rows]
     if not every:
-        return missing(cell[0].subject, f"readings with the column {column}: creditscope check RUN --save makes "
+        return missing(cell[0].subject, f"readings with the column {column}: creditscope papers check RUN --save makes "
                        "evidence with it", definition)
     times = math.exp(mean(every))
     if found is None or math.log(times) < LOW_RANK:

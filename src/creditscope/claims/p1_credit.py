@@ -22,7 +22,7 @@ SUM_ROUNDING = 1e-5
 """|Σc| / Σ|c| at or below it is rounding: credits are float32, good to 6e-8, and a group adds up to 64 of them."""
 
 
-@needing("the metric credit/within: any run of creditscope train that had a group with right and wrong answers")
+@needing("the metric credit/within: any run of creditscope lab train that had a group with right and wrong answers")
 def uniform_credit(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.1: within = Σ_it (A_it − Ā_i)² / Σ_it A_it² is 0 under outcome credit, and above 0 under token credit."""
     known = [run for run in fixed(runs) if run.series(schema.CREDIT_WITHIN) and credit_of(run) in ESTIMATORS]
@@ -139,7 +139,7 @@ def _growth(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
                        f"{found}")
 
 
-@needing("kept rollouts of a task with turns and states: creditscope train --task turns --keep-every 1")
+@needing("kept rollouts of a task with turns and states: creditscope lab train --task turns --keep-every 1")
 def multi_turn(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.8: the bias of outcome credit grows with the turn, and other baselines reduce it.
 
@@ -210,7 +210,7 @@ APART = 0.05
 """How far b* may lie from the mean, in units of a binary reward."""
 
 
-@needing("the score norms of a run with outcome credit: creditscope train --scope full --every 5")
+@needing("the score norms of a run with outcome credit: creditscope lab train --scope full --every 5")
 def baseline(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.11: the group mean minimises the variance: (V(mean) − V(b*)) / V(b*) less what chance gives, and b* − mean."""
     lost, chance = schema.BASELINE_VARIANCE_LOST, schema.BASELINE_VARIANCE_LOST_BY_CHANCE

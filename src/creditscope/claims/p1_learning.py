@@ -21,7 +21,7 @@ NEAR = 0.1
 not linear."""
 
 
-@needing("runs with outcome credit at two --group, evaluated on the way: creditscope train --eval-every 5")
+@needing("runs with outcome credit at two --group, evaluated on the way: creditscope lab train --eval-every 5")
 def larger_groups_learn_faster(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.7: accuracy of the larger R less that of the smaller, paired by seed, at equal steps and at equal rollouts."""
     finished = [run for run in with_outcome(runs) if run.finished]
@@ -49,7 +49,7 @@ def _faster(small: Sequence[Evidence], large: Sequence[Evidence], by: str, unit:
     if off:
         flag = "--eval-every" if by == "step" else "--eval-rollouts"
         return missing(subject, f"an evaluation at {end:,} {unit}, to a tenth, of R = {off[0]['group']}: creditscope "
-                       f"train {flag} {end}", definition)
+                       f"lab train {flag} {end}", definition)
     lower, upper = ({run["seed"]: at(run.points(by), [end])[0] for run in some if run["seed"] in shared}
                     for some in (small, large))
     value = paired(upper, lower)
@@ -69,8 +69,8 @@ Schedule = tuple[str, int, str]
 """Rule with its options, R at the start, credit at the start."""
 
 
-@needing("runs of a rule and of fixed R at one budget: creditscope train --adapt raise_group --rollouts 3840 --scope "
-         "light, and the same without --adapt")
+@needing("runs of a rule and of fixed R at one budget: creditscope lab train --adapt raise_group --rollouts 3840 "
+         "--scope light, and the same without --adapt")
 def rank_aware(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.14: at equal rollouts a rule that reads the rank ends above the best fixed setting and above the control."""
     spent = [run for run in runs if isinstance(run["group"], int) and isinstance(run["seed"], int)

@@ -53,7 +53,7 @@ def rank_about_two(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
             yield found.verdict(
                 words, family[0].subject, dict.fromkeys(found, ABOUT_TWO), f"it is {found.listed()}{beside}",
                 expected="about 2 at every R", threshold=f"interval {ABOUT_TWO} at every R",
-                still=f"{SIZES} group sizes of four or more: creditscope reproduce p1" if few else "")
+                still=f"{SIZES} group sizes of four or more: creditscope papers reproduce p1" if few else "")
         for column in ("all/effective_rank", "layer/effective_rank"):
             if len(by_size(family, column)) > 1:
                 yield _slope(family, column)
@@ -130,7 +130,7 @@ BESIDE = {"entropy_rank": "exp H", "participation_ratio": "(Σσ²)²/Σσ⁴", 
 """Other definitions whose ratio is part of the reason."""
 
 
-@needing("the same rollouts read under other credits, at --group 4 or more: creditscope train --scope light --also "
+@needing("the same rollouts read under other credits, at --group 4 or more: creditscope lab train --scope light --also "
          "leave_one_out step_reward")
 def other_credit(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P1.12: another credit raises (Σσ)²/Σσ² of the same rollouts well above 2; one verdict per credit."""

@@ -60,7 +60,7 @@ def _number(run: Evidence, name: str, default: float) -> float:
     value = default if run[name] is None else run[name]
     if not isinstance(value, int | float):
         raise CreditscopeError(f"run {run.name}: {name} is {value!r:.60}, not a number; is this a run of creditscope "
-                               f"train?")
+                               f"lab train?")
     return value
 
 
@@ -179,7 +179,7 @@ NO_SIGNAL = 0.3
 variance."""
 
 
-@needing("a run of creditscope train with outcome credit", NOTHING)
+@needing("a run of creditscope lab train with outcome credit", NOTHING)
 def loss_value(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P2.5: J = 0 where Prop. 4 leaves nothing of it; elsewhere, does J correlate with the reward over training?
 
@@ -232,7 +232,8 @@ def momentum_aware(runs: Sequence[Evidence]) -> Iterator[ClaimVerdict]:
     """P2.6: among finished runs that differ in their brake alone: is the distance past the bound halved, at no loss?
 
     Both are paired by seed with the runs that have no brake: the interval of the relative change of the distance must
-    lie below −50 %, the rule of `creditscope compare brake`, and that of the difference in accuracy above −3 points.
+    lie below −50 %, the rule of `creditscope lab compare brake`, and that of the difference in accuracy above −3
+    points.
     """
     for family in _trained([run for run in runs if run.finished], ("brake",)):
         by_brake: dict[str, list[Evidence]] = {}

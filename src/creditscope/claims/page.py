@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from creditscope.claims.evidence import Evidence, cells, mean_of
 from creditscope.claims.reading import from_three, sweeps, with_outcome
 from creditscope.claims.table import CLAIMS, find_claims
-from creditscope.claims.verdict import NOTHING, ClaimVerdict, Outcome
+from creditscope.claims.verdict import NOTHING, ClaimVerdict
+from creditscope.claims.verdict import SHAPES as SHAPES
 from creditscope.errors import printable
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import spanned
 
-SHAPES: Mapping[Outcome, str] = {"holds": "✓", "refuted": "✗", "undecided": "?"}
-"""Symbols that tell the outcomes apart without colours."""
 ROUNDING = 1e-9
 """Below it a number is the rounding of a float64 sum, which differs from machine to machine."""
 
@@ -155,8 +154,8 @@ def claims_page(verdicts: Sequence[ClaimVerdict], ids: Sequence[str] = (), about
                 f"- rule: {claim.rule}", *([f"- needs: {claim.ask}"] if claim.ask else []), ""]
         own = [verdict for verdict in verdicts if verdict.claim == claim.id]
         out += [*_found(own), ""] if own else ["No verdict yet.\n"]
-        commands = [f"creditscope check --exact --claim {claim.id}"] * (claim.exact is not None)
-        commands += [f"creditscope check RUN... --claim {claim.id}"] * (claim.runs is not None)
+        commands = [f"creditscope papers check --exact --claim {claim.id}"] * (claim.exact is not None)
+        commands += [f"creditscope papers check RUN... --claim {claim.id}"] * (claim.runs is not None)
         out += ["Again:\n", "```", *commands, "```\n"]
     return "\n".join(out)
 

@@ -18,8 +18,8 @@ from creditscope.runs.intervals import Interval, mean_interval
 
 SWEEP = ("group", "rollouts", "steps")
 """Runs of one experiment may differ in these."""
-READ = "runs that the microscope read: creditscope train --scope light --every 5"
-SEEDS = f"{ENOUGH} seeds: creditscope train --seed 0, 1, 2"
+READ = "runs that the microscope read: creditscope lab train --scope light --every 5"
+SEEDS = f"{ENOUGH} seeds: creditscope lab train --seed 0, 1, 2"
 
 
 def credit_of(run: Evidence) -> str:

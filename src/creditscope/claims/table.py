@@ -26,7 +26,7 @@ ROWS = (
              "baseline under the same reward is the counter-case: if it is not uniform, the choice of the baseline is "
              "what makes credit uniform, not the reward.",
         exact="exact.p1:uniform_credit", runs=p1_credit.uniform_credit,
-        ask="any run of creditscope train: credit/within of every step"),
+        ask="any run of creditscope lab train: credit/within of every step"),
     Claim(
         id="P1.2", title="Advantages of a group sum to zero and repel each other", where="Theorem 4.1 i–iii",
         statement="Σ_i A_i = 0, Var(A_i) = (R−1)/R·σ² and Cov(A_i, A_j) = −σ²/R.",
@@ -54,13 +54,14 @@ ROWS = (
              f"And one for \"whatever R\": the slope of log rank on log R lies within ±{p1_rank.FLAT:.2f}, which "
              "from R = 2 to 32 leads from one end of that band to the other.",
         runs=p1_rank.rank_about_two,
-        ask="runs that differ in --group alone, with --scope light: creditscope reproduce p1"),
+        ask="runs that differ in --group alone, with --scope light: creditscope papers reproduce p1"),
     Claim(
         id="P1.6", title="One direction holds half to four fifths of the energy", where="Table 1, Figure 2",
         statement="σ₁²/Σσ² is 0.6–0.7, 0.7–0.8 and 0.5–0.6 for R = 2, 4 and 8, and the largest rank is 2, 3 and 7.",
         rule=f"The mean's interval lies inside the printed band, {p1_rank.DIGIT} wider at each end, half of the last "
              "printed digit; the largest rank of a group equals the printed one.",
-        runs=p1_rank.top_share, ask="runs that differ in --group alone, with --scope light: creditscope reproduce p1"),
+        runs=p1_rank.top_share,
+        ask="runs that differ in --group alone, with --scope light: creditscope papers reproduce p1"),
     Claim(
         id="P1.7", title="Larger groups learn faster all the same", where="Figure 3",
         statement="Accuracy rises faster with a larger R, though the rank does not.",
@@ -68,7 +69,7 @@ ROWS = (
              "steps, as the figure has it, and at equal rollouts, which cost the same.",
         runs=p1_learning.larger_groups_learn_faster,
         ask="runs that differ in --group alone, three seeds each, with evaluations on the way (--eval-every): "
-            "creditscope reproduce p1"),
+            "creditscope papers reproduce p1"),
     Claim(
         id="P1.8", title="Over several turns a group baseline is biased, within a bound", where="Eq. 22–27",
         statement="At turn h credit misses by Bias_h = Σ_{h'<h} r_h' + v(s_h) − v(s_0), at most (h−1)·r_max + 2·V_max, "
@@ -101,7 +102,7 @@ ROWS = (
              f"takes it above {p1_rank.ABOUT_TWO.high}, where \"about 2\" ends. Exact: leave-one-out multiplies "
              "all rows of a group by one number, so it changes no rank.",
         exact="exact.p1:leave_one_out_rank", runs=p1_rank.other_credit,
-        ask="a run with --scope light that reads other credits too: creditscope train --also step_reward ..."),
+        ask="a run with --scope light that reads other credits too: creditscope lab train --also step_reward ..."),
     Claim(
         id="P1.13", title="The effective rank falls with the spread of rewards", where="Section 8, an open question",
         statement="The effective rank of a group falls as σ_r goes to 0.",
@@ -115,8 +116,8 @@ ROWS = (
         rule="Accuracy at the end of the budget less that of the best fixed setting, and less that of a control that "
              "raises R late whatever the rank, paired by seed: both intervals above 0.",
         runs=p1_learning.rank_aware,
-        ask="runs with --adapt and runs with a fixed --group at equal --rollouts, five seeds: creditscope reproduce p1 "
-            "--budget full"),
+        ask="runs with --adapt and runs with a fixed --group at equal --rollouts, five seeds: "
+            "creditscope papers reproduce p1 --budget full"),
     Claim(
         id="P2.1", title="Ten methods are special cases of one surrogate", where="Eq. 1, Table 1",
         statement="J = E Σ α·min(s·A, clip(s)·A) − β·R with ten choices of α, s and R is ten published methods.",
@@ -156,7 +157,7 @@ ROWS = (
         rule="Exact: J at ratio 1 is what Proposition 4 leaves of it, to 1e-9, and does not move when every reward "
              "rises by 1. Runs: J is 0 to rounding where nothing is left of it, and elsewhere its correlation with the "
              f"reward stays within ±{p2_runs.NO_SIGNAL:g}, 9 % of what the reward does.",
-        exact="exact.p2:loss_value", runs=p2_runs.loss_value, ask="any run of creditscope train"),
+        exact="exact.p2:loss_value", runs=p2_runs.loss_value, ask="any run of creditscope lab train"),
     Claim(
         id="P2.6", title="A clip that knows momentum holds tokens at their bound", where="Limitations, left open",
         statement="A momentum-aware rule cuts the distance past the bound and costs no accuracy.",
@@ -164,7 +165,7 @@ ROWS = (
              f"bound has an interval below {HALF:.0%}, and that of the accuracy lies above −{100 * p2_runs.LITTLE:g} "
              "points (chosen after the runs).",
         runs=p2_runs.momentum_aware,
-        ask="runs that differ in --brake alone, three seeds each: creditscope reproduce p2"),
+        ask="runs that differ in --brake alone, three seeds each: creditscope papers reproduce p2"),
     Claim(
         id="C.1", title="Low rank comes from few answers with most score norm", where="ours",
         statement="What takes the effective rank of a group below that of orthogonal scores of equal norm is that a "
@@ -196,7 +197,7 @@ def find_claims(ids: Sequence[str] = ()) -> list[Claim]:
     """The claims of these ids, in the order of the table; all where none is named."""
     for name in ids:
         if name not in CLAIMS:
-            raise unknown("claim", name, CLAIMS, see="creditscope check")
+            raise unknown("claim", name, CLAIMS, see="creditscope papers check")
     return [claim for claim in CLAIMS.values() if not ids or claim.id in ids]
 
 

@@ -1,4 +1,4 @@
-"""`creditscope check`: test the claims of both papers, and ours, on recorded runs or closed forms."""
+"""`creditscope papers check`: test the claims of both papers, and ours, on recorded runs or closed forms."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from creditscope.claims.page import SHAPES, by_place, claims_page, observed, sam
 from creditscope.claims.table import CLAIMS, check, find_claims, run_exact
 from creditscope.claims.verdict import NOTHING, Claim, ClaimVerdict
 from creditscope.cli.output import Output, new_table
+from creditscope.cli.positionals import Runs
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.guards import resolved
 from creditscope.files.writing import write_file
@@ -39,21 +40,21 @@ class Check:
     listed.
 
     For example:
-      creditscope check --exact                               # closed forms and enumeration, seconds
-      creditscope check runs/demo/r2 runs/demo/r4 runs/demo/r8
-      creditscope check runs/p1-tiny-small --claim P1.5 --all    # a verdict for each definition of rank
-      creditscope check results --strict                      # exit code 1 if a claim is refuted
+      creditscope papers check --exact                                # closed forms and enumeration, seconds
+      creditscope papers check runs/demo/r2 runs/demo/r4 runs/demo/r8
+      creditscope papers check runs/p1-tiny-small --claim P1.5 --all  # a verdict for each definition of rank
+      creditscope papers check results --strict                       # exit code 1 if a claim is refuted
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Folders of runs, files of --save, or folders that hold some of either."""
+    runs: Runs = ()
+    """Folders of runs, *.evidence.json files (papers check --save), or folders that hold some of either."""
     exact: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Run the tests that need no run. They load torch."""
     claim: tuple[str, ...] = ()
     """Ids such as P1.5; by default all."""
     strict: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Exit with 1 if a claim is refuted. Undecided is no failure."""
-    every: Annotated[bool, tyro.conf.arg(name="all"), tyro.conf.FlagCreatePairsOff] = False
+    each_verdict: Annotated[bool, tyro.conf.arg(name="all"), tyro.conf.FlagCreatePairsOff] = False
     """A line for every verdict, not one for each claim and subject."""
     why: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """The reason of every verdict, not of the refuted alone."""
@@ -96,7 +97,7 @@ class Check:
                               "verdicts": [asdict(verdict) for verdict in verdicts], "faults": missing,
                               "files": [str(path) for path in files]})
         else:
-            show(console, verdicts, every=self.every, why=self.why)
+            show(console, verdicts, each_verdict=self.each_verdict, why=self.why)
             for fault in missing:
                 console.print(printable(fault), markup=False)
             if not verdicts:
@@ -105,8 +106,8 @@ class Check:
             if files:
                 console.print(f"wrote {', '.join(str(path) for path in files[:3])}"
                               + (f" and {len(files) - 3} more" if len(files) > 3 else ""), markup=False)
-            console.next("creditscope reproduce p1" if not self.runs else "the same with --markdown claims.md"
-                         if self.every else "the same with --all for every definition")
+            console.next("creditscope papers reproduce p1" if not self.runs else "the same with --markdown claims.md"
+                         if self.each_verdict else "the same with --all for every definition")
         return 1 if self.strict and refuted else 0
 
     def _list(self, claims: Sequence[Claim]) -> int:
@@ -119,7 +120,7 @@ class Check:
                                       claim.ask if claim.runs else "")))
         console.print(table)
         console.print("Nothing was checked: name runs, or give --exact for what needs none.", markup=False)
-        console.next("creditscope check --exact")
+        console.next("creditscope papers check --exact")
         return 0
 
 
@@ -159,7 +160,7 @@ def _sound(place: Path, run: Evidence) -> Evidence:
         if value is not None and (isinstance(value, bool) or
                                   not isinstance(value, int | float if kind is float else kind)):
             raise CreditscopeError(f"{place}: {name} is {value!r:.60}, not a {kind.__name__}; is this a run of "
-                                   f"creditscope train?")
+                                   f"creditscope lab train?")
     columns: list[Mapping[str, Any]] = [run.groups, run.readings, run.turns]
     numbers = [(name, value) for some in (run.config, run.versions) for name, value in some.items()
                if isinstance(value, int | float)]
@@ -180,21 +181,21 @@ def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
     return list(files)
 
 
-def show(console: Console, verdicts: Sequence[ClaimVerdict], every: bool = False, why: bool = False) -> None:
+def show(console: Console, verdicts: Sequence[ClaimVerdict], each_verdict: bool = False, why: bool = False) -> None:
     """A line per claim and subject, or per verdict; the reasons of the refuted, or of all; the totals."""
     heads = ("id", "claim", "on", "verdict", "observed", "expected", "n")
     table = new_table(*heads, left=heads[:-1])
     reasons: list[tuple[str, str]] = []
-    untested = [] if every else [claim for claim, where in by_place(verdicts) if where == NOTHING]
+    untested = [] if each_verdict else [claim for claim, where in by_place(verdicts) if where == NOTHING]
     for (claim, where), some in by_place(verdicts).items():
-        for own in [[verdict] for verdict in some] if every else [some] if where != NOTHING else []:
+        for own in [[verdict] for verdict in some] if each_verdict else [some] if where != NOTHING else []:
             first, words = own[0], told(own)
-            what, subject = (first.definition, first.subject) if every else (CLAIMS[claim].title, where)
+            what, subject = (first.definition, first.subject) if each_verdict else (CLAIMS[claim].title, where)
             numbers = (observed(first), first.expected, sample(first)) if len(own) == 1 else ("", "", "")
             table.add_row(claim, Text(printable(what)), Text(printable(subject)), Text(words, COLOURS[words[0]]),
                           *(Text(printable(text)) for text in numbers))
         told_of = some if why else [verdict for verdict in some if verdict.outcome == "refuted"]
-        shown = told_of if every or why else told_of[:1]
+        shown = told_of if each_verdict or why else told_of[:1]
         more = f" (and {len(told_of) - len(shown)} more: --all)" if len(told_of) > len(shown) else ""
         several = len({verdict.definition for verdict in some}) > 1
         reasons += [(SHAPES[v.outcome], f"{claim} [{v.subject}]{f' {v.definition}' if several and v.definition else ''}"

@@ -1,4 +1,4 @@
-"""`creditscope compare`: train with each credit estimator, or brake, at equal rollouts, then a table and a figure."""
+"""`creditscope lab compare`: train with each value of a setting at equal rollouts, then a table and a figure."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class Compare:
     again and runs that were stopped go on, so the same command continues after Ctrl-C; with --no-run it only compares.
 
     For example:
-      creditscope compare credit                                            # ten estimators, five seeds each
-      creditscope compare credit outcome step_reward monte_carlo,samples=2 --seeds 3
-      creditscope compare credit outcome gae --rollouts 1000 --seeds 2      # a first look in minutes
-      creditscope compare credit --no-run                                   # table and figure of what is there
-      creditscope compare brake                                             # brakes on overshoot, at μ = 4
-      creditscope compare brake none recall shorten,share=0.02 --inner-steps 8 --seeds 3
+      creditscope lab compare credit                                        # ten estimators, five seeds each
+      creditscope lab compare credit outcome step_reward monte_carlo,samples=2 --seeds 3
+      creditscope lab compare credit outcome gae --rollouts 1000 --seeds 2  # a first look in minutes
+      creditscope lab compare credit --no-run                               # table and figure of what is there
+      creditscope lab compare brake                                         # brakes on overshoot, at μ = 4
+      creditscope lab compare brake none recall shorten,share=0.02 --inner-steps 8 --seeds 3
     """
 
     what: Annotated[Literal["credit", "brake"], tyro.conf.Positional]
     """The setting that differs between the runs: credit, or brake (against overshoot past the bound at μ > 1)."""
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Estimators (creditscope credit) or brakes (creditscope optimizer --brakes), with options after commas. By
+    """Estimators (creditscope list credits) or brakes (creditscope list brakes), with options after commas. By
     default outcome, optimal_scalar, optimal_sequence, optimal_token, step_reward, prefix_tree, gae, entropy_mask, salt
     and monte_carlo; or none, recall, shorten, restart and kl_stop; with --no-run all in --out."""
     seeds: int = 5
@@ -69,11 +69,11 @@ class Compare:
     lr: float = 1e-4
     """Learning rate."""
     method: str = "grpo"
-    """The method that uses the credit: creditscope methods."""
+    """The method that uses the credit: creditscope list methods."""
     model: str = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
     task: str = "arithmetic"
-    """As of creditscope train."""
+    """As of creditscope lab train."""
     eval_problems: int = 1000
     """Test problems per evaluation."""
     points: int = 4
@@ -88,7 +88,7 @@ class Compare:
     """Where the runs (NAME/seed-S), table.md, table.json and figure.svg go; by default runs/compare for credit,
     runs/brakes for brake."""
     no_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Train nothing: compare the finished runs in --out, or their evidence (creditscope check --save)."""
+    """Train nothing: compare the finished runs in --out, or their evidence (creditscope papers check --save)."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     @property
@@ -175,7 +175,8 @@ class Compare:
         console.print(f"{page.legend}\n", markup=False)
         for sentence in said:
             console.print(f"[bold]{escape(sentence)}[/]")
-        show_end(console, out, failed, files, can_draw(), command_line("compare", self.what, "--no-run", "--out", out))
+        show_end(console, out, failed, files, can_draw(),
+                 command_line("lab", "compare", self.what, "--no-run", "--out", out))
         return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""`creditscope demo`: train the packaged model with R = 2, 4, 8 from the same start, compare, report."""
+"""`creditscope lab demo`: train the packaged model with R = 2, 4, 8 from the same start, compare, report."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ class Demo:
     """Train a small language model by GRPO on this machine: R = 2, 4 and 8 from the same start.
 
     Writes two pages: the three runs side by side, and R = 8 in full, down to the credit of every token.
+
+    For example:
+      creditscope lab demo
+      creditscope lab demo --steps 20 --out runs/first    # quicker
     """
 
     steps: int = 60
@@ -73,7 +77,7 @@ class Demo:
         console.print(f"wrote {out}/r2, r4, r8 in {time.perf_counter() - start:.0f} s", markup=False)
         for what, path in reports.items():
             console.print(f"open {path}: {what}", markup=False)
-        console.next(command_line("report", out / "r8", "--open"), "creditscope methods")
+        console.next(command_line("report", out / "r8", "--open"), "creditscope list methods")
         return 0
 
 

@@ -13,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from creditscope.cli.output import STATE_COLOURS, Output, new_table
+from creditscope.cli.positionals import OnePath
 from creditscope.diagnosis import confidence
 from creditscope.diagnosis import read as readers
 from creditscope.diagnosis.engine import SIGNS, Diagnosis, diagnose
 from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.of_record import unread
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.report.diagnosed import chain
 
 
@@ -40,7 +41,7 @@ class Doctor:
       creditscope doctor runs                                       # every run below, one line each
     """
 
-    run_or_log: Annotated[Path, tyro.conf.Positional]
+    path: OnePath
     """A folder of creditscope or TRL, a folder of such folders, a log with one row per line, or a .csv table."""
     config: Path | None = None
     """The run's settings, as JSON or YAML; by default those in the run's folder."""
@@ -53,10 +54,10 @@ class Doctor:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        runs = runs_below(self.run_or_log)
+        runs = runs_below(self.path)
         if len(runs) > 1:
             return self._every(runs)
-        log = readers.read(runs[0] if runs else self.run_or_log, self.config, self.sets)
+        log = readers.read(runs[0] if runs else self.path, self.config, self.sets)
         found = diagnose(log)
         if self.output.json:
             self.output.emit(of_log(log) | as_dict(found))
@@ -64,7 +65,7 @@ class Doctor:
             console = self.output.console()
             show(console, log, found, self.why)
             console.next("the same with --config FILE or --set NAME=VALUE, so that less is assumed"
-                         if not log.settings.given else "creditscope methods" if self.why else
+                         if not log.settings.given else "creditscope list methods" if self.why else
                          "the same with --why, for the evidence of every finding")
         return 1 if self.strict and has_broken(found) else 0
 
@@ -78,7 +79,7 @@ class Doctor:
                 diagnosis = diagnose(log)
             except CreditscopeError as error:
                 diagnosis = unread(reason(str(error), run))
-            found[str(run.relative_to(self.run_or_log))] = log, diagnosis
+            found[str(run.relative_to(self.path))] = log, diagnosis
         if self.output.json:
             self.output.emit({"runs": [{"run": name} | of_log(log) | as_dict(each)
                                        for name, (log, each) in found.items()]})
@@ -86,7 +87,7 @@ class Doctor:
             console = self.output.console()
             show_runs(console, {name: diagnosis for name, (_, diagnosis) in found.items()})
             worst = min(found, key=lambda name: list(SIGNS).index(found[name][1].state))
-            console.next(f"creditscope doctor {printable(str(self.run_or_log / worst))}")
+            console.next(command_line("doctor", self.path / worst))
         return 1 if self.strict and any(has_broken(diagnosis) for _, diagnosis in found.values()) else 0
 
 

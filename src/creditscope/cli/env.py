@@ -17,7 +17,12 @@ PACKAGES = ("torch", "numpy", "transformers", "safetensors", "tyro", "rich", "tr
 
 @dataclass(frozen=True)
 class Env:
-    """Print versions and devices for a bug report; no path, no user name and no variable is in it."""
+    """Print versions and devices for a bug report; no path, no user name and no variable is in it.
+
+    For example:
+      creditscope env
+      creditscope env --json
+    """
 
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 

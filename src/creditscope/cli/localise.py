@@ -1,4 +1,4 @@
-"""`creditscope localise`: how well credit marks the wrong step of a solution."""
+"""`creditscope papers localise`: how well credit marks the wrong step of a solution."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Localise:
     """Measure how well credit marks the wrong step: area under the ROC curve, for every credit estimator.
 
     For example:
-      creditscope localise                                  # arithmetic with planted errors, the packaged model
-      creditscope localise --problems 50 --samples 4        # quicker
-      creditscope localise --credit monte_carlo,samples=32 prefix_tree
-      creditscope localise --processbench gsm8k.json SmolLM2-135M-Instruct.gguf
+      creditscope papers localise                            # arithmetic with planted errors, the packaged model
+      creditscope papers localise --problems 50 --samples 4  # quicker
+      creditscope papers localise --credit monte_carlo,samples=32 prefix_tree
+      creditscope papers localise --processbench gsm8k.json SmolLM2-135M-Instruct.gguf
     """
 
     model: Annotated[str, tyro.conf.Positional] = "tiny"
@@ -74,7 +74,7 @@ class Localise:
         console.print("  ".join(f"{name} {value:.4g}" for name, value in outcome.facts.items()), markup=False)
         console.print(f"{sum(outcome.seconds.values()):.0f} s: " + ", ".join(
             f"{name} {value:.1f}" for name, value in outcome.seconds.items() if value >= 0.1), markup=False)
-        console.next("creditscope credit NAME")
+        console.next("creditscope list credits NAME")
         return 0
 
     def _measure(self, bar: Progress) -> StudyResult:

@@ -1,38 +1,22 @@
-"""The command line: verb -> module. Bad input ends with one sentence and exit code 2, never with a traceback."""
+"""The command line: words -> command -> exit code. Bad input ends with one sentence and exit code 2, never with a
+traceback."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import operator
+import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from creditscope import __version__
-from creditscope.cli.train import Train
+from creditscope.cli.commands import find, help_for
+from creditscope.cli.old_names import renamed
 from creditscope.errors import CreditscopeError, printable
 from creditscope.files.memory import is_short, sentence
 from creditscope.files.streams import ReaderLeft
-
-DESCRIPTION = "See where the credit goes when a language model is trained by reinforcement."
-
-VERBS: dict[str, type[Any]] = {
-    name: getattr(importlib.import_module(f"creditscope.cli.{name}"), name.capitalize())
-    for name in ("demo", "warmup", "train", "report", "doctor", "check", "reproduce", "compare", "localise", "scope",
-                 "prefix", "optimizer", "methods", "credit", "selftest", "env")}
-"""A verb is the class of its name in the module of its name; the order is that of --help."""
-
-
-def verbs(asked: str) -> Any:
-    """All verbs as one type: the one that was asked for with its whole docstring, the others with its first line."""
-    listed = [Annotated[verb, tyro.conf.subcommand(
-        name, description=None if name == asked else (verb.__doc__ or "").strip().splitlines()[0])]
-        for name, verb in VERBS.items()]
-    return functools.reduce(operator.or_, listed)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -42,30 +26,68 @@ def main(args: Sequence[str] | None = None) -> None:
         code = run(args)
         sys.stdout.flush()
     except CreditscopeError as error:
-        print(f"creditscope: {printable(str(error))}", file=sys.stderr)
+        complain(str(error))
         code = 2
     except (ReaderLeft, BrokenPipeError):
         code = 128 + signal.SIGPIPE if "--strict" in args else 0  # 0 would be a verdict
     except KeyboardInterrupt:
-        print("creditscope: interrupted", file=sys.stderr)
+        complain("interrupted")
         code = 130
     except (RuntimeError, MemoryError) as error:
         if not is_short(error):
             raise
-        print(f"creditscope: {printable(sentence(error))}", file=sys.stderr)
+        complain(sentence(error))
         code = 2
     sys.exit(code)
 
 
 def run(args: Sequence[str]) -> Any:
-    if args == ["--version"]:
+    """The exit code of a command line."""
+    if list(args) == ["--version"]:
         print(f"creditscope {__version__}")
         return 0
+    args, hint = renamed(list(args))
+    if hint:
+        complain(hint)
+    if (text := help_for(args)) is not None:
+        print(text)
+        return 0 if args[-1:] in (["-h"], ["--help"]) else 2  # without a command nothing was done
     try:
-        verb = tyro.cli(verbs(args[0] if args else ""), prog="creditscope", args=args, description=DESCRIPTION)
-        if isinstance(verb, Train) and verb.resume:
+        verb = parse(args)
+        if getattr(verb, "resume", False) and hasattr(verb, "as_recorded"):
             # Flags that are not given keep the run's own values: the words are parsed again with these as defaults.
-            verb = tyro.cli(Train, prog="creditscope train", args=args[1:], default=verb.as_recorded())
+            verb = parse(args, verb.as_recorded())
     except SystemExit as end:  # --help, or a flag that does not exist
         return end.code
     return verb.run()
+
+
+def parse(args: Sequence[str], default: Any = None) -> Any:
+    """The command with its flags; `default` has the values of those that are not given."""
+    import tyro
+
+    command, words = find(args)
+    given = {} if default is None else {"default": default}
+    return tyro.cli(command.load(), prog=f"creditscope {command.name}", args=words, **given)
+
+
+def complain(text: str) -> None:
+    """One message on the error stream, wrapped on a terminal."""
+    line = f"creditscope: {printable(text)}"
+    print(wrapped(line, min(80, shutil.get_terminal_size().columns)) if sys.stderr.isatty() else line, file=sys.stderr)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines broken between words; a longer word stays whole. What follows a term and two spaces stays below itself.
+
+    >>> print(wrapped("expected one of\\n  a table   .csv or .tsv with columns", 24))
+    expected one of
+      a table   .csv or .tsv
+                with columns
+    """
+    def fill(line: str) -> str:
+        term = re.match(r" +\S.*? {2,}", line)
+        return textwrap.fill(line, width, subsequent_indent=" " * (len(term[0]) if term else 0),
+                             break_long_words=False, break_on_hyphens=False)
+
+    return "\n".join(map(fill, text.splitlines()))

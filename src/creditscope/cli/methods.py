@@ -1,4 +1,4 @@
-"""`creditscope methods`: the table of methods, or one of them in full."""
+"""`creditscope list methods`: the table of methods, or one of them in full."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Methods:
     """Show the table of methods, or one: equation, diff from its parent, citations, its loss at ratio 1, properties.
 
     For example:
-      creditscope methods                 # all rows
-      creditscope methods dapo            # one row
-      creditscope methods --dialects      # what TRL and verl compute under these names
-      creditscope methods grpo --json     # for a program
+      creditscope list methods              # all rows
+      creditscope list methods dapo         # one row
+      creditscope list methods --dialects   # what TRL and verl compute under these names
+      creditscope list methods grpo --json  # for a program
     """
 
     name: Annotated[str | None, tyro.conf.Positional] = None
@@ -62,7 +62,8 @@ class Methods:
             console.print(f"Formulas are left out below {WIDE} columns.")
         console.print("Properties at ratio 1, β = 0, measured by the tests. yes: holds  no: does not  "
                       "–: credit comes from outside.")
-        console.next("creditscope methods NAME", *([] if self.dialects else ["creditscope methods --dialects"]))
+        console.next("creditscope list methods NAME",
+                     *([] if self.dialects else ["creditscope list methods --dialects"]))
 
     def _one(self, row: Method) -> None:
         if (console := self.output.console_or_json(as_dict(row))) is None:

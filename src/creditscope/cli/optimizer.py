@@ -1,14 +1,12 @@
-"""`creditscope optimizer`: overshoot, reward scale and update geometry of a run, from its record alone."""
+"""A run's part of `creditscope inspect`: overshoot, reward scale and update geometry, from the record alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,13 +14,11 @@ from rich.table import Table
 from creditscope.cli.output import Output, new_table
 from creditscope.diagnosis.optimizer_numbers import Findings, read
 from creditscope.diagnosis.optimizer_verdicts import NAME, as_dict, last_update, verdicts
-from creditscope.errors import CreditscopeError, command_line, printable
-from creditscope.optimizer.table import BRAKES
+from creditscope.errors import command_line, printable
 from creditscope.runs.intervals import Interval
 from creditscope.runs.numbers import percent, spanned
 
-CARRY_STEPS, CARRY_LAGS = (2, 10, 50, 1000), range(5)
-MEASURE = "creditscope train --inner-steps 4 --probe light"
+MEASURE = "creditscope lab train --inner-steps 4 --probe light"
 
 LEGEND = {
     "overshoot": """\
@@ -32,7 +28,7 @@ after: share of that distance made after the token's own gradient was 0.  KL: fr
 growth by momentum, by fresh gradients: effect of the two parts of the updates on tokens that were past, to first order,
   in nats per bounded token; tokens that cross the bound in the update are not in it.
 carry: share of a full step that a token still makes at the first update without a gradient of its own; predicted:
-  C_{T,0} of arXiv:2601.05002, Eq. 36 (creditscope optimizer --carry).""",
+  C_{T,0} of arXiv:2601.05002, Eq. 36 (creditscope papers carry).""",
     "scale": """\
 change: ‖Δ(φ) − Δ(1)‖/‖Δ(1)‖, if all credit since the start had been multiplied by φ.  cosine: of the two updates.
   –: not known from the optimiser's state, as after a gradient that was clipped to --clip-norm.
@@ -44,91 +40,22 @@ INTERVALS = """\
   how much they differ, not the spread between runs."""
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """Show overshoot past the bound, the reward scale, update geometry, and whether the loss follows the reward.
-
-    Reads the record of a run; nothing is trained and no model is loaded. Several runs make one table.
-
-    For example:
-      creditscope train --inner-steps 4 --probe light --out runs/a       # a run that is measured
-      creditscope optimizer runs/a                                       # one screen
-      creditscope optimizer runs/a runs/b                                # beside each other
-      creditscope optimizer runs/a --json                                # everything, for a program
-      creditscope optimizer --carry --betas 0.9 0.95                     # steps of Adam after the gradient is 0
-      creditscope optimizer --brakes                                     # the remedies against overshoot
-    """
-
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Folders written by creditscope train."""
-    carry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print C_{T,k} of arXiv:2601.05002, Eq. 36, instead of a run."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """β₁ and β₂ of Adam, for --carry."""
-    brakes: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """List the brakes of creditscope train --brake instead of a run: equation, cost, options."""
-    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
-
-    def run(self) -> int:
-        if self.carry + self.brakes + bool(self.runs) != 1:
-            raise CreditscopeError("give the folder of a run, or --carry, or --brakes, one of them; for example: "
-                                   "creditscope optimizer runs/a")
-        if self.brakes:
-            self._brakes()
-        elif self.carry:
-            self._carry()
-        else:
-            self._runs()
-        return 0
-
-    def _runs(self) -> None:
-        found = [read(path) for path in self.runs]
-        if (console := self.output.console_or_json({"runs": [as_dict(one) for one in found]})) is None:
-            return
-        if len(found) == 1:
-            show(console, found[0])
-        else:
-            console.print(as_table(found))
+def show_runs(paths: Sequence[Path], output: Output, why: bool = False) -> None:
+    """One run block by block, or several beside each other; with `why` the meaning of each number."""
+    found = [read(path) for path in paths]
+    if (console := output.console_or_json({"runs": [as_dict(one) for one in found]})) is None:
+        return
+    if len(found) == 1:
+        show(console, found[0])
+    else:
+        console.print(as_table(found))
+    if why:
         blocks = {block for one in found for block in verdicts(one)}
         legend = [*(text for block, text in LEGEND.items() if block in blocks), INTERVALS]
         console.print("\n".join(legend) + "\n", markup=False)
-        after = command_line("optimizer", found[0].run) if len(found) > 1 else "creditscope optimizer --brakes"
-        console.next(after if any(one.measured for one in found) else MEASURE)
-
-    def _brakes(self) -> None:
-        rows = [asdict(row) | {"idle": row.idle_bounds} for row in BRAKES.values()]
-        if (console := self.output.console_or_json({"brakes": rows})) is None:
-            return
-        for row in BRAKES.values():
-            console.print(f"[bold]{row.name}[/]  {row.title}")
-            options = [f"{name}={option.default}: {option.meaning}" for name, option in row.options.items()]
-            for line in filter(None, (row.equation, f"cost: {row.cost}", *options, row.note)):
-                console.print(f"  {line}", markup=False)
-        console.print("\nw = ∂J/∂log π of a token; w(1): at its first update.  c: the token's share of the first "
-                      "moment.\nβ, γ: weights of the old moment and of the new gradient, β₁ and 1 − β₁ for Adam.  "
-                      "Derivations: docs/optimizer.md", markup=False)
-        console.next("creditscope train --inner-steps 4 --brake recall")
-
-    def _carry(self) -> None:
-        from creditscope.optimizer.replay import carry, carry_limit  # late: loads torch
-
-        try:
-            rows = {step: [carry(step, lag, self.betas) for lag in CARRY_LAGS] for step in CARRY_STEPS}
-            limit = [carry_limit(lag, self.betas) for lag in CARRY_LAGS]
-        except OverflowError:
-            raise CreditscopeError(f"--betas {self.betas[0]} {self.betas[1]}: the carry is too large for a float; give "
-                                   f"a larger β₂") from None
-        data = {"betas": self.betas, "lags": list(CARRY_LAGS), "steps": rows, "limit": limit}
-        if (console := self.output.console_or_json(data)) is None:
-            return
-        table = new_table("T", *(f"k = {lag}" for lag in CARRY_LAGS), left=(),
-                          title=f"C_{{T,k}} of Adam, β₁ = {self.betas[0]:g}, β₂ = {self.betas[1]:g}")
-        for name, row in [*rows.items(), ("∞", limit)]:
-            table.add_row(str(name), *(f"{value:.4f}" for value in row))
-        console.print(table)
-        console.print("A gradient that lasted T − 1 steps is 0 from step T on. C_{T,k} is the share of a full step "
-                      "that Adam still makes at step T + k.\narXiv:2601.05002, Eq. 36; ε = 0.", markup=False)
-        console.next(MEASURE, "creditscope optimizer RUN")
+    after = (command_line("inspect", found[0].run) if len(found) > 1 else "creditscope list brakes" if why else
+             "the same with --why, for the meaning of each number")
+    console.next(after if any(one.measured for one in found) else MEASURE)
 
 
 COLUMNS = {"past the bound": "past", "distance (nats)": "distance", "after": "after", "KL": "kl"}

@@ -1,27 +1,31 @@
-"""`creditscope prefix`: the sum of weight times advantage on prefixes that answers share, in a run or a file."""
+"""The part of `creditscope inspect --prefix`: the sum of weight times advantage on prefixes that answers share.
+
+There the answers of a group have one log-prob in common, so its gradient is multiplied by W = Σ_i ω_it A_it over the
+answers with that prefix. Even weights and a group-mean baseline give W = 0 where the whole group shares it; 1/L_i gives
+short answers more weight (arXiv:2601.05002, Prop. 1). Read at ratio 1, before any update.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.markup import escape
 
 from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError, command_line, printable
-from creditscope.files.arrays import fitting
 from creditscope.methods.find import find
 from creditscope.methods.table import METHODS, even
+from creditscope.offline.settings import Settings
 from creditscope.runs import schema
-from creditscope.runs.arrays import ROLLOUTS
 from creditscope.runs.record import Record
 
 if TYPE_CHECKING:
     from creditscope.batch.rollouts import Rollouts
-    from creditscope.exact.prefix_bias import PrefixBias
+    from creditscope.exact.shared_prefix import PrefixBias
     from creditscope.methods.axes import Method
 
 MOST = 8
@@ -33,74 +37,42 @@ COLUMNS = {"root": "root", "bias": "bias", "length_positive": "length\nA > 0", "
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """Measure the effect of a method's weights on the first tokens that the answers of a group share.
+class PrefixView:
+    """The table of all methods, or one method in full, on the rollouts of one batch."""
 
-    There the answers have one log-prob in common, so its gradient is multiplied by W = sum of weight times advantage
-    over the answers with that prefix. Even weights and a group-mean baseline give W = 0 where the whole group shares
-    it; 1/L_i gives short answers more weight (arXiv:2601.05002, Prop. 1). Read at ratio 1, before any step.
-
-    For example:
-      creditscope prefix runs/mine                        # a run that kept rollouts: every method, side by side
-      creditscope prefix runs/mine --method grpo          # one method, and where its weights matter most
-      creditscope prefix runs/mine --step 20 --json
-      creditscope prefix rollouts.jsonl --method gspo     # tokens, logp, reward, group: see creditscope scope --help
-    """
-
-    source: Annotated[Path, tyro.conf.Positional]
-    """A folder written by creditscope train, or JSON lines, one rollout per line."""
-    method: str | None = None
-    """A row of the table (creditscope methods), or its variant with even weights: NAME_even. All rows by default."""
-    step: int | None = None
-    """Of a run: the step whose rollouts to read; by default the last that was kept."""
-    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+    source: Path
+    method: str | None
+    step: int | None
+    settings: Settings
+    output: Output
 
     def run(self) -> int:
         name = self.method or ""
         plain = name if name in METHODS else name.removesuffix("_even")
         # A wrong name is an error before torch is loaded.
         method = None if self.method is None else find(name) if plain == name else even(find(plain))
-        rollouts, facts = self._read()
+        rollouts, step = (of_run if is_run(self.source) else self._of_file)(self.source, self.step)
+        facts: dict[str, Any] = {"source": self.source.name} | ({} if step is None else {"step": step})
+        facts |= {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}
         if method is None:
             self._table(rollouts, facts)
         else:
             self._one(method, rollouts, facts)
         return 0
 
-    def _read(self) -> tuple[Rollouts, dict[str, Any]]:
-        """The rollouts, in float64, with their source and counts."""
-        import torch
+    def _of_file(self, path: Path, step: int | None) -> tuple[Rollouts, int | None]:
+        from creditscope.offline.one_batch import read_one
 
-        from creditscope.batch.jsonl import read_jsonl
-
-        facts: dict[str, Any] = {"source": self.source.name}
-        if self.source.is_dir():
-            record = Record.open(self.source)
-            kept = record.groups()
-            if not kept:
-                raise CreditscopeError(f"{self.source} kept no rollouts; train with --keep-every 10, or give a file")
-            facts["step"] = kept[-1] if self.step is None else self.step
-            arrays = record.group(facts["step"])
-            try:
-                rollouts = rollouts_of(arrays)
-            except CreditscopeError as error:
-                raise CreditscopeError(f"the rollouts of step {facts['step']} in {self.source} are damaged: {error}; "
-                                       f"choose another --step") from None
-        elif self.step is not None:
-            raise CreditscopeError(f"--step {self.step} chooses a step of a run, but {self.source} is no folder; "
-                                   f"leave it out")
-        else:
-            rollouts = read_jsonl(self.source, dtype=torch.float64)
-        return rollouts, facts | {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}
+        return read_one(path, self.settings, step)
 
     def _table(self, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.exact.prefix_bias import prefix_bias, summary
+        from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 
         found: dict[str, dict[str, Any]] = {}
         left_out: dict[str, str] = {}
         for name, row in METHODS.items():
             try:
-                found[name] = summary(prefix_bias(row, rollouts), rollouts)
+                found[name] = prefix_metrics(prefix_bias(row, rollouts), rollouts)
             except CreditscopeError as error:
                 left_out[name] = str(error)
         if not found:
@@ -117,13 +89,13 @@ class Prefix:
                       "length: x of weight ∝ L^x among answers with A > 0, and with A < 0; -1 is 1/L_i, 0 is even")
         for name, why in left_out.items():
             console.print(f"left out: {'' if name in why else f'{name}: '}{printable(why)}", markup=False)
-        console.next(command_line("prefix", self.source, "--method", "grpo"))
+        console.next(self._again("grpo"))
 
     def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.exact.prefix_bias import prefix_bias, summary
+        from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 
         found = prefix_bias(method, rollouts)
-        reading = summary(found, rollouts)
+        reading = prefix_metrics(found, rollouts)
         worst = most_biased(found, rollouts)
         data = facts | {"method": method.name} | reading | {"most_biased": worst}
         if (console := self.output.console_or_json(data)) is None:
@@ -140,11 +112,14 @@ class Prefix:
                               number(node["even"], "+.2e"), escape(printable(node["prefix"].replace("\n", "⏎"))))
             console.print(table)
         if reading.get(schema.PREFIX_BIAS, 0.0) > ROUNDING and even(method).diff(method):
-            console.next(command_line("prefix", self.source, "--method", f"{method.name}_even"))
+            console.next(self._again(f"{method.name}_even"))
         elif method.name in METHODS:
-            console.next(f"creditscope train --method {method.name}")
+            console.next(f"creditscope lab train --method {method.name}")
         else:
-            console.next(f"creditscope methods {method.parent}")
+            console.next(f"creditscope list methods {method.parent}")
+
+    def _again(self, method: str) -> str:
+        return command_line("inspect", self.source, "--prefix", *self.settings.flags(), "--method", method)
 
     def _headline(self, facts: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
         where = printable(facts["source"]) + (f", step {facts['step']}" if "step" in facts else "")
@@ -153,17 +128,19 @@ class Prefix:
                 f"{reading[schema.PREFIX_ROOT_NODES]} of these are of a whole group")
 
 
-def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
-    """Rollouts from the arrays that a run kept, floats in float64; arrays that are no field are ignored."""
-    import torch
+def is_run(path: Path) -> bool:
+    """Whether a path is a record of creditscope, also a damaged one."""
+    return os.path.lexists(path / "run.json")
 
-    from creditscope.batch.rollouts import Rollouts
 
-    known = {field.name: field.default is MISSING and field.default_factory is MISSING for field in fields(Rollouts)}
-    found = fitting(arrays, ROLLOUTS, [name for name, needed in known.items() if needed])
-    given: dict[str, Any] = {name: array.tolist() if array.dtype.kind == "U" else torch.as_tensor(array)
-                             for name, array in found.items() if name in known}
-    return Rollouts(**given)
+def of_run(path: Path, step: int | None) -> tuple[Rollouts, int]:
+    """The rollouts that a run kept at a step, by default the last, in float64; and the step."""
+    record = Record.open(path)
+    kept = record.groups()
+    if not kept:
+        raise CreditscopeError(f"{path} kept no rollouts; train with --keep-every 10, or give a file of rollouts")
+    step = kept[-1] if step is None else step
+    return record.rollouts(step), step
 
 
 def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:

@@ -17,10 +17,11 @@ from rich.text import Text
 from creditscope.claims.evidence import places
 from creditscope.cli.doctor import as_dict
 from creditscope.cli.output import STATE_COLOURS, Output
+from creditscope.cli.positionals import Runs
 from creditscope.cli.progress import Progress
 from creditscope.diagnosis.engine import SIGNS
 from creditscope.diagnosis.finding import State
-from creditscope.diagnosis.readers.folders import record_in
+from creditscope.diagnosis.readers.folders import record_in, state_in
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
 from creditscope.report.answers import answers
@@ -30,6 +31,7 @@ from creditscope.report.run import Run
 from creditscope.report.settings import Several, has_no_step
 from creditscope.report.standing import standing
 from creditscope.report.watch import Server, Watched, serve
+from creditscope.runs.record import WRITERS
 
 OURS = b'<meta name="generator" content="creditscope '
 """A report has this near its start, other files do not."""
@@ -44,23 +46,23 @@ class Report:
     optimiser in numbers. Both are printed here too. How to read the rest: docs/report.md.
 
     For example:
-      creditscope report runs/mine                        # writes runs/mine/report.html
-      creditscope report runs/mine --open                 # and opens it
-      creditscope report runs/mine --watch --open         # follows a run while it trains; Ctrl-C ends it
-      creditscope report runs/demo -o demo.html           # all runs in a folder side by side; seeds give the intervals
-      creditscope report runs/a runs/b results/p1-tiny    # folders of runs, and files of creditscope check --save
+      creditscope report runs/mine                      # writes runs/mine/report.html
+      creditscope report runs/mine --open               # and opens it
+      creditscope report runs/mine --watch --open       # follows a run while it trains; Ctrl-C ends it
+      creditscope report runs/demo -o demo.html         # all runs in a folder side by side; seeds give the intervals
+      creditscope report runs/a runs/b results/p1-tiny  # folders of runs, and files of creditscope papers check --save
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, *.evidence.json files, or folders that hold some of either."""
+    runs: Runs
+    """Folders of runs, *.evidence.json files (papers check --save), or folders that hold some of either."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = None
     """The file to write; by default RUN/report.html for one run, and ./report.html for several."""
     open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Open the page in the browser."""
     watch: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Serve the page to this machine alone and renew it while the run goes on. Writes no file."""
-    claims: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Also put the papers' claims to these runs, as creditscope check does."""
+    papers: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also put the papers' claims to these runs, as creditscope papers check does."""
     port: int = 0
     """With --watch: the port; 0 takes any that is free."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
@@ -86,7 +88,7 @@ class Report:
             raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
         out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"
         refuse_other_files(out)
-        text = page_of(found, with_claims=self.claims)
+        text = page_of(found, papers=self.papers)
         write_file(out, text)
         seconds, size = time.perf_counter() - start, len(text.encode())
         if self.output.json:
@@ -118,10 +120,10 @@ class Report:
         charts = [] if vega() else ["no charts: they need vl-convert: pip install 'creditscope[plot]'"]
         for line in (*found.faults, *charts, f"wrote {out}: {cost}"):
             console.print(printable(line), markup=False)
-        console.next(("" if self.open else "the same with --open, or ") + command_line("check", *self.runs))
+        console.next(("" if self.open else "the same with --open, or ") + command_line("papers", "check", *self.runs))
 
     def _serve(self) -> int:
-        watched = Watched(self.runs, lambda: build(self.runs, live=True, with_claims=self.claims))
+        watched = Watched(self.runs, lambda: build(self.runs, live=True, papers=self.papers))
         awaited = [path for path in places(self.runs) if not path.exists() or has_no_step(path)]
         if not awaited:
             refuse_sources(self.runs)
@@ -151,16 +153,13 @@ def refuse_sources(paths: Sequence[Path]) -> None:
     """Raise for paths that no report can be made of."""
     for path in paths:
         if not path.exists():
-            raise CreditscopeError(f"{path} does not exist; give a folder written by creditscope train")
+            raise CreditscopeError(f"{path} does not exist; give a folder written by {WRITERS}")
         if path.is_file() and not path.name.endswith(".evidence.json"):
-            raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope check "
+            raise CreditscopeError(f"{path} is no run's folder, nor a *.evidence.json file of creditscope papers check "
                                    f"--save; a trainer's log is read by {command_line('doctor', path)}")
-        if any(any(path.glob(f"{folder}trainer_state.json")) for folder in ("", "checkpoint-*/")):
-            record = record_in(path)
-            inside = f"its record is {command_line('report', record)}; " if record and record != path else ""
-            if record != path:
-                raise CreditscopeError(f"{path} holds a log of TRL's, no record; {inside}read the log with "
-                                       f"{command_line('doctor', path)}")
+        if state_in(path) is not None and record_in(path) is None:
+            raise CreditscopeError(f"{path} holds a log of TRL's, no record; read the log with "
+                                   f"{command_line('doctor', path)}. A record is written by {WRITERS}")
 
 
 def refuse_place(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`creditscope reproduce`: run what the claims of a paper need, then check them, with the paper's table and figures."""
+"""`creditscope papers reproduce`: the runs that a paper's claims need, the verdicts, its table and figures."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Reproduce:
     together, 15 ms per rollout and 10 s per start: about 20 minutes; p2 about 15; full takes hours, or a GPU.
 
     For example:
-      creditscope reproduce p1                                     # the packaged model
-      creditscope reproduce p2 --budget full --jobs 16
-      creditscope reproduce p1 nvidia/Nemotron-Mini-4B-Instruct --task gsm8k:openai/gsm8k --groups 2 4 8 --steps 300
-        --lr 1e-6 --max-tokens 320 --accumulate 8                  P1's own model and task, with a GPU that holds it
+      creditscope papers reproduce p1  # the packaged model
+      creditscope papers reproduce p2 --budget full --jobs 16
+      creditscope papers reproduce p1 nvidia/Nemotron-Mini-4B-Instruct --task gsm8k:openai/gsm8k --groups 2 4 8
+        --steps 300 --lr 1e-6 --max-tokens 320 --accumulate 8      P1's own model and task, with a GPU that holds it
     """
 
     what: Annotated[Literal["p1", "p2"], tyro.conf.Positional]
@@ -94,7 +94,7 @@ class Reproduce:
             return
         if not self.output.json:
             self.output.console().print("first a short warm-up, so that the packaged model knows the words up and down")
-        job = Job(WARM, ("warmup", self.size.model, "--task", "turns", "--out", str(warm), *WARM_UP, "--json"),
+        job = Job(WARM, ("lab", "warmup", self.size.model, "--task", "turns", "--out", str(warm), *WARM_UP, "--json"),
                   warm.with_suffix(".log"))
         why = run_jobs([job], 1, lambda: False, lambda running, ended: None).get(WARM)
         if why is not None:
@@ -119,7 +119,7 @@ class Reproduce:
             console = self.output.console()
             show(console, verdicts)
             show_end(console, self.place, failed, files, self.what != "p1" or can_draw(),
-                     command_line("check", self.place, "--all"))
+                     command_line("papers", "check", self.place, "--all"))
         return 1 if failed else 0
 
     def command(self) -> str:
@@ -129,7 +129,7 @@ class Reproduce:
         words = [word for name, value in flags.items() for word in (
             f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else (value,)))]
         model = [] if self.size.model == "tiny" else [Path(self.size.model).name]
-        return command_line("reproduce", self.what, *model, *words)
+        return command_line("papers", "reproduce", self.what, *model, *words)
 
 
 def placed(plan: Plan, out: Path) -> dict[str, Config]:

@@ -30,6 +30,10 @@ class Selftest:
     Every check computes the same numbers in two ways: the Gram and a loop of backwards, the table of methods and a twin
     in plain Python, our rows and TRL's own trainers, a run and the same run under the microscope. Planted errors must
     be refused. Exit code 1 if a check fails.
+
+    For example:
+      creditscope selftest
+      creditscope selftest --device cpu --json
     """
 
     device: str = "auto"
@@ -64,7 +68,7 @@ class Selftest:
         for name, value in [*known.items(), ("date", today), ("digest", digest(lines, known))]:
             console.print(f"{name:<14}{value}", markup=False)
         console.print(f"\n{sentence(lines, known, today)}", markup=False, soft_wrap=True)
-        console.next("creditscope env" if failed else "creditscope demo")
+        console.next("creditscope env" if failed else "creditscope lab demo")
         return int(failed)
 
 

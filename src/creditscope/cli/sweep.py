@@ -108,7 +108,7 @@ def show_end(console: Screen, place: Path, failed: Mapping[str, str], files: Seq
 def arguments(config: Config, path: Path) -> tuple[str, ...]:
     """The arguments of `creditscope` that make this run, or resume it."""
     again = ["--resume"] * (path / "run.json").exists()
-    return ("train", *flags(asdict(config)), "--out", str(path), "--json", *again)
+    return ("lab", "train", *flags(asdict(config)), "--out", str(path), "--json", *again)
 
 
 class Fleet(Progress):

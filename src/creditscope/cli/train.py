@@ -1,4 +1,4 @@
-"""`creditscope train`: run the lab's loop, or TRL's, and show its steps."""
+"""`creditscope lab train`: run the lab's loop, or TRL's, and show its steps."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Train:
     """Train a model by group-based reinforcement learning and record every step.
 
     For example:
-      creditscope train                                        # the packaged model, arithmetic, GRPO, R = 8
-      creditscope train --method dapo --group 16 --steps 100
-      creditscope train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
-      creditscope train --credit optimal_token                  # credit for tokens, not only for answers
-      creditscope train --method ppo --critic-warmup 5          # a critic, which learns alone at first
-      creditscope train --inner-steps 4 --brake recall          # several updates per batch, with a brake on momentum
-      creditscope train --scope light --every 5                 # read the geometry of the gradients every fifth step
-      creditscope train --scope light --also step_return salt   # the same rollouts under other credits, at each reading
-      creditscope train --scope light --adapt raise_group       # more rollouts per prompt once the rank has fallen
-      creditscope train --out runs/mine --resume               # go on after a stop or a kill
-      creditscope train --engine trl                           # the same by TRL's loop, also under torchrun
+      creditscope lab train                                        # the packaged model, arithmetic, GRPO, R = 8
+      creditscope lab train --method dapo --group 16 --steps 100
+      creditscope lab train HuggingFaceTB/SmolLM2-135M-Instruct --task gsm8k:train.jsonl --lora 16
+      creditscope lab train --credit optimal_token                 # credit for tokens, not only for answers
+      creditscope lab train --method ppo --critic-warmup 5         # a critic, which learns alone at first
+      creditscope lab train --inner-steps 4 --brake recall         # several updates per batch, with a brake on momentum
+      creditscope lab train --scope light --every 5                # read the geometry of the gradients every fifth step
+      creditscope lab train --scope light --also step_return salt  # the same rollouts under other credits
+      creditscope lab train --scope light --adapt raise_group      # more rollouts per prompt once the rank has fallen
+      creditscope lab train --out runs/mine --resume               # go on after a stop or a kill
+      creditscope lab train --engine trl                           # the same by TRL's loop, also under torchrun
     """
 
     config: Annotated[TrainFlags, tyro.conf.arg(name="")] = field(default_factory=TrainFlags)
@@ -74,7 +74,7 @@ class Train:
         if self.engine == "trl":
             if self.resume:
                 raise CreditscopeError("--resume: --engine trl keeps no checkpoint; start anew with another --out, "
-                                       "from a trained folder: creditscope train RUN/model --engine trl")
+                                       "from a trained folder: creditscope lab train RUN/model --engine trl")
             last, finished = run_by_trl(self.config, out, console, quiet=self.output.json or not leads(),
                                         alarm=self.alarm, stop_on=self.stop_on)
             if not leads():
@@ -112,7 +112,7 @@ class Train:
         # run.json is untrusted, so a function of the user's own has to be given again.
         own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
         scope = ["--scope", self.config.scope] if "also" in own else []  # without it, --also alone is refused
-        return command_line("train", "--out", out, "--resume", *scope,
+        return command_line("lab", "train", "--out", out, "--resume", *scope,
                        *(word for name, words in own.items() for word in (f"--{name}", *words)))
 
     def as_recorded(self) -> Train:

@@ -1,4 +1,4 @@
-"""`creditscope warmup`: a short supervised training, so that groups of answers are mixed before reinforcement."""
+"""`creditscope lab warmup`: a short supervised training, so that groups of answers are mixed before reinforcement."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Warmup:
     made as in training, so train with the same --chat.
 
     For example:
-      creditscope warmup SmolLM2-135M-Instruct.Q4_1.gguf --task gsm8k:data --epochs 4 --out runs/warm
-      creditscope train runs/warm --task gsm8k:data --method p1_grpo
-      creditscope warmup tiny --task turns --steps 60 --lr 2e-3 --out runs/turns       # learns two words, up and down
+      creditscope lab warmup SmolLM2-135M-Instruct.Q4_1.gguf --task gsm8k:data --epochs 4 --out runs/warm
+      creditscope lab train runs/warm --task gsm8k:data --method p1_grpo
+      creditscope lab warmup tiny --task turns --steps 60 --lr 2e-3 --out runs/turns  # learns two words, up and down
     """
 
     model: Annotated[str, tyro.conf.Positional]
@@ -89,7 +89,7 @@ class Warmup:
         console.print(f"loss {notes['losses'][0]:.3f} → {notes['losses'][-1]:.3f}  {notes['seconds']:.0f} s")
         console.print(f"wrote {self.out}: the model, its tokenizer and warmup.json", markup=False)
         chat = [] if self.chat == "auto" else ["--chat", self.chat]
-        console.next(command_line("train", self.out, "--task", self.task, *chat, "--method", "p1_grpo",
+        console.next(command_line("lab", "train", self.out, "--task", self.task, *chat, "--method", "p1_grpo",
                                   "--scope", "light"))
         return 0
 

@@ -75,7 +75,7 @@ class Estimator:
         for need in self.needs:
             if need not in given:
                 raise CreditscopeError(f"credit {self.name!r} needs {NEEDS[need]}, which {where} does not give; choose "
-                                       f"another of: creditscope credit")
+                                       f"another of: creditscope list credits")
 
 
 OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -202,4 +202,4 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse("monte_carlo,samples=8")
     ('monte_carlo', {'samples': 8})
     """
-    return read_spec("credit", spec, ESTIMATORS, "creditscope credit; or give your own as module:function", OWN)
+    return read_spec("credit", spec, ESTIMATORS, "creditscope list credits; or give your own as module:function", OWN)

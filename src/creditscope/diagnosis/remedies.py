@@ -212,7 +212,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "more prompts per step"),
     "no gain": Remedy(
         "nothing yet: first find the cause, with trainer.add_callback(ScopeCallback(trainer, out='runs/mine'))",
-        "nothing yet: first find the cause, with `creditscope scope` on dumped rollouts",
+        "nothing yet: first find the cause, with `creditscope inspect` on dumped rollouts",
         "nothing yet: first find the cause, with --scope light --probe light", "",
         "nothing yet: first find the cause"),
 }

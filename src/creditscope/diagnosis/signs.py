@@ -40,9 +40,9 @@ def remedy(log: Log, key: str) -> str:
 def callback(log: Log) -> str:
     """What would record the numbers of the batch."""
     return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine')) of creditscope.plugins.trl",
-            "verl": "creditscope's verl plugin, or `creditscope scope` on trainer.rollout_data_dir",
+            "verl": "creditscope's verl plugin, or `creditscope inspect` on trainer.rollout_data_dir",
             "creditscope": "--scope light --probe light, with smaller --every and --probe-every",
-            }.get(log.trainer.speech, "rollouts in a file, and `creditscope scope`")
+            }.get(log.trainer.speech, "rollouts in a file, and `creditscope inspect`")
 
 
 def at_step(series: Series) -> str:

@@ -3,7 +3,7 @@
     if share >= DEAD_WATCH:          a threshold is a float
     DEAD_WATCH.reason                the sentence that docs/doctor.md shows
 
-`doctor`, the report, `compare` and the live alarm decide by these and by no others.
+`doctor`, the report, `lab compare` and the live alarm decide by these and by no others.
 """
 
 from __future__ import annotations
@@ -205,6 +205,31 @@ NO_GAIN_FEWEST = Threshold(30, "no gain", "steps",
                            "Runs that learn seldom show it sooner, however little noise there is.")
 SAME = Threshold(0.0, "signal", "agreement of the groups' gradients",
                  "0 in expectation where gradients are noise.")
+
+# -- sentences: what decides no state, but a sentence of `inspect`, of the report or of the live display ---------------
+
+SENTENCES = ("overshoot", "reward scale", "update geometry", "loss as progress", "live warning", "several runs")
+"""Under `rule` of the thresholds below."""
+HELD = Threshold(0.01, "overshoot", "share of bounded tokens past the bound, below which the bound holds",
+                 "One token in a hundred; five times less than the rule updates watches for.")
+CARRY_CLOSE = Threshold(0.1, "overshoot", "distance of the measured carry from the predicted one, over the latter",
+                        "The prediction is of one token alone; a tenth is left for what the others add.")
+BLIND = Threshold(0.05, "reward scale", "change of the update at a tenth of the credit, below which it is blind to it",
+                  "An update proportional to the credit changes by 0.9, one that ignores it by 0; a twentieth of the "
+                  "update is close to none.")
+FOLLOWS = Threshold(0.5, "reward scale", "the same change, above which the update follows the credit",
+                    "More than half of the 0.9 by which an update proportional to the credit changes.")
+TURNED = Threshold(0.5, "update geometry", "cosine of the update with minus the gradient of its batch",
+                   "cos² = 0.25: below it less than a quarter of the update's squared length lies along the batch's "
+                   "own gradient.")
+LOST = Threshold(0.1, "update geometry", "share of weights that would not move in bfloat16",
+                 "One weight in ten; the rule rounding calls it broken at nine in ten.")
+CORRELATED = Threshold(0.5, "loss as progress", "|r| of J and the mean reward over the steps",
+                       "r² = 0.25: below it less than a quarter of the reward's variance goes with J.")
+SAMPLER_OFF = Threshold(0.01, "live warning", "largest gap in log-prob between the training forward and the sampler",
+                        "A ratio then starts 1 % off 1; rounding in float32 gives 1e-5.")
+RANGE_APART = Threshold(0.1, "several runs", "distance between the ends of two runs' rewards, over the wider range",
+                        "The ends that were seen depend on the answers: less may be chance.")
 
 THRESHOLDS: Mapping[str, Threshold] = MappingProxyType(
     {name: value for name, value in globals().items() if isinstance(value, Threshold)})

@@ -11,7 +11,7 @@ from creditscope.errors import CreditscopeError
 
 
 class ReaderLeft(BaseException):
-    """The reader of the standard output has closed it, as in `creditscope methods | head -1`; no message is printed."""
+    """The reader of the standard output closed it, as in `creditscope list methods | head -1`. Nothing is printed."""
 
 
 class Guarded(io.TextIOWrapper):

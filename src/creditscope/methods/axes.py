@@ -22,7 +22,7 @@ OWN_CREDIT, CRITIC_CREDIT = "outcome", "gae"
 """Estimators of the credit table: the method's own advantage, and a critic's."""
 
 
-# Every axis whose value is a name: name -> its meaning, as str(), in the words of `creditscope methods`.
+# Every axis whose value is a name: name -> its meaning, as str(), in the words of `creditscope list methods`.
 AXES: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "baseline": {
         "none": "r_i as it is",

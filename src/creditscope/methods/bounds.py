@@ -44,7 +44,7 @@ class Bound:
     """
 
     text: str
-    """The meaning, as `creditscope methods` prints it."""
+    """The meaning, as `creditscope list methods` prints it."""
     formula: Callable[[Method, str, str], str]
     """The term in symbols, given those of s and of A."""
     term: Factor

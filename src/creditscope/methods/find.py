@@ -19,7 +19,7 @@ def find(name: str) -> Method:
     """
     table = {**METHODS, **DIALECTS}
     if name not in table:
-        raise unknown("method", name, METHODS, see="creditscope methods")
+        raise unknown("method", name, METHODS, see="creditscope list methods")
     return table[name]
 
 

@@ -34,16 +34,16 @@ class Assembled:
     """Answers whose tokens do not decode to the text that was logged."""
 
 
-def assemble(samples: Sequence[Sample]) -> Assembled:
+def assemble(samples: Sequence[Sample], dtype: torch.dtype = torch.float32) -> Assembled:
     """The batch without a model."""
     rows = _rows(samples)
     has_logp = any("logp" in row for row in rows)
     if not any("tokens" in row for row in rows):
         rows = [row | {"tokens": [0], "logp": [0.0]} for row in rows]
-        return Assembled(_collate(rows, samples), has_tokens=False, has_logp=False)
+        return Assembled(_collate(rows, samples, dtype), has_tokens=False, has_logp=False)
     if not has_logp:
         rows = [row | {"logp": [0.0] * len(row.get("tokens", ()))} for row in rows]
-    return Assembled(_collate(rows, samples), has_logp=has_logp)
+    return Assembled(_collate(rows, samples, dtype), has_logp=has_logp)
 
 
 def assemble_for(policy: Policy, samples: Sequence[Sample], temperature: float) -> Assembled:

@@ -24,6 +24,7 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import Chosen, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
+from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 from creditscope.files.memory import enough_memory
 from creditscope.lab.step import Minibatch, PolicyPasses
 from creditscope.methods.axes import Method
@@ -115,11 +116,11 @@ _FREE = frozenset({"keep_every", "keep_most", "device", "command", "steps", "gro
 
 
 def _config(source: Source, settings: Settings) -> dict[str, Any]:
-    """config of run.json, under the names of `creditscope train` where it has them."""
+    """config of run.json, under the names of `creditscope lab train` where it has them."""
     name = source.path.name
     return asdict(settings) | {"engine": "offline", "file": name, "size": source.size, "task": name, "probe": "off",
                                "scope": settings.scope if settings.model else "off",
-                               "command": shlex.join(["creditscope", "scope", name, *settings.flags()])}
+                               "command": shlex.join(["creditscope", "inspect", name, *settings.flags()])}
 
 
 def _continue(record: Record, source: Source, trail: Trail) -> tuple[int, Place, str | None]:
@@ -180,6 +181,7 @@ class BatchReader:
         minibatch = Minibatch(policy, self._method, rollouts, credit, chunks=chunks, temperature=settings.temperature)
         w = minibatch.w(live)
         line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
+        line |= shared_prefixes(self._method, rollouts, live, credit)
         line[schema.OBJECTIVE_VALUE] = minibatch.value(live)
         line |= {schema.POLICY_LOGP: "file", schema.POLICY_SAMPLER_GAP: got.gap} if got.gap is not None else {
             schema.POLICY_LOGP: "model"}
@@ -197,6 +199,7 @@ class BatchReader:
         rollouts, find_w = got.rollouts, weigh if got.has_logp else weigh_without_logp
         credit, w = find_w(self._method, self._credit, rollouts)
         line = _signal(got, batch) | metrics.assigned(credit, rollouts) | metrics.spread(w, rollouts.mask)
+        line |= shared_prefixes(self._method, rollouts, rollouts.logp, credit)
         return line, {}, to_keep(self._method, rollouts, credit, w, rollouts.logp)
 
 
@@ -215,6 +218,13 @@ def weigh_without_logp(method: Method, credit: Chosen, rollouts: Rollouts) -> tu
         raise CreditscopeError(f"{who} needs the log-probs of the tokens, and the file has none; add logp to each row, "
                                f"or give --model to compute them")
     return given, w
+
+
+def shared_prefixes(method: Method, rollouts: Rollouts, live: Tensor, credit: Tensor) -> dict[str, Any]:
+    """prefix/tokens, root and bias of a batch: W on tokens that answers share, by `exact.shared_prefix`."""
+    found = prefix_metrics(prefix_bias(method, rollouts, live, credit), rollouts)
+    return {name: found[name] for name in (schema.PREFIX_TOKENS, schema.PREFIX_ROOT, schema.PREFIX_BIAS)
+            if name in found}
 
 
 def _signal(got: Assembled, batch: SampleBatch) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The settings of `creditscope scope`; its flags are made from this class."""
+"""The settings of `creditscope inspect` for a file of rollouts; its flags are made from this class."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Settings:
     """tiny, a folder, a .gguf file, or owner/name on the hub: gives the tokens and log-probs that the file lacks,
     entropies, and the exact Gram of the rollouts' gradients."""
     method: str = "grpo"
-    """A row of the table: creditscope methods."""
+    """A row of the table: creditscope list methods."""
     credit: str | None = None
-    """The credit estimator: creditscope credit. Those with continuations or a critic do not work on a file."""
+    """The credit estimator: creditscope list credits. Those with continuations or a critic do not work on a file."""
     format: str = "auto"
     """auto, creditscope, trl, verl or openai."""
     reward_field: str | None = None
@@ -66,7 +66,7 @@ class Settings:
             raise CreditscopeError(f"--temperature must be a finite number above 0, got {self.temperature}")
 
     def flags(self) -> list[str]:
-        """The flags of `creditscope scope` that differ from their defaults.
+        """The flags of `creditscope inspect` that differ from their defaults.
 
         >>> Settings(model="tiny", keep_every=0).flags()
         ['--model', 'tiny', '--keep-every', '0']

@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOME = {"Probe": "probe", "Recall": "brakes", "Shorten": "brakes"}
-__all__ = ["Probe", "Recall", "Shorten"]
+_HOME = {"Brake": "brakes", "KlStop": "brakes", "Probe": "probe", "Recall": "brakes", "Restart": "brakes",
+         "Shorten": "brakes"}
+__all__ = ["Brake", "KlStop", "Probe", "Recall", "Restart", "Shorten"]
 
 if TYPE_CHECKING:
-    from creditscope.optimizer.brakes import Recall, Shorten
+    from creditscope.optimizer.brakes import Brake, KlStop, Recall, Restart, Shorten
     from creditscope.optimizer.probe import Probe
 
 

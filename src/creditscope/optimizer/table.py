@@ -102,4 +102,4 @@ def parse_brake(spec: str) -> tuple[str, dict[str, Any]]:
     >>> parse_brake("shorten,share=0.02")
     ('shorten', {'share': 0.02})
     """
-    return read_spec("brake", spec, BRAKES, see="creditscope optimizer --brakes")
+    return read_spec("brake", spec, BRAKES, see="creditscope list brakes")

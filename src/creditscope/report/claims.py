@@ -1,6 +1,6 @@
 """The claims as cards: what the runs say of each, by which rule, and the command that tests it again.
 
-Only claims on runs are tested here. Closed forms and enumeration load torch: `creditscope check --exact`.
+Only claims on runs are tested here. Closed forms and enumeration load torch: `creditscope papers check --exact`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from creditscope.report.run import Run
 from creditscope.report.section import Section, missing
 
 ODD = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
-"""Errors of a test on a record that was not written by creditscope train."""
+"""Errors of a test on a record that was not written by creditscope lab train."""
 
 
 def section(run: Run) -> Section:
@@ -38,7 +38,7 @@ def of(evidence: Sequence[Evidence], paths: Sequence[str]) -> Section:
     undecided = {claim: some for claim, some in tested.items() if claim not in decided}
     none = tag("p", "None of the claims is decided by what is here.", class_="soft")
     body = join(
-        tag("p", "All of it again: ", command(f"creditscope check {shlex.join(paths)} --all")),
+        tag("p", "All of it again: ", command(f"creditscope papers check {shlex.join(paths)} --all")),
         tag("div", *(tag("button", text, type="button", data_verdict=word, aria_pressed=str(word == "all").lower())
                      for word, text in FILTERS.items()),
             class_="bar", role="group", aria_label="Show the claims by verdict", id="claims-filter"),
@@ -48,7 +48,7 @@ def of(evidence: Sequence[Evidence], paths: Sequence[str]) -> Section:
                 [[claim, CLAIMS[claim].title, CLAIMS[claim].ask] for claim in found if claim not in tested], "? "),
         tag("p", f"Not tested, because the record holds something odd: {', '.join(broken)}.", class_="missing")
         if broken else None,
-        _listed("claims-exact", join("checked without a run, by ", tag("code", "creditscope check --exact")),
+        _listed("claims-exact", join("checked without a run, by ", tag("code", "creditscope papers check --exact")),
                 ["id", "claim"], [[one.id, one.title] for one in CLAIMS.values() if one.exact is not None]))
     return _section(body, {word: sum(any(verdict.outcome == word for verdict in some) for some in found.values())
                            for word in SHAPES})
@@ -102,7 +102,7 @@ def _card(claim: Claim, verdicts: Sequence[ClaimVerdict], where: str) -> Html:
         _others(claim, rest) if rest else None,
         tag("details", tag("summary", "The statement and its rule"), tag("p", f"{claim.statement} ({claim.where})"),
             tag("p", claim.rule, class_="soft")),
-        tag("p", command(f"creditscope check {where} --claim {claim.id} --all")),
+        tag("p", command(f"creditscope papers check {where} --claim {claim.id} --all")),
         class_=f"card claim {lead.outcome}", id=f"claim-{claim.id}", data_claim=claim.id,
         data_verdict=" ".join(sorted({verdict.outcome for verdict in verdicts})))
 
@@ -125,7 +125,7 @@ def _undecided(claims: Mapping[str, Sequence[ClaimVerdict]], where: str, runs: i
     few = runs < ENOUGH
     why = tag("p", f"A number of fewer than {ENOUGH} runs has no interval. Train the same with ",
               tag("code", "--seed 1"), " and ", tag("code", "--seed 2"), " into one folder, then ",
-              tag("code", "creditscope check FOLDER --all"), ".") if few else None
+              tag("code", "creditscope papers check FOLDER --all"), ".") if few else None
     return tag("details", tag("summary", f"? {_claims(len(claims))} undecided, with a number"), why,
                _cards(claims, where), id="claims-undecided", open=not few)
 

@@ -1,4 +1,4 @@
-"""How to record what a record lacks: flags of `creditscope train`, or arguments of TRL's ScopeCallback."""
+"""How to record what a record lacks: flags of `creditscope lab train`, or arguments of TRL's ScopeCallback."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Recording(NamedTuple):
 
 
 COMMANDS = {
-    "rollouts": Recording("creditscope train --keep-every 10", "ScopeCallback(trainer, every=10)"),
-    "geometry": Recording("creditscope train --scope full --every 5", "ScopeCallback(trainer, every=5, gram=True)"),
-    "rank": Recording("creditscope train --scope light", "ScopeCallback(trainer, gram=True)"),
-    "overshoot": Recording("creditscope train --probe light --inner-steps 4", "ScopeCallback(trainer, every=5)"),
-    "after": Recording("creditscope train --probe light --probe-every 10 --keep-every 10",
+    "rollouts": Recording("creditscope lab train --keep-every 10", "ScopeCallback(trainer, every=10)"),
+    "geometry": Recording("creditscope lab train --scope full --every 5", "ScopeCallback(trainer, every=5, gram=True)"),
+    "rank": Recording("creditscope lab train --scope light", "ScopeCallback(trainer, gram=True)"),
+    "overshoot": Recording("creditscope lab train --probe light --inner-steps 4", "ScopeCallback(trainer, every=5)"),
+    "after": Recording("creditscope lab train --probe light --probe-every 10 --keep-every 10",
                     "ScopeCallback(trainer, every=10)"),
-    "also": Recording("creditscope train --scope light --every 10 --keep-every 10 --also step_reward"),
-    "scale": Recording("creditscope train --probe light --inner-steps 4"),
-    "sweep": Recording("creditscope train --probe full"),
-    "accuracy": Recording("creditscope train --eval-problems 400"),
+    "also": Recording("creditscope lab train --scope light --every 10 --keep-every 10 --also step_reward"),
+    "scale": Recording("creditscope lab train --probe light --inner-steps 4"),
+    "sweep": Recording("creditscope lab train --probe full"),
+    "accuracy": Recording("creditscope lab train --eval-problems 400"),
 }
 """Part of a record -> the command that records it."""
 CANNOT = "ScopeCallback does not read it"

@@ -150,4 +150,4 @@ def check_adapt(spec: str, start: Setting, budget: int, scope: str, readings: in
                                f"already; give {name},most={4 * start.group}, or a smaller --group")
     if options.get("to") == start.credit:
         raise CreditscopeError(f"--adapt {name} would switch to {start.credit}, which is the run's credit already; "
-                               f"give {name},to=NAME with another of: creditscope credit")
+                               f"give {name},to=NAME with another of: creditscope list credits")

@@ -29,7 +29,7 @@ class Kind:
     """What differs between compared runs: how they are named, trained, read and judged."""
 
     setting: str
-    """The setting of `train` that differs, besides the seed."""
+    """The setting of `lab train` that differs, besides the seed."""
     noun: str
     luck: str
     """Completes "cannot tell luck from"."""
@@ -123,7 +123,7 @@ def _checked(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         value = config.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float if kind is float else kind):
             raise CreditscopeError(f"{path}: {name} is {value!r:.60}, not a {kind.__name__}; is this a "
-                                   f"run of creditscope train?")
+                                   f"run of creditscope lab train?")
     return config
 
 

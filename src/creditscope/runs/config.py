@@ -62,7 +62,8 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
         row = ESTIMATORS[name]
         if self.row.external and row.builds_on == "advantage":
             raise CreditscopeError(f"--credit {name} reshapes the method's own advantage, but method {self.method!r} "
-                                   f"has none; choose gae, or another that is made from rewards: creditscope credit")
+                                   f"has none; choose gae, or another that is made from rewards: creditscope list "
+                                   f"credits")
         if "gram" in row.needs and self.accumulate > self.prompts:
             raise CreditscopeError(f"--credit {name} compares the rollouts of a group in one backward pass, but "
                                    f"--accumulate {self.accumulate} would cut groups apart; give at most "
@@ -143,8 +144,8 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
 
 
 def flags(config: Mapping[str, Any]) -> list[str]:
-    """The words of `creditscope train` that give these settings: what is not a default. Settings that this version does
-    not know are left out.
+    """The words of `creditscope lab train` that give these settings: what is not a default. Settings that this version
+    does not know are left out.
 
     >>> flags({"model": "tiny", "group": 4, "also": ["salt"], "log": [], "clip_norm": None})
     ['tiny', '--group', '4', '--clip-norm', 'None', '--also', 'salt']

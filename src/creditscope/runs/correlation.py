@@ -60,11 +60,16 @@ def _unit(values: Sequence[float]) -> NDArray[np.float64] | None:
 
 
 def over_training(record: Record) -> dict[str, Any]:
-    """How J went with the reward over a run: steps, the largest |J|, and r with its interval, None where undefined.
+    """`of_pairs` of a run; a J or a reward that is no number is an error."""
+    return of_pairs(series(record.path, record.steps(), schema.OBJECTIVE_VALUE, schema.REWARD_MEAN))
+
+
+def of_pairs(pairs: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+    """How J went with the reward, from (J, mean reward) of each step: the number of steps, the largest |J|, and r with
+    its interval, None where undefined.
 
     Empty where no step has both. A J that is 0 up to rounding has no r: noise correlates with anything.
     """
-    pairs = series(record.path, record.steps(), schema.OBJECTIVE_VALUE, schema.REWARD_MEAN)
     if not pairs:
         return {}
     values, rewards = zip(*pairs, strict=True)
@@ -82,5 +87,5 @@ def series(run: Path, steps: Sequence[Mapping[str, Any]], *names: str) -> list[t
             value = line[name]
             if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
                 raise CreditscopeError(f"{run}/steps.jsonl, step {line['step']}: {name} is {value!r:.60}, not a "
-                                       f"number; is this a run of creditscope train?")
+                                       f"number; is this a run of creditscope lab train?")
     return [tuple(float(line[name]) for name in names) for line in found]

@@ -154,7 +154,8 @@ def command(found: Comparison) -> str:
     if found.settings["inner_steps"] != found.kind.inner_steps:
         flags["inner-steps"] = found.settings["inner_steps"]
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return shlex.join(["creditscope", "compare", found.kind.setting, *(line.name for line in found.lines), *words])
+    names = [line.name for line in found.lines]
+    return shlex.join(["creditscope", "lab", "compare", found.kind.setting, *names, *words])
 
 
 def as_dict(line: Candidate, kind: Kind) -> dict[str, Any]:

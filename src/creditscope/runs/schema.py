@@ -157,7 +157,7 @@ CRITIC_EXPLAINED_VARIANCE = Metric("critic/explained_variance", "explained varia
 ADVANTAGE_MIN = _read("advantage/min", "smallest advantage", "advantage", "As a trainer's log has it.")
 ADVANTAGE_MAX = _read("advantage/max", "largest advantage", "advantage", "As a trainer's log has it.")
 
-_prefix = partial(Metric, writer="exact.prefix_bias", source=f"{P2}, Proposition 1")
+_prefix = partial(Metric, writer="exact.shared_prefix", source=f"{P2}, Proposition 1")
 PREFIX_NODES = _prefix("prefix/nodes", "shared tokens", "nodes", "Nodes of the tree of answers that several share.")
 PREFIX_ROOT_NODES = _prefix("prefix/root_nodes", "tokens of a whole group", "nodes", "Nodes that a whole group shares.")
 PREFIX_TOKENS = _prefix("prefix/tokens", "tokens on shared nodes", "share", "Of all tokens of the batch.")

@@ -30,12 +30,13 @@ class Subject:
     """Which number of a text is its answer, for arithmetic and gsm8k: strict, the one that is marked (####, or a box in
     gsm8k); flexible, where none is marked, the last one."""
     method: str = "grpo"
-    """A row of the table: creditscope methods."""
+    """A row of the table: creditscope list methods."""
     beta: float | None = None
     """Weight of the method's KL term; by default the row's own, which is 0 for most."""
     credit: str | None = None
-    """Who gets the credit: a name of the list (creditscope credit), with options after commas (monte_carlo,samples=8),
-    or your own module:function. By default outcome, and gae for methods that take their credit from a critic."""
+    """Who gets the credit: a name of the list (creditscope list credits), with options after commas
+    (monte_carlo,samples=8), or your own module:function. By default outcome, and gae for methods that take
+    their credit from a critic."""
     critic: str = "head"
     """The critic of --credit gae: head (a value head on the policy) or model (a copy of the policy with its own)."""
     critic_lr: float | None = None
@@ -117,7 +118,7 @@ class Optimiser:
     """Largest gradient norm, or None."""
     brake: str = "none"
     """What holds tokens at their bound over several --inner-steps: none, recall, shorten, restart or kl_stop, with
-    options after commas (shorten,share=0.02): creditscope optimizer --brakes."""
+    options after commas (shorten,share=0.02): creditscope list brakes."""
 
     def check(self) -> None:
         at_least(self, 0, "warmup")

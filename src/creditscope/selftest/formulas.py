@@ -74,7 +74,7 @@ def exact_verdicts() -> dict[str, str]:
 
 
 def verdicts(device: torch.device) -> WorstError:
-    """How many verdicts of `check --exact` differ from those of the package. On the CPU."""
+    """How many verdicts of `papers check --exact` differ from those of the package. On the CPU."""
     published = json.loads(files("creditscope.selftest").joinpath(VERDICTS).read_text(encoding="utf-8"))
     found = exact_verdicts()
     other = [name for name in published.keys() | found.keys() if published.get(name) != found.get(name)]

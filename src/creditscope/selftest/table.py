@@ -45,8 +45,8 @@ CHECKS = (
         what="w of every method of the table, at three distances from the sampler and at its own bounds, against a "
              "twin in plain Python: max|Δw|/max|w|"),
     SelftestCheck(name="methods/verdicts", run=formulas.verdicts, tolerance=0, why=EXACT,
-        what="verdicts of `creditscope check --exact` (closed forms, enumeration of every group) that differ from "
-             "the published ones; on the CPU"),
+        what="verdicts of `creditscope papers check --exact` (closed forms, enumeration of every group) that differ "
+             "from the published ones; on the CPU"),
     SelftestCheck(name="optimizer/adamw", run=formulas.replayed, tolerance=1e-12,
         why="eight steps of float64, |θ| about 1",
         what="AdamW in closed form against torch.optim.AdamW on this device, plain, foreach and fused: max|Δθ|"),

@@ -51,7 +51,7 @@ class Size:
     """small: 3 seeds; 30 steps per run for p1, three brakes at μ = 4 for p2. full: 60 steps, and 5 seeds of schedules
     that read the rank for p1; 5 seeds of four brakes at μ = 1, 2, 4, 8 for p2."""
     task: str = "arithmetic"
-    """As of creditscope train."""
+    """As of creditscope lab train."""
     steps: int | None = None
     """Batches of each run; by default as the budget says."""
     prompts: int = 8
@@ -137,7 +137,7 @@ def _rank_aware(size: Size, base: Config) -> Iterator[tuple[str, Config]]:
 
 
 def p2(size: Size) -> Plan:
-    """Brakes at several updates per batch, probed after each: the runs of `creditscope compare brake`."""
+    """Brakes at several updates per batch, probed after each: the runs of `creditscope lab compare brake`."""
     size.check()
     if size.groups != GROUPS:
         raise CreditscopeError(f"--groups {' '.join(map(str, size.groups))} is p1's; p2 has R = {CLOSE} alone")

@@ -236,7 +236,7 @@ def dilution(log: Log) -> Finding:
     """Dead groups stay in the denominator: live answers alone would give ∇J times 1/(1 − dead)."""
     row = log.fact("method")
     if row is None:
-        return unknown(f"no row of `creditscope methods` stands for {log.fact('loss')}")
+        return unknown(f"no row of `creditscope list methods` stands for {log.fact('loss')}")
     if log.fact("dropped") or row.aggregate == "token_sum":
         return finding("fine", f"{log.fact('loss')} has no dead groups in its denominator")
     nothing = "Every group is dead: there is nothing to dilute"

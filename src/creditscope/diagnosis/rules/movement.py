@@ -372,7 +372,7 @@ def loss(log: Log) -> Finding:
     """At ratio 1 the loss is fixed by the method, whatever is learnt: explained, never bad."""
     series, row, named = series_of(log, "loss", 1), log.fact("method"), log.fact("loss")
     if row is None:
-        return unknown(f"no row of `creditscope methods` stands for {named}, so what its loss shows is not known")
+        return unknown(f"no row of `creditscope list methods` stands for {named}, so what its loss shows is not known")
     found = law(row)
     value = found.formula.removeprefix("J = ")
     if log.fact("beta") is None:

@@ -1,4 +1,4 @@
-"""creditscope's own record: of `creditscope train`, of TRL's loop under it, or of ScopeCallback in a user's script."""
+"""creditscope's own record: of `creditscope lab train`, of TRL's loop under it, or of ScopeCallback."""
 
 from __future__ import annotations
 

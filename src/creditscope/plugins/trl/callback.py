@@ -5,7 +5,7 @@
 A reading takes the rows of the coming optimiser step, at the weights before it: one forward and backward pass, and one
 forward pass after the step; the first reading, every 25th and the first after the model has changed also prove, by
 further passes, that each row is attributed to the right rollout. Every rank reads its own rows. The metrics in WATCHED
-go into TRL's logs as `creditscope/…`, all of them into a record for `creditscope check` and `creditscope report`.
+go into TRL's logs as `creditscope/…`, all of them into a record for `creditscope report` and `papers check`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`creditscope train --engine trl`: the lab's command line, run by TRL's loop, also under `torchrun` or `accelerate`.
+"""`creditscope lab train --engine trl`: the lab's command line, run by TRL's loop, also under torchrun.
 
 Settings that TRL does not have are refused by the name of the flag.
 """

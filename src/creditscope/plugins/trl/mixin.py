@@ -46,8 +46,9 @@ DECIDED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling
 class CreditMixin:
     """Before a GRPOTrainer: `class Mine(CreditMixin, GRPOTrainer)`. Its loss is a row of the table.
 
-    `method` and `credit` are written as for `creditscope train`; `steps` gives the steps of an answer, for credits that
-    need them. β is TRL's: `GRPOConfig(beta=...)`. The rest are ScopeCallback's, whose readings here take all groups.
+    `method` and `credit` are written as for `creditscope lab train`; `steps` gives the steps of an answer, for credits
+    that need them. β is TRL's: `GRPOConfig(beta=...)`. The rest are ScopeCallback's; its readings here take
+    all groups.
     """
 
     def __init__(self, *args: Any, method: str = "grpo", credit: str | None = None, steps: Judge | None = None,
@@ -65,7 +66,7 @@ class CreditMixin:
         self._estimator.row.require(frozenset(gives), "TRL's trainer" if steps else "TRL's trainer (without steps=)")
         if self.row.external:
             raise CreditscopeError(f"method {method!r} takes its credit from a critic, and TRL's trainer has none; "
-                                   f"choose another of: creditscope methods")
+                                   f"choose another of: creditscope list methods")
         self.scope = ScopeCallback(here, every=every, out=out, groups=None, gram=gram, tell=tell, config=config,
                                    alarm=alarm, stop_on=stop_on)
         here.add_callback(self.scope)
@@ -187,7 +188,7 @@ def row_for(method: str, trainer: Any) -> Method:
     for name in DECIDED:
         if name in defaults and getattr(args, name) != defaults[name]:
             raise CreditscopeError(f"{name}={getattr(args, name)!r}: the row of method {method!r} decides that; leave "
-                                   f"it out, or give a row of your own: creditscope methods")
+                                   f"it out, or give a row of your own: creditscope list methods")
     row = with_limit(find(method), trainer.max_completion_length)
     if args.beta and row.kl == "none":
         raise CreditscopeError(f"beta={args.beta}: method {method!r} has no KL term; set beta=0, or choose one that "

@@ -1,4 +1,4 @@
-"""A TRL run's settings under the names of `creditscope train`."""
+"""A TRL run's settings under the names of `creditscope lab train`."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def refuse_settings(method: Method, mode: str, config: Any) -> None:
         value = getattr(config, name, default)
         if value != default:
             raise CreditscopeError(f"actor.{name}={value}: the row of method {method.name!r} decides that; leave it "
-                                   f"out. Its numbers: creditscope methods {method.name}")
+                                   f"out. Its numbers: creditscope list methods {method.name}")
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ def refuse_method(method: Method) -> None:
         "the entropy of each token" if method.entropy_cost or method.keep == "low_entropy" else ""
     if lacks:
         raise CreditscopeError(f"method {method.name!r} needs {lacks}, which verl does not hand to an advantage "
-                               f"estimator; run it with creditscope train, or with TRL")
+                               f"estimator; run it with creditscope lab train, or with TRL")
 
 
 def refuse_credit(name: str) -> None:

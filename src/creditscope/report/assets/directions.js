@@ -57,7 +57,7 @@ creditscope.section("directions", async (root, { looks, definitions, kinds, char
   function drawBetween() {
     const title = el("h3", {}, "Groups, cosines of their mean rows");
     if (!look.between) {
-      groups.replaceChildren(title, el("p", { class: "missing" }, look.groups.length < 2 ? "This step has one group." : "Groups were read in micro-batches that never met, so there are no products between them. Get them with ", look.groups.length < 2 ? null : el("code", {}, "creditscope train --accumulate 1")));
+      groups.replaceChildren(title, el("p", { class: "missing" }, look.groups.length < 2 ? "This step has one group." : "Groups were read in micro-batches that never met, so there are no products between them. Get them with ", look.groups.length < 2 ? null : el("code", {}, "creditscope lab train --accumulate 1")));
       return;
     }
     const names = look.between.ids.map((id, i) => ({ text: String(id), more: "", reward: 0, label: `group ${id}, norm of its mean ${show(look.between.norm[i], 3)}` }));

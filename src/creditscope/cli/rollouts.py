@@ -1,13 +1,11 @@
-"""`creditscope scope`: signal, credit and, with a model, gradient geometry of rollouts in a file."""
+"""A file's part of `creditscope inspect`: signal, credit, w, prefix bias and, with a model, gradient geometry."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from creditscope.cli.env import environment
 from creditscope.cli.interrupt import Interrupt
@@ -15,6 +13,7 @@ from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.offline.settings import Settings
+from creditscope.runs import schema
 
 if TYPE_CHECKING:
     from creditscope.offline.batches import Reader
@@ -26,34 +25,15 @@ SEEN = "prompts seen before"
 
 
 @dataclass(frozen=True)
-class Scope:
-    """Read rollouts from a file: their signal, the credit of their tokens and, with a model, their gradients.
+class RolloutsView:
+    """What is read of a file of rollouts, and where its record goes."""
 
-    One JSON object per line with prompt, response and reward is enough; answers to equal prompts are a group. Other
-    inputs: the logs of TRL (log_completions) and verl (rollout_data_dir), a file or a folder of them, and
-    OpenAI-style logs.
-    Optional fields: group, step, tokens, logp, mask, entropy, ref_logp, step labels and more (docs/offline.md).
-
-    A batch is the rows of one training step, or whole groups. The file is streamed, one batch at a time. Means over
-    the batches are printed; --out keeps every batch in a record for creditscope check and report.
-
-    For example:
-      creditscope scope rollouts.jsonl
-      creditscope scope rollouts.jsonl --method dapo --json
-      creditscope scope labelled.jsonl --credit step_return        # step labels from the file
-      creditscope scope outputs/completions --method trl_dapo --out runs/mine        # what TRL logged, as a record
-      creditscope scope rollouts.jsonl --model tiny --out runs/mine
-      creditscope scope rollouts.jsonl --model tiny --out runs/mine --resume
-    """
-
-    file: Annotated[Path, tyro.conf.Positional]
-    """JSON lines or parquet, or a folder of such files, one per step."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
-    out: Path | None = None
-    """Write a record into this folder."""
-    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Go on where the record in --out ends. The file and the settings must be the same."""
-    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+    file: Path
+    settings: Settings
+    out: Path | None
+    resume: bool
+    why: bool
+    output: Output
 
     def run(self) -> int:
         if self.resume and self.out is None:
@@ -64,7 +44,7 @@ class Scope:
         summary = Summary()
         reader: Reader | None = None
         keeps = (lambda: False) if self.out is None else (self.out / "run.json").exists
-        with Interrupt(keeps) as stop, Progress.beside("scope", self.output) as bar:
+        with Interrupt(keeps) as stop, Progress.beside("inspect", self.output) as bar:
 
             def tell(read: ScopedBatch) -> None:
                 nonlocal reader
@@ -97,6 +77,8 @@ class Scope:
             if name == "method" and facts.get("format") == "trl" and value == Settings.method:
                 text += " (TRL's files do not say the loss; its default is --method trl_dapo)"
             console.print(f"{name:<27}{text}", markup=False)
+            if self.why and (known := schema.metric(name)):
+                console.print(f"  {known.name}, {known.unit}: {known.sentence} {known.equation}".rstrip(), markup=False)
         if facts.get("batches", 1) > 1:
             console.print("Means over the batches, weighted by their rollouts; counts add up.")
         if SEEN in facts:
@@ -111,8 +93,8 @@ class Scope:
             console.print(f"wrote {self.out}: run.json, steps.jsonl, groups/" + (
                 ", scope/" if self.settings.model and self.settings.scope != "off" else ""), markup=False)
         keep = [] if self.out is None else ["--out", self.out, "--resume"]
-        console.next(command_line("scope", self.file, *self.settings.flags(), *keep) if not finished else
-                     command_line("methods", self.settings.method) if self.out is None else
+        console.next(command_line("inspect", self.file, *self.settings.flags(), *keep) if not finished else
+                     command_line("list", "methods", self.settings.method) if self.out is None else
                      command_line("report", self.out))
 
 

@@ -1,4 +1,4 @@
-"""`creditscope credit`: the list of credit estimators, or one of them in full."""
+"""`creditscope list credits`: the list of credit estimators, or one of them in full."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ BASES = {"reward": "the rewards; the method scales and whitens it",
 
 
 @dataclass(frozen=True)
-class Credit:
+class Credits:
     """Show the list of credit estimators, or one: equation, options, requirements, cost, source.
 
-    An estimator gives A_it, the credit of each token; the method (creditscope methods) gives everything else.
+    An estimator gives A_it, the credit of each token; the method (creditscope list methods) gives everything else.
 
     For example:
-      creditscope credit                          # the list
-      creditscope credit monte_carlo              # one, with its options
-      creditscope credit gae --json               # for a program
-      creditscope train --credit monte_carlo,samples=8
-      creditscope compare credit                  # train with each and compare
+      creditscope list credits              # the list
+      creditscope list credits monte_carlo  # one, with its options
+      creditscope list credits gae --json   # for a program
+      creditscope lab train --credit monte_carlo,samples=8
+      creditscope lab compare credit        # train with each and compare
     """
 
     name: Annotated[str | None, tyro.conf.Positional] = None
@@ -41,8 +41,8 @@ class Credit:
         elif name in ESTIMATORS:
             self._one(ESTIMATORS[name])
         else:
-            raise CreditscopeError(f"{name} is your own function, and is not in the list; creditscope train --credit "
-                                   f"{name} uses it")
+            raise CreditscopeError(f"{name} is your own function, and is not in the list; creditscope lab train "
+                                   f"--credit {name} uses it")
         return 0
 
     def _list(self) -> None:
@@ -58,7 +58,8 @@ class Credit:
             console.print(f"Equations are left out below {WIDE} columns.")
         console.print("r_i: reward of rollout i   A_i: the method's advantage   A_it: credit of its token t   "
                       "s(t): the token's step   R: rollouts per group")
-        console.next("creditscope credit NAME", "creditscope train --credit NAME", "creditscope compare credit")
+        console.next("creditscope list credits NAME", "creditscope lab train --credit NAME",
+                     "creditscope lab compare credit")
 
     def _one(self, row: Estimator) -> None:
         if (console := self.output.console_or_json(asdict(row) | {"example": example(row)})) is None:
@@ -78,7 +79,7 @@ class Credit:
 def example(row: Estimator) -> str:
     """A command that runs as it stands: the packaged task judges steps, but only `turns` names states."""
     words = ",".join([row.name, *(f"{name}={_text(o.default)}" for name, o in list(row.options.items())[:1])])
-    return f"creditscope train --credit {words}" + (" --task turns" if "states" in row.needs else "")
+    return f"creditscope lab train --credit {words}" + (" --task turns" if "states" in row.needs else "")
 
 
 def _text(value: Any) -> str:
