@@ -72,11 +72,10 @@ def refuse_at_once(configs: Sequence[Config]) -> None:
     from creditscope.policy.loading import load_policy
     from creditscope.tasks import find_task
 
-    task = find_task(configs[0].task, **configs[0].task_options)
-    for config in {config.estimator: config for config in configs}.values():
-        check_problems(task, config, find_estimator(config.estimator))
-    if configs[0].model != "tiny":  # the packaged one is there
-        load_policy(configs[0].model, device="cpu")
+    for config in {(config.task, config.estimator): config for config in configs}.values():
+        check_problems(find_task(config.task, **config.task_options), config, find_estimator(config.estimator))
+    for model in {config.model for config in configs} - {"tiny"}:  # the packaged one is there
+        load_policy(model, device="cpu")
 
 
 def check_sweep(place: Path, **counts: int | None) -> None:
