@@ -74,7 +74,7 @@ def refuse_at_once(configs: Sequence[Config]) -> None:
     from creditscope.tasks import find_task
 
     for config in {(config.task, config.estimator): config for config in configs}.values():
-        check_problems(find_task(config.task), config, find_estimator(config.estimator))
+        check_problems(find_task(config.task, **config.task_options), config, find_estimator(config.estimator))
     for model in {config.model for config in configs} - {"tiny"}:  # the packaged one is there
         load_policy(model, device="cpu")
 

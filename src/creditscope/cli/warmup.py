@@ -57,6 +57,8 @@ class Warmup:
     """Test problems of the evaluation before and after; 0 for none."""
     reward: str | None = None
     """module:function for --task jsonl, as in train."""
+    answer: str = "strict"
+    """strict or flexible, of the evaluations before and after, as in train."""
     seed: int = 0
     """Fixes the examples and their order. On a CPU two runs with one seed give the same weights."""
     device: str = "auto"
@@ -98,9 +100,10 @@ class Warmup:
         for name, value in (("epochs", self.epochs), ("batch", self.batch)):
             if value is not None and value < 1:
                 raise CreditscopeError(f"--{name} must be at least 1, got {value}")
-        return Config(model=self.model, task=self.task, reward=self.reward, lr=self.lr, max_tokens=self.max_tokens,
-                      steps=STEPS if self.steps is None else self.steps, eval_problems=self.eval_problems,
-                      seed=self.seed, device=self.device, dtype=self.dtype, chat=self.chat)
+        return Config(model=self.model, task=self.task, reward=self.reward, answer=self.answer, lr=self.lr,
+                      max_tokens=self.max_tokens, steps=STEPS if self.steps is None else self.steps,
+                      eval_problems=self.eval_problems, seed=self.seed, device=self.device, dtype=self.dtype,
+                      chat=self.chat)
 
 
 def tell(progress: Progress, m: dict[str, Any]) -> None:
