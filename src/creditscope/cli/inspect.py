@@ -14,6 +14,7 @@ from creditscope.cli.positionals import Paths
 from creditscope.cli.prefix import PrefixView, is_run
 from creditscope.cli.rollouts import RolloutsView
 from creditscope.errors import CreditscopeError, command_line
+from creditscope.files.hub import refuse_missing
 from creditscope.offline.settings import Settings
 
 
@@ -101,5 +102,7 @@ class Inspect:
             raise CreditscopeError(f"{of_files[0]} is for files of rollouts, and {runs[0]} is a run; leave it out")
         if runs and self.method and not self.prefix:
             raise CreditscopeError(f"--method {self.method}: a run has its own method; leave it out, or give --prefix")
+        if self.settings.model is not None:
+            refuse_missing(self.settings.model)
         if self.prefix and self.out:
             raise CreditscopeError(f"--out {self.out} keeps a record, which --prefix does not write; leave one out")

@@ -12,6 +12,7 @@ from creditscope.cli.output import Output, new_table
 from creditscope.cli.progress import Progress
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError
+from creditscope.files.hub import refuse_missing
 
 if TYPE_CHECKING:
     from creditscope.studies.localise import StudyResult
@@ -78,6 +79,7 @@ class Localise:
         return 0
 
     def _measure(self, bar: Progress) -> StudyResult:
+        refuse_missing(self.model)
         # Heavy imports wait until there is something to measure, so that --help answers at once.
         from creditscope.policy.loading import load_policy
         from creditscope.studies.processbench import localise_processbench, read_processbench

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Container
 from dataclasses import dataclass
@@ -35,6 +36,12 @@ class Screen(Console):
         self.print(f"Next: {'   '.join(commands)}", markup=False, soft_wrap=True)
 
 
+def columns() -> int:
+    """Columns of an output that is no terminal: 80 fit every screen and mail."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and 20 <= int(given) <= 10_000 else 80
+
+
 def new_table(*headers: str, title: str = "", justify: JustifyMethod = "right",
               left: Container[str] | None = None) -> Table:
     """A table; columns in `left`, by default the first, are left-justified, the others as `justify` says."""
@@ -55,10 +62,10 @@ class Output:
     """No colour and no live display; the default where the output is not a terminal."""
 
     def console(self) -> Screen:
-        """A console; without a terminal it has 200 columns, so that tables do not wrap."""
+        """A console; without a terminal it has 80 columns, or as many as the variable COLUMNS says."""
         terminal = sys.stdout.isatty() and not self.plain
         return Screen(force_terminal=terminal, no_color=not terminal, highlight=False,
-                      width=None if sys.stdout.isatty() else 200)
+                      width=None if sys.stdout.isatty() else columns())
 
     def console_or_json(self, value: Any) -> Screen | None:
         """Under --json print the value and return None; else return the console."""

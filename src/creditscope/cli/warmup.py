@@ -14,6 +14,7 @@ from creditscope.cli.env import environment
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
 from creditscope.errors import CreditscopeError, command_line
+from creditscope.files.hub import refuse_missing
 from creditscope.runs import schema
 from creditscope.runs.config import Config
 
@@ -69,6 +70,7 @@ class Warmup:
 
     def run(self) -> int:
         config = self.config()
+        refuse_missing(config.model)
         # Heavy imports wait until there is something to train, so that --help answers at once.
         from creditscope.lab.warmup import warm_up
 

@@ -13,11 +13,13 @@ import importlib.util
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import nullcontext
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
+from creditscope.files.hub import answers, cache_alone
 from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order, spans
 from creditscope.tasks.equations import equations, holds
 from creditscope.tasks.jsonl import in_test, read_rows, text_of
@@ -100,11 +102,14 @@ def _from_hub(name: str, split: str) -> Iterator[tuple[dict[str, Any], Path, int
     except ImportError:
         raise CreditscopeError(f"{name!r} is no local file or folder, and loading it from the hub needs the package "
                                f"datasets; pip install datasets, or give a path") from None
+    reached = answers(name, "dataset")
     try:
-        rows = datasets.load_dataset(name, "main", split=split)
+        with nullcontext() if reached else cache_alone():
+            rows = datasets.load_dataset(name, "main", split=split)
     except Exception as error:  # the hub fails in many ways; all of them mean the same here
-        raise CreditscopeError(f"{name!r} is no local file or folder, and the hub did not give it: "
-                               f"{type(error).__name__}: {str(error)[:300]}") from error
+        why = (f"the hub did not give it: {type(error).__name__}: {str(error)[:300]}" if reached else
+               "it was not loaded here before, and the hub does not answer; connect to the network, or give a path")
+        raise CreditscopeError(f"{name!r} is no local file or folder, and {why}") from error
     return ((dict(row), Path(name), number) for number, row in enumerate(rows, start=1))
 
 
