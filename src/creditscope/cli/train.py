@@ -32,7 +32,7 @@ ALARM_EVERY = 5
 class TrainFlags(Config):
     """The run's settings as flags; the model is positional."""
 
-    model: Annotated[str, tyro.conf.Positional] = "tiny"
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
 
 

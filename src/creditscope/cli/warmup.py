@@ -38,7 +38,7 @@ class Warmup:
       creditscope lab warmup tiny --task turns --steps 60 --lr 2e-3 --out runs/turns  # learns two words, up and down
     """
 
-    model: Annotated[str, tyro.conf.Positional]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
     task: str
     """arithmetic; turns; gsm8k:FILE, gsm8k:FOLDER or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
