@@ -1,5 +1,6 @@
 """Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from
-the rows, by enumeration, from the evidence in results/, from others' code, from the schema and from the diagnosis.
+the rows, by enumeration, from the evidence in results/, from others' code, from the schema and record.head.md, and
+from the diagnosis and doctor.head.md.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """
@@ -28,7 +29,7 @@ from creditscope.credit.table import Estimator  # noqa: E402
 from creditscope.diagnosis import engine, finding, onset  # noqa: E402
 from creditscope.diagnosis.remedies import REMEDIES  # noqa: E402
 from creditscope.diagnosis.rules import QUESTIONS, RULES, contrast, direction, excess  # noqa: E402
-from creditscope.diagnosis.thresholds import THRESHOLDS  # noqa: E402
+from creditscope.diagnosis.thresholds import SENTENCES, THRESHOLDS  # noqa: E402
 from creditscope.methods.axes import AXES, Method  # noqa: E402
 from creditscope.methods.dialects import DIALECTS  # noqa: E402
 from creditscope.methods.properties import properties  # noqa: E402
@@ -312,13 +313,8 @@ APART = (
 
 
 def record_page() -> str:
-    """Every metric and array of a record, from the schema."""
-    page = [GENERATED, "# The record\n\n",
-            "A run directory is plain files ([lab.md](lab.md)). Every key of `steps.jsonl` and every array of its npz "
-            "files is a row of `creditscope.runs.schema` and `creditscope.runs.arrays`; this page, the report's "
-            "glossary and all writers read them there. A metric that does not exist is absent, never 0.\n\n",
-            "Two words: **credit** is A_it, what an estimator gives a token; **w** is w_it = ∂J/∂log π(y_it), what the "
-            "objective makes of it. Notation: [notation.md](notation.md).\n\n## Metrics\n\n"]
+    """The text that is kept by hand in record.head.md, then every metric and array of a record, from the schema."""
+    page = [GENERATED, (ROOT / "docs" / "record.head.md").read_text(), "## Metrics\n\n"]
     page += table(["key", "unit", "equation", "meaning", "written by", "source"],
                   [[code(key), own.unit, code(own.equation), own.sentence, code(own.writer), own.source]
                    for key, own in ((key, schema.METRICS[key]) for key in schema.CONSTANTS)
@@ -392,11 +388,12 @@ def causes_section() -> list[str]:
 
 
 def thresholds_section() -> list[str]:
-    order = list(RULES)
+    order = [*RULES, *SENTENCES]
     rows = sorted(THRESHOLDS.values(), key=lambda each: order.index(each.rule))
-    return ["\n## Thresholds\n\n", "From `creditscope/diagnosis/thresholds.py`, in the order of the rules."
-            "\n\n", *table(["rule", "limit of", "value", "reason"],
-                           [[each.rule, each.of, f"{float(each):.3g}", each.reason] for each in rows])]
+    return ["\n## Thresholds\n\n", "From `creditscope/diagnosis/thresholds.py`, in the order of the rules. The last "
+            f"rows, from {SENTENCES[0]} on, decide a sentence and no state.\n\n",
+            *table(["rule", "limit of", "value", "reason"],
+                   [[each.rule, each.of, f"{float(each):.3g}", each.reason] for each in rows])]
 
 
 def remedies_section() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import io
@@ -96,7 +97,7 @@ def test_the_page_of_claims_says_of_every_run_what_the_evidence_says(monkeypatch
 
 
 def verdicts_of_runs(table: str) -> dict[str, list[str]]:
-    """Claim -> cells of the table in papers.md, without the column of closed forms and claims in no other."""
+    """Claim -> cells of the table in papers.md, without the column of closed forms and claims that are in no other."""
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
     assert rows[0][2] == "closed forms"
     return {row[0]: [row[1], *row[3:]] for row in rows[2:] if any(cell.strip(" |") for cell in row[3:])}
@@ -205,7 +206,8 @@ def optimizer_snippets() -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizer.md").read_text(), re.DOTALL)
 
 
-def test_the_optimizer_page_s_loops_run_as_they_stand() -> None:
+def test_the_optimizer_page_s_loops_run_as_they_stand_and_the_probe_prints_its_readings(
+        capsys: pytest.CaptureFixture[str]) -> None:
     batch = make([1, 0, 1], [0, 0, 0], [2, 3, 2])
     theta = torch.nn.Parameter(batch.logp.clone())
     model = torch.nn.ParameterDict({"theta": theta})
@@ -218,10 +220,12 @@ def test_the_optimizer_page_s_loops_run_as_they_stand() -> None:
     for snippet in optimizer_snippets():
         exec(snippet, names)
     assert not torch.equal(theta, batch.logp)
+    printed = ast.literal_eval(capsys.readouterr().out)
+    assert {"overshoot/4/kl", "overshoot/kl", "update/cosine", "optimizer/scale_change"} <= printed.keys()
 
 
 def test_every_link_in_the_pages_leads_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -229,7 +233,7 @@ def test_every_link_in_the_pages_leads_somewhere() -> None:
 
 def test_every_python_file_that_a_page_names_exists() -> None:
     """`lab/train.py` below src/creditscope or the root; a bare `ratios.py` is in the folder named before it."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     files = {f"/{path.relative_to(ROOT).as_posix()}" for folder in ("src", "tests", "docs", "examples", "benchmarks",
              "recipes") for path in (ROOT / folder).rglob("*.py")}
     wrong = [f"{page.name}: {name}" for page in pages for name in re.findall(r"`((?:\w+/)*\w+\.py)", page.read_text())

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def write(path: Path, runs: list[Path]) -> str:
-    path.write_text(build(runs, with_claims=True), encoding="utf-8")
+    path.write_text(build(runs, papers=True), encoding="utf-8")
     return path.as_uri()
 
 
@@ -118,7 +118,8 @@ def test_the_page_leads_with_the_diagnosis_of_the_doctor(browser: Any, full: str
     with opened(browser, full) as tab:
         block = tab.page.locator("#diagnosis")
         assert block.get_attribute("data-state") == found.state
-        assert block.locator(".headline").inner_text() == found.headline[2:]
+        said = f"{found.first.rule}: {found.first.sentence}." if found.first else found.headline[2:]
+        assert block.locator(".headline").inner_text() == said
         top = block.bounding_box()
         assert top is not None
         assert top["y"] < tab.page.locator(".answers").bounding_box()["y"]

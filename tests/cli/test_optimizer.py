@@ -199,7 +199,7 @@ def test_the_last_sight_stands_for_the_updates_where_they_were_not_told_apart(
     whole = {"overshoot/past": 0.06, "overshoot/distance": 0.5, "overshoot/after": 0.25}
     path = make_run(tmp_path / "a", change=BARE | whole, sweep=None)
     assert run(path) == 0
-    assert "At the last sight 6.0 % of tokens are past the bound, by 0.5 nats" in capsys.readouterr().out
+    assert "After the last update 6.0 % of tokens are past the bound, by 0.5 nats" in capsys.readouterr().out
 
 
 def test_the_meaning_of_the_numbers_is_printed_when_it_is_asked_for(tmp_path: Path,

@@ -43,8 +43,8 @@ def test_a_trend_is_the_difference_of_two_thirds_with_its_interval() -> None:
 def test_evidence_names_file_lines_steps_and_values() -> None:
     found = findings(log_of({"dead": [0.0] * 95 + [1.0] * 5}))["dead groups"]
     # The last tenth are rows 91 to 100: five of 0, five of 1.
-    assert found.evidence == ("made.log, line 91–100 (step 91–100): frac_reward_zero_std 0, 0 … 1, 1 (n 10, mean 0.5, "
-                              "from 0 to 1)",)
+    assert found.evidence == ("made.log, line 91–100 (step 91–100 of the log): frac_reward_zero_std 0, 0 … 1, 1 "
+                              "(n 10, mean 0.5, from 0 to 1)",)
     assert found.sentence.startswith("50% of the groups are dead")
 
 

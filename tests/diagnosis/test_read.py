@@ -97,7 +97,7 @@ def test_a_record_is_read_with_its_settings_and_its_absent_numbers(tmp_path: Pat
     assert log.fact("updates") == 2
     found = {finding.rule: finding for finding in diagnose(log).findings}
     assert found["gradient"].state == "broken"
-    assert any("steps.jsonl, line 4 (step 3)" in line for line in found["gradient"].evidence)
+    assert any("steps.jsonl, line 4 (step 3 of the record)" in line for line in found["gradient"].evidence)
 
 
 def test_a_record_whose_absent_numbers_are_no_numbers_is_read_all_the_same(tmp_path: Path) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from creditscope.diagnosis import remedies, rules, thresholds
+from creditscope.cli import display
+from creditscope.diagnosis import optimizer_verdicts, remedies, rules, signs, thresholds
 from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.log import LogSettings
 from creditscope.diagnosis.remedies import REMEDIES, change
 from creditscope.diagnosis.rules import QUESTIONS, RULES
-from creditscope.diagnosis.thresholds import THRESHOLDS
+from creditscope.diagnosis.thresholds import SENTENCES, THRESHOLDS
 from creditscope.diagnosis.trainers import OURS, SCRIPT, TRAINERS, TRL, VERL, Trainer
+from creditscope.report import rewards
 from diagnosis import (
     test_rules_contrast,
     test_rules_direction,
@@ -51,9 +53,10 @@ def test_every_rule_stands_under_one_question() -> None:
 def test_every_threshold_is_of_a_rule_and_has_a_reason_and_is_read() -> None:
     folder = [inspect.getsource(module) for module in (rules.reward, rules.contrast, rules.movement, rules.excess,
                                                        rules.direction)]
-    folder += [inspect.getsource(__import__("creditscope.diagnosis.signs", fromlist=["signs"]))]
+    folder += [inspect.getsource(module) for module in (signs, optimizer_verdicts, display, rewards)]
+    assert not set(SENTENCES) & set(RULES)
     for name, threshold in THRESHOLDS.items():
-        assert threshold.rule in RULES, name
+        assert threshold.rule in (*RULES, *SENTENCES), name
         assert threshold.of, name
         assert threshold.reason.endswith("."), name
         assert any(len(re.findall(rf"\b{name}\b", source)) > 1 for source in folder), f"{name} decides nothing"

@@ -231,7 +231,7 @@ def test_one_zero_among_200_gradients_is_no_finding_and_is_told() -> None:
 def test_one_gradient_norm_that_is_no_number_is_broken_and_shown(bad: float) -> None:
     found = findings(log_of({"grad/norm": once(bad, 0.1, 7)}))["gradient"]
     assert (found.state, found.onset) == ("broken", 8)
-    assert "line 8 (step 8)" in found.evidence[0]
+    assert "line 8 (step 8 of the log)" in found.evidence[0]
 
 
 def test_gradients_that_were_printed_as_0_are_not_0() -> None:

@@ -181,7 +181,8 @@ def written(path: Path, **config: Any) -> Log:
 
 def test_a_record_of_trls_callback_counts_dead_groups_at_every_step_and_names_trls_settings(tmp_path: Path) -> None:
     found = findings(written(tmp_path / "run"))
-    assert found["dead groups"].evidence[0].startswith("steps.jsonl, line 8–12 (step 7–11): signal/dead_groups 0.6")
+    assert found["dead groups"].evidence[0].startswith(
+        "steps.jsonl, line 8–12 (step 7–11 of the record): signal/dead_groups 0.6")
     assert {rule: found[rule].state for rule in ("saturation", "dilution")} == {"saturation": "fine",
                                                                                 "dilution": "watch"}
     assert found["truncation"].change == "max_completion_length (raise it)"

@@ -156,7 +156,7 @@ def test_fifty_runs_are_read_and_a_copy_of_one_is_counted_once(fifty: Path, tmp_
 @pytest.mark.slow
 def test_a_page_that_follows_a_run_remembers_its_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with growing(tmp_path / "run") as record:
-        watched = Watched([tmp_path / "run"], lambda: build([tmp_path / "run"], live=True, with_claims=True))
+        watched = Watched([tmp_path / "run"], lambda: build([tmp_path / "run"], live=True, papers=True))
         read: list[int] = []
         whole = evidence._groups_of
         monkeypatch.setattr(evidence, "_groups_of", lambda *arrays: (read.append(1), whole(*arrays))[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 
 from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.errors import CreditscopeError
-from creditscope.report import compare, settings, standing
+from creditscope.report import compare, rewards, settings, standing
+from creditscope.report.markup import escape
 from creditscope.report.page import page
 from creditscope.report.run import read_run
 from creditscope.runs.record import Record
@@ -105,14 +107,48 @@ def test_what_differs_names_the_settings_and_orders_them_by_number(tmp_path: Pat
     assert [setting.name for setting in several.settings] == ["R = 2", "R = 8", "R = 16"]
 
 
-def test_several_differences_are_columns_and_what_most_runs_share_goes_without_saying(tmp_path: Path) -> None:
+def test_every_label_has_all_telling_settings_that_differ_and_they_are_columns(tmp_path: Path) -> None:
     for name, own in {"a": {}, "b": {"inner_steps": 4}, "c": {"lr": 5e-5}}.items():
         write(tmp_path / name, **({"inner_steps": 1} | own))
     several = settings.read([tmp_path])
     assert several.differs == ("inner_steps", "lr")
-    assert sorted(setting.name for setting in several.settings) == ["lr = 0.0001", "lr = 5e-05", "μ = 4"]
+    assert [setting.name for setting in several.settings] == [
+        "μ = 1, lr = 5e-05", "μ = 1, lr = 0.0001", "μ = 4, lr = 0.0001"]
     cells = {row[0]: row[2:4] for row in rows_of(compare.sections(several)[0].html(), "settings")}
-    assert cells["μ = 4"] == ["4", "0.0001"]
+    assert cells["μ = 4, lr = 0.0001"] == ["4", "0.0001"]
+
+
+def test_two_settings_that_differ_together_are_both_in_the_label(tmp_path: Path) -> None:
+    write(tmp_path / "a", inner_steps=1, lr=1e-4, beta=0.0, steps=4)
+    write(tmp_path / "b", inner_steps=4, lr=1e-3, beta=0.04, steps=4)
+    several = settings.read([tmp_path])
+    assert [setting.name for setting in several.settings] == [
+        "μ = 1, lr = 0.0001, β = 0", "μ = 4, lr = 0.001, β = 0.04"]
+
+
+def test_another_setting_is_in_the_label_only_where_it_tells_runs_apart(tmp_path: Path) -> None:
+    write(tmp_path / "a", lr=1e-4, max_tokens=80)
+    write(tmp_path / "b", lr=1e-3, max_tokens=160)
+    assert [setting.name for setting in settings.read([tmp_path]).settings] == ["lr = 0.0001", "lr = 0.001"]
+    write(tmp_path / "c", lr=1e-3, max_tokens=320)
+    assert [setting.name for setting in settings.read([tmp_path]).settings] == [
+        "lr = 0.0001, max tokens 80", "lr = 0.001, max tokens 160", "lr = 0.001, max tokens 320"]
+
+
+def test_a_setting_of_trl_s_own_is_named_unless_the_record_has_it_under_another_name(tmp_path: Path) -> None:
+    for name, lr, loss in (("a", 1e-6, "dapo"), ("b", 1e-5, "dapo"), ("c", 1e-5, "grpo")):
+        write(tmp_path / name, lr=lr, trl={"learning_rate": lr, "loss_type": loss})
+    several = settings.read([tmp_path])
+    assert several.differs == ("lr", "trl.loss_type")
+    assert [setting.name for setting in several.settings] == [
+        "lr = 1e-06, loss_type dapo", "lr = 1e-05, loss_type dapo", "lr = 1e-05, loss_type grpo"]
+    assert "They differ in lr, loss_type." in compare.first_screen(several)
+
+
+def test_a_label_that_is_too_long_is_the_folder(tmp_path: Path) -> None:
+    write(tmp_path / "a", brake="x" * settings.LABEL)
+    write(tmp_path / "b", brake="none")
+    assert [setting.name for setting in settings.read([tmp_path]).settings] == ["brake none", "a"]
 
 
 def test_settings_that_change_no_result_make_no_other_setting(tmp_path: Path) -> None:
@@ -126,7 +162,106 @@ def test_a_run_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> N
     write(tmp_path / "b")
     several = settings.read([tmp_path])
     assert len(several.entries) == 1
-    assert "1 of the runs were left out" in several.faults[0]
+    assert "1 of the runs was left out" in several.faults[0]
+    assert several.notice is None
+
+
+def with_rewards(path: Path, low: float, high: float, mean: float = 0.5) -> Path:
+    """The run with these ends and this mean of its rewards at every step."""
+    text = (path / "steps.jsonl").read_text()
+    ends = f'"reward/mean": {mean}, "reward/min": {low}, "reward/max": {high}'
+    (path / "steps.jsonl").write_text(text.replace('"reward/mean": 0.5', ends))
+    return path
+
+
+def test_two_runs_of_one_setting_and_seed_with_other_rewards_are_two_settings_by_folder(tmp_path: Path) -> None:
+    write(tmp_path / "plain")
+    with_rewards(write(tmp_path / "length"), 0.0, 1.0, mean=0.6)
+    several = settings.read([tmp_path])
+    assert [setting.name for setting in several.settings] == ["length", "plain"]
+    write(tmp_path / "faster", lr=1e-3)
+    assert [setting.name for setting in settings.read([tmp_path]).settings] == [
+        "lr = 0.0001 (length)", "lr = 0.0001 (plain)", "lr = 0.001"]
+    assert several.notice == (rewards.SAME, "")
+    assert several.left_out == ()
+    assert "Their recorded settings are the same." in compare.first_screen(several)
+
+
+def test_a_copy_that_has_fewer_steps_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "whole")
+    short = write(tmp_path / "copied")
+    (short / "steps.jsonl").write_text("".join((short / "steps.jsonl").read_text().splitlines(keepends=True)[:2]))
+    assert [entry.name for entry in settings.read([tmp_path]).entries] == ["whole"]
+
+
+@pytest.mark.parametrize(("own", "line", "details"), [
+    ({"task": "turns"}, "These runs have different tasks: their reward curves cannot be compared.",
+     "arithmetic in (arithmetic, R = 2); turns in (turns, R = 4)."),
+    ({"reward": "mine:length"}, "These runs have different reward functions: their reward curves cannot be compared.",
+     "mine:exact in (reward mine:exact, R = 2); mine:length in (reward mine:length, R = 4).")])
+def test_runs_of_two_tasks_or_reward_functions_are_warned_of_at_the_top(
+        tmp_path: Path, own: dict[str, str], line: str, details: str) -> None:
+    write(tmp_path / "a", group=2, **({"reward": "mine:exact"} if "reward" in own else {}))
+    write(tmp_path / "b", group=4, **own)
+    several = settings.read([tmp_path])
+    assert several.notice == (line, details)
+    assert several.faults == (f"{line} {details}",)  # in the terminal too
+    screen = compare.first_screen(several)
+    assert screen.index(line) < screen.index(details) < screen.index('data-topic="diagnosis"')
+
+
+@pytest.mark.parametrize(("ends", "warned"), [
+    ((0.0, 1.0), False), ((0.09, 0.95), False), ((0.11, 1.0), True), ((-1.0, 1.0), True), ((0.0, 100.0), True),
+    ((0.5, 0.5), False)])
+def test_rewards_in_other_ranges_are_warned_of_and_equal_rewards_say_nothing(
+        tmp_path: Path, ends: tuple[float, float], warned: bool) -> None:
+    with_rewards(write(tmp_path / "a", group=2), 0.0, 1.0)
+    with_rewards(write(tmp_path / "b", group=4), *ends)
+    several = settings.read([tmp_path])
+    assert several.notice == ((
+        "The rewards lie in different ranges: unless the reward function is the same, the reward curves cannot be "
+        "compared.", f"from 0 to 1 in R = 2; from {ends[0]:g} to {ends[1]:g} in R = 4.") if warned else None)
+    assert ('id="notice"' in compare.first_screen(several)) == warned
+
+
+def test_a_run_whose_rewards_differ_from_those_of_its_own_setting_is_named_by_its_folder(tmp_path: Path) -> None:
+    for seed, high in enumerate((1.0, 1.0, 5.0)):
+        with_rewards(write(tmp_path / f"seed-{seed}", seed=seed), 0.0, high)
+    notice = settings.read([tmp_path]).notice
+    assert notice is not None
+    assert "from 0 to 1 in seed-0, seed-1; from 0 to 5 in seed-2" in notice.details
+
+
+# -- how far ----------------------------------------------------------------------------------------------------------
+
+
+def unfinished(path: Path, steps: int) -> Path:
+    """The first lines of a run, last written long ago."""
+    lines = (path / "steps.jsonl").read_text().splitlines(keepends=True)
+    (path / "steps.jsonl").write_text("".join(lines[:steps]))
+    os.utime(path / "steps.jsonl", (0, 0))
+    return path
+
+
+def test_a_finished_run_is_said_to_be_finished_and_another_how_far_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "evaluated", group=2)
+    unfinished(write(tmp_path / "planned", group=4), 4)  # all planned steps, without an evaluation at the end: TRL's
+    several = settings.read([tmp_path])
+    assert "All 2 runs are finished." in compare.first_screen(several)
+    assert [row[7] for row in rows_of(compare.sections(several)[1].html(), "states")] == [
+        "finished, 4 of 4 steps"] * 2
+    unfinished(write(tmp_path / "stopped", group=8), 3)
+    several = settings.read([tmp_path])
+    assert "2 of 3 runs finished; stopped: stopped early, 3 of 4 steps." in compare.first_screen(several)
+    assert rows_of(compare.sections(several)[1].html(), "states")[-1][7] == "stopped early, 3 of 4 steps"
+
+
+def test_a_file_of_evidence_says_whether_its_run_was_finished(tmp_path: Path) -> None:
+    for name, steps in (("a", 5), ("b", 2)):
+        path = unfinished(write(tmp_path / name, group=2 if name == "a" else 4), steps)
+        (tmp_path / f"{name}.evidence.json").write_text(to_json(read_evidence(Record.open(path))))
+    several = settings.read([tmp_path / "a.evidence.json", tmp_path / "b.evidence.json"])
+    assert "1 of 2 runs finished; b: not finished, 2 of 4 steps." in compare.first_screen(several)
 
 
 def test_a_damaged_run_is_named_and_the_others_stand(tmp_path: Path) -> None:
@@ -226,8 +361,8 @@ def test_a_setting_that_fell_below_its_start_is_named_first(tmp_path: Path) -> N
         write(tmp_path / f"low-{seed}", seed=seed, accuracy=0.15 - 0.01 * seed)
         write(tmp_path / f"high-{seed}", seed=seed, group=4, accuracy=0.65 + 0.01 * seed)
     several = settings.read([tmp_path])
-    assert standing.diagnosed(several) == (
-        "broken", "R = 2: accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups.")
+    assert standing.faults(several) == [
+        ("R = 2", "broken", "accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups", "")]
     assert [standing.standing(setting) for setting in several.settings] == [
         ("broken", "accuracy 25.0 → 14.0 %: it fell below its start; 75 % live groups"),
         ("fine", "accuracy 25.0 → 66.0 %: it rose; 75 % live groups")]
@@ -248,6 +383,11 @@ def test_a_setting_has_the_first_causes_of_its_runs_diagnoses(tmp_path: Path) ->
     assert setting.entries[1].diagnosis.first == first
     assert standing.standing(setting) == (
         "broken", f"accuracy 25.0 → {100 * 0.5:.1f} %; {first.rule} broken in 1 of 2 runs; 38 % live groups")
+    assert first.change
+    (fault,) = standing.faults(settings.read([tmp_path]))
+    assert fault.change == first.change
+    screen = compare.first_screen(settings.read([tmp_path]))
+    assert f"<strong>Change</strong>: {escape(first.change)}." in screen
 
 
 def test_a_change_that_seeds_do_not_share_is_not_clear(tmp_path: Path) -> None:

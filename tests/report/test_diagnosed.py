@@ -22,12 +22,13 @@ FOUND = [CAUSE, Finding(rule="length drift", state="broken", sentence="Answers a
 def test_the_block_leads_with_the_headline_and_shows_the_remedy_the_evidence_and_the_chain() -> None:
     html = block(Diagnosis(FOUND))
     text = re.sub("<[^>]+>", " ", html)
-    for part in (Diagnosis(FOUND).headline[2:], "Change learning_rate=1e-6", "Expect KL falls within 10 steps",
+    for part in ("learning rate: It is 0.1.", "Change learning_rate=1e-6", "Expect KL falls within 10 steps",
                  "line 3: lr 0.1 line 4: lr 0.1", "Then step 12 length drift, step 20 entropy",
                  "entropy: Entropy falls. Follows from learning rate.", "sampler: no reading. Settled by: use_vllm.",
-                 "✓ fine: 1 question: loss"):
+                 "✓ fine: 1 question : loss"):
         assert " ".join(part.split()) in " ".join(text.split())
     assert html.index("headline") < html.index("<dl>") < html.index("Then")
+    assert text.count("learning_rate=1e-6") == 1  # on a phone the first screen has no room to say it twice
     assert '<p class="state"><span class="shape" aria-hidden="true">✗</span>broken</p>' in html
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from creditscope.diagnosis.engine import SIGNS
 from creditscope.report.answers import answers
-from creditscope.report.header import facts, first_screen, standing
+from creditscope.report.header import facts, first_screen
+from creditscope.report.lifetime import how_far
 from creditscope.report.run import Run, read_run
 from creditscope.runs.config import Config, flags
 from creditscope.runs.record import Record
@@ -89,24 +90,24 @@ def test_the_run_line_tells_what_was_run_and_with_what(tmp_path: Path) -> None:
 
 def test_a_run_is_finished_by_its_last_evaluation_its_steps_or_its_budget(tmp_path: Path) -> None:
     long = asdict(Config(steps=99))
-    assert standing(made(tmp_path / "a", [STEP, END], long), 0.0) == "finished, 1 of 99 steps"
-    assert standing(made(tmp_path / "b", [STEP] * 3), 0.0) == "finished, 3 of 3 steps"
-    assert standing(made(tmp_path / "c", [STEP] * 2, long | {"rollouts": 128}), 0.0) == "finished, 2 of 99 steps"
-    assert standing(made(tmp_path / "d", [STEP] * 2, long | {"rollouts": 129}), 0.0).startswith("still going")
+    assert how_far(made(tmp_path / "a", [STEP, END], long), 0.0) == "finished, 1 of 99 steps"
+    assert how_far(made(tmp_path / "b", [STEP] * 3), 0.0) == "finished, 3 of 3 steps"
+    assert how_far(made(tmp_path / "c", [STEP] * 2, long | {"rollouts": 128}), 0.0) == "finished, 2 of 99 steps"
+    assert how_far(made(tmp_path / "d", [STEP] * 2, long | {"rollouts": 129}), 0.0).startswith("still going")
 
 
 def test_a_run_has_stopped_after_ten_of_its_longest_steps_in_silence(tmp_path: Path) -> None:
     run = made(tmp_path / "run", [STEP, STEP | {"time/step": 2.0}])
     os.utime(tmp_path / "run" / "steps.jsonl", (1000.0, 1000.0))
-    assert standing(run, 1100.0) == "still going, 2 of 3 steps"  # 10 · 10 s
-    assert standing(run, 1100.1) == "stopped early, 2 of 3 steps"
+    assert how_far(run, 1100.0) == "still going, 2 of 3 steps"  # 10 · 10 s
+    assert how_far(run, 1100.1) == "stopped early, 2 of 3 steps"
 
 
 def test_a_minute_of_silence_means_nothing(tmp_path: Path) -> None:
     run = made(tmp_path / "run", [])
     os.utime(tmp_path / "run" / "steps.jsonl", (1000.0, 1000.0))
-    assert standing(run, 1060.0) == "still going, 0 of 3 steps"
-    assert standing(run, 1060.1) == "stopped early, 0 of 3 steps"
+    assert how_far(run, 1060.0) == "still going, 0 of 3 steps"
+    assert how_far(run, 1060.1) == "stopped early, 0 of 3 steps"
 
 
 # -- the row ----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from creditscope.files.writing import write_file
+from creditscope.methods.table import METHODS
+from creditscope.report import methods
 from creditscope.report import page as pages
 from creditscope.report.build import SECTIONS, build, made
 from creditscope.report.markup import Html, tag
@@ -25,6 +27,8 @@ from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
 from creditscope.runs.record import Record
 from depth import FULL
+from each import each
+from makers import edit_config
 from report import records
 
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -76,7 +80,7 @@ MAKERS: list[Callable[[Path], Path]] = [records.bare, records.hostile]
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_page_is_one_file_with_two_scripts_of_ours_whatever_the_record_says(
         make: Callable[[Path], Path], tmp_path: Path) -> None:
-    text = build([make(tmp_path / "run")], with_claims=True)
+    text = build([make(tmp_path / "run")], papers=True)
     assert len(SCRIPT.findall(text)) == 2
     assert text.count("<script") == 3 + sum(s.count("<script") for s in SCRIPT.findall(text))
     head = text[:text.index("<style>")]
@@ -89,12 +93,39 @@ def test_the_papers_claims_are_on_the_page_only_when_asked_for(tmp_path: Path) -
     runs = [records.bare(tmp_path / "a"), records.bare(tmp_path / "b")]
     for paths in (runs[:1], runs):
         assert '<section id="claims"' not in build(paths)
-        assert '<section id="claims"' in build(paths, with_claims=True)
+        assert '<section id="claims"' in build(paths, papers=True)
+
+
+PAPERS = re.compile(r"\bP[12]\b|arXiv|[Pp]aper|\bEq\. \d|Proposition|Theorem|Corollary")
+
+
+def read_by_people(page: str) -> str:
+    return re.sub("<[^>]+>", " ", re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL))
+
+
+def test_a_page_cites_nothing_unless_it_is_asked_to(tmp_path: Path) -> None:
+    runs = [records.bare(tmp_path / "a"), records.bare(tmp_path / "b")]
+    edit_config(runs[1], group=2)
+    for paths in (runs[:1], runs):
+        assert PAPERS.findall(read_by_people(build(paths))) == []
+        assert {"P1", "P2", "arXiv", "Proposition"} <= set(PAPERS.findall(read_by_people(build(paths, papers=True))))
+
+
+@each("name", [name for name in METHODS if not name.startswith("p1_")])
+def test_the_section_of_a_method_cites_nothing_unless_it_is_asked_to(name: str) -> None:
+    assert PAPERS.findall(read_by_people(methods.of([{"method": name}]).html())) == []
+    cited = methods.of([{"method": name}], papers=True).html()
+    assert (f"arXiv:{METHODS[name].arxiv}" in cited) == bool(METHODS[name].arxiv)
+
+
+@pytest.mark.slow
+def test_a_page_of_a_real_run_cites_nothing_unless_it_is_asked_to(rich_run: Path) -> None:
+    assert PAPERS.findall(read_by_people(build([rich_run]))) == []
 
 
 @pytest.mark.slow
 def test_every_section_is_there_for_a_real_run(rich_run: Path) -> None:
-    text = build([rich_run], with_claims=True)
+    text = build([rich_run], papers=True)
     for make in SECTIONS:
         assert f'<section id="{make.__module__.rsplit(".", 1)[1]}"' in text
     assert "To be written" not in text
@@ -106,7 +137,7 @@ def test_a_damaged_part_is_named_and_the_rest_of_the_page_stands(spoil: str, tmp
     path = records.hostile(tmp_path / "run", longest=100)
     for file in (path / spoil).glob("*.npz"):
         file.write_bytes(b"not a zip")
-    text = build([path], with_claims=True)
+    text = build([path], papers=True)
     assert text.count("<section ") == len(SECTIONS)
 
 
@@ -123,7 +154,7 @@ def test_arrays_that_are_not_there_leave_a_page(shelf: str, tmp_path: Path) -> N
         save(0, whole)
         for name in whole:
             save(1, {key: value for key, value in whole.items() if key != name})
-            assert build([path], with_claims=True).count("<section ") == len(SECTIONS), f"without {name}"
+            assert build([path], papers=True).count("<section ") == len(SECTIONS), f"without {name}"
 
 
 def test_a_run_without_a_step_and_one_with_nothing_but_numbers_leave_a_page(tmp_path: Path) -> None:
@@ -133,7 +164,7 @@ def test_a_run_without_a_step_and_one_with_nothing_but_numbers_leave_a_page(tmp_
     with Record.create(tmp_path / "odd", {"group": "eight", "model": None, "method": 3, "also": "x"}, {}) as record:
         record.append(0, {"rollouts/spent": 4, "reward/mean": "high", "signal/groups": 0, "signal/live_groups": 0})
     for name in ("none", "one", "odd"):
-        assert build([tmp_path / name], with_claims=True).count("<section ") == len(SECTIONS)
+        assert build([tmp_path / name], papers=True).count("<section ") == len(SECTIONS)
 
 
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")  # the claims read what they need themselves
@@ -151,7 +182,7 @@ def test_arrays_of_another_kind_leave_a_page(shelf: str, tmp_path: Path) -> None
             kinds = [np.ones(value.shape, complex), np.zeros(value.shape, "M8[s]")]
             for odd in kinds if FULL else [kinds[number % 2]]:
                 save(1, whole | {name: odd})
-                text = build([path], with_claims=True)
+                text = build([path], papers=True)
                 assert text.count("<section ") == len(SECTIONS), f"{name} as {odd.dtype}"
                 assert f"{name} of step 1 is {odd.dtype}".replace("<", "&lt;") in text
 

@@ -227,7 +227,7 @@ def test_without_vega_the_page_is_made_and_both_say_so(
         assert run(bare) == 0
     finally:
         page.vega.cache_clear()
-    assert "no charts: they need vl-convert: pip install 'creditscope[plot]'" in capsys.readouterr().out
+    assert "no charts: a chart needs vl-convert: pip install 'creditscope[plot]'" in capsys.readouterr().out
     text = (bare / "report.html").read_text()
     assert len(text) < 300_000
     assert "No charts in this file: pip install 'creditscope[plot]' and make it again." in text
@@ -267,7 +267,9 @@ def test_the_page_and_the_doctor_have_the_same_findings_of_a_record(
     assert f'id="diagnosis" data-state="{doctor["state"]}" data-first="{doctor["first"]}"' in html
     shown = dict(re.findall(r'data-rule="([^"]+)" data-state="([^"]+)"', html))
     assert shown == {each["rule"]: each["state"] for each in doctor["findings"] if each["rule"] != doctor["first"]}
-    assert escape(doctor["headline"][2:]) in html
+    first = next(each for each in doctor["findings"] if each["rule"] == doctor["first"])
+    assert escape(f"{first['rule']}: {first['sentence']}.") in html
+    assert escape(first["change"]) in html
 
 
 def test_the_docs_name_the_topics_and_the_window_of_the_means() -> None:

@@ -35,7 +35,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
         base = tmp_path_factory.mktemp("pages")
         one = records.hostile(base / "<img src=x onerror=alert(1)>" / "javascript:alert(1)")
         other = records.hostile(base / "\" autofocus onfocus=\"alert(1)")
-        return build([one], with_claims=True) + build([one, other], with_claims=True)
+        return build([one], papers=True) + build([one, other], papers=True)
 
 
 @pytest.mark.slow

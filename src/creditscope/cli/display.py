@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from creditscope.cli.progress import Progress
+from creditscope.diagnosis.thresholds import SAMPLER_OFF
 from creditscope.errors import printable
 from creditscope.runs import schema
 
@@ -55,7 +56,7 @@ class Display(Progress):
         if m.get(schema.REWARD_ERRORS):
             found["errors"] = (f"{m[schema.REWARD_ERRORS]} answers could not be judged; the first: "
                                f"{m[schema.REWARD_FIRST_ERROR]}")
-        if m.get(schema.POLICY_SAMPLER_GAP, 0.0) > 0.01:
+        if m.get(schema.POLICY_SAMPLER_GAP, 0.0) > SAMPLER_OFF:
             found["gap"] = (f"the training forward is off the sampler by {m[schema.POLICY_SAMPLER_GAP]:.2g} in "
                             f"log-prob, so ratios do not start at 1; use --top-p 1, and float32 weights")
         for text in (text for cause, text in found.items() if cause not in self._warned):

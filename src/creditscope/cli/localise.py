@@ -11,7 +11,7 @@ import tyro
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress
 from creditscope.credit.table import ESTIMATORS
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, require_module
 from creditscope.files.hub import refuse_missing
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Localise:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
+        require_module("localising errors", "transformers")
         with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
         if (console := self.output.console_or_json(asdict(outcome))) is None:

@@ -22,7 +22,7 @@ from creditscope.cli.progress import Progress
 from creditscope.diagnosis.engine import SIGNS
 from creditscope.diagnosis.finding import State
 from creditscope.diagnosis.readers.folders import record_in, state_in
-from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.errors import CreditscopeError, MissingExtra, command_line, printable
 from creditscope.files.writing import write_file
 from creditscope.report.answers import answers
 from creditscope.report.build import build, page_of, read
@@ -88,7 +88,7 @@ class Report:
             raise CreditscopeError(f"{self.runs[0]} has no step yet; wait for the first, or follow it with --watch")
         out = self.out or (found.record.path if isinstance(found, Run) else Path()) / "report.html"
         refuse_other_files(out)
-        text = page_of(found, with_claims=self.papers)
+        text = page_of(found, papers=self.papers)
         write_file(out, text)
         seconds, size = time.perf_counter() - start, len(text.encode())
         if self.output.json:
@@ -117,13 +117,13 @@ class Report:
         for name, state, sentence in told:
             console.print(Text(f"{SIGNS[state]} {state:<8}", STATE_COLOURS[state]) + Text(
                 f"{printable(name):<{width}}{printable(sentence)}", "default"))
-        charts = [] if vega() else ["no charts: they need vl-convert: pip install 'creditscope[plot]'"]
+        charts = [] if vega() else [f"no charts: {MissingExtra('a chart', 'vl_convert')}"]
         for line in (*found.faults, *charts, f"wrote {out}: {cost}"):
             console.print(printable(line), markup=False)
         console.next(("" if self.open else "the same with --open, or ") + command_line("papers", "check", *self.runs))
 
     def _serve(self) -> int:
-        watched = Watched(self.runs, lambda: build(self.runs, live=True, with_claims=self.papers))
+        watched = Watched(self.runs, lambda: build(self.runs, live=True, papers=self.papers))
         awaited = [path for path in places(self.runs) if not path.exists() or has_no_step(path)]
         if not awaited:
             refuse_sources(self.runs)

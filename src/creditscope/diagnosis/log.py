@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from creditscope.errors import CreditscopeError
 
@@ -22,6 +22,23 @@ def is_number(value: float) -> bool:
     return abs(value) < HUGE
 
 
+class RecordSource(str):
+    """The source of a record's lines. A record counts its steps from 0, a trainer's log as the trainer does."""
+
+    __slots__ = ()
+
+
+class JoinedLine(NamedTuple):
+    """The line of a record that was joined to a row of a log by step."""
+
+    source: RecordSource
+    place: int
+    step: int | None
+    """As the record counts."""
+    names: frozenset[str]
+    """The columns that the row has from it."""
+
+
 @dataclass(frozen=True)
 class LogRow:
     """One logged line: names as the trainer writes them."""
@@ -32,6 +49,7 @@ class LogRow:
     values: Mapping[str, float]
     digits: Mapping[str, int] = field(default_factory=dict)
     """Decimals of a number that was printed with few: 0.000 has 3, and means less than 0.0005."""
+    joined: JoinedLine | None = None
 
 
 @dataclass(frozen=True)
@@ -76,19 +94,30 @@ class Series:
         return "" if first is None or last is None else _span(first, last)
 
     def told(self) -> str:
-        """The evidence: file, places, steps, name, values.
+        """The evidence: file, places, steps and who counts them, name, values.
 
         >>> Series("kl", [LogRow(3, 1, {"kl": 0.5}), LogRow(4, 2, {"kl": 0.25})], "train.log, line").told()
-        'train.log, line 3–4 (step 1–2): kl 0.5, 0.25'
+        'train.log, line 3–4 (step 1–2 of the log): kl 0.5, 0.25'
         """
-        first, last = self.rows[0], self.rows[-1]
-        steps = f" (step {self.span})" if self.span else ""
         shown = [f"{value:.4g}" for value in self.values]
         if len(shown) > 6:
             low, high = (f"{edge(self.values):.4g}" for edge in (min, max))
             shown = [*shown[:2], "…", *shown[-2:], f"(n {len(self)}, mean {self.mean:.4g}, from {low} to {high})"]
         text = ", ".join(shown).replace(", …,", " …").replace(", (", " (")
-        return f"{self.source} {_span(first.place, last.place)}{steps}: {self.name} {text}"
+        return f"{self._places()}: {self.name} {text}"
+
+    def _places(self) -> str:
+        """Files, places and steps. Columns of a record are cited from its own file, and its own steps are named too."""
+        lines = [row.joined for row in self.rows if row.joined and self.name in row.joined.names]
+        own = [row.place for row in self.rows if not (row.joined and self.name in row.joined.names)]
+        cited = [f"{self.source} {_span(own[0], own[-1])}"] if own else []
+        cited += [f"{lines[0].source} {_span(lines[0].place, lines[-1].place)}"] if lines else []
+        if not self.span:
+            return " and ".join(cited)
+        counted = f"step {self.span} of the {'record' if isinstance(self.source, RecordSource) else 'log'}"
+        if lines and not own:
+            counted += f", {_span(lines[0].step, lines[-1].step)} of the record"
+        return f"{' and '.join(cited)} ({counted})"
 
 
 def _span(first: int | None, last: int | None) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 
 from creditscope.diagnosis.engine import Diagnosis, diagnose
 from creditscope.diagnosis.finding import unknown
-from creditscope.diagnosis.log import Log, LogRow, LogSettings
+from creditscope.diagnosis.log import Log, LogRow, LogSettings, RecordSource
 from creditscope.diagnosis.trainers import KNOWN, TRL, Trainer, who_wrote
 from creditscope.errors import CreditscopeError
 from creditscope.runs.columns import Steps, is_number
 
-SOURCE = "steps.jsonl, line"
+SOURCE = RecordSource("steps.jsonl, line")
 MAX_ROWS = 100_000
 """Lines that are read, half from the start and half from the end: a few hundred MB."""
 ODD = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)

@@ -1,4 +1,8 @@
-"""Overshoot, reward scale and update geometry of a run, from its record alone."""
+"""Overshoot, reward scale, update geometry and the loss as progress, from the steps of a run alone.
+
+    read(path)                 of a record; a value that no run writes is an error
+    of_steps(config, steps)    of steps as they are; a value that is no number is left out
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
-from creditscope.methods.axes import Method
 from creditscope.methods.find import row_of
 from creditscope.methods.words import Law, law
 from creditscope.runs import schema
-from creditscope.runs.correlation import over_training, series
+from creditscope.runs.columns import Steps
+from creditscope.runs.correlation import LARGEST, of_pairs, series
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.record import Record
 
-OVERSHOOT = {"overshoot": schema.OPTIMIZER_OVERSHOOT} | {str(key).removeprefix("overshoot/"): key for key in (
-    schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_AFTER, schema.OVERSHOOT_KL,
-    schema.OVERSHOOT_CARRY, schema.OVERSHOOT_CARRY_PREDICTED, schema.OVERSHOOT_BY_MOMENTUM, schema.OVERSHOOT_BY_FRESH)}
-UPDATE = {str(key).removeprefix("update/"): key for key in (
+OVERSHOOT: Mapping[str, schema.Metric] = {key.rpartition("/")[2]: key for key in (
+    schema.OPTIMIZER_OVERSHOOT, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_AFTER,
+    schema.OVERSHOOT_KL, schema.OVERSHOOT_CARRY, schema.OVERSHOOT_CARRY_PREDICTED, schema.OVERSHOOT_BY_MOMENTUM,
+    schema.OVERSHOOT_BY_FRESH, schema.OVERSHOOT_BY_DECAY)}
+UPDATE: Mapping[str, schema.Metric] = {key.rpartition("/")[2]: key for key in (
     schema.UPDATE_COSINE, schema.UPDATE_RATIO, schema.UPDATE_MOMENTUM, schema.UPDATE_ZERO, schema.UPDATE_ZERO_BF16)}
 SCALES = 32
 """Reward scales that a page has room for."""
@@ -63,6 +68,9 @@ class Findings:
     """The largest overshoot of any token at any step, in nats."""
     by_update: Mapping[int, Mapping[str, Interval]]
     scale_change: Interval | None
+    """Of the update, had all credit since the start been a tenth."""
+    scale_change_now: Interval | None
+    """The same from the step itself on, which is known also after a gradient was clipped."""
     sweep: Sweep | None
     update: Mapping[str, Interval]
     path: tuple[float, int] | None
@@ -73,53 +81,77 @@ class Findings:
     @property
     def measured(self) -> bool:
         """Whether the run was probed; every run has rewards and losses."""
-        return bool(self.overshoot or self.by_update or self.scale_change or self.sweep or self.update)
+        return bool(self.overshoot or self.by_update or self.scale_change or self.scale_change_now or self.sweep
+                    or self.update)
 
 
 def read(path: Path) -> Findings:
-    """The numbers of a run, means over the steps that have them."""
+    """The numbers of a run's record. It is untrusted: text in place of a number, or a setting that no run has, is an
+    error."""
     record = Record.open(path)
-    lines, kept = record.steps(), record.optimizer_readings()
-
-    def values(key: str) -> list[float]:
-        return [value for value, in series(path, lines, key)]
-
-    def means(keys: Mapping[str, str]) -> dict[str, Interval]:
-        found = {name: values(key) for name, key in keys.items()}
-        return {name: mean_interval(seen) for name, seen in found.items() if seen}
-
-    numbered = {int(m[1]) for line in lines for key in line if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
-    each = schema.OVERSHOOT_UPDATE
-    by_update = {k: means({name: each(name, k) for name in each.readings}) for k in sorted(numbered)}
-    row, brake = _row(record), _name(record, "brake")
-    found = Findings(
-        run=str(path), method=_name(record, "method"), brake=None if brake == "none" else brake,
-        stops=row.stops if row else None, law=law(row.under(record.config.get("credit"))) if row else None,
-        steps=sum(schema.REWARD_MEAN in line for line in lines),
-        overshoot=means(OVERSHOOT),
-        furthest=max(values(schema.OVERSHOOT_MAX), default=None),
-        by_update={k: seen for k, seen in by_update.items() if seen},
-        scale_change=means({"change": schema.OPTIMIZER_SCALE_CHANGE}).get("change"),
-        sweep=read_sweep(record, kept[-1]) if kept else None,
-        update=means(UPDATE), path=path_rank(record),
-        progress=over_training(record))
+    steps, kept = record.columns(), record.optimizer_readings()
+    for key in steps.names:
+        if key in READ or schema.OVERSHOOT_UPDATE.find(key):
+            series(path, steps, key)
+    _refuse_beta(record)
+    found = of_steps(record.config, steps, run=str(path), path=path_rank(record),
+                     sweep=read_sweep(record, kept[-1]) if kept else None)
     if not (found.measured or found.progress):
         raise CreditscopeError(f"{path} holds no reading of the optimiser; train with --inner-steps 4 --probe light")
     return found
 
 
-def _name(record: Record, setting: str) -> str | None:
-    name = record.config.get(setting)
+READ = frozenset({*OVERSHOOT.values(), *UPDATE.values(), schema.OVERSHOOT_MAX, schema.OPTIMIZER_SCALE_CHANGE,
+                  schema.OPTIMIZER_SCALE_CHANGE_NOW, schema.OBJECTIVE_VALUE, schema.REWARD_MEAN})
+"""Metrics that are read, besides those after each inner update."""
+
+
+def of_steps(config: Mapping[str, Any], steps: Steps, *, run: str = "", sweep: Sweep | None = None,
+             path: tuple[float, int] | None = None) -> Findings:
+    """The numbers of a run, means over the steps that have them, with Student's interval over these steps."""
+    def values(key: str) -> list[float]:
+        return [value for value in steps.numbers(key).values.tolist() if abs(value) <= LARGEST]
+
+    def means(keys: Mapping[str, str]) -> dict[str, Interval]:
+        found = {name: values(key) for name, key in keys.items()}
+        return {name: mean_interval(seen) for name, seen in found.items() if seen}
+
+    each, row, brake = schema.OVERSHOOT_UPDATE, row_of(config), _name(config, "brake")
+    by_update = {k: means({name: each(name, k) for name in each.readings}) for k in updates_read(steps)}
+    scale = means({"start": schema.OPTIMIZER_SCALE_CHANGE, "now": schema.OPTIMIZER_SCALE_CHANGE_NOW})
+    return Findings(
+        run=run, method=_name(config, "method"), brake=None if brake == "none" else brake,
+        stops=row.stops if row else None, law=law(row.under(config.get("credit"))) if row else None,
+        steps=len(steps.having(schema.REWARD_MEAN)), overshoot=means(OVERSHOOT),
+        furthest=max(values(schema.OVERSHOOT_MAX), default=None),
+        by_update={k: seen for k, seen in by_update.items() if seen},
+        scale_change=scale.get("start"), scale_change_now=scale.get("now"),
+        sweep=sweep, update=means(UPDATE), path=path, progress=of_pairs(_progress(steps)))
+
+
+def updates_read(steps: Steps) -> list[int]:
+    """Inner updates k that have a reading of their own, `overshoot/k/…`."""
+    return sorted({int(m[1]) for key in steps.names if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))})
+
+
+def _progress(steps: Steps) -> list[tuple[float, ...]]:
+    """(J, mean reward) of the steps that have both."""
+    value, reward = (steps.numbers(key) for key in (schema.OBJECTIVE_VALUE, schema.REWARD_MEAN))
+    _, mine, theirs = np.intersect1d(value.at, reward.at, assume_unique=True, return_indices=True)
+    pairs = zip(value.values[mine].tolist(), reward.values[theirs].tolist(), strict=True)
+    return [pair for pair in pairs if max(map(abs, pair)) <= LARGEST]
+
+
+def _name(config: Mapping[str, Any], setting: str) -> str | None:
+    name = config.get(setting)
     return name if isinstance(name, str) else None
 
 
-def _row(record: Record) -> Method | None:
-    """The run's row; None for a method that is not in the table."""
-    row = row_of(record.config)
-    if row is None and row_of({"method": record.config.get("method")}):
+def _refuse_beta(record: Record) -> None:
+    """A method of the table with a β that it cannot have is no run of creditscope's."""
+    if row_of(record.config) is None and row_of({"method": record.config.get("method")}):
         raise CreditscopeError(f"{record.path}: beta is {record.config.get('beta')!r:.60}, which method "
-                               f"{_name(record, 'method')} cannot have; is this a run of creditscope lab train?")
-    return row
+                               f"{_name(record.config, 'method')} cannot have; is this a run of creditscope lab train?")
 
 
 def path_rank(record: Record) -> tuple[float, int] | None:

@@ -7,18 +7,19 @@ from dataclasses import asdict
 from typing import Any
 
 from creditscope.diagnosis.optimizer_numbers import Findings
+from creditscope.diagnosis.thresholds import BLIND, CARRY_CLOSE, CORRELATED, FOLLOWS, HELD, LOST, TURNED
 from creditscope.runs.correlation import ROUNDING
 from creditscope.runs.intervals import Interval
 
-THRESHOLDS = {"held": 0.01, "close": 0.1, "blind": 0.05, "follows": 0.5, "turned": 0.5, "lost": 0.1, "signal": 0.5}
-"""Each is printed in the sentence that it decides."""
-HELD, CLOSE, BLIND, FOLLOWS, TURNED, LOST, SIGNAL = THRESHOLDS.values()
+DECIDING = {"held": HELD, "close": CARRY_CLOSE, "blind": BLIND, "follows": FOLLOWS, "turned": TURNED, "lost": LOST,
+            "signal": CORRELATED}
+"""Name in --json -> threshold. Each is printed in the sentence that it decides."""
 NAME = 32
 """Characters of a brake's or a method's name that are printed."""
 
 
 def as_dict(found: Findings) -> dict[str, Any]:
-    return asdict(found) | {"verdicts": verdicts(found), "thresholds": THRESHOLDS}
+    return asdict(found) | {"verdicts": verdicts(found), "thresholds": dict(DECIDING)}
 
 
 def verdicts(found: Findings) -> dict[str, str]:
@@ -35,7 +36,7 @@ def _share(value: float, digits: int = 0) -> str:
 def last_update(found: Findings) -> tuple[str, Mapping[str, Interval]]:
     """(words, overshoot) after the last inner update."""
     if not found.by_update:
-        return "At the last sight", found.overshoot
+        return "After the last update", found.overshoot
     k = max(found.by_update)
     return f"After {k} update{'s' * (k > 1)}", found.by_update[k]
 
@@ -53,10 +54,10 @@ def _on_overshoot(found: Findings) -> str:
             f"; {_after(found, row['after'].mean)}." if "after" in row else ".")
     if "carry" in found.overshoot and "carry_predicted" in found.overshoot:
         seen, told = found.overshoot["carry"].mean, found.overshoot["carry_predicted"].mean
-        near = abs(seen - told) <= CLOSE * abs(told)
+        near = abs(seen - told) <= CARRY_CLOSE * abs(told)
         said += f" The carry is {seen:.2f} where momentum alone predicts {told:.2f}" + (
             f", under the brake {found.brake:.{NAME}}." if found.brake else
-            f": {'within' if near else 'apart by more than'} {_share(CLOSE)}.")
+            f": {'within' if near else 'apart by more than'} {_share(CARRY_CLOSE)}.")
     return said
 
 
@@ -68,16 +69,17 @@ def _after(found: Findings, share: float) -> str:
 
 
 def _on_scale(found: Findings) -> str:
-    if found.scale_change is None:
+    known = found.scale_change or found.scale_change_now
+    if known is None:
         return ""
-    change = found.scale_change.mean
+    change, since = known.mean, "" if found.scale_change else ", from the step itself on,"
     if change < BLIND:
         what = f"less than {_share(BLIND)}: the optimiser is blind to the size of the credit"
     elif change > FOLLOWS:
         what = f"more than {_share(FOLLOWS)}: the update follows the size of the credit"
     else:
         what = f"between {_share(BLIND)} and {_share(FOLLOWS)}: the size of the credit comes through in part"
-    return f"Credit a tenth as large would have changed the update by {_share(change, 2)}, {what}."
+    return f"Credit a tenth as large{since} would have changed the update by {_share(change, 2)}, {what}."
 
 
 def _on_update(update: Mapping[str, Interval]) -> str:
@@ -96,19 +98,25 @@ def _on_update(update: Mapping[str, Interval]) -> str:
 
 
 def _on_progress(found: Findings) -> str:
-    seen, sentence = found.progress, found.law.sentence if found.law else ""
+    law, said = found.law.sentence if found.law else "", j_and_reward(found)
+    return f"{said}. {law}".rstrip() if said else law
+
+
+def j_and_reward(found: Findings) -> str:
+    """Whether J went with the reward in this run; empty where no step has both."""
+    seen = found.progress
     if not seen:
-        return sentence
+        return ""
     if seen["largest"] <= ROUNDING:
         said = f"J stayed within {ROUNDING:g} of 0"
     elif seen["r"] is None:
         said = f"J or the reward did not vary over {seen['steps']} steps"
     elif seen["low"] is None:
         said = f"{seen['steps']} steps are too few to say whether J goes with the reward"
-    elif (around_zero := seen["low"] * seen["high"] <= 0) or abs(seen["r"]) < SIGNAL:
-        why = "its interval holds 0" if around_zero else f"below {SIGNAL:g} in size"
+    elif (around_zero := seen["low"] * seen["high"] <= 0) or abs(seen["r"]) < CORRELATED:
+        why = "its interval holds 0" if around_zero else f"below {CORRELATED:g} in size"
         said = f"J says little of the reward: r = {seen['r']:.2f}, {why}"
     else:
         way = "rose and fell with" if seen["r"] > 0 else "went against"
-        said = f"In this run J {way} the reward: r = {seen['r']:.2f}, at least {SIGNAL:g} in size"
-    return f"{said}. {sentence}".rstrip()
+        said = f"In this run J {way} the reward: r = {seen['r']:.2f}, at least {CORRELATED:g} in size"
+    return said

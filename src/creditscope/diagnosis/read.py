@@ -7,9 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from creditscope.diagnosis.log import Log, LogRow, LogSettings
+from creditscope.diagnosis.log import Log, LogRow, LogSettings, RecordSource
 from creditscope.diagnosis.readers.contents import LogFile, whole_step
-from creditscope.diagnosis.readers.folders import SHAPES, log_file, record_in, runs_below, state_in
+from creditscope.diagnosis.readers.folders import (
+    SHAPES,
+    callback_record,
+    log_file,
+    logs_in,
+    record_in,
+    runs_below,
+    state_in,
+)
 from creditscope.diagnosis.readers.refusals import program_with, refusal
 from creditscope.diagnosis.readers.rows import RowCollector, chosen, merged, sessions
 from creditscope.diagnosis.readers.settings import settings_beside, settings_file, settings_set
@@ -29,7 +37,7 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = (),
     ("name=value"). Of a file with several sessions `session`, from 1, or the last that is long enough."""
     path = Path(path)
     given = settings_set(sets)
-    file = log_file(path)
+    file, beside = _log_and_record(path)
     record = Record.open(file.parent) if file.name == "run.json" else None
     if record and isinstance(record.config.get("trl"), Mapping):
         file = state_in(file.parent) or file  # ScopeCallback wrote into TRL's own folder
@@ -37,15 +45,11 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = (),
     notes = held.notes
     if record and file.name == "run.json":
         held.add_record(record, path)
-    elif file.suffix in (".json", ".ipynb"):
-        held.add_document()
-    elif file.suffix in (".csv", ".tsv"):
-        held.add_table()
     else:
-        held.add_lines()
+        held.add()
     every = sessions(held.rows.rows(), notes)
     rows = chosen(every, session, notes)
-    if file.name == "trainer_state.json":
+    if beside or file.name == "trainer_state.json":
         rows, record = _with_record(rows, file, notes)
     settings = _settings(path, held, config, record) | given
     names = frozenset(name for row in rows for name in row.values)
@@ -61,9 +65,32 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = (),
     return log
 
 
+def _log_and_record(path: Path) -> tuple[Path, bool]:
+    """The log at a path, and whether a record of ScopeCallback lies below it and is of the same run: where a folder was
+    named that holds logs of TRL's and one such record. Of several logs that with the most columns is read."""
+    record = callback_record(path) if path.is_dir() and not (path / "run.json").exists() else None
+    if record is None or state_in(path):
+        return log_file(path), False
+    columns = {file: _known_columns(file) for file in logs_in(path)}
+    most = max(columns, key=lambda file: columns[file], default=None)
+    return (most, True) if most is not None and columns[most] else (record / "run.json", False)
+
+
+def _known_columns(file: Path) -> int:
+    """How many columns of TRL's or of ours a file has; 0 where it is no log."""
+    held = LogFile(file)
+    try:
+        held.add()
+    except CreditscopeError:
+        return 0
+    names = {name for row in held.rows.rows() for name in row.values}
+    return len(names & (_names(TRL) | _names(OURS))) if TRL.marks & names else 0
+
+
 def _with_record(rows: Sequence[LogRow], state: Path, notes: list[str]) -> tuple[list[LogRow], Record | None]:
-    """TRL's rows with those of a record that ScopeCallback wrote in the same folder. Its step k is TRL's k + 1."""
-    folder = record_in(state.parent.parent if state.parent.name.startswith("checkpoint-") else state.parent)
+    """TRL's rows with those of a record that ScopeCallback wrote in the same folder."""
+    home = state.parent.parent if state.parent.name.startswith("checkpoint-") else state.parent
+    folder = record_in(home)
     if folder is None:
         return list(rows), None
     try:
@@ -76,11 +103,11 @@ def _with_record(rows: Sequence[LogRow], state: Path, notes: list[str]) -> tuple
         return list(rows), None
     theirs = RowCollector([])
     for place, step in enumerate(steps, start=1):
-        entry = dict(whole_step(step))
-        at = entry.get("step")
-        theirs.add(place, entry | {"step": at + 1 if isinstance(at, int) else None})
-    notes.append(f"the record {folder.name} is read too: its {len(steps)} steps are joined to TRL's rows by step")
-    return merged(rows, theirs.rows()), record
+        theirs.add(place, whole_step(step))
+    file = (folder / "steps.jsonl").relative_to(home)
+    notes.append(f"the record {file} is read too: its {len(steps)} steps are joined to TRL's rows; step k of the "
+                 f"record is step k + 1 of the log")
+    return merged(rows, theirs.rows(), RecordSource(f"{file}, line")), record
 
 
 def _settings(path: Path, held: LogFile, config: Path | None, record: Record | None) -> dict[str, Any]:

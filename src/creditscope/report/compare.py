@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +17,28 @@ from creditscope.report import claims, glossary, methods
 from creditscope.report.chart import Spec
 from creditscope.report.chart import curves as chart_of
 from creditscope.report.diagnosed import sign
+from creditscope.report.lifetime import how_far, how_far_of
 from creditscope.report.markup import Html, join, shown, tag
+from creditscope.report.rewards import Notice
 from creditscope.report.section import Section, missing, rounded
-from creditscope.report.settings import LONGEST, SYMBOLS, TELLING, Entry, SettingRuns, Several, value_of
+from creditscope.report.settings import (
+    LONGEST,
+    SYMBOLS,
+    TELLING,
+    Entry,
+    SettingRuns,
+    Several,
+    given,
+    name_of,
+    value_of,
+)
 from creditscope.report.standing import (
     COLUMNS,
     FEW,
     TOPICS,
     Statistic,
     diagnosed,
+    faults,
     findings,
     live_by_step,
     many,
@@ -45,34 +59,81 @@ READINGS, BATCHES = 100, 20
 def first_screen(several: Several) -> Html:
     count, settings = len(several.entries), len(several.settings)
     config = several.entries[0].evidence
-    same = [f"{SYMBOLS[key]} = {config[key]}" if key in SYMBOLS else f"{key} {value_of(config, key)}"
-            for key in TELLING if key not in several.differs and config[key] is not None]
+    same = [f"{SYMBOLS[key]} = {value_of(config, key)}" if key in SYMBOLS else f"{key} {value_of(config, key)}"
+            for key in TELLING if key not in several.differs and config[key] not in (None, "none")]
     few = [setting.name for setting in several.settings if len(setting.entries) < ENOUGH]
-    words = [SYMBOLS.get(key, key.replace("_", " ")) for key in several.differs]
+    words = list(map(name_of, several.differs))
     seeds = ", and in the seed" if count > settings else ""
-    state, said = diagnosed(several)
-    told = [tag("li", tag("div", tag("strong", "Diagnosis"), tag("p", *sign(state), class_="state")),
-                tag("p", said), class_=f"answer {state}", data_topic="diagnosis", data_state=state),
+    told = [_diagnosis(several),
             *(tag("li", tag("strong", topic), tag("p", sentence), class_="answer", data_topic=topic.lower())
               for topic, sentence in findings(several))]
     return join(
         tag("h1", f"{many(count, 'run')} in {many(settings, 'setting')}"),
-        tag("p", *(tag("span", fact) for fact in same), class_="facts"),
-        tag("p", f"They differ in {', '.join(words)}{seeds}." if words else
-            "They differ in the seed alone." if count > 1 else "There is one run: creditscope report shows it in full.",
-            id="differs"),
+        _notice(several.notice) if several.notice else None,
+        tag("p", tag("span", f"They differ in {', '.join(words)}{seeds}." if words else
+                     "There is one run: creditscope report shows it in full." if count == 1 else
+                     "They differ in the seed alone." if settings == 1 else "Their recorded settings are the same.",
+                     id="differs"), " ", tag("span", ended(several), id="ended")),
         tag("ul", *told, class_="answers"),
+        tag("p", *(tag("span", fact) for fact in same), class_="facts"),
         tag("p", f"No interval and no band, because {ENOUGH} runs are needed: ",
             "every setting." if len(few) == settings else f"{'; '.join(few)}." if len(few) <= FEW else
             f"{len(few)} of {settings} settings.", class_="missing", id="few")
         if few else None,
-        *(tag("p", fault, class_="missing fault") for fault in several.faults))
+        _left_out(several.left_out))
 
 
-def sections(several: Several, with_claims: bool = False) -> list[Section]:
+def _left_out(told: Sequence[str]) -> Html | None:
+    """What was not read; folded up where it would fill a screen."""
+    if len(told) <= UNFOLDED:
+        return join(*(tag("p", fault, class_="missing fault") for fault in told))
+    return tag("details", tag("summary", f"{len(told)} notes on what was not read"),
+               tag("ul", *(tag("li", fault, class_="fault") for fault in told)), class_="missing")
+
+
+UNFOLDED = 2
+
+
+def _notice(found: Notice) -> Html:
+    """One line above everything else; which runs it is about is folded up."""
+    line = join(tag("strong", *sign("watch"), class_="state"), f" {found.line}")
+    said = tag("details", tag("summary", line), tag("p", found.details)) if found.details else tag("p", line)
+    return tag("div", said, class_="notice watch", id="notice", role="note")
+
+
+def _diagnosis(several: Several) -> Html:
+    """The settings that are broken or to watch, each with why and with its remedy."""
+    found = faults(several)
+    state, said = (found[0].state, "") if found else diagnosed(several)
+    each = [tag("li", tag("p", tag("span", *sign(one.state), class_="state"), " ", tag("strong", one.name),
+                          f": {one.said}."), tag("p", tag("strong", "Change"), f": {one.change}.", class_="change")
+                if one.change else None, class_=one.state, data_setting=one.name) for one in found[:FEW]]
+    more = tag("p", f"{len(found) - FEW} more settings are broken or to watch: see the table of settings.") if len(
+        found) > FEW else None
+    return tag("li", tag("div", tag("strong", "Diagnosis"), tag("p", *sign(state), class_="state")),
+               tag("div", tag("p", said) if said else tag("ul", *each, class_="faulty"), more),
+               class_=f"answer {state}", data_topic="diagnosis", data_state=state)
+
+
+def sections(several: Several, papers: bool = False) -> list[Section]:
     evidence = [entry.evidence for entry in several.entries]
-    return [_compared(several), _runs(several), *([claims.of(evidence, several.paths)] if with_claims else []),
-            methods.of([run.config for run in evidence]), glossary.section()]
+    return [_compared(several), _runs(several), *([claims.of(evidence, several.paths)] if papers else []),
+            methods.of([run.config for run in evidence], papers), glossary.section(papers=papers)]
+
+
+def far(entry: Entry) -> str:
+    """How far a run is: "finished, 40 of 40 steps"."""
+    return how_far_of(entry.evidence) if entry.run is None else how_far(entry.run, time.time())
+
+
+def ended(several: Several) -> str:
+    """How many runs are finished, and of the others how far they are."""
+    told = {entry.name: far(entry) for entry in several.entries}
+    rest = [f"{shown(name, LONGEST)}: {said}" for name, said in told.items() if not said.startswith("finished")]
+    if not rest:
+        return "The run is finished." if len(told) == 1 else f"All {len(told)} runs are finished."
+    more = f"; and {len(rest) - FEW} more" if len(rest) > FEW else ""
+    return f"{len(told) - len(rest)} of {many(len(told), 'run')} finished; {'; '.join(rest[:FEW])}{more}."
 
 
 MANY = 24
@@ -97,14 +158,14 @@ def _table(several: Several) -> Html:
     there = [name for name, values in found.items() if any(value is not None for value in values)]
     keys = several.differs if len(several.differs) > 1 else ()  # one alone is the setting's name
     head = [tag("th", "setting", scope="col"), tag("th", "state", scope="col"),
-            *(tag("th", SYMBOLS.get(key, key.replace("_", " ")), scope="col") for key in keys),
+            *(tag("th", name_of(key), scope="col") for key in keys),
             tag("th", "runs", scope="col", class_="number"),
             *(tag("th", name, scope="col", class_="number") for name in there)]
     rows = []
     for place, setting in enumerate(several.settings):
         run = setting.runs[0]
-        cells = [tag("td", value_of(run, key), data_value=run[key] if isinstance(run[key], int | float) else None)
-                 for key in keys]
+        cells = [tag("td", value_of(run, key), data_value=value if isinstance(value := given(run, key), int | float)
+                     else None) for key in keys]
         numbers = [_cell(found[name][place], COLUMNS[name]) for name in there]
         state, said = standing(setting)
         rows.append(tag("tr", tag("th", setting.name, scope="row", data_value=place),
@@ -251,7 +312,7 @@ def _null_layer(x: str) -> Spec:
 def _runs(several: Several) -> Section:
     rows = [_row(setting.name, entry) for setting in several.settings for entry in setting.entries]
     head = tag("tr", *(tag("th", word, scope="col")
-                       for word in ("run", *TOPICS, "setting", "seed", "steps", "open it in full")))
+                       for word in ("run", *TOPICS, "setting", "seed", "how far", "open it in full")))
     table = tag("div", tag("table", tag("thead", head), tag("tbody", *rows), id="states"), class_="wide", tabindex="0",
                 role="region", aria_label="Table of runs")
     return Section(id="runs", title="Runs", lead="The four topics of each run's own report, with their states. A file "
@@ -268,7 +329,6 @@ def _row(setting: str, entry: Entry) -> Html:
     states = [tag("td", "–") for _ in TOPICS] if run is None else [
         tag("td", tag("span", f"{SIGNS[answer.state]} {answer.state}", class_="state"), title=answer.sentence,
             class_=answer.state, data_topic=answer.topic.lower()) for answer in entry.answers]
-    steps = f"{len(evidence.trained)}{'' if evidence.finished else ', not finished'}"
     how = "needs the record" if run is None else tag("code", f"creditscope report {shlex.quote(str(entry.path))}")
     return tag("tr", tag("th", shown(entry.name, LONGEST), scope="row"), *states, tag("td", setting),
-               tag("td", value_of(evidence, "seed")), tag("td", steps), tag("td", how), data_run=entry.name)
+               tag("td", value_of(evidence, "seed")), tag("td", far(entry)), tag("td", how), data_run=entry.name)

@@ -18,9 +18,10 @@ def sign(state: State) -> tuple[Html, str]:
 def block(found: Diagnosis) -> Html:
     """What `creditscope doctor` prints."""
     first = found.first
+    headline = f"{first.rule}: {first.sentence}." if first else found.headline[2:]  # its change and effects stand below
     others = [each for each in found.findings if each.bad and each is not first]
     return tag("div", tag("h2", "Diagnosis", id="diagnosis-title"),
-               tag("p", *sign(found.state), class_="state"), tag("p", found.headline[2:], class_="headline"),
+               tag("p", *sign(found.state), class_="state"), tag("p", headline, class_="headline"),
                details(first, found.effects) if first else None,
                tag("ul", *map(_other, others), class_="others") if others else None,
                _open([each for each in found.findings if each.state == "unknown"]),
@@ -35,7 +36,8 @@ def details(found: Finding, effects: Sequence[Finding] = ()) -> Html:
     rows: list[tuple[str, Sequence[object]]] = [
         ("Change", [found.change]), ("Expect", [found.expect]), ("Evidence", found.evidence), ("Why", [found.why]),
         ("Then", [chain(effects)]), ("Settled by", [found.settles]), ("Assumed", [assumed])]
-    return tag("dl", *(tag("div", tag("dt", name), tag("dd", *_lines(texts))) for name, texts in rows if any(texts)))
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", *_lines(texts)), class_=name.lower().replace(" ", "-"))
+                       for name, texts in rows if any(texts)))
 
 
 def chain(effects: Iterable[Finding]) -> str:
@@ -62,17 +64,18 @@ def _open(unknown: Sequence[Finding]) -> Html | None:
         return None
     rows = [tag("li", f"{each.rule}: {each.sentence}.", f" Settled by: {each.settles}." if each.settles else "",
                 data_rule=each.rule, data_state="unknown") for each in unknown]
-    return tag("details", tag("summary", f"{SIGNS['unknown']} unknown: {_count(unknown)}"), tag("ul", *rows),
+    return tag("details", tag("summary", f"{SIGNS['unknown']} unknown: ", *_count(unknown)), tag("ul", *rows),
                class_="open")
 
 
 def _fine(findings: Sequence[Finding]) -> Html | None:
     fine = [each for each in findings if each.state == "fine"]
     rows = [tag("li", f"{each.rule}: {each.sentence}.", data_rule=each.rule, data_state="fine") for each in fine]
-    return tag("details", tag("summary", f"{SIGNS['fine']} fine: {_count(fine)}"), tag("ul", *rows),
+    return tag("details", tag("summary", f"{SIGNS['fine']} fine: ", *_count(fine)), tag("ul", *rows),
                class_="fine-ones") if fine else None
 
 
-def _count(findings: Sequence[Finding]) -> str:
-    names = ", ".join(each.rule for each in findings)
-    return f"{len(findings)} question{'s' * (len(findings) > 1)}: {names}"
+def _count(findings: Sequence[Finding]) -> tuple[str, Html]:
+    """How many, and their names, which a narrow page leaves to the list below."""
+    names = tag("span", f": {', '.join(each.rule for each in findings)}", class_="names")
+    return f"{len(findings)} question{'s' * (len(findings) > 1)}", names

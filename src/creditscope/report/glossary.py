@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from creditscope.report.markup import Html, tag
+from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section
 from creditscope.runs import schema
-from creditscope.runs.schema import P2, Metric
+from creditscope.runs.schema import P1, P2, Metric
 
 _word = partial(Metric, unit="", writer="")
 WORDS = {str(word): word for word in (
@@ -82,17 +82,19 @@ def link(metric: str, text: str | None = None) -> Html:
     return tag("a", text or TERMS[place.removeprefix("glossary-")].name, href=f"#{place}")
 
 
-def section(run: Run | None = None) -> Section:
-    parts = [tag("div", tag("h3", heading), tag("dl", *(_lines(key, term) for key, term in terms.items())))
+def section(run: Run | None = None, papers: bool = False) -> Section:
+    """The terms, folded up by heading; with `papers` each with the place of its definition."""
+    parts = [tag("details", tag("summary", heading, tag("span", f" {len(terms)} terms", class_="soft")),
+                 tag("dl", *(_lines(key, term, papers) for key, term in terms.items())), class_="glossary")
              for heading, terms in PARTS.items()]
     return Section(id="glossary", title="Glossary",
                    lead="B rollouts in groups of R, T tokens. r reward, A advantage, ρ ratio, ψ_i = Σ_t ∇log π(y_it) "
-                        "score, g_i gradient of rollout i, Δ update. P1 is arXiv:2606.29238, P2 is arXiv:2601.05002.",
-                   body=tag("div", *parts, class_="glossary"))
+                        "score, g_i gradient of rollout i, Δ update." + (f" P1 is {P1}, P2 is {P2}." if papers else ""),
+                   body=join(*parts))
 
 
-def _lines(key: str, term: Metric) -> Html:
-    soft = "; ".join(filter(None, (f"unit: {term.unit}" if term.unit else "", term.source)))
+def _lines(key: str, term: Metric, papers: bool) -> Html:
+    soft = "; ".join(filter(None, (f"unit: {term.unit}" if term.unit else "", term.source if papers else "")))
     return tag("div", tag("dt", term.name, id=f"glossary-{key}"),
                tag("dd", tag("code", term.equation, class_="equation") if term.equation else None,
                    tag("span", term.sentence), tag("span", f" {soft}", class_="soft") if soft else None))

@@ -11,17 +11,11 @@ from creditscope.diagnosis.trainers import is_script
 from creditscope.methods.find import row_of
 from creditscope.report.answers import Answer, answers
 from creditscope.report.diagnosed import block, sign
+from creditscope.report.lifetime import how_far
 from creditscope.report.markup import Html, join, tag
 from creditscope.report.methods import changes
 from creditscope.report.run import Run
-from creditscope.runs import schema
-from creditscope.runs.compare import is_finished
 from creditscope.runs.config import flags
-
-SILENCE = 10
-"""Longest steps without a new one after which an unfinished run is said to have stopped."""
-PATIENCE = 60.0
-"""Seconds of silence that are ignored, however short the steps are."""
 
 
 def first_screen(run: Run) -> Html:
@@ -52,7 +46,7 @@ def facts(run: Run) -> dict[str, str]:
     built = {"creditscope": versions.get("creditscope"), "torch": packages.get("torch"),
              "transformers": packages.get("transformers"), "Python": versions.get("python")}
     return {
-        "Run": standing(run, time.time()),
+        "Run": how_far(run, time.time()),
         "Model": _text(config.get("model")), "Task": _text(config.get("task")),
         "Method": _text(config.get("method")), "Credit": _text(config.get("credit") or "outcome"),
         "Batch": ", ".join(f"{letter} = {config[key]}" for letter, key in LETTERS.items() if key in config),
@@ -65,26 +59,6 @@ def facts(run: Run) -> dict[str, str]:
 
 LETTERS = {"R": "group", "P": "prompts", "μ": "inner_steps"}
 """Letter -> setting: rollouts per prompt, prompts per step, passes over a batch."""
-
-
-def standing(run: Run, now: float) -> str:
-    """How far the run is. An unfinished run has stopped when nothing was written for long:
-
-        now − last write > max(SILENCE · longest step, PATIENCE)
-    """
-    done, planned = len(run.trained), run.config.get("steps")
-    spent = run.trained.numbers(schema.ROLLOUTS_SPENT).values.sum()
-    budget = run.config.get("rollouts")
-    of = f"{done} of {planned} steps" if isinstance(planned, int) else f"{done} steps"
-    over = (isinstance(planned, int) and done >= planned) or (isinstance(budget, int) and 0 < budget <= spent)
-    if over or is_finished(run.steps):
-        return f"finished, {of}"
-    try:
-        silence = now - (run.record.path / "steps.jsonl").stat().st_mtime
-    except OSError:
-        return f"not finished, {of}"
-    longest = max((time for _, time in run.series(schema.TIME_STEP)), default=0.0)
-    return f"stopped early, {of}" if silence > max(SILENCE * longest, PATIENCE) else f"still going, {of}"
 
 
 def _optimiser(config: Mapping[str, Any]) -> str:

@@ -16,11 +16,12 @@ from creditscope.report.section import Section, missing
 Change = tuple[str, Any, Any]
 
 
-def section(run: Run) -> Section:
-    return of([run.config])
+def section(run: Run, papers: bool = False) -> Section:
+    return of([run.config], papers)
 
 
-def of(configs: Sequence[Mapping[str, Any]]) -> Section:
+def of(configs: Sequence[Mapping[str, Any]], papers: bool = False) -> Section:
+    """The rows of some runs; with `papers` each names its paper and where it departs from it."""
     rows: dict[str, Method] = {}
     strange: dict[str, None] = {}
     for config in configs:
@@ -31,8 +32,8 @@ def of(configs: Sequence[Mapping[str, Any]]) -> Section:
             rows.setdefault(f"{row.name}, β = {row.beta:g}" if row.beta else row.name, row)
     body = join(
         *(missing(f"No row of the table is called {name}.", "creditscope list methods") for name in strange),
-        *(_one(label, row) for label, row in rows.items()),
-        tag("p", "All rows, of papers and of trainers: ", tag("code", "creditscope list methods")))
+        *(_one(label, row, papers) for label, row in rows.items()),
+        tag("p", "All rows, with their sources: ", tag("code", "creditscope list methods")))
     return Section(id="methods", title="Method",
                    lead="A method is a row of choices in J = Σ_it α_it · term_it − β·R. Each row is told by what "
                         "differs from GRPO.", body=body)
@@ -49,17 +50,17 @@ def changes(row: Method) -> list[Change]:
             if not (ours is None and axis.startswith("clip_") and row.bound != GRPO.bound)]
 
 
-def _one(label: str, row: Method) -> Html:
-    found, value = changes(row), law(row)
+def _one(label: str, row: Method, papers: bool) -> Html:
+    found, value, source = changes(row), law(row), f", arXiv:{row.arxiv}" if papers and row.arxiv else ""
     lines = [tag("li", tag("code", axis), f": {_short(theirs)} → {_short(ours)}", f" ({meaning})" if (
         meaning := axis_meaning(axis, ours)) not in ("", ours) else None) for axis, theirs, ours in found]
     return tag(
-        "div", tag("h3", label, tag("span", f" {row.title}, arXiv:{row.arxiv}", class_="soft") if row.arxiv else None),
+        "div", tag("h3", label, tag("span", f" {row.title}{source}", class_="soft")),
         tag("pre", equation(row)),
         tag("p", "It differs from GRPO in:" if found else "It is GRPO's own row."),
         tag("ul", *lines) if found else None,
         tag("p", tag("strong", "At ratio 1 "), tag("code", value.formula), f" {value.sentence}"),
-        tag("p", row.note, class_="soft") if row.note else None, class_="method", data_method=row.name)
+        tag("p", row.note, class_="soft") if papers and row.note else None, class_="method", data_method=row.name)
 
 
 def _short(value: object) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.diagnosis.optimizer_verdicts import BLIND, FOLLOWS
+from creditscope.diagnosis.optimizer_numbers import OVERSHOOT, UPDATE, Findings, of_steps, path_rank
+from creditscope.diagnosis.optimizer_verdicts import j_and_reward, verdicts
 from creditscope.errors import CreditscopeError
 from creditscope.optimizer.table import BRAKES, parse_brake
+from creditscope.report import glossary
 from creditscope.report.chart import DASHED, Spec, marked, over_steps, spec_of
 from creditscope.report.directions import Part, fitted, numbers
 from creditscope.report.markup import Html, join, shown, table, tag
@@ -19,7 +20,7 @@ from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, some_steps, spaced, thinned
 from creditscope.runs import schema
 from creditscope.runs.figures import COLOURS
-from creditscope.runs.intervals import Interval, mean_interval
+from creditscope.runs.intervals import Interval
 from creditscope.runs.numbers import spanned
 
 POINTS = 200
@@ -30,23 +31,18 @@ LAYERS = 8
 TENTH = 0.1
 
 
-class Fact(NamedTuple):
+class Heading(NamedTuple):
     key: str
     title: str
     says: str
-    percent: bool = False
 
 
 BY_UPDATE = (
-    Fact("past", "past the bound", "share of bounded tokens", percent=True),
-    Fact("distance", "distance (nats)", "mean of those past"),
-    Fact("after", "moved after", "share of that distance made once its own gradient was 0", percent=True),
-    Fact("kl", "KL", "from the sampler, nats per token"))
-FACTS = (schema.OVERSHOOT_CARRY, schema.OVERSHOOT_CARRY_PREDICTED, schema.OVERSHOOT_MAX, schema.OVERSHOOT_BY_MOMENTUM,
-         schema.OVERSHOOT_BY_FRESH, schema.OVERSHOOT_BY_DECAY, schema.UPDATE_COSINE, schema.UPDATE_MOMENTUM,
-         schema.UPDATE_RATIO, schema.UPDATE_ZERO, schema.UPDATE_ZERO_BF16, schema.OPTIMIZER_SCALE_CHANGE,
-         schema.OPTIMIZER_SCALE_CHANGE_NOW)
-Plan = tuple[str, str, dict[str, str], bool]
+    Heading("past", "past the bound", "share of bounded tokens"),
+    Heading("distance", "distance (nats)", "mean of those past"),
+    Heading("after", "moved after", "share of that distance made once its own gradient was 0"),
+    Heading("kl", "KL", "from the sampler, nats per token"))
+Plan = tuple[str, str, Mapping[schema.Metric, str], bool]
 """(name of a chart, title, lines: metric -> name in the legend, whether they are shares)."""
 CHARTS: tuple[Plan, ...] = (
     ("carry", "Carry by momentum", {
@@ -61,43 +57,104 @@ CHARTS: tuple[Plan, ...] = (
 
 
 def section(run: Run) -> Section:
-    title, brake = "Optimiser", brake_line(run.config.get("brake"))
-    means = {metric: found for metric in FACTS if (found := mean_over(run, metric)) is not None}
-    past = by_update(run)
+    """Overshoot, reward scale, update geometry and the loss as progress, each with its sentence, as `inspect` has
+    them; then the charts over steps."""
     read = run.record.optimizer_readings()
+    found = of_steps(run.config, run.steps, path=rank_of_path(run))
     sweeps = fitted(run, "optimiser", read, lambda step: sweep(run, step), BUDGET)
-    if not (means or past or sweeps):
-        why = "What the probe read cannot be used" if read else "The probe was off in this run"
-        return Section(id="optimizer", title=title, body=join(brake, lacking(
-            f"{why}, so nothing is known of what the optimiser did to the credit.", run.config, "overshoot")))
-    no_sweep = None if sweeps else lacking("The update under other reward scales was not read.", run.config, "sweep")
-    plans = plans_of(list(past))
+    probed = found.measured or bool(sweeps)
+    plans = plans_of(list(found.by_update) or [None])
     charts = [chart for plan in plans if (chart := chart_of(run, *plan)) is not None]
     most = max(len(run.steps.numbers(metric).at) for _, _, lines, _ in plans for metric in lines)
-    data = {"charts": charts, "sweeps": sweeps, "sweep": sweep_chart(sweeps) if sweeps else None}
+    off = "What the probe read cannot be used" if read else "The probe was off in this run"
+    parts = [overshoot_part(found), scale_part(run, found, sweeps), update_part(found)] if probed else [lacking(
+        f"{off}, so nothing is known of overshoot, reward scale and update geometry.", run.config, "overshoot")]
     return Section(
-        id="optimizer", title=title, data=data,
-        body=join(scale_sentence(run, means, sweeps), brake, past_table(past), facts_table(means),
-                  some_steps(f"at most {POINTS}", most) if most > POINTS else None, no_sweep),
-        lead="The objective says what each token deserves, the optimiser decides what happens to it. "
-             "Means over the steps that were read, with 95 % intervals over these steps.")
+        id="optimizer", title="Optimiser",
+        data={"charts": charts, "sweeps": sweeps, "sweep": sweep_chart(sweeps) if sweeps else None} if probed else None,
+        body=join(brake_line(run.config.get("brake")), *parts, progress_part(found),
+                  tag("div", id="optimizer-charts", class_="charts") if probed else None,
+                  tag("div", id="optimizer-layers") if probed else None,
+                  some_steps(f"at most {POINTS}", most) if most > POINTS else None),
+        lead="What became of the credit in the weights. Numbers are means over the steps that were read; [ ] is their "
+             "95 % t-interval over these steps, which follow one another: it is no spread between runs.")
 
 
-def mean_over(run: Run, metric: str) -> Interval | None:
-    values = run.steps.numbers(metric).values.tolist()
-    return mean_interval(values) if values else None
+def rank_of_path(run: Run) -> tuple[float, int] | None:
+    """`path_rank`, or None and a fault where the sketches are damaged."""
+    try:
+        return path_rank(run.record)
+    except CreditscopeError as error:
+        run.faults.append(str(error))
+        return None
 
 
-def by_update(run: Run) -> dict[int | None, dict[str, Interval]]:
-    """k -> readings after k updates on a batch; None stands for `overshoot/…`, after the last update."""
-    found = {int(m[1]) for key in run.steps.names if (m := re.fullmatch(r"overshoot/([1-9]\d?)/\w+", key))}
-    places: list[int | None] = [*sorted(found)] if found else [None]
-    table = {k: {metric.key: value for metric in BY_UPDATE if (value := mean_over(run, past_key(k, metric.key)))}
-             for k in places}
-    return {k: row for k, row in table.items() if row}
+def overshoot_part(found: Findings) -> Html | None:
+    rows: list[tuple[int | None, Mapping[str, Interval]]] = [*found.by_update.items()] or [(None, found.overshoot)]
+    cells: list[list[object]] = [
+        ["last" if k is None else k, max(value.n for value in row.values()),
+         *(cell_of(row[head.key], past_key(k, head.key)) if head.key in row else "–" for head in BY_UPDATE)]
+        for k, row in rows if any(head.key in row for head in BY_UPDATE)]
+    heads = [join(glossary.link(past_key(None, head.key), head.title), tag("div", head.says, class_="soft plain"))
+             for head in BY_UPDATE]
+    shown = {head.key for head in BY_UPDATE}
+    facts = {OVERSHOOT[name]: value for name, value in found.overshoot.items() if name not in shown}
+    furthest = None if found.furthest is None else tag("p", f"The furthest token was {found.furthest:.3g} nats past.")
+    if not (cells or facts):
+        return None
+    return block("Overshoot by inner update", verdicts(found).get("overshoot"),
+                 table(["updates", "steps", *heads], cells, aria_label="Overshoot by inner update",
+                       id="optimizer-past") if cells else None, furthest, facts_table(facts, "overshoot"))
 
 
-def past_key(k: int | None, name: str) -> str:
+def scale_part(run: Run, found: Findings, sweeps: Sequence[Part]) -> Html:
+    said = verdicts(found).get("scale")
+    none = None if said else lacking("How much of the reward's scale reaches the weights was not read in this run.",
+                                     run.config, "scale")
+    more = None if sweeps else lacking("The update under other reward scales was not read.", run.config, "sweep")
+    facts = {metric: value for metric, value in (
+        (schema.OPTIMIZER_SCALE_CHANGE, found.scale_change),
+        (schema.OPTIMIZER_SCALE_CHANGE_NOW, found.scale_change_now)) if value}
+    return block("Reward scale", said and f"{said}{turned(sweeps)}", none, facts_table(facts, "scale"), more)
+
+
+def update_part(found: Findings) -> Html | None:
+    facts = {UPDATE[name]: value for name, value in found.update.items()}
+    path = None if found.path is None else tag(
+        "p", f"The last {found.path[1]} updates that were kept have effective rank {found.path[0]:.3g}.")
+    return block("Update geometry", verdicts(found).get("update"), facts_table(facts, "update"), path) if (
+        facts or path) else None
+
+
+def progress_part(found: Findings) -> Html | None:
+    """Whether J went with the reward. What the loss of the method can show at all stands in the section on it."""
+    said, seen = j_and_reward(found), found.progress
+    r = None if seen.get("r") is None else Interval(seen["r"], seen["low"], seen["high"], seen["steps"])
+    law = tag("p", "What the loss can show under this method: ", tag("a", "Method", href="#methods"), ".")
+    return block("The loss as progress", said and f"{said}.", law if found.law else None,
+                 tag("p", f"r of J, before the first update on a batch, and the mean reward: {spanned(r)}, over "
+                          f"{r.n} steps.") if r else None) if said else None
+
+
+def block(title: str, said: str | None, *parts: Html | None) -> Html:
+    return tag("div", tag("h3", title), tag("p", said) if said else None, *parts,
+               class_="block", data_block=title.lower())
+
+
+def facts_table(facts: Mapping[schema.Metric, Interval], name: str) -> Html | None:
+    """Name, linked to its definition in the glossary; mean; steps."""
+    rows: list[list[object]] = [[glossary.link(metric, metric.name), cell_of(value, metric), value.n]
+                                for metric, value in facts.items()]
+    return table(["number", "mean", "steps"], rows, aria_label=f"Numbers: {name}",
+                 id=f"optimizer-{name}") if rows else None
+
+
+def cell_of(value: Interval, metric: schema.Metric) -> str:
+    """A mean with its interval; shares and relative changes in percent."""
+    return spanned(value, scale=100, unit=" %") if metric.unit == "share" or "scale" in metric else spanned(value)
+
+
+def past_key(k: int | None, name: str) -> schema.Metric:
     own = schema.OVERSHOOT_UPDATE.readings[name]
     return own if k is None else schema.OVERSHOOT_UPDATE(name, k)
 
@@ -137,26 +194,6 @@ def layers_of(arrays: Arrays, phi: NDArray[np.float64]) -> list[list[Any]]:
              *numbers([arrays["layer_ratio"][i]])] for i in known]
 
 
-def scale_sentence(run: Run, means: Mapping[schema.Metric, Interval], sweeps: Sequence[Part]) -> Html:
-    name = str(run.config.get("optimizer") or "the optimiser")
-    found = means.get(schema.OPTIMIZER_SCALE_CHANGE) or means.get(schema.OPTIMIZER_SCALE_CHANGE_NOW)
-    if found is None:
-        return lacking("How much of the reward's scale reaches the weights was not read in this run.", run.config,
-                       "scale")
-    since = "" if schema.OPTIMIZER_SCALE_CHANGE in means else ", from the step itself on,"
-    change, steps = found.mean, f"{found.n} step{'s' * (found.n != 1)}"
-    blind, follows = f"{100 * BLIND:.3g} %", f"{100 * FOLLOWS:.3g} %"
-    if change < BLIND:
-        verdict = f"less than {blind}: the size of the credit is all but invisible to it."
-    elif change > FOLLOWS:
-        verdict = f"more than {follows}: it follows the size of the credit."
-    else:
-        verdict = f"between {blind} and {follows}: the size of the credit comes through in part."
-    return tag("p", f"Credit a tenth as large{since} would have changed the update of {name} by ",
-               tag("strong", f"{100 * found.mean:.3g} %"), f" (mean of {steps}), {verdict}{turned(sweeps)}",
-               id="optimizer-scale")
-
-
 def turned(sweeps: Sequence[Part]) -> str:
     if not sweeps:
         return ""
@@ -179,40 +216,15 @@ def brake_line(spec: object) -> Html | None:
                f" {given}." if given else None, id="optimizer-brake")
 
 
-def past_table(past: Mapping[int | None, Mapping[str, Interval]]) -> Html | None:
-    if not past:
-        return None
-    rows: list[list[object]] = []
-    for k, row in past.items():
-        cells = [interval_of(row[metric.key], metric.percent) if metric.key in row else "–" for metric in BY_UPDATE]
-        rows.append(["last" if k is None else k, max(value.n for value in row.values()), *cells])
-    headers = [join(metric.title, tag("div", metric.says, class_="soft plain")) for metric in BY_UPDATE]
-    return join(tag("h3", "Past the bound, after k updates on a batch"),
-                table(["k", "steps", *headers], rows, aria_label="Past the bound", id="optimizer-past"))
-
-
-def facts_table(means: Mapping[schema.Metric, Interval]) -> Html | None:
-    rows: list[list[object]] = [
-        [metric.name, interval_of(found, metric.unit == "share" or "scale" in metric), found.n,
-         tag("span", metric.sentence, class_="soft")] for metric, found in means.items()]
-    return join(tag("h3", "Momentum, update and scale"), table(
-        ["number", "mean", "steps", "what it is"], rows, aria_label="Momentum, update and scale",
-        id="optimizer-facts")) if rows else None
-
-
-def interval_of(value: Interval, percent: bool) -> str:
-    return spanned(value, scale=100, unit=" %") if percent else spanned(value)
-
-
 def plans_of(updates: Sequence[int | None]) -> tuple[Plan, ...]:
     ks = spaced([k for k in updates if k is not None], LINES)
-    words = {None: "at the last sight"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
+    words = {None: "after the last update"} if not ks else {k: f"after {k} update{'s' * (k > 1)}" for k in ks}
     past, distance = ({past_key(k, name): word for k, word in words.items()} for name in ("past", "distance"))
     return (("past", "Tokens past the bound", past, True),
             ("distance", "Distance past the bound (nats)", distance, False), *CHARTS)
 
 
-def chart_of(run: Run, name: str, title: str, lines: Mapping[str, str], percent: bool) -> Part | None:
+def chart_of(run: Run, name: str, title: str, lines: Mapping[schema.Metric, str], percent: bool) -> Part | None:
     columns = {word: run.steps.numbers(metric) for metric, word in lines.items()}
     kept, steps = thinned(list(columns.values()), POINTS), run.steps.column("step").values
     by_step: dict[int, dict[str, Any]] = {}

@@ -42,8 +42,10 @@ class Run:
 
     @cached_property
     def trained(self) -> Steps:
-        """The steps that sampled, without a last line that is an evaluation alone."""
-        return self.steps.having(schema.ROLLOUTS_SPENT)
+        """The steps that sampled, without a last line that is an evaluation alone. A loop of one's own need not count
+        rollouts: then the steps with a reward, or all."""
+        counted, rewarded = (self.steps.having(key) for key in (schema.ROLLOUTS_SPENT, schema.REWARD_MEAN))
+        return counted if len(counted) else rewarded if len(rewarded) else self.steps
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -79,7 +81,7 @@ class Run:
 def read_run(path: Path) -> Run:
     record = Record.open(path)
     whole = resolved(path)
-    # A seed alone says little: r8/seed-0.
-    name = f"{whole.parent.name}/{whole.name}" if whole.name.startswith("seed-") else whole.name
+    says_little = whole.name.startswith("seed-") or whole.name == "record"
+    name = f"{whole.parent.name}/{whole.name}" if says_little else whole.name  # r8/seed-0
     steps = record.columns()
     return Run(name or str(path), record, steps, record.told_missing(steps))

@@ -14,18 +14,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from creditscope.claims.evidence import APART, Evidence, from_json, places, read_evidence
-from creditscope.claims.reading import credit_of, sweeps
+from creditscope.claims.evidence import APART, Evidence, families, from_json, places, read_evidence
+from creditscope.claims.reading import credit_of
 from creditscope.diagnosis.engine import Diagnosis
 from creditscope.diagnosis.of_record import diagnose_steps
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import resolved
-from creditscope.report import claims
+from creditscope.report import claims, rewards
 from creditscope.report.answers import Answer, answers
 from creditscope.report.markup import shown
 from creditscope.report.run import Run, read_run
+from creditscope.runs import schema
 
-LONGEST = 60
+LONGEST, LABEL = 60, 90
+"""Characters of a run's name, and of a setting's."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,17 @@ class Several:
 
     settings: tuple[SettingRuns, ...]
     differs: tuple[str, ...]
-    """Settings of `lab train` in which the runs differ, besides the seed."""
-    faults: tuple[str, ...]
+    """Settings of `lab train` in which the runs differ, besides the seed; of TRL's own, `trl.NAME`."""
+    notice: rewards.Notice | None
+    """Why the rewards of the runs cannot be compared."""
+    left_out: tuple[str, ...]
+    """What was not read, and why."""
     paths: tuple[str, ...]
     """As given, for commands."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return (*([str(self.notice)] if self.notice else []), *self.left_out)
 
     @property
     def entries(self) -> list[Entry]:
@@ -91,16 +100,45 @@ def read(paths: Sequence[Path], told: Callable[[int, int], None] = lambda done, 
     if not entries:
         raise CreditscopeError("; ".join(faults))
     by_evidence = {id(entry.evidence): entry for entry in entries}
-    alike = sweeps([entry.evidence for entry in entries], lambda run: 1 + len(run.column("step")), over=())
-    families = [[by_evidence[id(run)] for run in family] for family in alike]
-    twins = len(entries) - sum(map(len, families))
-    if twins:
-        faults.append(f"{twins} of the runs were left out: another run has the same settings and the same seed")
-    differs = differences([family[0].evidence.config for family in families])
-    families.sort(key=lambda family: [_sortable(family[0].evidence[key]) for key in differs])
-    names = labels([family[0].evidence for family in families], differs)
-    found = tuple(SettingRuns(name, tuple(family)) for name, family in zip(names, families, strict=True))
-    return Several(found, differs, tuple(faults), tuple(map(str, paths)))
+    alike = [[by_evidence[id(run)] for run in family]
+             for family in families([entry.evidence for entry in entries], over=())]
+    apart = [one for family in alike for one in without_copies(family)]
+    if copies := len(entries) - sum(map(len, apart)):
+        faults.append(f"{copies} of the runs {'was' if copies == 1 else 'were'} left out: another run has the same "
+                      f"settings, the same seed and the same rewards")
+    differs = differences([some[0].evidence.config for some in apart])
+    apart.sort(key=lambda some: [_sortable(given(some[0].evidence, key)) for key in differs])
+    names = labels([some[0].evidence for some in apart], differs, [some[0].name for some in apart])
+    found = {name: tuple(some) for name, some in zip(names, apart, strict=True)}
+    notice = rewards.notice(found) or (rewards.Notice(rewards.SAME) if len(apart) > len(alike) else None)
+    return Several(tuple(SettingRuns(name, some) for name, some in found.items()), differs, notice, tuple(faults),
+                   tuple(map(str, paths)))
+
+
+def without_copies(family: Sequence[Entry]) -> list[list[Entry]]:
+    """Runs of one setting as settings: one per seed in each. A run with the rewards of another of its seed is a copy:
+    the longer one is taken. One with other rewards had another reward or other data: it is a setting of its own."""
+    found: list[list[Entry]] = []
+    for entry in sorted(family, key=_length, reverse=True):
+        twins = [one for some in found for one in some
+                 if all(one.evidence[key] == entry.evidence[key] for key in ("group", "seed"))]
+        if any(_same_rewards(entry, twin) for twin in twins):
+            continue
+        if len(twins) == len(found):
+            found.append([])
+        found[len(twins)].append(entry)
+    order = {id(entry): place for place, entry in enumerate(family)}
+    return [sorted(some, key=lambda entry: order[id(entry)]) for some in found]
+
+
+def _length(entry: Entry) -> tuple[int, int]:
+    return len(entry.evidence.column("step")), len(entry.evidence.steps)
+
+
+def _same_rewards(one: Entry, other: Entry) -> bool:
+    """Whether two runs have equal mean rewards at the steps that both have."""
+    mine, theirs = (dict(entry.evidence.series(schema.REWARD_MEAN)) for entry in (one, other))
+    return all(mine[step] == theirs[step] for step in mine.keys() & theirs.keys())
 
 
 def _entry(place: Path, name: str, whole: bool) -> Entry:
@@ -139,57 +177,98 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     >>> differences([{"group": 2, "lr": 1e-4, "seed": 0}, {"group": 4, "lr": 1e-4, "seed": 1, "adapt": "none"}])
     ('group',)
     """
-    values: dict[str, set[str]] = {}
-    for config in configs:
+    values: dict[str, list[str | None]] = {}
+    for place, config in enumerate(map(_flat, configs)):
         for key, value in config.items():
-            values.setdefault(key, set()).add(json.dumps(value, sort_keys=True, default=str))
-    found = [key for key, some in values.items() if len(some) > 1 and key not in APART]
-    return tuple(sorted(found, key=lambda key: (TELLING.index(key) if key in TELLING else len(TELLING), key)))
+            values.setdefault(key, [None] * len(configs))[place] = json.dumps(value, sort_keys=True, default=str)
+    found = {key: _split(some) for key, some in values.items()
+             if key not in APART and len({value for value in some if value is not None}) > 1}
+    own = [key for key in found if not key.startswith("trl.")]
+    more = [key for key in found if key.startswith("trl.") and found[key] not in [found[name] for name in own]]
+    return tuple(sorted([*own, *more], key=lambda key: (TELLING.index(key) if key in TELLING else len(TELLING), key)))
 
 
-TELLING = ("model", "task", "method", "credit", "brake", "adapt", "group", "inner_steps", "optimizer", "lr", "beta1")
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by name; of TRL's own those that the record has under no other name."""
+    theirs = config.get("trl")
+    theirs = theirs if isinstance(theirs, Mapping) else {}
+    return {key: value for key, value in config.items() if key != "trl"} | {
+        f"trl.{name}": value for name, value in theirs.items() if name not in config}
+
+
+def _split(values: Sequence[object]) -> list[int]:
+    """Which of the values are equal, whatever they are: the place of the first of each.
+
+    >>> _split(["a", "b", "a"]), _split([1, 2, 1])
+    ([0, 1, 0], [0, 1, 0])
+    """
+    return [values.index(value) for value in values]
+
+
+TELLING = ("model", "task", "reward", "method", "credit", "brake", "adapt", "group", "inner_steps", "optimizer", "lr",
+           "beta", "beta1", "beta2")
 """Settings by which runs are usually told apart, in order."""
 SYMBOLS = {"group": "R", "inner_steps": "μ", "prompts": "P", "lr": "lr", "beta": "β", "beta1": "β₁", "beta2": "β₂"}
 
 
-def labels(runs: Sequence[Evidence], differs: Sequence[str]) -> list[str]:
-    """One name per setting: what differs, as far as it is needed to tell them apart."""
+def labels(runs: Sequence[Evidence], differs: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """One name per setting: every telling setting that differs, and of the others those that are needed to tell the
+    settings apart. Equal names have the folder beside them, a long one has it in its place."""
     if not differs:
-        return [shown(run.subject, LONGEST) for run in runs]
-    keys = list(differs)
-    for key in reversed(differs):
-        fewer = [other for other in keys if other != key]
-        if fewer and len(set(_names(runs, fewer))) == len(runs):
-            keys = fewer
-    names = _names(runs, keys)
-    if len(set(names)) == len(runs):
-        return names
-    return [f"{number}: {name}" for number, name in enumerate(names, start=1)]
+        return [shown(run.subject, LONGEST) for run in runs] if len(runs) == 1 else _unique(folders)
+    keys = [key for key in differs if key in TELLING or key in SYMBOLS]
+    for key in differs:
+        if key not in keys and not _determined(runs, key, keys):
+            keys.append(key)
+    names = [", ".join(_part(run, key) for key in keys) for run in runs]
+    told = [name if names.count(name) == 1 else f"{name} ({folder})"
+            for name, folder in zip(names, folders, strict=True)]
+    return _unique([name if len(name) <= LABEL else folder for name, folder in zip(told, folders, strict=True)])
 
 
-def _names(runs: Sequence[Evidence], keys: Sequence[str]) -> list[str]:
-    usual = {key: _usual([run[key] for run in runs]) for key in keys}
-    parts = [[_part(run, key) for key in keys if run[key] not in (None, "none", usual[key])] for run in runs]
-    return [shown(", ".join(own or [_part(run, keys[-1])]), LONGEST) for run, own in zip(runs, parts, strict=True)]
+def _determined(runs: Sequence[Evidence], key: str, keys: Sequence[str]) -> bool:
+    """Whether runs that are equal in all of `keys` are equal in `key` too."""
+    seen: dict[tuple[str, ...], str] = {}
+    return all(seen.setdefault(tuple(_part(run, other) for other in keys), _part(run, key)) == _part(run, key)
+               for run in runs)
 
 
-def _usual(values: Sequence[Any]) -> Any:
-    return next((value for value in values if 2 * values.count(value) > len(values)), None)
+def _unique(names: Sequence[str]) -> list[str]:
+    short = [shown(name, LABEL) for name in names]
+    return short if len(set(short)) == len(short) else [f"{number}: {name}" for number, name in
+                                                        enumerate(short, start=1)]
 
 
 def _part(run: Evidence, key: str) -> str:
     if key in SYMBOLS:
-        return f"{SYMBOLS[key]} = {run[key]}"
-    return value_of(run, key) if key in ("model", "task", "method", "credit") else f"{key} {value_of(run, key)}"
+        return f"{SYMBOLS[key]} = {value_of(run, key)}"
+    return value_of(run, key) if key in ("model", "task", "method", "credit") else (
+        f"{name_of(key)} {value_of(run, key)}")
+
+
+def name_of(key: str) -> str:
+    """A setting's symbol, or its name in words; TRL's settings as TRL spells them.
+
+    >>> name_of("inner_steps"), name_of("max_tokens"), name_of("trl.loss_type")
+    ('μ', 'max tokens', 'loss_type')
+    """
+    return key.removeprefix("trl.") if key.startswith("trl.") else SYMBOLS.get(key, key.replace("_", " "))
+
+
+def given(run: Evidence, key: str) -> Any:
+    """A setting of a run, or None; of TRL's own, `trl.NAME`."""
+    theirs = run["trl"] if key.startswith("trl.") else None
+    return theirs.get(key.removeprefix("trl.")) if isinstance(theirs, Mapping) else run[key]
 
 
 def value_of(run: Evidence, key: str) -> str:
     """A setting in words: the method's credit where none was named, the end of a path."""
+    value = given(run, key)
     if key == "credit":
-        return str(run["credit"] or credit_of(run))
-    if key == "model" and isinstance(run[key], str):
-        return "/".join(run[key].rstrip("/").split("/")[-2:])
-    return "–" if run[key] is None else str(run[key])
+        return str(value or credit_of(run))
+    if key == "model" and isinstance(value, str):
+        return "/".join(value.rstrip("/").split("/")[-2:])
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _sortable(value: Any) -> tuple[bool, float, str]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from creditscope.claims.evidence import ENOUGH, Evidence, mean_of, over_runs
 from creditscope.diagnosis.finding import STATES, State
@@ -133,23 +134,40 @@ def causes(setting: SettingRuns) -> Iterator[Clause]:
         yield state, f"{rule} {state} in {count} of {many(len(setting.entries), 'run')}"
 
 
+class Fault(NamedTuple):
+    """A setting that is broken or to watch."""
+
+    name: str
+    state: State
+    said: str
+    change: str
+    """The remedy of the first cause that most of its runs have; empty where there is none."""
+
+
+def faults(several: Several) -> list[Fault]:
+    """Most severe first."""
+    found = [Fault(setting.name, *standing(setting), change=change(setting)) for setting in several.settings]
+    return sorted((each for each in found if each.state in ("broken", "watch")),
+                  key=lambda each: STATES.index(each.state))
+
+
+def change(setting: SettingRuns) -> str:
+    firsts = [first for entry in setting.entries if (first := entry.diagnosis.first) is not None]
+    most = Counter(first.rule for first in firsts).most_common(1)
+    return next((first.change for first in firsts if most and first.rule == most[0][0]), "")
+
+
 def diagnosed(several: Several) -> Clause:
-    """The settings that are broken or to watch, and why."""
-    found = {setting.name: standing(setting) for setting in several.settings}
-    wrong = [(state, f"{name}: {said}") for name, (state, said) in found.items() if state in ("broken", "watch")]
-    if wrong:
-        wrong.sort(key=lambda pair: STATES.index(pair[0]))
-        more = f"; and {len(wrong) - FEW} more" if len(wrong) > FEW else ""
-        return wrong[0][0], f"{'. '.join(said for _, said in wrong[:FEW])}{more}."
-    if all(state == "unknown" for state, _ in found.values()):
+    """What is said where no setting is broken or to watch."""
+    if all(standing(setting)[0] == "unknown" for setting in several.settings):
         return "unknown", "No setting can be judged: too little is recorded."
     return "fine", "No setting is broken or to watch."
 
 
 def findings(several: Several) -> Iterator[tuple[str, str]]:
-    """(topic, settings with most and least of a number, whether their intervals overlap), per model and task."""
+    """(topic, settings with most and least of a number, whether their intervals meet), per model, task and reward."""
     families: dict[tuple[str, ...], list[SettingRuns]] = {}
-    apart = [key for key in ("model", "task") if key in several.differs]
+    apart = [key for key in ("model", "task", "reward") if key in several.differs]
     for setting in several.settings:
         families.setdefault(tuple(value_of(setting.runs[0], key) for key in apart), []).append(setting)
     for topic, name, words, beside in (

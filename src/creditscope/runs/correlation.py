@@ -60,11 +60,16 @@ def _unit(values: Sequence[float]) -> NDArray[np.float64] | None:
 
 
 def over_training(record: Record) -> dict[str, Any]:
-    """How J went with the reward over a run: steps, the largest |J|, and r with its interval, None where undefined.
+    """`of_pairs` of a run; a J or a reward that is no number is an error."""
+    return of_pairs(series(record.path, record.steps(), schema.OBJECTIVE_VALUE, schema.REWARD_MEAN))
+
+
+def of_pairs(pairs: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+    """How J went with the reward, from (J, mean reward) of each step: the number of steps, the largest |J|, and r with
+    its interval, None where undefined.
 
     Empty where no step has both. A J that is 0 up to rounding has no r: noise correlates with anything.
     """
-    pairs = series(record.path, record.steps(), schema.OBJECTIVE_VALUE, schema.REWARD_MEAN)
     if not pairs:
         return {}
     values, rewards = zip(*pairs, strict=True)

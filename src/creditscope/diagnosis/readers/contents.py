@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from creditscope.diagnosis.log import RecordSource
 from creditscope.diagnosis.readers import text
 from creditscope.diagnosis.readers.documents import array_of, is_notebook, notebook_texts
 from creditscope.diagnosis.readers.printed import PrintedSettings
@@ -25,7 +26,8 @@ class LogFile:
     """Rows, printed settings and notes of one file."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.source = file, f"{file.name}, line"
+        self.file = file
+        self.source: str = f"{file.name}, line"
         self.notes: list[str] = []
         self.rows = RowCollector(self.notes)
         self.printed = PrintedSettings()
@@ -38,9 +40,18 @@ class LogFile:
         steps = record.steps() if (self.file.parent / "steps.jsonl").exists() else []
         if not steps:
             raise CreditscopeError(f"{path} has no step yet; wait for the run's first step, or look why it stopped")
-        self.source = "steps.jsonl, line"
+        self.source = RecordSource("steps.jsonl, line")
         for place, step in enumerate(steps, start=1):
             self.rows.add(place, whole_step(step))
+
+    def add(self) -> None:
+        """The rows of the file, as its suffix says how they are written."""
+        if self.file.suffix in (".json", ".ipynb"):
+            self.add_document()
+        elif self.file.suffix in (".csv", ".tsv"):
+            self.add_table()
+        else:
+            self.add_lines()
 
     def add_document(self) -> None:
         """TRL's state, an array of rows, or a notebook; a file of JSON lines with this suffix is read by lines."""

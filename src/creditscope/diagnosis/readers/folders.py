@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from creditscope.errors import CreditscopeError, command_line
+from creditscope.runs.record import Record
 
 MAX_FOLDERS = 1000
 """Folders that are searched for runs: a sweep has hundreds, a home directory any number."""
@@ -14,12 +16,15 @@ NAMED = 8
 """Runs or logs named in the error that asks for one of them."""
 LOGS = (".jsonl", ".log", ".out", ".csv", ".tsv", ".ipynb")
 """Suffixes of logs. Files that end in .txt or .md are mostly something else: they count where they are alone."""
-SHAPES = """expected one of
-  a folder   with run.json (creditscope), trainer_state.json (TRL, also inside checkpoint-N) or wandb's output.log
-  a log      lines such as {'loss': '0', 'reward': '0.5', 'frac_reward_zero_std': '0.25'} (TRL),
-             step:12 - actor/pg_loss:0.01 - critic/score/mean:0.5 (verl), or JSON objects with those names,
-             also in a notebook (.ipynb) or in one JSON array
-  a table    .csv or .tsv with a column for each of those names, as wandb and others export it"""
+SHAPES = "\n".join((
+    "expected one of",
+    "  a folder   with run.json (creditscope), trainer_state.json (TRL, also inside checkpoint-N) or wandb's "
+    "output.log",
+    "  a log      lines such as {'loss': '0', 'reward': '0.5', 'frac_reward_zero_std': '0.25'} (TRL), "
+    "step:12 - actor/pg_loss:0.01 - critic/score/mean:0.5 (verl), or JSON objects with those names, also in a notebook "
+    "(.ipynb) or in one JSON array",
+    "  a table    .csv or .tsv with a column for each of those names, as wandb and others export it"))
+"""What can be read, one line each: the command line wraps them to the terminal."""
 
 
 def log_file(path: Path) -> Path:
@@ -37,7 +42,7 @@ def log_file(path: Path) -> Path:
         if file is not None and file.exists():
             return file
     runs = runs_below(path, logs=False)
-    logs = _logs_in(path)
+    logs = logs_in(path)
     for file in wandb:
         if file.exists() and not [log for log in logs if log.name != "output.log"]:
             return file
@@ -59,7 +64,8 @@ def state_in(path: Path) -> Path | None:
 
 
 def runs_below(path: Path, logs: bool = True) -> list[Path]:
-    """The runs below a folder: folders of creditscope, TRL and wandb; a checkpoint counts as its run.
+    """The runs below a folder: folders of creditscope, TRL and wandb; a checkpoint counts as its run, and so does the
+    record that ScopeCallback wrote into the folder of TRL's log.
 
     With `logs` also the files that end as logs do, in folders that hold no such run.
     """
@@ -76,17 +82,35 @@ def runs_below(path: Path, logs: bool = True) -> list[Path]:
             inner.clear()
         elif logs:
             files_found.update(folder / file for file in files if file.endswith(LOGS))
+    homes = {file.parent for file in files_found} | found
+    for home in sorted(homes, key=lambda folder: -len(folder.parts)):  # the nearest has its record
+        if (record := callback_record(home)) in found and record is not None:
+            found = (found - {record}) | {home}
     inside = [file for file in files_found if file.parent not in found and not found.intersection(file.parents)]
     return sorted([*found, *inside])
 
 
+def callback_record(home: Path) -> Path | None:
+    """The record that ScopeCallback wrote below the folder of TRL's log, where there is just one; None otherwise."""
+    found = [place.parent for place in itertools.islice(_records(home), 2)]
+    if len(found) != 1 or found[0] == home:
+        return None
+    try:
+        return found[0] if isinstance(Record.open(found[0]).config.get("trl"), Mapping) else None
+    except CreditscopeError:
+        return None
+
+
 def record_in(path: Path) -> Path | None:
     """The folder of a record of creditscope in a folder, at most two levels down."""
-    found = itertools.chain.from_iterable(path.glob(pattern) for pattern in ("run.json", "*/run.json", "*/*/run.json"))
-    return next((file.parent for file in itertools.islice(found, 1)), None)
+    return next((file.parent for file in itertools.islice(_records(path), 1)), None)
 
 
-def _logs_in(path: Path) -> list[Path]:
+def _records(path: Path) -> Iterator[Path]:
+    return itertools.chain.from_iterable(path.glob(pattern) for pattern in ("run.json", "*/run.json", "*/*/run.json"))
+
+
+def logs_in(path: Path) -> list[Path]:
     """The logs of a folder; where there is none, its texts, then the JSON files named after metrics or a log."""
     files = sorted(file for file in itertools.islice(path.iterdir(), 10 * MAX_FOLDERS) if file.is_file())
     for suffixes in ((*LOGS, ".txt"), (".md",)):

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from creditscope.diagnosis.log import LogRow
+from creditscope.diagnosis.log import JoinedLine, LogRow, RecordSource
 from creditscope.diagnosis.readers.text import number_of
 from creditscope.diagnosis.trainers import KNOWN, PROVING
 from creditscope.errors import CreditscopeError
@@ -219,13 +219,19 @@ def chosen(found: Sequence[list[LogRow]], session: int | None, notes: list[str])
     return found[at]
 
 
-def merged(rows: Sequence[LogRow], others: Sequence[LogRow]) -> list[LogRow]:
-    """Rows with the values of other rows of the same step; their own values stay. Rows of other steps are added."""
-    by_step = {row.step: dict(row.values) for row in others if row.step is not None}
+def merged(rows: Sequence[LogRow], lines: Sequence[LogRow], source: RecordSource) -> list[LogRow]:
+    """Rows of TRL with the values of a record's lines, whose step k is TRL's k + 1; their own values stay. Lines of
+    other steps are rows of their own. Each row knows which columns it has from the record."""
+    by_step = {line.step + 1: line for line in lines if line.step is not None}
     found = []
     for row in rows:
-        more = by_step.pop(row.step, {}) if row.step is not None else {}
-        found.append(LogRow(row.place, row.step, more | dict(row.values), row.digits) if more else row)
-    last = found[-1].place if found else 0
-    found += [LogRow(last, step, values) for step, values in by_step.items()]
+        line = by_step.pop(row.step, None) if row.step is not None else None
+        found.append(row if line is None else _joined(row, line, source))
+    found += [_joined(LogRow(line.place, step, {}), line, source) for step, line in by_step.items()]
     return sorted(found, key=lambda row: math.inf if row.step is None else row.step)
+
+
+def _joined(row: LogRow, line: LogRow, source: RecordSource) -> LogRow:
+    names = frozenset(line.values.keys() - row.values.keys())
+    return LogRow(row.place, row.step, {**line.values, **row.values}, row.digits,
+                  JoinedLine(source, line.place, line.step, names))

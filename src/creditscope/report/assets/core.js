@@ -106,8 +106,17 @@ const creditscope = (() => {
     return JSON.parse(await new Response(stream).text());
   }
 
+  /* Open what is folded up around an anchor; browsers do so for some links and not for all. */
+  function reveal(id) {
+    const target = document.getElementById(id);
+    let opened = false;
+    for (let part = target; part; part = part.parentElement) if (part.matches("details:not([open])")) opened = part.open = true;
+    if (opened) target.scrollIntoView();
+  }
+
   async function start() {
     Object.assign(state, read());
+    const anchor = state[SECTION];
     delete state[SECTION];
     const data = await unpack(document.getElementById("data"));
     for (const [id, begin] of Object.entries(starters)) {
@@ -117,6 +126,7 @@ const creditscope = (() => {
     window.addEventListener("hashchange", () => {
       const found = read(), keys = [...new Set([...Object.keys(state), ...Object.keys(found)])];
       if (Object.keys(found).length === 1 && found[SECTION]) { // a link to a section keeps the state, and the address it
+        reveal(found[SECTION]);
         if (Object.keys(state).length) write();
         return;
       }
@@ -125,6 +135,7 @@ const creditscope = (() => {
       Object.assign(state, found);
       tell(changed);
     });
+    if (anchor) reveal(anchor);
     document.documentElement.dataset.ready = "yes";
   }
 

@@ -1,8 +1,7 @@
 /* The optimiser: charts over steps, and at the chosen step the update under other scales of the credit. */
 creditscope.section("optimizer", async (root, { charts, sweeps, sweep }) => {
   const { el, on, number, show, chart } = creditscope;
-  const grid = el("div", { class: "charts" });
-  root.append(grid);
+  const grid = root.querySelector("#optimizer-charts");
   if (sweep) await drawSweep();
   for (const { name, spec, rows } of charts) {
     const figure = el("figure", { class: "figure", id: `optimizer-${name}` });
@@ -13,9 +12,8 @@ creditscope.section("optimizer", async (root, { charts, sweeps, sweep }) => {
   async function drawSweep() {
     const steps = sweeps.map((one) => one.step), rows = [];
     const figure = el("figure", { class: "figure", id: "optimizer-sweep" }), told = el("figcaption", { class: "soft" });
-    const list = el("div", { id: "optimizer-layers" });
+    const list = root.querySelector("#optimizer-layers");
     grid.append(figure);
-    root.append(list);
     const at = () => sweeps[steps.indexOf(chart.nearest(steps, number("step", steps[steps.length - 1])))];
     const fill = (one) => rows.splice(0, rows.length, ...one.phi.map((phi, i) => ({ phi, cosine: one.cosine[i], change: one.change[i], layers_least: one.low[i], layers_most: one.high[i] })));
     fill(at());
