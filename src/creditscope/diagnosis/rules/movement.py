@@ -243,6 +243,8 @@ def frozen(log: Log) -> Finding:
 def mask(log: Log) -> Finding:
     """Tokens that have credit and that the loss leaves out: whole answers, or the first or last tokens of most."""
     rows, row = level(log, schema.W_DEAD_ROWS), log.fact("method")
+    if rows is None and signs.rises(log):
+        return finding("fine", "Not in play: the reward rises")
     if rows is None:
         return unknown("whether tokens with credit are trained was not read", settles=signs.callback(log))
     if row is not None and (row.keep not in ("all", "live_groups") or row.token_weight != "none"):
