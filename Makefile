@@ -8,8 +8,8 @@ PY := $(VENV)/bin/python
 TESTS := $(PY) -m pytest -n auto --dist worksteal
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test fast gate nightly browser chromium contracts faults fuzz audit dist lint docs mutants costs \
-        constraints clean
+.PHONY: help demo test fast gate nightly browser chromium contracts faults fuzz audit dist lint docs site mutants \
+        costs constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -25,7 +25,7 @@ test: $(VENV)/test.ready chromium lint  ## set up, then linters, the tests of ev
 fast: $(VENV)/test.ready  ## the tests that take no time (a minute)
 	$(TESTS) tests -m "not slow and not nightly and not conformance and not browser"
 
-gate: $(VENV)/test.ready chromium  ## with `make test`, all that a change must pass before it lands
+gate: $(VENV)/test.ready $(VENV)/site.ready chromium  ## with `make test`, all that a change must pass before it lands
 	CREDITSCOPE_DEPTH=full $(TESTS) -m "nightly or deep"
 	$(PY) tests/mutants.py
 
@@ -61,7 +61,7 @@ fuzz: $(VENV)/test.ready  ## a coverage-guided fuzzer on every reader, three min
 	for target in rollouts offline parquet record arrays evidence doctor task_files verifiers specs config; do \
 	  $(PY) tests/fuzz/coverage_guided.py $$target --seconds 180; done
 
-dist:  ## build wheel and sdist, install the wheel elsewhere and use it
+dist:  ## build wheel and sdist; install the wheel elsewhere without torch, then with the lab; run the sdist's tests
 	PYTHON=$(PYTHON) bash .ci/dist
 
 audit: $(VENV)/test.ready  ## known holes of the pinned versions (asks the advisory service)
@@ -78,6 +78,10 @@ docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, c
 	$(PY) docs/generate.py
 	$(PY) docs/execute.py
 
+site: $(VENV)/site.ready  ## build the documentation site, with the gallery's reports, into site/
+	rm -rf site
+	$(PY) -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -c docs -d build/doctrees . site
+
 mutants: $(VENV)/test.ready  ## plant bugs in the formulas and count the tests that notice
 	$(PY) tests/mutants.py
 
@@ -86,7 +90,7 @@ constraints: $(VENV)/test.ready  ## write the installed versions to constraints.
 	   $(PY) -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(f"creditscope needs Python 3.11 or newer; this is {sys.version.split()[0]}. Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
@@ -96,10 +100,15 @@ $(VENV)/bin/python:
 $(VENV)/demo.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing creditscope into $(VENV) (a minute or two, once)"
 	$(PIP) torch
-	$(PIP) --editable '.[plot]'
+	$(PIP) --editable '.[lab,plot]'
 	@touch $@
 
 $(VENV)/test.ready: $(VENV)/demo.ready
 	@echo "installing the test environment into $(VENV)"
-	$(PIP) --editable '.[trl,lora,math,gguf,log,plot,test,browser,lint]'
+	$(PIP) --editable '.[lab,trl,lora,math,gguf,log,plot,test,browser,lint]'
+	@touch $@
+
+$(VENV)/site.ready: $(VENV)/demo.ready
+	@echo "installing what builds the site into $(VENV)"
+	$(PIP) --editable '.[trl,plot,site]'
 	@touch $@

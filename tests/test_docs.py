@@ -225,7 +225,7 @@ def test_the_optimizer_page_s_loops_run_as_they_stand_and_the_probe_prints_its_r
 
 
 def test_every_link_in_the_pages_leads_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -233,7 +233,7 @@ def test_every_link_in_the_pages_leads_somewhere() -> None:
 
 def test_every_python_file_that_a_page_names_exists() -> None:
     """`lab/train.py` below src/creditscope or the root; a bare `ratios.py` is in the folder named before it."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     files = {f"/{path.relative_to(ROOT).as_posix()}" for folder in ("src", "tests", "docs", "examples", "benchmarks",
              "recipes") for path in (ROOT / folder).rglob("*.py")}
     wrong = [f"{page.name}: {name}" for page in pages for name in re.findall(r"`((?:\w+/)*\w+\.py)", page.read_text())
