@@ -11,7 +11,7 @@ import pytest
 from cli import run, run_json
 from creditscope import METHODS, Record
 from creditscope.batch.jsonl import read_jsonl
-from creditscope.exact.prefix_bias import prefix_bias, summary
+from creditscope.exact import prefix_bias, prefix_metrics
 from creditscope.offline.one_batch import read_one
 from creditscope.offline.settings import Settings
 from each import each
@@ -95,7 +95,7 @@ def test_prefix_reads_own_lines_as_one_batch_in_float64(tmp_path: Path) -> None:
     there = read_jsonl(file, dtype=found.logp.dtype)
     assert (len(found), step, str(found.logp.dtype)) == (800, None, "torch.float64")
     for name in ("grpo", "gspo", "dapo"):
-        assert summary(prefix_bias(METHODS[name], found), found) == summary(prefix_bias(METHODS[name], there), there)
+        assert prefix_metrics(prefix_bias(METHODS[name], found), found) == prefix_metrics(prefix_bias(METHODS[name], there), there)
 
 
 @each("step", [1, 2, None])

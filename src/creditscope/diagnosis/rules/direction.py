@@ -107,7 +107,7 @@ def reward(log: Log) -> Finding:
     little = "changed little:" if found.change.excludes_zero else "did not clearly change:"
     verb = {"fell": "fell", "rose": "rose"}.get(told, little)
     if fell and signs.never_moved(log):
-        return finding("fine", f"The reward, {found.first.mean:.3g} in the first third and {found.last.mean:.3g} in the "
+        return finding("fine", f"The reward, {found.first.mean:.3g} in the first third, {found.last.mean:.3g} in the "
                        "last, differs by the prompts alone: every gradient is 0", found.first, found.last,
                        log.finite(schema.GRAD_NORM))
     return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to {found.last.mean:.3g} "
