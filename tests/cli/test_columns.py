@@ -35,7 +35,7 @@ def lines_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
     ("papers", "check", ROOT / "results" / "p1-tiny"), ("papers", "check", ROOT / "results" / "p1-tiny", "--all"),
     ("doctor", LOGS / "ours-fell"), ("doctor", LOGS / "ours-fell", "--why"), ("doctor", LOGS),
     ("inspect", OLD, "--why"), ("inspect", OLD, OLD), ("inspect", OLD, "--prefix"),
-    ("inspect", OLD, "--prefix", "--method", "grpo"), ("inspect", DUMPS / "trl", "--why"), ("env",),
+    ("inspect", OLD, "--prefix", "--method", "grpo"), ("inspect", ROOT / "examples" / "completions", "--why"), ("env",),
 ])
 def test_a_command_prints_at_most_80_columns(words: tuple[object, ...], capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capsys, *words)
