@@ -18,7 +18,7 @@ from itertools import islice
 import length
 import torch
 
-from creditscope.exact.prefix_bias import measured, prefix_bias, summary
+from creditscope.exact.shared_prefix import measured, prefix_bias, prefix_metrics
 from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS, even
@@ -42,7 +42,7 @@ def readings(start: Policy, batch: Drawn, method: Method) -> tuple[dict[int, dic
         if done in PASSES:
             live = logp.detach()
             closed = prefix_bias(method, rollouts, live)
-            found[done] = summary(closed, rollouts)
+            found[done] = prefix_metrics(closed, rollouts)
             apart = max(apart, float((closed.total - measured(method, rollouts, closed.nodes, live)).abs().max()))
         if done < max(PASSES):
             optimizer.zero_grad()
@@ -59,7 +59,7 @@ def report(policy: Policy, task: Task, rows: Sequence[Method]) -> None:
     # The sampler's log-probs are those of the training forward up to rounding; here π_old is the forward's own.
     old = token_logp(policy, batch.rollouts.prompt_ids, rollouts.tokens, rollouts.mask, 1.0, grad=False)
     batch = replace(batch, rollouts=replace(rollouts, logp=old, reward=rollouts.reward.double()))
-    plain = summary(prefix_bias(METHODS["p1_grpo"], batch.rollouts), batch.rollouts)
+    plain = prefix_metrics(prefix_bias(METHODS["p1_grpo"], batch.rollouts), batch.rollouts)
     lengths = rollouts.lengths
     print(f"\n{len(rollouts)} rollouts of {int(lengths.min())} to {int(lengths.max())} tokens, reward "
           f"{rollouts.reward.mean():.3f}, {plain['prefix/tokens']:.1%} of the tokens on {plain['prefix/nodes']} shared "

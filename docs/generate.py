@@ -1,5 +1,6 @@
-"""Write methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from the
-rows, by enumeration, from the evidence in results/, from others' code, from the schema and from the diagnosis.
+"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from
+the rows, by enumeration, from the evidence in results/, from others' code, from the schema and record.head.md, and
+from the diagnosis and doctor.head.md.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """
@@ -312,13 +313,8 @@ APART = (
 
 
 def record_page() -> str:
-    """Every metric and array of a record, from the schema."""
-    page = [GENERATED, "# The record\n\n",
-            "A run directory is plain files ([lab.md](lab.md)). Every key of `steps.jsonl` and every array of its npz "
-            "files is a row of `creditscope.runs.schema` and `creditscope.runs.arrays`; this page, the report's "
-            "glossary and all writers read them there. A metric that does not exist is absent, never 0.\n\n",
-            "Two words: **credit** is A_it, what an estimator gives a token; **w** is w_it = ∂J/∂log π(y_it), what the "
-            "objective makes of it. Notation: [notation.md](notation.md).\n\n## Metrics\n\n"]
+    """The text that is kept by hand in record.head.md, then every metric and array of a record, from the schema."""
+    page = [GENERATED, (ROOT / "docs" / "record.head.md").read_text(), "## Metrics\n\n"]
     page += table(["key", "unit", "equation", "meaning", "written by", "source"],
                   [[code(key), own.unit, code(own.equation), own.sentence, code(own.writer), own.source]
                    for key, own in ((key, schema.METRICS[key]) for key in schema.CONSTANTS)

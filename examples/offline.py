@@ -4,7 +4,7 @@
 
 Without a file it writes one first, with prompt, response and reward. The same from the command line:
 
-    creditscope inspect rollouts.jsonl --model tiny --out runs/mine
+    creditscope inspect examples/rollouts.jsonl --model tiny --out runs/mine
     creditscope report runs/mine
 """
 

@@ -1,7 +1,7 @@
 """An ordinary TRL script with one line of creditscope. It runs on a CPU in one to three minutes.
 
     python examples/trl_callback.py
-    creditscope report runs/trl
+    creditscope report runs/mine
 """
 
 import sys
@@ -10,6 +10,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from creditscope.files.writing import free_path
 from creditscope.plugins.trl import ScopeCallback
 from creditscope.policy.loading import TINY  # the packaged model: any name or folder will do
 from creditscope.tasks.arithmetic import Arithmetic
@@ -23,12 +24,13 @@ def right(prompts, completions, **_):
     return [task.verify(problems[prompt], text).reward for prompt, text in zip(prompts, completions, strict=True)]
 
 
-def main(out="runs/trl", steps=20):
+def main(out="runs/mine", steps=20):
+    out = free_path(out)  # runs/mine-2 where runs/mine is there: a record is never written over
     trainer = GRPOTrainer(
         model=str(TINY), reward_funcs=right, processing_class=AutoTokenizer.from_pretrained(TINY),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in problems]),
         args=GRPOConfig(
-            output_dir="runs/trl-trainer", max_steps=steps, num_generations=8, per_device_train_batch_size=32,
+            output_dir=f"{out}-trl", max_steps=steps, num_generations=8, per_device_train_batch_size=32,
             max_completion_length=64, learning_rate=3e-5, logging_steps=5, save_strategy="no", report_to="none",
             use_cpu=True, bf16=False, gradient_checkpointing=False))  # on a GPU, leave this line out
 
@@ -41,6 +43,7 @@ def main(out="runs/trl", steps=20):
                   f"groups carry signal; their 8 answers push in "
                   f"{entry['creditscope/gram/group/effective_rank']:.1f} directions; after the step "
                   f"{entry['creditscope/overshoot/past']:.1%} of tokens are past the clip")
+    print(f"wrote {out}\nNext: creditscope report {out}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import io
@@ -205,7 +206,8 @@ def optimizer_snippets() -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "optimizer.md").read_text(), re.DOTALL)
 
 
-def test_the_optimizer_page_s_loops_run_as_they_stand() -> None:
+def test_the_optimizer_page_s_loops_run_as_they_stand_and_the_probe_prints_its_readings(
+        capsys: pytest.CaptureFixture[str]) -> None:
     batch = make([1, 0, 1], [0, 0, 0], [2, 3, 2])
     theta = torch.nn.Parameter(batch.logp.clone())
     model = torch.nn.ParameterDict({"theta": theta})
@@ -218,6 +220,8 @@ def test_the_optimizer_page_s_loops_run_as_they_stand() -> None:
     for snippet in optimizer_snippets():
         exec(snippet, names)
     assert not torch.equal(theta, batch.logp)
+    printed = ast.literal_eval(capsys.readouterr().out)
+    assert {"overshoot/4/kl", "overshoot/kl", "update/cosine", "optimizer/scale_change"} <= printed.keys()
 
 
 def test_every_link_in_the_pages_leads_somewhere() -> None:

@@ -1,6 +1,7 @@
 """Judge the clinic's committed runs: first cause, delay, false alarms, remedies; and the same for peers.py.
 
     python benchmarks/clinic/judge.py                       runs.tar.xz beside this file; writes README.md beside it
+                                                            and the counts that `creditscope doctor --why` shows
     python benchmarks/clinic/judge.py --half tune           while thresholds are set: prints, writes nothing
     python benchmarks/clinic/judge.py --runs DIR            a folder that run.py made
     python benchmarks/clinic/judge.py --half tune --misses  each run that was judged wrongly, with its headline
@@ -37,6 +38,7 @@ RESTORED = 0.5
 """A remedy restores learning where accuracy gains at least this share of the healthy runs' mean gain."""
 INPUTS = ("log", "callback", "record")
 ARCHIVE, PAGE = HERE / "runs.tar.xz", HERE / "README.md"
+COUNTS = HERE.parents[1] / "src" / "creditscope" / "diagnosis" / "confidence.json"
 
 NOTES = """
 ## What this table is, and what it is not
@@ -222,6 +224,23 @@ def totals(runs: Sequence[Judged]) -> list[str]:
                   "healthy: watch"), rows)
 
 
+def confidence(runs: Sequence[Judged]) -> dict[str, Any]:
+    """The counts of `diagnosis.confidence`: per rule and input, on held-out runs alone."""
+    mine = [run for run in runs if run.half == "held-out"]
+    kinds = {"faults": "fault", "healthy": "healthy"}
+    size = {which: {name: sum(run.case.kind == kind and which in run.said for run in mine)
+                    for name, kind in kinds.items()} for which in INPUTS}
+    rules: dict[str, dict[str, dict[str, int]]] = {}
+    for run in mine:
+        for which, (rule, _, _) in run.said.items():
+            if rule:
+                each = rules.setdefault(rule, {}).setdefault(which, {"named": 0, "right": 0, "healthy": 0})
+                each["named"] += 1
+                each["right"] += run.case.kind == "fault" and bool(run.right(which))
+                each["healthy"] += run.case.kind == "healthy"
+    return {"runs": size, "rules": {name: rules[name] for name in sorted(rules)}}
+
+
 def by_peers(runs: Sequence[Judged]) -> list[str]:
     """The same for the rules of peers.py."""
     rows = []
@@ -315,6 +334,7 @@ def main() -> int:
     words.add_argument("--no-delays", action="store_true", help="leave out the prefixes, which take most of the time")
     words.add_argument("--jobs", type=int, default=1)
     words.add_argument("--page", type=Path, default=PAGE)
+    words.add_argument("--counts", type=Path, default=COUNTS)
     at = words.parse_args()
     if not at.runs.exists():
         words.error(f"no {at.runs}; make runs with run.py, then run.py --pack {ARCHIVE}")
@@ -335,6 +355,7 @@ def main() -> int:
         print("\n".join(misses(runs)))
     if at.half == "all" and not at.only:
         at.page.write_text(text)
+        at.counts.write_text(json.dumps(confidence(runs), indent=1) + "\n")
     return 0
 
 

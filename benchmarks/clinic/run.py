@@ -298,7 +298,12 @@ def train_in_lab(job: Job, config: Any, number: dict[str, int], out: Path) -> st
         given = reward(batch, rng)
         errors = drawn.errors + ["no reward" for r in given if r is None]
         made = torch.tensor([r or 0.0 for r in given], dtype=rows.reward.dtype, device=rows.reward.device)
-        return dataclasses.replace(drawn, rollouts=dataclasses.replace(rows, reward=made), errors=errors)
+        # Of these rewards two compare an answer with its reference, and can lose a right one to its form.
+        lost = drawn.lost if job.change.reward == "right" else None
+        if job.change.reward == "form":
+            unpaid = [a.right > 0 and not r for a, r in zip(batch, given, strict=True)]
+            lost = torch.tensor(unpaid, device=rows.reward.device) & drawn.finished
+        return dataclasses.replace(drawn, rollouts=dataclasses.replace(rows, reward=made), errors=errors, lost=lost)
 
     lab.roll_out = sampling
     error = ""

@@ -13,8 +13,8 @@ import torch
 from cli import loaded, run
 from creditscope import METHODS, Record
 from creditscope.batch.jsonl import read_jsonl
-from creditscope.cli.prefix import rollouts_of
-from creditscope.exact.prefix_bias import prefix_bias, summary
+from creditscope.batch.kept import rollouts_of
+from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 from creditscope.objective.kept import kept_arrays
 from each import each
 from records import write_record
@@ -62,7 +62,7 @@ def test_every_method_of_a_file_side_by_side(tmp_path: Path, capsys: pytest.Capt
     assert set(facts["left_out"]) == {"ppo", "gtpo"}  # a critic, entropies
     batch = read_jsonl(file, dtype=torch.float64)
     for name, reading in facts["methods"].items():
-        assert reading == summary(prefix_bias(METHODS[name], batch), batch)
+        assert reading == prefix_metrics(prefix_bias(METHODS[name], batch), batch)
     assert run("inspect", "--prefix", file) == 0
     out = capsys.readouterr().out
     for text in ("33.3% of them on 1 shared tokens", "left out: method 'ppo' takes its credit from outside",

@@ -15,10 +15,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from creditscope.cli.doctor import Doctor, show, show_runs, table_of
+from creditscope.cli.main import wrapped
 from creditscope.cli.output import Output, Screen
 from creditscope.diagnosis.engine import SIGNS, diagnose
 from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.read import read
+from creditscope.diagnosis.readers.folders import SHAPES
 from creditscope.diagnosis.rules import RULES
 from creditscope.report.diagnosed import chain
 from diagnosis.makers_doctor import LOGS, findings
@@ -86,6 +88,15 @@ def test_no_line_is_longer_than_a_terminal_of_80_columns(name: str, why: bool) -
     lines = console.export_text().splitlines()
     assert len(lines) > 3
     assert max(map(cell_len, lines)) <= 80
+
+
+@pytest.mark.parametrize("width", [48, 80])
+def test_what_can_be_read_is_told_within_the_terminal_and_its_columns_stay(width: int) -> None:
+    lines = wrapped(f"creditscope: x holds neither a run nor a log; {SHAPES}", width).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert flat(" ".join(lines)) == flat(f"creditscope: x holds neither a run nor a log; {SHAPES}")  # nothing is lost
+    table = lines[next(at for at, line in enumerate(lines) if line.startswith("  a folder")):]
+    assert {len(line) - len(line.lstrip()) for line in table} == {2, 13}  # terms, and the text beside them
 
 
 def test_why_shows_the_evidence_of_what_follows_and_of_what_is_fine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,11 @@ def zeros(share: float) -> dict[str, list[float]]:
     return {"reward/mean": [0.4, 0.5] * (N // 2), "reward/std": [0.0] * quiet + [0.5] * (N - quiet)}
 
 
+def zeros_at(*places: int) -> list[float]:
+    """The rewards' std, exactly 0 at these readings."""
+    return [0.0 if k in places else 0.5 for k in range(N)]
+
+
 def diluted(factor: float) -> dict[str, list[float]]:
     """1/(1 − dead) = factor in every batch."""
     return {**FLAT, "dead": steady(1 - 1 / factor)}
@@ -112,6 +117,10 @@ CASES = [
          off={"dead": steady(below(DEAD_WATCH))}),
     Case(rule="dead groups", what="by their std", state="watch", given={"scale_rewards": "batch"},
          on=zeros(DEAD_BOUND + 1 / N), off=zeros(DEAD_BOUND - 1 / N), otherwise="unknown"),
+    # 6 of 40 are few; 6 of the last 13 are 46 % ± 31 %, and the first 13 have none.
+    Case(rule="dead groups", what="by their std at the end", state="watch", given={"scale_rewards": "batch"},
+         on={**FLAT, "reward/std": zeros_at(*range(28, N, 2))}, otherwise="unknown",
+         off={"reward/std": zeros_at(0, 6, 12, 28, 34, 38)}),
     Case(rule="dead groups", what="by a bound", state="watch", trainer=VERL, given={ROLLOUTS: 4}, otherwise="unknown",
          on={"reward/mean": steady(0.1)}, off={"reward/mean": steady(0.5)}),  # 0.1⁴ + 0.9⁴ = 0.66, 2·0.5⁴ = 0.125
     Case(rule="saturation", state="watch", on={**FLAT, "dead": halves(0.1, 0.1 + above(DEAD_GROWTH))},

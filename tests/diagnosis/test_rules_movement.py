@@ -18,10 +18,15 @@ from creditscope.diagnosis.thresholds import (
     HORIZON,
     KL_REWARD,
     KL_SIZE,
+    MASK_LENGTH,
+    MASK_ROWS,
+    MASK_ROWS_BROKEN,
+    MASK_TOKENS,
     MOVED,
     PULL_BROKEN,
     PULL_WATCH,
     RATE_SUM,
+    REACHED,
     ROUNDED,
     ROUNDED_SOME,
     SGD_SUM,
@@ -38,6 +43,8 @@ RATE = 1e-5
 LIMIT = "data.max_response_length"
 KL, ZERO, FACTOR = "overshoot/kl", "update/zero", "update/epsilon_factor"
 PULL, SIZE = "grad/kl_pull", "grad/kl_size"
+DEAD_ROWS, FIRST, LAST = "w/dead_rows", "w/skipped_first", "w/skipped_last"
+TRAINED, REACH = "update/trainable", "update/reached"
 SEVERAL = {"num_iterations": 2, "gradient_accumulation_steps": 1, "steps_per_generation": 1}
 ONCE = {**SEVERAL, "num_iterations": 1, "generation_batch_size": None}
 
@@ -88,9 +95,26 @@ CASES = [
          given={"max_grad_norm": below(GRAD_CLIP), "optim": "sgd"}, unless={"max_grad_norm": above(GRAD_CLIP)}),
     Case(rule="gradient clip", what="under Adam", on={**FLAT, "grad/norm": steady(1)}, state="watch",
          given={"max_grad_norm": below(GRAD_CLIP)}, off=RISES),
-    Case(rule="frozen", on={**FLAT, "update/trainable": steady(below(TRAINABLE))},
-         off={"update/trainable": steady(above(TRAINABLE))}),
-    Case(rule="frozen", what="that learns", on={**FLAT, "update/trainable": steady(below(TRAINABLE))}, off=RISES),
+    Case(rule="frozen", what="by what is reached", on={**FLAT, TRAINED: steady(1e-4), REACH: steady(below(REACHED))},
+         off={REACH: steady(above(REACHED))}),
+    Case(rule="frozen", what="that learns", on={**FLAT, TRAINED: steady(1e-4), REACH: steady(1e-4)}, off=RISES),
+    Case(rule="frozen", what="by the trained share alone", on={**FLAT, TRAINED: steady(below(TRAINABLE))},
+         off={TRAINED: steady(above(TRAINABLE))}, state="watch"),
+    Case(rule="frozen", what="without adapters", on={**FLAT, TRAINED: steady(below(TRAINABLE))}, trainer=OURS,
+         given={"lora": 0}, unless={"lora": 1}),
+    Case(rule="mask", what="rows", state="watch", on={**FLAT, DEAD_ROWS: steady(above(MASK_ROWS))}, trainer=OURS,
+         off={DEAD_ROWS: steady(below(MASK_ROWS))}),
+    Case(rule="mask", what="half of the rows", on={**FLAT, DEAD_ROWS: steady(above(MASK_ROWS_BROKEN))}, trainer=OURS,
+         off={DEAD_ROWS: steady(below(MASK_ROWS_BROKEN))}, otherwise="watch"),
+    Case(rule="mask", what="and yet it learns", on={**FLAT, DEAD_ROWS: steady(above(MASK_ROWS_BROKEN))}, trainer=OURS,
+         off=RISES, otherwise="watch"),
+    Case(rule="mask", what="first tokens", state="watch", trainer=OURS, off={FIRST: [MASK_TOKENS, 0.0] * (N // 2)},
+         on={**FLAT, DEAD_ROWS: steady(0), FIRST: steady(MASK_TOKENS), LAST: steady(0), "length/mean": steady(100)}),
+    Case(rule="mask", what="a third of the tokens", trainer=OURS, otherwise="watch",
+         on={**FLAT, DEAD_ROWS: steady(0), LAST: steady(30), "length/mean": steady(below(30 / MASK_LENGTH))},
+         off={"length/mean": steady(above(30 / MASK_LENGTH))}),
+    Case(rule="mask", what="of a method that prunes", on={**FLAT, DEAD_ROWS: steady(above(MASK_ROWS_BROKEN))},
+         trainer=OURS, given={"method": "grpo"}, unless={"method": "cppo"}),
     Case(rule="KL pull", what="all", on={**FLAT, PULL: steady(above(PULL_BROKEN))}, otherwise="watch",
          off={PULL: steady(below(PULL_BROKEN))}),
     Case(rule="KL pull", what="half", state="watch", on={**FLAT, PULL: steady(above(PULL_WATCH))},
@@ -284,7 +308,7 @@ def test_three_steps_at_a_usual_rate_do_not_say_that_the_policy_cannot_move() ->
 
 
 def test_a_small_adapter_is_no_fault_before_the_reward_was_read() -> None:
-    columns = {"reward/mean": [0.4, 0.5] * 2, "update/trainable": [below(TRAINABLE)] * 4}
+    columns = {"reward/mean": [0.4, 0.5] * 2, TRAINED: [below(TRAINABLE)] * 4}
     assert states(log_of(columns))["frozen"] == "fine"
 
 

@@ -6,12 +6,15 @@ import math
 
 import pytest
 
+from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.finding import EDGE, FEW, THIRDS
 from creditscope.diagnosis.thresholds import (
     APART_BROKEN,
     APART_PAIRS,
     APART_WATCH,
     FAILED_BROKEN,
+    FORM,
+    FORM_BROKEN,
     LENGTH_BROKEN,
     LENGTH_STEPS,
     LENGTH_WATCH,
@@ -24,6 +27,7 @@ from diagnosis.makers_doctor import FLAT, RISES, Case, N, above, below, findings
 
 PAIRS = "reward/equal_texts"
 APART = "reward/equal_texts_apart"
+LOST = "reward/lost_to_form"
 CORRELATION = "length/reward_correlation"
 
 
@@ -37,6 +41,11 @@ def silent(count: float, before: float = 0.5, value: float = 0.0) -> dict[str, l
 def pairs(share: float, count: float = 40) -> dict[str, list[float]]:
     """`count` pairs of equal answers per step, of which a share has different rewards."""
     return {**FLAT, PAIRS: steady(count), APART: steady(share * count)}
+
+
+def lost(share: float, paid: float) -> dict[str, list[float]]:
+    """A share of the answers with the right number and no reward, beside a reward that hardly changes."""
+    return {"reward/mean": [paid - 0.01, paid + 0.01] * (N // 2), "reward/std": steady(0.5), LOST: steady(share)}
 
 
 def parts(lost: float) -> dict[str, list[float]]:
@@ -73,6 +82,13 @@ CASES = [
          off={"reward/errors": steady(100 * below(FAILED_BROKEN))}),
     Case(rule="reward missing", what="weights explain it", state="watch", on=parts(above(MISSING)),
          unless={"reward_weights": [0.9]}),
+    Case(rule="form", what="half of the right answers", trainer=OURS, on=lost(0.4, 0.4 * below(1 / FORM_BROKEN - 1)),
+         off=lost(0.4, 0.4 * above(1 / FORM_BROKEN - 1)), otherwise="watch"),
+    Case(rule="form", what="some of the right answers", trainer=OURS, state="watch", on=lost(above(FORM), 0.5),
+         off=lost(below(FORM), 0.5)),
+    Case(rule="form", what="all of them", trainer=OURS, on={**silent(N, 0.0), LOST: steady(above(FORM))},
+         off={LOST: steady(below(FORM))}),
+    Case(rule="form", what="that is being learnt", trainer=OURS, state="watch", on=lost(above(FORM), 0.5), off=RISES),
     Case(rule="reward noise", what="half", on=pairs(above(APART_BROKEN)), off={APART: steady(0)}),
     Case(rule="reward noise", what="some", state="watch", on=pairs(above(APART_WATCH)), off=pairs(below(APART_WATCH))),
     Case(rule="reward noise", what="few pairs", otherwise="unknown", on=pairs(0.5, above(APART_PAIRS) / N),
@@ -143,6 +159,22 @@ def test_parts_are_compared_only_over_rows_that_have_all_of_them() -> None:
     short = {**columns, "rewards/mine/mean": columns["rewards/mine/mean"][:THIRDS - 1]}
     assert states(log_of(columns))["reward missing"] == "broken"
     assert states(log_of(short))["reward missing"] == "fine"
+
+
+# -- form -------------------------------------------------------------------------------------------------------------
+
+
+def test_lost_right_answers_are_the_cause_of_a_reward_of_0_and_of_dead_groups() -> None:
+    columns = {**silent(N, 0.0), LOST: steady(0.4), "dead": steady(1.0)}
+    found = diagnose(log_of(columns, OURS))
+    assert found.first is not None
+    assert (found.first.rule, found.state) == ("form", "broken")
+    assert {"reward constant", "dead groups"} <= {each.rule for each in found.effects}
+    assert found.first.change.startswith("--answer flexible")
+
+
+def test_a_reward_that_rises_while_half_of_the_right_answers_are_lost_is_to_watch() -> None:
+    assert states(log_of({**RISES, LOST: steady(0.7)}, OURS))["form"] == "watch"
 
 
 # -- noise ------------------------------------------------------------------------------------------------------------

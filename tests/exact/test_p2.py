@@ -13,8 +13,8 @@ from creditscope.claims.verdict import ClaimVerdict
 from creditscope.exact import p2 as p2_exact
 from creditscope.exact.p2_prefix import _pair as pair
 from creditscope.exact.p2_table import TABLE
-from creditscope.exact.prefix_bias import nodes
 from creditscope.exact.ratio_one import value_at_ratio_one
+from creditscope.exact.shared_prefix import nodes
 from creditscope.methods.table import P2_TABLE_1
 from exact.makers_exact import said, swapped
 

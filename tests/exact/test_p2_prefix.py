@@ -13,8 +13,8 @@ from creditscope import METHODS, surrogate
 from creditscope.claims.verdict import ClaimVerdict
 from creditscope.exact import p2_prefix
 from creditscope.exact.p2_prefix import BY_LENGTH, CANCELS, STAYS, STEPS, TabularPolicy, tabular_policy
-from creditscope.exact.prefix_bias import PrefixBias
-from creditscope.exact.prefix_bias import prefix_bias as predict
+from creditscope.exact.shared_prefix import PrefixBias
+from creditscope.exact.shared_prefix import prefix_bias as predict
 from creditscope.methods.table import even
 from exact.makers_exact import said, swapped
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from creditscope import METHODS, Method, Rollouts, effective_credit, surrogate
 from creditscope.batch.groups import Groups
 from creditscope.credit.prefixes import shared
-from creditscope.exact.prefix_bias import Nodes, length_exponent, measured, nodes, prefix_bias, summary
+from creditscope.exact.shared_prefix import Nodes, length_exponent, measured, nodes, prefix_bias, prefix_metrics
 from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.properties import properties
 from creditscope.methods.table import even
@@ -286,7 +286,7 @@ def test_the_nodes_together_hold_all_credit(name: str) -> None:
 def test_a_root_cancels_exactly_where_the_probe_says_so(name: str) -> None:
     batch, *_ = bush(0)
     # GTPO's entropy cost and λ are in W; its other answers stay below the filter of ln 2.
-    root = summary(prefix_bias(ROWS[name], batch), batch)["prefix/root"]
+    root = prefix_metrics(prefix_bias(ROWS[name], batch), batch)["prefix/root"]
     assert (root < 1e-12) == properties(ROWS[name]).prefix_cancels
 
 
@@ -294,7 +294,7 @@ def test_a_root_cancels_exactly_where_the_probe_says_so(name: str) -> None:
 def test_a_foreign_baseline_leaves_a_root_that_no_weighting_removes(name: str) -> None:
     batch, *_ = bush(0)
     for row in (METHODS[name], even(METHODS[name])):
-        reading = summary(prefix_bias(row, batch), batch)
+        reading = prefix_metrics(prefix_bias(row, batch), batch)
         assert reading["prefix/bias"] < 1e-12  # the weights are even already
         assert reading["prefix/root"] > 0.01
 
@@ -371,20 +371,20 @@ def test_after_a_step_token_ratios_still_cancel_inside_the_clip_and_sequence_rat
     logp = moved(batch, tree, draw, 0.02)  # every ρ inside 1 ± 0.2
     wide = {"clip_low": 0.2, "clip_high": 0.2}
     token, sequence = METHODS["grpo_even"], METHODS["gspo_even"].but(name="wide", **wide)
-    readings = {row.name: summary(prefix_bias(row, batch, logp), batch)["prefix/root"]
+    readings = {row.name: prefix_metrics(prefix_bias(row, batch, logp), batch)["prefix/root"]
                 for row in (token, sequence, METHODS["gcpo"])}
     assert readings["grpo_even"] < 1e-12
     assert readings["wide"] > 1e-4
     assert readings["gcpo"] > 1e-4
-    assert summary(prefix_bias(sequence, batch), batch)["prefix/root"] < 1e-12  # at ratio 1 it did
+    assert prefix_metrics(prefix_bias(sequence, batch), batch)["prefix/root"] < 1e-12  # at ratio 1 it did
 
 
 # -- readings ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_summary_by_hand() -> None:
+def test_the_metrics_by_hand() -> None:
     batch = answers([[1, 2], [1, 2, 3, 4], [1, 5, 6]], [1, 0, 0])
-    reading = summary(prefix_bias(BY_LENGTH, batch), batch)
+    reading = prefix_metrics(prefix_bias(BY_LENGTH, batch), batch)
     # |w| = 2/3·1/6, 1/3·1/12, 1/3·1/9 = 12/108, 3/108, 4/108. Shared: the 1 of all three and the 2 of rows 0 and 1.
     # Σ|w| = (2·12 + 4·3 + 3·4)/108 = 48/108, on shared nodes (19 + 15)/108.
     assert (reading["prefix/nodes"], reading["prefix/root_nodes"]) == (2, 1)
@@ -401,7 +401,7 @@ def test_the_summary_by_hand() -> None:
 def test_roots_that_pull_in_opposite_ways_do_not_make_up_for_each_other(name: str) -> None:
     # A short good and a long bad answer, and the reverse: each root is the third (½ − ¼)/(½ + ¼) of what is pulled.
     batch = answers([[1, 2], [1, 3, 4, 5], [1, 2], [1, 3, 4, 5]], [1, 0, 0, 1], [0, 0, 1, 1])
-    reading = summary(prefix_bias(METHODS[name], batch), batch)
+    reading = prefix_metrics(prefix_bias(METHODS[name], batch), batch)
     assert reading["prefix/root"] == pytest.approx(1 / 3)
     assert reading["prefix/bias"] == pytest.approx(1 / 3)
     assert reading["prefix/tokens"] == pytest.approx(4 / 12)
@@ -409,7 +409,7 @@ def test_roots_that_pull_in_opposite_ways_do_not_make_up_for_each_other(name: st
 
 def test_a_batch_without_signal_has_no_root_to_speak_of() -> None:
     batch = answers([[1, 2], [1, 3]], [1, 1])
-    assert summary(prefix_bias(METHODS["grpo"], batch), batch) == {
+    assert prefix_metrics(prefix_bias(METHODS["grpo"], batch), batch) == {
         "prefix/nodes": 1, "prefix/root_nodes": 1, "prefix/tokens": 0.5}
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from creditscope import CreditscopeError, Record
+from creditscope.batch.kept import rollouts_of
 from creditscope.claims.evidence import read_evidence
 from creditscope.cli.main import main
-from creditscope.cli.prefix import rollouts_of
 from creditscope.runs.arrays import READING, ROLLOUTS
 
 Array = np.ndarray[Any, Any]
@@ -72,7 +72,7 @@ def test_the_whole_arrays_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("verb", "kept", "read", "message"), [
     ("prefix", {"logp": np.zeros(3)}, {}, "step 0 in {run} are damaged: 'logp' is (3,) of float64, and should be "
-                                          "numbers (4, 3); choose another --step"),
+                                          "numbers (4, 3); choose another step of those kept: [0]"),
     ("prefix", {"tokens": None}, {}, "are damaged: there is no 'tokens'"),
     ("check", {}, {"gram": np.eye(3)}, "{run}/scope/000000.npz is damaged ('gram' is (3, 3) of float64, and should be "
                                        "numbers (4, 4)); delete the file to leave it out"),

@@ -47,7 +47,8 @@ from creditscope.studies.processbench import read_processbench
 from creditscope.tasks import Problem, Verdict
 from creditscope.tasks.arithmetic import Arithmetic
 from creditscope.tasks.equations import equations, evaluate, holds
-from creditscope.tasks.gsm8k import Gsm8k, final_answer, number_of
+from creditscope.tasks.extraction import final_answer, number_of
+from creditscope.tasks.gsm8k import Gsm8k
 from creditscope.tasks.jsonl import read_rows
 from creditscope.tasks.turns import Ladder
 from makers import write_jsonl
@@ -312,7 +313,7 @@ def _offline_seeds() -> Iterator[bytes]:
 
 
 def _parquet_seeds() -> Iterator[bytes]:
-    for file in sorted(TESTS.glob("offline/dumps/*/*.parquet")):
+    for file in sorted([*TESTS.glob("offline/dumps/*/*.parquet"), *TESTS.parent.glob("examples/*/*.parquet")]):
         yield file.read_bytes()
 
 

@@ -33,7 +33,8 @@ from creditscope.runs.record import Record
 from creditscope.studies.processbench import read_processbench
 from creditscope.tasks import Problem
 from creditscope.tasks.arithmetic import Arithmetic
-from creditscope.tasks.gsm8k import Gsm8k, final_answer, number_of
+from creditscope.tasks.extraction import final_answer, number_of
+from creditscope.tasks.gsm8k import Gsm8k
 from creditscope.tasks.jsonl import read_rows
 from creditscope.tasks.turns import Ladder
 from creditscope.tasks.worker import Worker, WorkerError

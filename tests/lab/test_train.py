@@ -119,6 +119,10 @@ def test_the_training_forward_reproduces_the_samplers_log_probs(recorded: Path) 
     assert max(gaps) < 1e-4
 
 
+def test_updates_on_other_minibatches_are_no_gap_between_sampler_and_trainer(tmp_path: Path) -> None:
+    assert max(line["policy/sampler_gap"] for line in run(replace(MINI, minibatches=2), tmp_path / "run")) < 1e-4
+
+
 def test_kept_groups_hold_credit_text_and_steps(recorded: Path) -> None:
     record = Record.open(recorded)
     assert record.groups() == [0, 2]

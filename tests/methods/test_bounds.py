@@ -10,8 +10,8 @@ from torch import Tensor
 
 import cli
 from creditscope import METHODS, CreditscopeError, Method, effective_credit, surrogate
-from creditscope.exact.prefix_bias import prefix_bias
 from creditscope.exact.ratio_one import value_at_ratio_one
+from creditscope.exact.shared_prefix import prefix_bias
 from creditscope.methods import find as finding
 from creditscope.methods.axes import AXES
 from creditscope.methods.bounds import BOUNDS, TRUSTS, Bound, TrustRegion, exp_bounded

@@ -1,4 +1,4 @@
-"""Makes the files in dumps/: what TRL and verl write when they are asked to log their rollouts.
+"""Makes the files in dumps/ and in examples/completions: what TRL and verl write when asked to log their rollouts.
 
     python tests/offline/make_dumps.py trl      TRL's GRPOTrainer, three steps of the packaged model
     python tests/offline/make_dumps.py answers  answers.json, for the next
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 DUMPS = Path(__file__).parent / "dumps"
+COMPLETIONS = Path(__file__).parents[2] / "examples" / "completions"
 
 
 def make_trl() -> None:
@@ -40,7 +41,7 @@ def make_trl() -> None:
     def words(completions: list[str], **_: Any) -> list[float]:
         return [0.01 * len(c.split()) for c in completions]
 
-    for folder, rewards in {"trl": [right], "trl_two_rewards": [right, words]}.items():
+    for folder, rewards in {COMPLETIONS: [right], DUMPS / "trl_two_rewards": [right, words]}.items():
         with tempfile.TemporaryDirectory() as out:
             args = GRPOConfig(output_dir=out, use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=3,
                               per_device_train_batch_size=8, num_generations=4, steps_per_generation=2, logging_steps=1,
@@ -49,8 +50,8 @@ def make_trl() -> None:
             data = datasets.Dataset.from_list([{"prompt": prompt} for prompt in problems])
             GRPOTrainer(model=str(TINY), processing_class=AutoTokenizer.from_pretrained(TINY), reward_funcs=rewards,
                         args=args, train_dataset=data).train()
-            shutil.rmtree(DUMPS / folder, ignore_errors=True)
-            shutil.copytree(Path(out) / "completions", DUMPS / folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(Path(out) / "completions", folder)
     for file in sorted((DUMPS / "trl_two_rewards").iterdir())[1:]:
         file.unlink()
 

@@ -23,6 +23,7 @@ from creditscope.offline.dumps import SHAPES, Sample, recognise
 from creditscope.offline.files import Source, complain
 
 DUMPS = Path(__file__).parent / "dumps"
+COMPLETIONS = Path(__file__).parents[2] / "examples" / "completions"  # what TRL logged
 ROW = {"prompt": "1 + 1 =", "response": " 2", "reward": 1.0}
 CHAT = [{"role": "user", "content": "1 + 1 ="}]
 
@@ -46,8 +47,8 @@ def write(path: Path, *rows: object) -> Path:
 @pytest.mark.conformance
 def test_our_advantage_of_what_trl_logged_is_the_advantage_that_trl_logged() -> None:
     pyarrow = pytest.importorskip("pyarrow.parquet")
-    for step, batch in zip((1, 3), read(DUMPS / "trl"), strict=True):
-        logged = pyarrow.read_table(DUMPS / "trl" / f"completions_{step:05d}.parquet").to_pydict()
+    for step, batch in zip((1, 3), read(COMPLETIONS), strict=True):
+        logged = pyarrow.read_table(COMPLETIONS / f"completions_{step:05d}.parquet").to_pydict()
         names: dict[object, int] = {}
         group = torch.tensor([names.setdefault(sample.key, len(names)) for sample in batch.samples])
         reward = torch.tensor([sample.reward for sample in batch.samples])
@@ -60,12 +61,12 @@ def test_our_advantage_of_what_trl_logged_is_the_advantage_that_trl_logged() -> 
 @pytest.mark.slow
 def test_a_generation_that_trl_logs_again_at_its_second_step_is_read_once() -> None:
     pytest.importorskip("pyarrow")
-    reader = Reader(Source(DUMPS / "trl"))
+    reader = Reader(Source(COMPLETIONS))
     assert [batch.step for batch in reader.batches()] == [1, 3]
     assert reader.repeats == 1
     # Taken up after step 1, the digest of its batch still tells that step 2 is the same.
-    first, third = Reader(Source(DUMPS / "trl")).batches()
-    again = Reader(Source(DUMPS / "trl"))
+    first, third = Reader(Source(COMPLETIONS)).batches()
+    again = Reader(Source(COMPLETIONS))
     assert [batch.digest for batch in again.batches(first.place, first.digest)] == [third.digest]
     assert again.repeats == 1
 

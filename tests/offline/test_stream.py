@@ -24,6 +24,7 @@ from creditscope.offline.settings import Settings
 from each import each
 
 DUMPS = Path(__file__).parent / "dumps"
+COMPLETIONS = Path(__file__).parents[2] / "examples" / "completions"  # what TRL logged
 
 
 def rows(groups: int, size: int = 2, **more: Any) -> Iterator[dict[str, Any]]:
@@ -226,7 +227,7 @@ def test_memory_grows_by_a_number_a_group_and_not_at_all_with_steps(steps: bool,
 def test_a_source_goes_on_from_any_place_with_what_comes_after_it(kind: str, tmp_path: Path) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
-    path = DUMPS / "trl" if kind == "parquet" else DUMPS / "verl" if kind == "folder" else \
+    path = COMPLETIONS if kind == "parquet" else DUMPS / "verl" if kind == "folder" else \
         write(tmp_path / "f.jsonl", rows(4))
     source = Source(path)
     found = list(source.objects())
@@ -275,7 +276,7 @@ def same(a: Path, b: Path) -> bool:
 def test_a_reading_that_was_stopped_after_any_batch_ends_as_if_it_had_not(path: str, tmp_path: Path) -> None:
     if path == "trl":
         pytest.importorskip("pyarrow")
-    file = write(tmp_path / "f.jsonl", rows(9)) if path == "jsonl" else DUMPS / path
+    file = write(tmp_path / "f.jsonl", rows(9)) if path == "jsonl" else COMPLETIONS if path == "trl" else DUMPS / path
     settings = Settings(rows=4, keep_every=1)
     whole = list(scope_file(file, settings, tmp_path / "whole"))
     assert len(whole) == {"jsonl": 5, "verl": 2, "trl": 2}[path]
@@ -297,7 +298,7 @@ def test_a_reading_stops_inside_a_parquet_file_too(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 
-    parts = [parquet.read_table(DUMPS / "trl" / f"completions_0000{step}.parquet") for step in (1, 3)]
+    parts = [parquet.read_table(COMPLETIONS / f"completions_0000{step}.parquet") for step in (1, 3)]
     parquet.write_table(arrow.concat_tables(parts), tmp_path / "both.parquet")
     assert len(list(scope_file(tmp_path / "both.parquet", Settings(), tmp_path / "run", stop=lambda: True))) == 1
     rest, = scope_file(tmp_path / "both.parquet", Settings(), tmp_path / "run", resume=True)

@@ -16,8 +16,10 @@ from creditscope.optimizer.geometry import (
     SampledUpdate,
     UpdateGeometry,
     epsilon_factor,
+    reached_share,
     trainable_share,
 )
+from creditscope.policy.loading import load_policy
 from creditscope.runs import schema
 from small_models import batch, build, objective
 
@@ -223,4 +225,32 @@ def test_the_factor_of_epsilon_is_the_step_over_the_step_without_it() -> None:
 def test_the_trained_share_counts_weights() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
     model[0].requires_grad_(False)
-    assert trainable_share(model) == 2 / 8
+    assert trainable_share(model) == reached_share(model) == 2 / 8
+
+
+class Adapted(torch.nn.Module):
+    """A layer of 3 × 2 weights, and an adapter of rank 1 beside it: 3 + 2 weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = torch.nn.Linear(3, 2, bias=False).requires_grad_(False)
+        self.down, self.up = torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(1, 2, bias=False)
+
+
+def test_an_adapter_reaches_the_whole_weight_that_it_adds_to_while_it_is_trained() -> None:
+    model = torch.nn.Sequential(Adapted(), torch.nn.Linear(2, 1, bias=False).requires_grad_(False))
+    assert (trainable_share(model), reached_share(model)) == (5 / 13, 6 / 8)
+    model[0].requires_grad_(False)
+    assert (trainable_share(model), reached_share(model)) == (0, 0)
+
+
+@pytest.mark.parametrize(("targets", "parts"),
+                         [(["q_proj", "v_proj"], ("q_proj", "v_proj")), ("all-linear", ("_proj",))])
+def test_a_lora_reaches_the_matrices_of_its_target_modules(targets: list[str] | str, parts: tuple[str, ...]) -> None:
+    peft = pytest.importorskip("peft")
+    model = load_policy("tiny", device="cpu").model
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    whole = sum(size for name, size in sizes.items() if any(part in name for part in parts)) / sum(sizes.values())
+    lora = peft.get_peft_model(model, peft.LoraConfig(r=1, target_modules=targets))
+    assert reached_share(lora) == pytest.approx(whole)
+    assert trainable_share(lora) < 0.01 < reached_share(lora)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,25 +9,7 @@ from hypothesis import strategies as st
 from creditscope.report.markup import Html, join, shown, table, tag
 from each import each
 from report.records import HOSTILE
-
-
-class Reader(HTMLParser):
-    """What a browser would make of markup: its elements, its attributes, and its text."""
-
-    def __init__(self, markup: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[str] = []
-        self.attributes: dict[str, str | None] = {}
-        self.text = ""
-        self.feed(markup)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append(tag)
-        self.attributes |= dict(attrs)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+from shown_text import Reader
 
 
 @each("text", HOSTILE)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.exact.prefix_bias import nodes
+from creditscope.exact.shared_prefix import nodes
 from creditscope.report.prefixes import Line, node_index, totals, tree
 from each import each
 

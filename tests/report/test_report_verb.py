@@ -227,7 +227,7 @@ def test_without_vega_the_page_is_made_and_both_say_so(
         assert run(bare) == 0
     finally:
         page.vega.cache_clear()
-    assert "no charts: they need vl-convert: pip install 'creditscope[plot]'" in capsys.readouterr().out
+    assert "no charts: a chart needs vl-convert: pip install 'creditscope[plot]'" in capsys.readouterr().out
     text = (bare / "report.html").read_text()
     assert len(text) < 300_000
     assert "No charts in this file: pip install 'creditscope[plot]' and make it again." in text

@@ -13,9 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from creditscope import CreditscopeError
+from creditscope import METHODS, CreditscopeError, __version__, advantage, effective_credit, surrogate
+from creditscope.files.versions import software
+from creditscope.files.writing import free_path
+from creditscope.objective.kept import kept_arrays
 from creditscope.runs.record import Record
+from makers import make
 
 CONFIG = {"method": "grpo", "seed": 0, "steps": 3}
 
@@ -248,3 +253,45 @@ def test_a_whole_number_that_no_array_holds_is_damage(size: int, tmp_path: Path)
         out.write(f'{{"step": 1, "rollouts/spent": {size}}}\n')
     with pytest.raises(CreditscopeError, match="line 2: not a step"):
         Record.open(tmp_path / "run").steps()
+
+
+# -- what a loop of one's own writes and reads -------------------------------------------------------------------------
+
+
+def test_a_record_says_by_default_which_versions_wrote_it(tmp_path: Path) -> None:
+    with Record.create(tmp_path / "run", CONFIG) as record:
+        assert record.run["versions"] == software(("torch", "transformers"))
+    assert Record.open(tmp_path / "run").run["versions"]["creditscope"] == __version__
+
+
+def test_rollouts_that_were_kept_come_back_as_the_batch_they_were(tmp_path: Path) -> None:
+    """Identity: w of the batch that comes back is that of the batch that was kept, to float32."""
+    batch, method = make([1, 0, 1], [0, 0, 0], [2, 3, 1]), METHODS["grpo"]
+    credit = advantage(method, batch.reward, batch.group)[:, None].expand_as(batch.mask)
+    w = effective_credit(lambda logp: surrogate(method, logp, batch), batch.logp)
+    with new(tmp_path / "run") as record:
+        record.save_group(4, kept_arrays(method, batch, credit, w, batch.logp))
+        record.append(4, {"reward/mean": 2 / 3})
+    back = Record.open(tmp_path / "run").rollouts(4)
+    for name in ("tokens", "mask", "reward", "group"):
+        assert torch.equal(getattr(back, name), getattr(batch, name))
+    assert torch.allclose(back.logp, batch.logp, atol=1e-6)
+    assert torch.allclose(effective_credit(lambda logp: surrogate(method, logp, back), back.logp), w, atol=1e-6)
+    with pytest.raises(CreditscopeError, match=r"no rollouts were kept of step 3; kept: \[4\]"):
+        Record.open(tmp_path / "run").rollouts(3)
+
+
+def test_without_torch_rollouts_are_refused_with_the_command_and_arrays_are_not(tmp_path: Path) -> None:
+    with new(tmp_path / "run") as record:
+        record.save_group(0, {"reward": np.ones(2)})
+    code = (f"import sys; sys.modules['torch'] = None\nfrom creditscope import Record\n"
+            f"run = Record.open({str(tmp_path / 'run')!r}); assert run.group(0)['reward'].tolist() == [1, 1]\n"
+            "try: run.rollouts(0)\nexcept ValueError as error: print(error)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "needs torch, which is not installed: pip install 'creditscope[torch]'" in done.stdout
+
+
+def test_a_free_path_is_the_first_that_is_not_taken(tmp_path: Path) -> None:
+    for name in ("run", "run-2", "run-3"):
+        assert free_path(tmp_path / "run") == tmp_path / name
+        (tmp_path / name).mkdir()

@@ -72,6 +72,16 @@ def test_only_the_first_marked_answer_counts() -> None:
     assert rewards("#### 15\n12 + 7 = 19") == [1, 0]
 
 
+@pytest.mark.parametrize(("text", "strict", "flexible"), [
+    ("#### 15", 1, 1), ("12 + 7 = 19\n19 - 4 = 15", 0, 1), (r"so \boxed{15}", 0, 1), ("#### 14\n15", 0, 0),
+    ("#### N\nthe answer is 15.", 0, 1), ("15 or 14", 0, 0), ("", 0, 0)])
+def test_where_no_number_is_marked_flexible_takes_the_last(text: str, strict: float, flexible: float) -> None:
+    found = TASK.verify(BY_HAND, text)
+    assert (found.reward, found.lost) == (strict, strict < flexible)
+    loose = Arithmetic(answer="flexible").verify(BY_HAND, text)
+    assert (loose.reward, loose.lost, loose.steps) == (flexible, False, found.steps)
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "15", "####", "#### ", "####15 16", "#### 1e1", "#### ١٥x",
                                   "#### " + "9" * 5000, "9" * 5000 + " + 1 = 2", "+" * 10000])
 def test_a_malformed_answer_earns_nothing_and_never_raises(text: str) -> None:

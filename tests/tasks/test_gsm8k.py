@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from creditscope.errors import CreditscopeError
 from creditscope.tasks import Problem, find_task
 from creditscope.tasks.equations import equations, evaluate, holds
-from creditscope.tasks.gsm8k import Gsm8k, final_answer, number_of
+from creditscope.tasks.extraction import final_answer, number_of
+from creditscope.tasks.gsm8k import Gsm8k
 
 ROW = {"question": "Half of 48, and 48?",
        "answer": "She sold 48/2 = <<48/2=24>>24 in May.\n48+24 = <<48+24=72>>72\n#### 72"}
@@ -30,14 +31,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-TASK = Gsm8k("unused")
-"""One process of math-verify for all tests."""
+TASK, FLEXIBLE = Gsm8k("unused"), Gsm8k("unused", answer="flexible")
+"""One process of math-verify each for all tests."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _ended() -> Iterator[None]:
     yield
     TASK.close()
+    FLEXIBLE.close()
 
 
 def judge(text: str, answer: str = "72") -> float:
@@ -85,8 +87,39 @@ def test_these_answers_are_wrong_and_do_not_crash(text: str) -> None:
     assert judge(text) == 0
 
 
-def test_an_unmarked_number_does_not_count() -> None:
-    assert judge("It is 7, no, 72.") == 0
+def test_an_unmarked_number_counts_only_where_the_answer_is_read_flexibly() -> None:
+    problem, text = Problem("p", "", "72"), "It is 7, no, 72."
+    strict, flexible = TASK.verify(problem, text), FLEXIBLE.verify(problem, text)
+    assert (strict.reward, strict.lost) == (0, True)
+    assert (flexible.reward, flexible.lost) == (1, False)
+
+
+@pytest.mark.parametrize(("text", "strict", "flexible"), [
+    ("#### 72", 1, 1), ("#### 7\nno, 72", 0, 0), ("#### N\nIt is 72.", 0, 1), ("so 72 apples", 0, 1), ("7", 0, 0),
+    (r"\boxed{72", 0, 1), (r"#### N, so \boxed{72}", 1, 1), ("", 0, 0)])
+def test_flexible_pays_what_strict_pays_and_what_is_lost_to_form(text: str, strict: float, flexible: float) -> None:
+    problem = Problem("p", "", "72")
+    found = TASK.verify(problem, text)
+    assert (found.reward, found.lost) == (strict, strict < flexible)
+    assert FLEXIBLE.verify(problem, text).reward == flexible
+
+
+def test_a_reference_that_is_no_number_says_nothing_about_form() -> None:
+    assert TASK.verify(Problem("p", "", "a circle"), "a circle").lost is None
+
+
+def test_the_instruction_shows_a_line_and_no_placeholder(folder: Path) -> None:
+    prompt = next(find_task("gsm8k", source=folder).problems("test")).prompt
+    assert prompt.splitlines()[-1] == "#### 18"
+    assert final_answer("#### N") == "N"  # what a copied placeholder would give
+    assert judge("#### N") == 0
+
+
+def test_an_unknown_extraction_is_refused_by_name() -> None:
+    with pytest.raises(CreditscopeError, match="unknown --answer 'loose'"):
+        Gsm8k("unused", answer="loose")
+    with pytest.raises(CreditscopeError, match="--answer goes with arithmetic and gsm8k"):
+        find_task("turns", answer="flexible")
 
 
 @needs_math_verify

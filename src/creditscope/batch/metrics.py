@@ -54,6 +54,28 @@ def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
     return out
 
 
+def untrained(given: Tensor, trained: Tensor) -> dict[str, Any]:
+    """Tokens with credit that the loss leaves out: whole rows, and the first and last ones of every row.
+
+        dead rows = #(i: some A_it ≠ 0, all w_it = 0) / #(i: some A_it ≠ 0)
+        skipped   = median_i #(tokens with A_it ≠ 0 before the first, after the last w_it ≠ 0), over the other rows
+
+    `given` (B, T) is True where a token has credit, `trained` (B, T) where it has w or the loss's mask keeps it. The
+    median, since a wrong mask hits the same tokens of most rows; one that is shifted around the end spares the longest.
+    """
+    trained = given & trained
+    rows, live = given.any(dim=1), trained.any(dim=1)
+    count, moved = (int(each.sum()) for each in (rows, live))
+    if not count:
+        return {}
+    out: dict[str, Any] = {schema.W_DEAD_ROWS: 1 - moved / count}
+    if moved:
+        for name, flip in ((schema.W_SKIPPED_FIRST, False), (schema.W_SKIPPED_LAST, True)):
+            has, is_trained = (each.flip(1) if flip else each for each in (given[live], trained[live]))
+            out[name] = int((has & (is_trained.cumsum(dim=1) == 0)).sum(dim=1).median())
+    return out
+
+
 def spread(w: Tensor, mask: Tensor) -> dict[str, Any]:
     """How w is spread over the tokens; empty where all of it is 0."""
     w = w[mask]

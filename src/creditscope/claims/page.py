@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from creditscope.claims.evidence import Evidence, cells, mean_of
 from creditscope.claims.reading import from_three, sweeps, with_outcome
 from creditscope.claims.table import CLAIMS, find_claims
-from creditscope.claims.verdict import NOTHING, ClaimVerdict, Outcome
+from creditscope.claims.verdict import NOTHING, ClaimVerdict
+from creditscope.claims.verdict import SHAPES as SHAPES
 from creditscope.errors import printable
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import spanned
 
-SHAPES: Mapping[Outcome, str] = {"holds": "✓", "refuted": "✗", "undecided": "?"}
-"""Symbols that tell the outcomes apart without colours."""
 ROUNDING = 1e-9
 """Below it a number is the rounding of a float64 sum, which differs from machine to machine."""
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from creditscope.claims.evidence import Evidence
+from creditscope.files.cells import cell
 from creditscope.runs.intervals import Interval
 
 Outcome = Literal["holds", "refuted", "undecided"]
+SHAPES: Mapping[Outcome, str] = {"holds": "✓", "refuted": "✗", "undecided": "?"}
+"""Symbols that tell the outcomes apart without colours."""
 NOTHING = "no run"
 """The subject of a verdict that found nothing to test."""
 
@@ -42,6 +45,13 @@ class ClaimVerdict:
     n: int | None = None
     of: str = ""
     """What n counts: runs, groups, readings, cases."""
+
+    def _repr_html_(self) -> str:
+        ends = "" if self.interval is None else f" [{self.interval[0]:.4g}, {self.interval[1]:.4g}]"
+        return cell(f"{SHAPES[self.outcome]} {self.outcome}: {self.claim or 'a claim'}, {self.definition}", {
+            "subject": self.subject, "observed": None if self.observed is None else f"{self.observed:.4g}{ends}",
+            "claimed": self.expected, "rule": self.threshold, "n": None if self.n is None else f"{self.n} {self.of}",
+            "reason": self.reason}, word=self.outcome)
 
 
 RunsTest = Callable[[Sequence[Evidence]], list[ClaimVerdict]]

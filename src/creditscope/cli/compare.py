@@ -6,11 +6,10 @@ import html
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from rich.markup import escape
@@ -25,35 +24,43 @@ from creditscope.runs.compare import Candidate, CandidateRun, Comparison, Kind, 
 from creditscope.runs.config import Config
 from creditscope.runs.figures import accuracy_svg, brake_svg, can_draw
 from creditscope.runs.intervals import Interval
-from creditscope.runs.kinds import KINDS, as_dict, command, verdicts
+from creditscope.runs.kinds import as_dict, command, kind_of, read_value, verdicts, with_baseline
 from creditscope.runs.numbers import in_percent, in_points, percent
 from creditscope.runs.record import Record
+from creditscope.runs.settings import flag
 
+SHARED = ("model", "task", "method", "group", "prompts", "inner_steps", "lr")
+"""Settings with a flag: alike in all runs, unless they are compared."""
 REPAIR = "the runs are kept: repair it, then use --no-run"
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Train with each credit estimator, or brake, from the same start, some seeds each; compare at EQUAL rollouts.
+    """Train with each value of a setting from the same start, some seeds each; compare at EQUAL rollouts.
 
-    A rollout that was sampled to estimate a value counts like one that is trained on. Runs that are finished are used
-    again and runs that were stopped go on, so the same command continues after Ctrl-C; with --no-run it only compares.
+    Any setting of creditscope lab train that changes what is learnt: credit, brake, group, lr, method, ... The others
+    are alike in all runs. A rollout that was sampled to estimate a value counts like one that is trained on. Runs that
+    are finished are used again and runs that were stopped go on, so the same command continues after Ctrl-C; with
+    --no-run it only compares.
 
     For example:
       creditscope lab compare credit                                        # ten estimators, five seeds each
       creditscope lab compare credit outcome step_reward monte_carlo,samples=2 --seeds 3
       creditscope lab compare credit outcome gae --rollouts 1000 --seeds 2  # a first look in minutes
       creditscope lab compare credit --no-run                               # table and figure of what is there
+      creditscope lab compare group 4 8 16 --seeds 3                        # R, at equal rollouts
+      creditscope lab compare lr 1e-4 5e-5                                  # compared with the first
+      creditscope lab compare method grpo dr_grpo dapo
       creditscope lab compare brake                                         # brakes on overshoot, at μ = 4
       creditscope lab compare brake none recall shorten,share=0.02 --inner-steps 8 --seeds 3
     """
 
-    what: Annotated[Literal["credit", "brake"], tyro.conf.Positional]
-    """The setting that differs between the runs: credit, or brake (against overshoot past the bound at μ > 1)."""
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Estimators (creditscope list credits) or brakes (creditscope list brakes), with options after commas. By
-    default outcome, optimal_scalar, optimal_sequence, optimal_token, step_reward, prefix_tree, gae, entropy_mask, salt
-    and monte_carlo; or none, recall, shorten, restart and kl_stop; with --no-run all in --out."""
+    setting: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETTING")]
+    """The setting that differs between the runs, as in creditscope lab train, such as credit, brake, group or lr."""
+    values: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="VALUE")] = ()
+    """Its values; the others are compared with the first. For credit (creditscope list credits) and brake (creditscope
+    list brakes), which may have options after commas, the others are compared with outcome and none, and by default
+    ten estimators, or all brakes, are trained. With --no-run: those to compare, by default all in --out."""
     seeds: int = 5
     """Runs of each, with seeds that follow one another."""
     first_seed: int = 0
@@ -65,7 +72,7 @@ class Compare:
     prompts: int = 8
     """P, prompts per step."""
     inner_steps: int | None = None
-    """μ, passes over each batch; by default 1 for credit, 4 for brake."""
+    """μ, passes over each batch; by default 4 for brake, else 1."""
     lr: float = 1e-4
     """Learning rate."""
     method: str = "grpo"
@@ -79,21 +86,21 @@ class Compare:
     points: int = 4
     """Evaluations along the budget, besides the one at the start."""
     scope: str | None = None
-    """off, or light: read the effective rank of the rollouts' gradients; by default light for credit, off for brake."""
+    """off, or light: read the effective rank of the rollouts' gradients; by default off for brake, else light."""
     every: int = 5
     """Steps between readings of the microscope."""
     jobs: int | None = None
     """Runs at once, each a process with one thread; by default one per CPU."""
     out: Path | None = None
     """Where the runs (NAME/seed-S), table.md, table.json and figure.svg go; by default runs/compare for credit,
-    runs/brakes for brake."""
+    runs/brakes for brake, else runs/compare-SETTING."""
     no_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Train nothing: compare the finished runs in --out, or their evidence (creditscope papers check --save)."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     @property
     def kind(self) -> Kind:
-        return KINDS[self.what]
+        return kind_of(self.setting, self.values)
 
     @property
     def place(self) -> Path:
@@ -115,36 +122,49 @@ class Compare:
         """Folder -> settings of every run, the flags checked. Seed by seed, so that all names are there early."""
         check_sweep(self.place, seeds=self.seeds, points=self.points, eval_problems=self.eval_problems,
                     rollouts=self.rollouts, jobs=self.jobs)
-        names = self.names or self.kind.default
-        for name in names:
-            if names.count(name) > 1:
-                raise CreditscopeError(f"{self.what} {name!r} is named twice; name each {self.kind.noun} once")
-        if self.rollouts < self.group * self.prompts:
-            raise CreditscopeError(f"--rollouts {self.rollouts} is less than one step spends: --prompts {self.prompts} "
-                                   f"× --group {self.group} = {self.group * self.prompts}")
         if self.points > self.rollouts:
             raise CreditscopeError(f"--points {self.points} is more than --rollouts {self.rollouts}; give fewer")
-        return {f"{folder(name)}/seed-{seed}": self.config(name, seed)
-                for seed in range(self.first_seed, self.first_seed + self.seeds) for name in names}
+        own = {f.name: f.default for f in fields(self)}
+        if self.setting in SHARED and getattr(self, self.setting) != own[self.setting]:
+            raise CreditscopeError(f"{flag(self.setting)} {getattr(self, self.setting)}: {self.setting} is what is "
+                                   f"compared; name its values behind it: creditscope lab compare {self.setting} ...")
+        kind, values = self.kind, self.values or self.kind.default
+        if not values:
+            raise CreditscopeError(f"no value of {self.setting} to train with; name two or more: "
+                                   f"creditscope lab compare {self.setting} VALUE VALUE")
+        configs = [self.config(value) for value in values]
+        names = [kind.name(asdict(config)) for config in configs]
+        for name in names:
+            if names.count(name) > 1:
+                raise CreditscopeError(f"{self.setting} {kind.value(name)!r} is named twice; name each {kind.noun} "
+                                       f"once")
+        for config in configs:
+            if self.rollouts < (least := config.group * config.prompts):
+                raise CreditscopeError(f"--rollouts {self.rollouts} is less than one step spends: --prompts "
+                                       f"{config.prompts} × --group {config.group} = {least}")
+        return {f"{folder(name)}/seed-{seed}": replace(config, seed=seed)
+                for seed in range(self.first_seed, self.first_seed + self.seeds)
+                for name, config in zip(names, configs, strict=True)}
 
-    def config(self, name: str, seed: int) -> Config:
-        """Settings of one run: all alike but for the name that is compared, and the seed."""
-        shared: dict[str, Any] = {flag: getattr(self, flag) for flag in (
-            "model", "task", "method", "group", "prompts", "rollouts", "lr", "every", "eval_problems")}
-        shared |= {"inner_steps": self.kind.inner_steps if self.inner_steps is None else self.inner_steps,
-                   # A step spends at least P·R rollouts, so these are enough; the budget ends the run.
-                   "steps": -(-self.rollouts // max(1, self.group * self.prompts)),
-                   "scope": self.scope or self.kind.scope, "eval_rollouts": self.rollouts // self.points}
-        shared |= self.kind.probe
-        return Config(**shared | {self.kind.setting: name, "seed": seed})
+    def config(self, value: str, seed: int = 0) -> Config:
+        """Settings of one run: all alike but for the value that is compared, and the seed."""
+        kind = self.kind
+        given: dict[str, Any] = {name: getattr(self, name) for name in (*SHARED, "rollouts", "every", "eval_problems")}
+        given |= {"inner_steps": kind.inner_steps if self.inner_steps is None else self.inner_steps,
+                  "scope": self.scope or kind.scope, "eval_rollouts": self.rollouts // self.points, "seed": seed}
+        given |= {**kind.probe, self.setting: read_value(self.setting, value) if kind.prefix else value}
+        # A step spends at least P·R rollouts, so these are enough; the budget ends the run.
+        return Config(**given | {"steps": -(-self.rollouts // max(1, given["group"] * given["prompts"]))})
 
     def _found(self) -> list[CandidateRun]:
-        runs, unfinished = read_folder(self.place, self.kind)
+        kind = self.kind
+        runs, unfinished = read_folder(self.place, kind)
         kept = [(path, from_json(path)) for path in sorted(self.place.glob("*.evidence.json"))]
-        runs += [run_of(path, run.config, run.steps, self.kind) for path, run in kept if run.finished]
-        runs = [run for run in runs if not self.names or run.name in self.names]
+        runs += [run_of(path, run.config, run.steps, kind) for path, run in kept if run.finished]
+        asked = [str(read_value(self.setting, value)) if kind.prefix else value for value in self.values]
+        runs = [run for run in runs if not asked or kind.value(run.name) in asked]
         if not runs:
-            which = f" of {', '.join(self.names)}" if self.names else ""
+            which = f" of {self.setting} {', '.join(asked)}" if asked else ""
             raise CreditscopeError(f"{self.place} holds no finished run{which}; leave out --no-run to train, or give "
                                    f"the --out that has some")
         if unfinished:
@@ -154,8 +174,8 @@ class Compare:
     def _write(self, runs: Sequence[CandidateRun], failed: dict[str, str]) -> int:
         if not runs:
             refuse_none(failed)
-        kind, page, out = self.kind, PAGES[self.what], self.place
-        found = compare(runs, kind)
+        kind, out = with_baseline(self.kind, [run.name for run in runs]), self.place
+        page, found = page_for(kind), compare(runs, kind)
         said = verdicts(found)
         files = ["table.md", "table.json"] + ["figure.svg"] * can_draw()
         data = {"settings": dict(found.settings), "budget": found.budget, "grid": found.grid, "verdict": said,
@@ -176,12 +196,12 @@ class Compare:
         for sentence in said:
             console.print(f"[bold]{escape(sentence)}[/]")
         show_end(console, out, failed, files, can_draw(),
-                 command_line("lab", "compare", self.what, "--no-run", "--out", out))
+                 command_line("lab", "compare", self.setting, "--no-run", "--out", out))
         return 1 if failed else 0
 
 
 def folder(name: str) -> str:
-    """The folder of an estimator or a brake: its name, where characters that are unsafe in a path become _.
+    """The folder of a value: its name, where characters that are unsafe in a path become _.
 
     >>> folder("monte_carlo,samples=2"), folder("mine.credit:halves")
     ('monte_carlo,samples=2', 'mine.credit+halves')
@@ -206,7 +226,7 @@ def _change(name: str) -> Callable[[Candidate], str]:
     return lambda line: in_percent(change) if (change := line.numbers[f"{name}_change"]) else ""
 
 
-def _result(setting: str, baseline: str) -> TableColumns:
+def _result(setting: str, baseline: str) -> dict[str, Callable[[Candidate], str]]:
     return {
         setting: lambda line: line.name,
         "seeds": lambda line: str(len(line.seeds)),
@@ -217,9 +237,7 @@ def _result(setting: str, baseline: str) -> TableColumns:
 
 
 TableColumns = Mapping[str, Callable[[Candidate], str]]
-CREDIT_RESULT = {**_result("credit", "outcome"), "mean along the way": lambda line: percent(line.area)}
-CREDIT_COST: TableColumns = {
-    "credit": lambda line: line.name,
+COST: TableColumns = {
     "steps": lambda line: f"{line.steps:.0f}",
     "rollouts": lambda line: f"{line.spent:,.0f}",
     "continuations": lambda line: f"{line.continuations:.0%}",
@@ -274,7 +292,7 @@ A run's number is the mean over all its steps, from the first; distance and afte
 INTERVALS = """\
 ±: half of the 95 % interval over seeds. Of twenty paired intervals one excludes 0 by chance.
 Intervals are over training seeds alone: all runs answer the same test problems with the same random numbers. The
-  uncertainty from the number of problems is not in them; train prints it beside each accuracy."""
+  uncertainty from the number of problems is not in them; lab train prints it beside each accuracy."""
 
 
 @dataclass(frozen=True)
@@ -286,24 +304,35 @@ class Page:
     shows: str
 
 
-PAGES: Mapping[str, Page] = MappingProxyType({
-    "credit": Page("Credit", (CREDIT_RESULT, CREDIT_COST), ACCURACY.format(baseline="outcome") + CREDIT + INTERVALS,
-                   accuracy_svg, "accuracy against rollouts spent"),
-    "brake": Page("Brakes", (BRAKE_RESULT, BRAKE_OVERSHOOT), ACCURACY.format(baseline="none") + BRAKE + INTERVALS,
-                  brake_svg, "distance past the bound, and accuracy"),
-})
+BRAKES = Page("Brakes", (BRAKE_RESULT, BRAKE_OVERSHOOT), ACCURACY.format(baseline="none") + BRAKE + INTERVALS,
+              brake_svg, "distance past the bound, and accuracy")
+
+
+def page_for(kind: Kind) -> Page:
+    """Brakes have their own tables and figure; credit and every other setting have accuracy and cost."""
+    if kind.setting == "brake":
+        return BRAKES
+    result = {**_result(kind.setting, kind.baseline), "mean along the way": lambda line: percent(line.area)}
+    cost = {kind.setting: lambda line: line.name, **COST}
+    return Page("Credit" if kind.setting == "credit" else f"`{kind.setting}`", (result, cost),
+                ACCURACY.format(baseline=kind.baseline) + CREDIT + INTERVALS, accuracy_svg,
+                "accuracy against rollouts spent")
 
 
 def markdown(found: Comparison, said: Sequence[str], failed: dict[str, str], figure: bool) -> str:
     """The comparison as a page."""
-    s, page = found.settings, PAGES[found.kind.setting]
+    s, page = found.settings, page_for(found.kind)
     counts = sorted({len(line.seeds) for line in found.lines})
     out = [f"# {page.title} at {found.budget:,} rollouts", "", *(f"**{sentence}.**\n" for sentence in said)]
     model, task = (html.escape(printable(s[name])).replace("|", "\\|") for name in ("model", "task"))
-    passes = f"μ = {s['inner_steps']}, " if max(s["inner_steps"], found.kind.inner_steps) > 1 else ""
-    out.append(f"Model {model}, task {task}, method {s['method']}, R = {s['group']}, P = {s['prompts']}, {passes}"
-               f"learning rate {s['lr']:g}, {'–'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} seeds, "
-               f"{s['eval_problems']:,} test problems.\n")
+    alike = {"model": f"model {model}", "task": f"task {task}", "method": f"method {s['method']}",
+             "group": f"R = {s['group']}", "prompts": f"P = {s['prompts']}", "inner_steps": f"μ = {s['inner_steps']}",
+             "lr": f"learning rate {s['lr']:g}"}
+    told = [text for name, text in alike.items() if name != found.kind.setting and (
+        name != "inner_steps" or max(s["inner_steps"], found.kind.inner_steps) > 1)]
+    sentence = ", ".join([*told, f"{'–'.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} seeds",
+                          f"{s['eval_problems']:,} test problems"])
+    out.append(f"{sentence[0].upper()}{sentence[1:]}.\n")
     if figure:
         out.append(f"![{page.shows}](figure.svg)\n")
     for columns in page.tables:

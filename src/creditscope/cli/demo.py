@@ -12,7 +12,7 @@ import tyro
 
 from creditscope.cli.output import Output, new_table
 from creditscope.cli.train import run_training
-from creditscope.errors import CreditscopeError, command_line
+from creditscope.errors import CreditscopeError, command_line, require_module
 from creditscope.files.writing import write_file
 from creditscope.report.build import build
 from creditscope.runs import schema
@@ -41,6 +41,7 @@ class Demo:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
+        require_module("training", "transformers")
         free = (Path("runs") / f"demo{'' if number == 1 else f'-{number}'}" for number in itertools.count(1))
         out = self.out or next(path for path in free if not path.exists())
         if out.exists() and any(out.iterdir()):

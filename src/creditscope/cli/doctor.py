@@ -14,6 +14,7 @@ from rich.text import Text
 
 from creditscope.cli.output import STATE_COLOURS, Output, new_table
 from creditscope.cli.positionals import OnePath
+from creditscope.diagnosis import confidence
 from creditscope.diagnosis import read as readers
 from creditscope.diagnosis.engine import SIGNS, Diagnosis, diagnose
 from creditscope.diagnosis.finding import Finding
@@ -130,7 +131,7 @@ def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
     for note in log.notes:
         console.print(Text(f"note: {printable(note)}"))
     if first is not None:
-        console.print(details(first, log, found.effects))
+        console.print(details(first, log, found.effects, why))
     # Open questions matter where no cause was found; otherwise they are named in one line.
     others = [each for each in found.findings if each is not first and (each.bad or (each.settles and first is None))]
     if others:
@@ -140,7 +141,7 @@ def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
             if each is not first:
                 console.print(Text(f"{SIGNS[each.state]} {each.rule}: {printable(each.sentence)}",
                                    STATE_COLOURS[each.state]))
-                console.print(details(each, log))
+                console.print(details(each, log, why=why))
         return
     for state in ("unknown", "fine"):
         folded = [each.rule for each in found.findings if each.state == state and each not in others]
@@ -150,14 +151,16 @@ def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
             console.print(Text(f"{also}{state}: {count}: {', '.join(folded)}", STATE_COLOURS[state]))
 
 
-def details(found: Finding, log: Log, effects: Sequence[Finding] = ()) -> Table:
-    """What shows a finding, why, what to change, what to expect, and what followed, each beside its name."""
+def details(found: Finding, log: Log, effects: Sequence[Finding] = (), why: bool = False) -> Table:
+    """What shows a finding, why, what to change, what to expect, and what followed, each beside its name; with `why`
+    also how often the rule was right."""
     grid = Table.grid(padding=(0, 1, 0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     assumed = ", ".join(f"{name}={value}" for name, value in (found.assumes or {}).items())
     for name, text in (*(("evidence", line) for line in found.evidence), ("why", found.why), ("change", found.change),
                        ("expect", found.expect), ("settles", found.settles), ("then", chain(effects)),
+                       ("seen", confidence.told(found.rule) if why and found.bad else ""),
                        ("assumes", f"{assumed} (defaults of {log.trainer.name})" if assumed else "")):
         if text:
             grid.add_row(Text(name, "dim"), Text(printable(text)))

@@ -11,7 +11,7 @@ import tyro
 from creditscope.cli.output import Output, new_table
 from creditscope.cli.progress import Progress
 from creditscope.credit.table import ESTIMATORS
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, require_module
 
 if TYPE_CHECKING:
     from creditscope.studies.localise import StudyResult
@@ -54,6 +54,7 @@ class Localise:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
+        require_module("localising errors", "transformers")
         with Progress.beside("localise", self.output) as bar:
             outcome = self._measure(bar)
         if (console := self.output.console_or_json(asdict(outcome))) is None:

@@ -3,6 +3,7 @@ traceback."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 from creditscope import __version__
 from creditscope.cli.commands import find, help_for
 from creditscope.cli.old_names import renamed
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, install_hint, printable
 from creditscope.files.memory import is_short, sentence
 from creditscope.files.streams import ReaderLeft
 
@@ -22,7 +23,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Parse, run, and turn errors that users can cause into an exit code."""
     args = list(sys.argv[1:] if args is None else args)
     try:
-        code = run(args)
+        with install_hint("this command"):
+            code = run(args)
         sys.stdout.flush()
     except CreditscopeError as error:
         complain(str(error))
@@ -71,10 +73,22 @@ def parse(args: Sequence[str], default: Any = None) -> Any:
 
 
 def complain(text: str) -> None:
-    """One message on the error stream, wrapped between words on a terminal; a longer word stays whole."""
+    """One message on the error stream, wrapped on a terminal."""
     line = f"creditscope: {printable(text)}"
-    if sys.stderr.isatty():
-        width = min(80, shutil.get_terminal_size().columns)
-        line = "\n".join(textwrap.fill(part, width, break_long_words=False, break_on_hyphens=False)
-                         for part in line.splitlines())
-    print(line, file=sys.stderr)
+    print(wrapped(line, min(80, shutil.get_terminal_size().columns)) if sys.stderr.isatty() else line, file=sys.stderr)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines broken between words; a longer word stays whole. What follows a term and two spaces stays below itself.
+
+    >>> print(wrapped("expected one of\\n  a table   .csv or .tsv with columns", 24))
+    expected one of
+      a table   .csv or .tsv
+                with columns
+    """
+    def fill(line: str) -> str:
+        term = re.match(r" +\S.*? {2,}", line)
+        return textwrap.fill(line, width, subsequent_indent=" " * (len(term[0]) if term else 0),
+                             break_long_words=False, break_on_hyphens=False)
+
+    return "\n".join(map(fill, text.splitlines()))

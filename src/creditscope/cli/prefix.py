@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from creditscope.cli.output import Output, new_table
-from creditscope.errors import CreditscopeError, command_line, printable
-from creditscope.files.arrays import fitting
+from creditscope.errors import CreditscopeError, command_line, printable, require_module
 from creditscope.methods.find import find
 from creditscope.methods.table import METHODS, even
 from creditscope.offline.settings import Settings
 from creditscope.runs import schema
-from creditscope.runs.arrays import ROLLOUTS
 from creditscope.runs.record import Record
 
 if TYPE_CHECKING:
     from creditscope.batch.rollouts import Rollouts
-    from creditscope.exact.prefix_bias import PrefixBias
+    from creditscope.exact.shared_prefix import PrefixBias
     from creditscope.methods.axes import Method
 
 MOST = 8
@@ -53,6 +51,7 @@ class PrefixView:
         plain = name if name in METHODS else name.removesuffix("_even")
         # A wrong name is an error before torch is loaded.
         method = None if self.method is None else find(name) if plain == name else even(find(plain))
+        require_module("the prefix bias", "torch")
         rollouts, step = (of_run if is_run(self.source) else self._of_file)(self.source, self.step)
         facts: dict[str, Any] = {"source": self.source.name} | ({} if step is None else {"step": step})
         facts |= {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}
@@ -68,13 +67,13 @@ class PrefixView:
         return read_one(path, self.settings, step)
 
     def _table(self, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.exact.prefix_bias import prefix_bias, summary
+        from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 
         found: dict[str, dict[str, Any]] = {}
         left_out: dict[str, str] = {}
         for name, row in METHODS.items():
             try:
-                found[name] = summary(prefix_bias(row, rollouts), rollouts)
+                found[name] = prefix_metrics(prefix_bias(row, rollouts), rollouts)
             except CreditscopeError as error:
                 left_out[name] = str(error)
         if not found:
@@ -94,10 +93,10 @@ class PrefixView:
         console.next(self._again("grpo"))
 
     def _one(self, method: Method, rollouts: Rollouts, facts: dict[str, Any]) -> None:
-        from creditscope.exact.prefix_bias import prefix_bias, summary
+        from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 
         found = prefix_bias(method, rollouts)
-        reading = summary(found, rollouts)
+        reading = prefix_metrics(found, rollouts)
         worst = most_biased(found, rollouts)
         data = facts | {"method": method.name} | reading | {"most_biased": worst}
         if (console := self.output.console_or_json(data)) is None:
@@ -142,25 +141,7 @@ def of_run(path: Path, step: int | None) -> tuple[Rollouts, int]:
     if not kept:
         raise CreditscopeError(f"{path} kept no rollouts; train with --keep-every 10, or give a file of rollouts")
     step = kept[-1] if step is None else step
-    arrays = record.group(step)
-    try:
-        return rollouts_of(arrays), step
-    except CreditscopeError as error:
-        raise CreditscopeError(f"the rollouts of step {step} in {path} are damaged: {error}; choose another "
-                               f"--step") from None
-
-
-def rollouts_of(arrays: Mapping[str, Any]) -> Rollouts:
-    """Rollouts from the arrays that a run kept, floats in float64; arrays that are no field are ignored."""
-    import torch
-
-    from creditscope.batch.rollouts import Rollouts
-
-    known = {field.name: field.default is MISSING and field.default_factory is MISSING for field in fields(Rollouts)}
-    found = fitting(arrays, ROLLOUTS, [name for name, needed in known.items() if needed])
-    given: dict[str, Any] = {name: array.tolist() if array.dtype.kind == "U" else torch.as_tensor(array)
-                             for name, array in found.items() if name in known}
-    return Rollouts(**given)
+    return record.rollouts(step), step
 
 
 def most_biased(found: PrefixBias, rollouts: Rollouts) -> list[dict[str, Any]]:

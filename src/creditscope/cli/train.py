@@ -17,7 +17,7 @@ from creditscope.cli.env import environment
 from creditscope.cli.interrupt import Interrupt
 from creditscope.cli.output import Output, Screen
 from creditscope.cli.progress import drive
-from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.errors import CreditscopeError, command_line, printable, require_module
 from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.runs.numbers import mean
@@ -139,6 +139,7 @@ def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:
 def run_training(config: Config, out: Path, console: Console, resume: bool = False, label: str | None = None,
                  quiet: bool = False, alarm: bool = True, stop_on: str | None = None) -> tuple[dict[str, Any], bool]:
     """Train and show it: (the last metrics, whether the run came to its end)."""
+    require_module("training", "transformers")
     # Heavy imports wait until there is something to train, so that --help answers at once.
     from creditscope.diagnosis.alarm import Alarm
     from creditscope.lab.trackers import Trackers

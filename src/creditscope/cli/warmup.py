@@ -13,7 +13,7 @@ from creditscope.cli.display import accuracy
 from creditscope.cli.env import environment
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
-from creditscope.errors import CreditscopeError, command_line
+from creditscope.errors import CreditscopeError, command_line, require_module
 from creditscope.runs import schema
 from creditscope.runs.config import Config
 
@@ -57,6 +57,8 @@ class Warmup:
     """Test problems of the evaluation before and after; 0 for none."""
     reward: str | None = None
     """module:function for --task jsonl, as in train."""
+    answer: str = "strict"
+    """strict or flexible, of the evaluations before and after, as in train."""
     seed: int = 0
     """Fixes the examples and their order. On a CPU two runs with one seed give the same weights."""
     device: str = "auto"
@@ -69,6 +71,7 @@ class Warmup:
 
     def run(self) -> int:
         config = self.config()
+        require_module("training", "transformers")
         # Heavy imports wait until there is something to train, so that --help answers at once.
         from creditscope.lab.warmup import warm_up
 
@@ -97,9 +100,10 @@ class Warmup:
         for name, value in (("epochs", self.epochs), ("batch", self.batch)):
             if value is not None and value < 1:
                 raise CreditscopeError(f"--{name} must be at least 1, got {value}")
-        return Config(model=self.model, task=self.task, reward=self.reward, lr=self.lr, max_tokens=self.max_tokens,
-                      steps=STEPS if self.steps is None else self.steps, eval_problems=self.eval_problems,
-                      seed=self.seed, device=self.device, dtype=self.dtype, chat=self.chat)
+        return Config(model=self.model, task=self.task, reward=self.reward, answer=self.answer, lr=self.lr,
+                      max_tokens=self.max_tokens, steps=STEPS if self.steps is None else self.steps,
+                      eval_problems=self.eval_problems, seed=self.seed, device=self.device, dtype=self.dtype,
+                      chat=self.chat)
 
 
 def tell(progress: Progress, m: dict[str, Any]) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from creditscope.diagnosis import remedies
+from creditscope.diagnosis.finding import SIGNS as SIGNS
 from creditscope.diagnosis.finding import STATES, THIRDS, Finding, State, judge
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.rules import RULES
+from creditscope.files.cells import cell, folded
 from creditscope.runs import schema
 
-SIGNS: Mapping[State, str] = {"broken": "✗", "watch": "!", "unknown": "?", "fine": "✓"}
-"""State -> the sign that tells it without colour."""
 LATER = 5
 """Steps by which a cause may be seen after its effect: both are read over windows of some steps."""
 
@@ -66,6 +66,16 @@ class Diagnosis:
         """What the reward did, for the headline of a run without a fault."""
         found = {each.rule: each for each in self.findings}.get("reward trend")
         return found.sentence if found and found.state == "fine" else "Nothing is broken or to watch"
+
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.headline!r}, {len(self.findings)} findings)"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the headline, the first cause in full, and the other findings folded, one list per state."""
+        first = self.first
+        lists = [folded(f"{SIGNS[state]} {state}: {len(told)}", told) for state in STATES if (told := [
+            f"{each.rule}: {each.sentence}." for each in self.findings if each.state == state and each is not first])]
+        return cell(self.headline, first.details if first else {}, *lists, word=self.state)
 
 
 def diagnose(log: Log) -> Diagnosis:

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from creditscope.diagnosis.log import Log, Series
+from creditscope.files.cells import cell
 from creditscope.runs.intervals import Interval, mean_interval
 
 State = Literal["broken", "watch", "unknown", "fine"]
 STATES: tuple[State, ...] = ("broken", "watch", "unknown", "fine")
 """Most severe first."""
+SIGNS: Mapping[State, str] = {"broken": "✗", "watch": "!", "unknown": "?", "fine": "✓"}
+"""State -> the sign that tells it without colour."""
 
 FEW = 4
 """Fewest readings for a finding: one odd batch must not make one."""
@@ -58,6 +61,19 @@ class Finding:
     @property
     def bad(self) -> bool:
         return self.state in ("broken", "watch")
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the sentence, and what shows it, why, what to change and what to expect."""
+        title = f"{SIGNS[self.state]} {self.state}: {self.rule or 'a finding'}: {self.sentence}."
+        return cell(title, self.details, word=self.state)
+
+    @property
+    def details(self) -> dict[str, object]:
+        """Name -> text or lines, as a notebook shows them."""
+        assumed = ", ".join(f"{name}={value}" for name, value in (self.assumes or {}).items())
+        return {"change": self.change, "expect": self.expect, "evidence": list(self.evidence), "why": self.why,
+                "since step": self.onset, "follows from": ", ".join(self.follows), "settled by": self.settles,
+                "assumed": assumed}
 
 
 def finding(state: State, sentence: str, *evidence: Series | str | None, why: str = "", remedy: str = "",

@@ -35,6 +35,14 @@ REMEDIES: Mapping[str, Remedy] = {
         "the reward function: return a number for every answer",
         "the reward function (--reward): return a number for every answer; reward/first_error has its message",
         "no missing reward at the first step", "the reward function: return a number for every answer"),
+    "form": Remedy(
+        "the reward function: where the asked form is missing take the number in \\boxed{}, or the last number; or a "
+        "prompt that shows the form by an example line",
+        "the reward function: where the asked form is missing take the last number (method='flexible' of verl's "
+        "gsm8k.compute_score); or a prompt that shows the form by an example line",
+        "--answer flexible, or a prompt that shows the form by an example line",
+        "the reward, higher by the share that was lost, at the first step",
+        "the reward function: where the asked form is missing take the last number; or a prompt that shows the form"),
     "reward noise": Remedy(
         "the reward function: call it twice on one answer, and print prompt, answer and reward side by side; rewards "
         "must be in the order of completions",
@@ -116,6 +124,11 @@ REMEDIES: Mapping[str, Remedy] = {
                      "requires_grad of the weights, or a larger LoRA rank", "--lora (a larger rank, or 0 for all "
                      "weights)",
                      "the share of trained parameters, at the first reading", "which weights are trained"),
+    "mask": Remedy(
+        "completion_mask and tool_mask of the batch: print them beside the tokens of one answer",
+        "response_mask of the batch: print it beside the tokens of one answer",
+        "the mask that the loss applies: `creditscope report` shows w of each token of the kept answers",
+        "answers without w, at the first step", "the mask of the loss: print it beside the tokens of one answer"),
     "small steps": Remedy(
         "a larger learning_rate, or optim='adamw_torch': ×10 until KL after a step is above 1e-7",
         f"a larger {ACTOR}.optim.lr: ×10", "a larger --lr, or --optimizer adamw",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.claims.verdict import ClaimVerdict, at_most, exact
-from creditscope.exact import prefix_bias as closed
+from creditscope.exact import shared_prefix as closed
 from creditscope.exact.p2 import EQUAL, apart
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS, even

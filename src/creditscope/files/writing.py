@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -59,6 +60,13 @@ def new_folder(path: Path, sync: bool = False) -> Iterator[Path]:
             flush_to_disk(path.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def free_path(path: str | Path) -> Path:
+    """The first of path, path-2, path-3, ... that does not exist: a script that is run twice writes two runs."""
+    path = Path(path)
+    names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
+    return next(one for one in names if not one.exists())
 
 
 def remove_folder(path: Path) -> None:

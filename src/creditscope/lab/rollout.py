@@ -34,6 +34,8 @@ class Drawn:
     """What the verifier could not judge."""
     sampled: int
     """Rollouts spent, replaced groups included."""
+    lost: Tensor | None = None
+    """(B,) True where a whole answer earned nothing for its form alone; None where the task does not look."""
 
     @property
     def dead(self) -> Tensor:
@@ -72,7 +74,10 @@ def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int
         prompt=[problem.prompt for problem in rows], prompt_ids=[prompt for prompt in encoded for _ in range(group)],
         text=texts, pieces=pieces)
     errors = [v.error for v in verdicts if v.error]
-    return Drawn(rollouts, rows, samples.finished, errors, len(rows))
+    lost = None
+    if all(v.lost is not None for v in verdicts):  # a cut answer is lost to the limit, not to its form
+        lost = torch.tensor([bool(v.lost) for v in verdicts], device=device) & samples.finished
+    return Drawn(rollouts, rows, samples.finished, errors, len(rows), lost)
 
 
 def replace_dead(batch: Drawn, fresh: Drawn) -> Drawn:
@@ -91,7 +96,8 @@ def replace_dead(batch: Drawn, fresh: Drawn) -> Drawn:
     problems = [*_where(batch.problems, keep), *_where(fresh.problems, taken)]
     joined = Rollouts.cat([batch.rollouts.rows(keep), replace(fresh.rollouts.rows(taken), group=renamed)])
     finished = torch.cat([batch.finished[keep], fresh.finished[taken]])
-    return Drawn(joined, problems, finished, batch.errors + fresh.errors, spent)
+    lost = None if batch.lost is None or fresh.lost is None else torch.cat([batch.lost[keep], fresh.lost[taken]])
+    return Drawn(joined, problems, finished, batch.errors + fresh.errors, spent, lost)
 
 
 def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]],

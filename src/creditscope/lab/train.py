@@ -45,7 +45,7 @@ from creditscope.microscope.observer import Observer
 from creditscope.objective.kept import kept_arrays
 from creditscope.objective.weights import with_limit
 from creditscope.optimizer.brakes import find_brake
-from creditscope.optimizer.geometry import trainable_share
+from creditscope.optimizer.geometry import reached_share, trainable_share
 from creditscope.optimizer.kl_pull import KLPull
 from creditscope.optimizer.probe import Probe
 from creditscope.policy.loading import load_policy, rollout_logp
@@ -110,7 +110,7 @@ class Training:
         self.config, self.alarm = config, alarm
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
                                   chat=config.chat, seed=config.seed)
-        self.task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
+        self.task = find_task(config.task, **config.task_options)
         self.estimators = {spec: find_estimator(spec) for spec in config.credits}
         for chosen in self.estimators.values():
             check_problems(self.task, config, chosen)
@@ -211,7 +211,9 @@ class Training:
         line |= batch_metrics(drawn, batch, tools) | self.seen.metrics() | metrics.assigned(credit, rollouts)
         if updates:
             w, live = gather(updates, rollouts)
-            line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, live, rollouts)
+            line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, rollouts)
+            first = updates[0][0]  # at ratio 1: no bound leaves a token out
+            line |= metrics.untrained((credit[first.rows] != 0) & rollouts.mask[first.rows], first.w != 0)
             line |= self.pull.metrics
         also = {} if look is None else look.others
         if updates and look is not None:
@@ -298,16 +300,17 @@ class Training:
                               temperature=self.config.temperature)
         forward = cache(lambda: passes.logp().to(rollouts.logp.dtype))
         line = probe.finish(forward)
-        if (share := trainable_share(self.policy.model)) is not None:
-            line[schema.UPDATE_TRAINABLE] = share
+        shares = {schema.UPDATE_TRAINABLE: trainable_share(self.policy.model),
+                  schema.UPDATE_REACHED: reached_share(self.policy.model)}
+        line |= {name: share for name, share in shares.items() if share is not None}
         if probe.arrays():
             record.save_optimizer(step, probe.arrays())
         return forward() if probe.due else None, line
 
-    def update_metrics(self, step: int, passes: Sequence[Sequence[Update]], live: Tensor,
-                       rollouts: Rollouts) -> Metrics:
-        first = passes[0][0]
-        return {schema.POLICY_SAMPLER_GAP: float((live - rollouts.logp).abs()[rollouts.mask].max()),
+    def update_metrics(self, step: int, passes: Sequence[Sequence[Update]], rollouts: Rollouts) -> Metrics:
+        first = passes[0][0]  # later minibatches are of a policy that has moved
+        gap = (first.logp - rollouts.logp[first.rows]).abs()[rollouts.mask[first.rows]]
+        return {schema.POLICY_SAMPLER_GAP: float(gap.max()),
                 schema.OBJECTIVE_VALUE: first.value, schema.GRAD_NORM: first.norm,
                 schema.OPTIMIZER_LR: self.config.learning_rate(step),
                 schema.OPTIMIZER_UPDATES: sum(map(len, passes))} | self.brake.metrics()
@@ -354,6 +357,8 @@ def batch_metrics(drawn: Drawn, used: Drawn, tools: LabTools) -> Metrics:
     sampled = drawn.rollouts
     out |= answers.answer_metrics(answers.answer_numbers(sampled), sampled.reward, sampled.group, sampled.lengths,
                                   ~drawn.finished)
+    if drawn.lost is not None:
+        out[schema.REWARD_LOST_TO_FORM] = float(drawn.lost.double().mean())
     errors = used.errors + tools.errors
     if errors:
         out |= {schema.REWARD_ERRORS: len(errors), schema.REWARD_FIRST_ERROR: errors[0]}

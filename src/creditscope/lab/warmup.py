@@ -65,7 +65,7 @@ def warm_up(config: Config, out: Path, versions: dict[str, Any], *, batch: int =
     start = time.perf_counter()
     check_out(out)
     policy = load_policy(config.model, device=config.device, dtype=config.dtype, chat=config.chat, seed=config.seed)
-    task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
+    task = find_task(config.task, **config.task_options)
     max_tokens = config.max_tokens or task.max_tokens
     problems = read_problems(task, config, None if epochs else config.steps * batch)
     words = learn_words(policy, [demonstration(problem) for problem in problems], config.seed)

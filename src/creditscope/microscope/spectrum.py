@@ -13,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
+from creditscope.files.cells import cell
+
+SHOWN = 8
+"""Directions whose energy a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,21 @@ class Spectrum:
         if at_least(1, k, "truncated: k") > len(self.values):
             raise CreditscopeError(f"truncated needs 1 ≤ k ≤ {len(self.values)}, got {k}")
         return Spectrum(self.values[:k], self.floor)
+
+    def _repr_html_(self) -> str:
+        """Ranks, and the share of energy of each direction, for a notebook."""
+        count = len(self.values)
+        if not count or not self.values[0] > 0:
+            return cell(f"Spectrum of {count} rollouts", {"σ": "all 0"})
+        share = self._unitless**2 / self._energy
+        more = ", …" if count > SHOWN else ""
+        return cell(f"Spectrum of {count} rollouts: effective rank {self.effective_rank:.2f}", {
+            "effective rank": f"{self.effective_rank:.3f} = (Σσ)²/Σσ²",
+            "entropy rank": f"{self.entropy_rank:.3f} = exp H(σ/Σσ)",
+            "participation ratio": f"{self.participation_ratio:.3f} = (Σσ²)²/Σσ⁴",
+            "stable rank": f"{self.stable_rank:.3f} = Σσ²/σ₁²",
+            "numerical rank": f"{self.numerical_rank} of {count} above the floor {self.floor:.2g}",
+            "σ²/Σσ²": ", ".join(f"{part:.1%}" for part in share[:SHOWN]) + more})
 
     @property
     def _energy(self) -> float:

@@ -24,7 +24,7 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import Chosen, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
-from creditscope.exact.prefix_bias import prefix_bias, summary
+from creditscope.exact.shared_prefix import prefix_bias, prefix_metrics
 from creditscope.files.memory import enough_memory
 from creditscope.lab.step import Minibatch, PolicyPasses
 from creditscope.methods.axes import Method
@@ -221,8 +221,8 @@ def weigh_without_logp(method: Method, credit: Chosen, rollouts: Rollouts) -> tu
 
 
 def shared_prefixes(method: Method, rollouts: Rollouts, live: Tensor, credit: Tensor) -> dict[str, Any]:
-    """prefix/tokens, root and bias of a batch: W on tokens that answers share, by `exact.prefix_bias`."""
-    found = summary(prefix_bias(method, rollouts, live, credit), rollouts)
+    """prefix/tokens, root and bias of a batch: W on tokens that answers share, by `exact.shared_prefix`."""
+    found = prefix_metrics(prefix_bias(method, rollouts, live, credit), rollouts)
     return {name: found[name] for name in (schema.PREFIX_TOKENS, schema.PREFIX_ROOT, schema.PREFIX_BIAS)
             if name in found}
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOME = {"Probe": "probe", "Recall": "brakes", "Shorten": "brakes"}
-__all__ = ["Probe", "Recall", "Shorten"]
+from creditscope.errors import install_hint
+
+_HOME = {"Brake": "brakes", "KlStop": "brakes", "Probe": "probe", "Recall": "brakes", "Restart": "brakes",
+         "Shorten": "brakes"}
+__all__ = ["Brake", "KlStop", "Probe", "Recall", "Restart", "Shorten"]
 
 if TYPE_CHECKING:
-    from creditscope.optimizer.brakes import Recall, Shorten
+    from creditscope.optimizer.brakes import Brake, KlStop, Recall, Restart, Shorten
     from creditscope.optimizer.probe import Probe
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'creditscope.optimizer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"creditscope.optimizer.{_HOME[name]}"), name)
+    with install_hint(f"creditscope.optimizer.{name}"):
+        return getattr(importlib.import_module(f"creditscope.optimizer.{_HOME[name]}"), name)

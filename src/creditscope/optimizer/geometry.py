@@ -168,6 +168,25 @@ def trainable_share(model: nn.Module) -> float | None:
     return sum(size for trained, size in sizes if trained) / total if total else None
 
 
+def reached_share(model: nn.Module) -> float | None:
+    """`update/reached`: #(weights that are trained, or that a trained adapter adds to) / #(weights of no adapter).
+
+    A layer with an adapter keeps its own weights in `base_layer`, as peft's layers do: W x + B A x changes all of W.
+    """
+    adapters: set[int] = set()
+    reached = {id(p) for p in model.parameters() if p.requires_grad}
+    for module in model.modules():
+        base = getattr(module, "base_layer", None)
+        if isinstance(base, nn.Module):
+            own = {id(p) for p in base.parameters()}
+            added = {id(p): p.requires_grad for p in module.parameters() if id(p) not in own}
+            adapters |= added.keys()
+            reached |= own if any(added.values()) else set()
+    sizes = {id(p): _size(p) for p in model.parameters() if id(p) not in adapters}
+    total = sum(sizes.values())
+    return sum(size for each, size in sizes.items() if each in reached) / total if total else None
+
+
 def _size(p: Tensor) -> int:
     """Weights of a parameter; bitsandbytes packs two of 4 bits into a byte, and bytes into its storage's type."""
     packed = 2 * p.element_size() if type(p).__name__ == "Params4bit" and getattr(p, "bnb_quantized", True) else 1

@@ -1,6 +1,6 @@
 """The tree of a group's answers: tokens that answers share are one node, with W = Σ_{i∈S} w_it.
 
-The same nodes and sums as `creditscope.exact.prefix_bias`, for the rows of one group, without torch.
+The same nodes and sums as `creditscope.exact.shared_prefix`, for the rows of one group, without torch.
 """
 
 from __future__ import annotations

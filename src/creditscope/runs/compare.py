@@ -2,7 +2,7 @@
 
 Steps cost different numbers of rollouts: one with Monte Carlo credit many times one with outcome credit. Accuracy is
 known at the evaluations, (rollouts spent until then, accuracy), and interpolated linearly between them. What differs
-between the runs, credit or brake, is a row of `kinds.KINDS`.
+between the runs, a setting of `Config`, is a `Kind`: `kinds.kind_of`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,16 @@ class Kind:
     free: frozenset[str] = FREE
     """Settings that change no number of the page."""
     out: str
+    prefix: str = ""
+    """Begins every name: values such as 8 say nothing alone."""
 
     @property
     def one(self) -> str:
         return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+
+    def value(self, name: str) -> str:
+        """The value that a name stands for."""
+        return name.removeprefix(self.prefix)
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ def area(points: Sequence[tuple[int, float]], budget: int) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One estimator, or one brake, over its seeds."""
+    """One value of the setting over its seeds."""
 
     name: str
     seeds: tuple[int, ...]

@@ -1,17 +1,21 @@
-"""Figures as SVG: accuracy against rollouts spent, overshoot beside accuracy, a number over training or by R.
+"""Figures as SVG: accuracy against rollouts spent, overshoot beside accuracy, a number over training or by R; and the
+metrics of one run as an Altair chart for a notebook.
 
 Needs the extra `plot`. Colours are readable on white and on black; the background is transparent.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, install_hint, installed, unknown
+from creditscope.runs.columns import Steps
 from creditscope.runs.compare import Comparison
 from creditscope.runs.intervals import Interval
+from creditscope.runs.schema import metric
 
 INK = "#767676"  # the grey whose contrast is 4.5 to 1 against white and against black
 GRID = "#76767640"
@@ -19,11 +23,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 """Okabe and Ito's palette without black and yellow, which are invisible on one background, and two more."""
 WIDTH, HEIGHT = 430, 300
 GAP = 14
+MARKED = 100
+"""Readings of a panel up to which each is marked."""
 
 
 def can_draw() -> bool:
     """Whether the extra `plot` is installed; imports nothing."""
-    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
+    return installed("altair") and installed("vl_convert")
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -87,6 +93,54 @@ def curves_svg(curves: Mapping[str, Sequence[tuple[int, Interval]]], words: str,
         title=f"{words[0].upper()}{words[1:]} ({over})"))
 
 
+def steps_chart(steps: Steps, keys: Sequence[str]) -> Any:
+    """One panel per metric over the steps, with its name and unit from the schema, as an Altair chart."""
+    known = [name for name in steps.names if name != "step" and len(steps.numbers(name).at)]
+    has = f"this run has: {', '.join(sorted(known)) or 'none'}"
+    for key in keys:
+        if key not in known and metric(key) is not None:
+            raise CreditscopeError(f"this run has no numbers of {key!r}; choose another metric; {has}")
+        if key not in known:
+            raise unknown("metric", key, known)
+    if not keys:
+        raise CreditscopeError(f"chart needs the name of at least one metric, such as reward/mean; {has}")
+    alt = _altair()
+    panels = [_panel(alt, steps, key, COLOURS[place % len(COLOURS)]) for place, key in enumerate(keys)]
+    return _styled(_notebook_chart()(vconcat=panels).resolve_scale(x="shared"))
+
+
+def _panel(alt: Any, steps: Steps, key: str, colour: str) -> Any:
+    at, values = steps.numbers(key)
+    own = metric(key)
+    rows = [{"step": step, "value": value}
+            for step, value in zip(steps.column("step").values[at].tolist(), values.tolist(), strict=True)]
+    percent = own is not None and own.unit == "share"
+    return alt.Chart(alt.Data(values=rows)).mark_line(
+        color=colour, strokeWidth=2, point={"color": colour, "size": 18} if len(rows) <= MARKED else False,
+    ).encode(
+        x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1)),
+        y=alt.Y("value:Q", title=own.unit if own else None, scale=alt.Scale(zero=False),
+                axis=alt.Axis(format=".0%") if percent else alt.Axis()),
+        tooltip=[alt.Tooltip("step:Q"), alt.Tooltip("value:Q", format=".4g")],
+    ).properties(width=WIDTH, height=HEIGHT // 2, title=f"{own.name} ({key})" if own else key)
+
+
+@functools.cache
+def _notebook_chart() -> Any:
+    alt = _altair()
+    base: Any = alt.VConcatChart
+
+    class NotebookChart(base):  # type: ignore[misc]
+        """Drawn as SVG in a notebook: Altair's default renderer would fetch scripts from a network."""
+
+        def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Any:
+            chosen = alt.renderers.active != "default"
+            with nullcontext() if chosen else alt.renderers.enable("svg"):
+                return super()._repr_mimebundle_(*args, **kwargs)
+
+    return NotebookChart
+
+
 def _lines(alt: Any, curves: Mapping[str, Sequence[tuple[float, Interval]]], colours: Mapping[str, str], words: str,
            along: str, percent: bool) -> Any:
     """One line per name with its interval, and its name at the end."""
@@ -115,11 +169,9 @@ def _lines(alt: Any, curves: Mapping[str, Sequence[tuple[float, Interval]]], col
 
 
 def _altair() -> Any:
-    try:
+    with install_hint("a figure"):
         import altair
         import vl_convert  # noqa: F401
-    except ImportError:
-        raise CreditscopeError("the figure needs Altair and vl-convert: pip install 'creditscope[plot]'") from None
     return altair
 
 
@@ -141,11 +193,14 @@ def _dots(alt: Any, found: Comparison, values: Mapping[str, Interval], along: An
 def _svg(chart: Any) -> str:
     import vl_convert
 
-    chart = chart.configure(background="transparent", font="sans-serif").configure_axis(
+    svg: str = vl_convert.vegalite_to_svg(_styled(chart).to_dict())
+    return svg
+
+
+def _styled(chart: Any) -> Any:
+    return chart.configure(background="transparent", font="sans-serif").configure_axis(
         labelColor=INK, titleColor=INK, gridColor=GRID, domainColor=INK, tickColor=INK, titleFontWeight="normal",
     ).configure_title(color=INK, fontSize=13, anchor="start").configure_view(stroke=None)
-    svg: str = vl_convert.vegalite_to_svg(chart.to_dict())
-    return svg
 
 
 def _colours(found: Comparison) -> dict[str, str]:

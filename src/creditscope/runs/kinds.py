@@ -1,21 +1,26 @@
-"""What may differ between compared runs, credit or brake, one row each: its names, numbers and verdicts."""
+"""What may differ between compared runs: credit and brake, one row each with names, numbers and verdicts, and every
+other setting that changes what is learnt, by one rule."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from creditscope.credit.table import parse
+from creditscope.errors import unknown
 from creditscope.methods.find import credit_of
 from creditscope.optimizer.table import BRAKES, parse_brake
 from creditscope.runs import schema
 from creditscope.runs.compare import FREE, Candidate, CandidateRun, Comparison, Kind
+from creditscope.runs.config import Config
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.numbers import in_percent, in_points, percent
+from creditscope.runs.settings import check_kind
 
 ENOUGH = 3
 """Seeds below which nothing is judged."""
@@ -76,8 +81,8 @@ def verdicts(found: Comparison) -> list[str]:
     return kind.judge(found, base, decided)
 
 
-def judge_estimators(found: Comparison, base: Candidate, others: Sequence[Candidate]) -> list[str]:
-    """An estimator beats the baseline where its interval lies above the baseline's."""
+def judge_accuracy(found: Comparison, base: Candidate, others: Sequence[Candidate]) -> list[str]:
+    """A value beats the baseline where its interval lies above the baseline's."""
     where = _where(found)
     apart = [line for line in others if line.overlaps is False]
     above = [line for line in apart if line.accuracy.mean > base.accuracy.mean]
@@ -85,8 +90,8 @@ def judge_estimators(found: Comparison, base: Candidate, others: Sequence[Candid
            f"intervals do not overlap" for line in above]
     if not above:
         best = others[0]
-        out.append(f"no estimator's interval lies above {base.name}'s {where}: the best of the others is {best.name}, "
-                   f"{percent(best.accuracy)} against {percent(base.accuracy)}")
+        out.append(f"no {found.kind.noun}'s interval lies above {base.name}'s {where}: the best of the others is "
+                   f"{best.name}, {percent(best.accuracy)} against {percent(base.accuracy)}")
     out += [f"{line.name} is below {base.name} {where}: {percent(line.accuracy)} against {percent(base.accuracy)}; "
             f"intervals do not overlap" for line in apart if line not in above]
     for line in others:
@@ -146,23 +151,28 @@ def _where(found: Comparison) -> str:
 
 
 def command(found: Comparison) -> str:
+    """The command that makes the page."""
+    kind = found.kind
     seeds = sorted({seed for line in found.lines for seed in line.seeds})
     flags = {"seeds": seeds[-1] - seeds[0] + 1, "first-seed": seeds[0], "rollouts": found.budget,
              "points": len(found.grid) - 1}
     flags |= {name.replace("_", "-"): found.settings[name] for name in
-              ("group", "prompts", "lr", "method", "model", "task", "eval_problems", "scope", "every")}
-    if found.settings["inner_steps"] != found.kind.inner_steps:
+              ("group", "prompts", "lr", "method", "model", "task", "eval_problems", "scope", "every")
+              if name != kind.setting}
+    if kind.setting != "inner_steps" and found.settings["inner_steps"] != kind.inner_steps:
         flags["inner-steps"] = found.settings["inner_steps"]
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    names = [line.name for line in found.lines]
-    return shlex.join(["creditscope", "lab", "compare", found.kind.setting, *names, *words])
+    values = [kind.value(line.name) for line in found.lines]
+    if found.baseline is not None and kind.prefix:  # the first value is the one that the others are compared with
+        values.sort(key=lambda value: value != kind.value(kind.baseline))
+    return shlex.join(["creditscope", "lab", "compare", kind.setting, *values, *words])
 
 
 def as_dict(line: Candidate, kind: Kind) -> dict[str, Any]:
     """A line as JSON: its name under the setting, the kind's numbers beside the others."""
     found = asdict(line)
     name, numbers = found.pop("name"), found.pop("numbers")
-    return {kind.setting: name, **found, **numbers}
+    return {kind.setting: kind.value(name), **found, **numbers}
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.setting: kind for kind in (
@@ -172,7 +182,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({kind.setting: kind for kind in (
                  "entropy_mask", "salt", "monte_carlo"),
         readings={"effective_rank": schema.GRAM_GROUP_EFFECTIVE_RANK, "within": schema.CREDIT_WITHIN,
                   "dead_credit": schema.CREDIT_DEAD_GROUPS, "dead_signal": schema.SIGNAL_DEAD_GROUPS},
-        more=lambda runs, base: {}, judge=judge_estimators,
+        more=lambda runs, base: {}, judge=judge_accuracy,
         inner_steps=1, scope="light", probe={"probe": "off"}, free=FREE | {"probe", "probe_every"}, out="runs/compare"),
     Kind(
         setting="brake", noun="brake", luck="what it does", baseline="none", name=brake_of, default=tuple(BRAKES),
@@ -184,3 +194,61 @@ KINDS: Mapping[str, Kind] = MappingProxyType({kind.setting: kind for kind in (
         # Every batch is read after its last update.
         inner_steps=4, scope="off", probe={"probe": "light", "probe_every": 1}, out="runs/brakes"),
 )})
+
+NOT_COMPARED = FREE | {
+    "seed", "steps", "rollouts", "eval_every", "eval_rollouts", "eval_problems", "eval_seed",  # alike in all runs
+    "scope", "every", "also", "probe", "probe_every", "device"}  # change no result
+COMPARED: Mapping[str, str] = MappingProxyType(
+    {f.name: str(f.type) for f in fields(Config) if f.name not in NOT_COMPARED and f.name not in KINDS})
+"""Every other setting that changes what is learnt -> its type."""
+
+
+def read_value(setting: str, word: str) -> Any:
+    """The word as the setting's type has it; a word that is none is refused.
+
+    >>> read_value("group", "16"), read_value("lr", "5e-5"), read_value("clip_norm", "none")
+    (16, 5e-05, None)
+    """
+    first, *rest = COMPARED[setting].split(" | ")
+    value: Any = word
+    if rest and word.lower() == "none":
+        value = None
+    elif first in ("int", "float"):
+        with contextlib.suppress(ValueError):  # else it stays a text, which is refused below
+            value = int(word) if first == "int" else float(word)
+    check_kind(setting, COMPARED[setting], value)
+    return value
+
+
+def kind_of(setting: str, values: Sequence[str] = ()) -> Kind:
+    """How runs that differ in a setting are compared: credit and brake by their own rows, any other as credit, with the
+    first value as the baseline; without values it is the setting's default."""
+    if setting in KINDS:
+        return KINDS[setting]
+    if setting not in COMPARED:
+        raise unknown("setting", setting, [*KINDS, *COMPARED], see="creditscope lab train --help")
+    default = getattr(Config(), setting)
+
+    def name(config: Mapping[str, Any]) -> str:
+        value = config.get(setting, default)
+        check_kind(setting, COMPARED[setting], value)
+        return f"{setting}={value}"
+
+    baseline = name({setting: read_value(setting, values[0])} if values else {})
+    return replace(KINDS["credit"], setting=setting, noun="value", luck=f"the effect of {setting}", default=(),
+                   baseline=baseline, name=name, free=KINDS["credit"].free | {"steps"}, out=f"runs/compare-{setting}",
+                   prefix=f"{setting}=")
+
+
+def with_baseline(kind: Kind, names: Sequence[str]) -> Kind:
+    """The kind with its baseline among the names: where it is not, the least number, or the first by the alphabet."""
+    if not kind.prefix or kind.baseline in names:
+        return kind
+    return replace(kind, baseline=min(names, key=lambda name: (_number_in(kind.value(name)), name)))
+
+
+def _number_in(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

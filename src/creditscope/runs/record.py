@@ -32,18 +32,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import inside, masked, members
 from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
 from creditscope.files.sums import seal
+from creditscope.files.versions import software
 from creditscope.files.writing import flush_to_disk, lock_folder, new_file, new_folder, remove_folder
 from creditscope.runs.columns import Steps
 from creditscope.runs.formats import FORMAT, READ, upgraded
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+
+    from creditscope.batch.rollouts import Rollouts
 
 WRITERS = "creditscope lab train, or in TRL by ScopeCallback (from creditscope.plugins.trl import ScopeCallback)"
 """Completes "a folder written by"."""
@@ -65,11 +67,14 @@ class Record:
         self.run = run
         self._lock = lock
 
+    def __repr__(self) -> str:
+        return f"Record({str(self.path)!r})"
+
     # -- opening -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping[str, Any], versions: Mapping[str, Any]) -> Record:
-        """A new run in an empty or absent folder."""
+    def create(cls, path: str | Path, config: Mapping[str, Any], versions: Mapping[str, Any] | None = None) -> Record:
+        """A new run in an empty or absent folder. `versions`: by default those of creditscope, Python and torch."""
         path = Path(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -82,9 +87,11 @@ class Record:
         try:
             # Checked under the lock: another process may have run here meanwhile. A run without steps is replaced.
             if (path / "run.json").exists() and cls.open(path).steps():
-                raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out")
+                raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out "
+                                       f"(in Python: Record.resume, or free_path of files.writing)")
             _refuse_links(path)
-            run = {"format": FORMAT, "config": masked(dict(config)), "versions": dict(versions)}
+            run = {"format": FORMAT, "config": masked(dict(config)),
+                   "versions": software(("torch", "transformers")) if versions is None else dict(versions)}
             record = cls(path, run, lock)
             with _disk(path):
                 (path / "groups").mkdir(exist_ok=True)
@@ -281,12 +288,44 @@ class Record:
         """The same by column, in about a tenth of the memory: for long runs."""
         return Steps.of(found for _, found in self._lines())
 
+    def frame(self, library: str | None = None) -> Any:
+        """The steps as a dataframe of "polars" or "pandas"; by default polars, where it is installed."""
+        from creditscope.runs.frame import frame
+
+        return frame(self.columns(), library)
+
+    def chart(self, *metrics: str) -> Any:
+        """An Altair chart with one panel per metric, such as "reward/mean". Needs the extra `plot`."""
+        from creditscope.runs.figures import steps_chart
+
+        return steps_chart(self.columns(), metrics)
+
+    def _repr_html_(self) -> str:
+        from creditscope.runs.overview import overview
+
+        return overview(self)
+
     def groups(self) -> list[int]:
         """The steps whose rollouts were kept."""
         return self._kept("groups")
 
     def group(self, step: int) -> dict[str, NDArray[Any]]:
+        """The arrays that were kept of a step's rollouts, with credit and w."""
         return self._load("groups", step, "rollouts")
+
+    def rollouts(self, step: int) -> Rollouts:
+        """The same rollouts as a batch in float64, for `surrogate`, `advantage` and `prefix_bias`. Needs torch."""
+        arrays = self.group(step)
+        try:
+            from creditscope.batch.kept import rollouts_of
+
+            return rollouts_of(arrays)
+        except ImportError:
+            raise CreditscopeError("a batch of tensors needs torch, which is not installed: pip install "
+                                   "'creditscope[torch]'; Record.group gives the arrays without it") from None
+        except CreditscopeError as error:
+            raise CreditscopeError(f"the rollouts of step {step} in {self.path} are damaged: {error}; choose "
+                                   f"another step of those kept: {self.groups()}") from None
 
     def readings(self) -> list[int]:
         """The steps that the microscope read."""
@@ -445,7 +484,7 @@ def _disk(path: Path) -> Iterator[None]:
     """A full or read-only disk ends the run with an error in words; what was written before stays readable."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         raise CreditscopeError(f"cannot write into {path}: {why}; what was recorded so far is "
                                f"whole. Make room there, or make it writable, and resume the run") from error

@@ -40,6 +40,10 @@ REWARD_ERRORS = _train("reward/errors", "reward errors", "rollouts",
                        "Rollouts on which the reward function failed; reward/first_error is the first message.")
 REWARD_FIRST_ERROR = _train("reward/first_error", "first reward error", "text",
                             "What the reward function said when it first failed.", term="reward_errors")
+REWARD_LOST_TO_FORM = _train("reward/lost_to_form", "lost to form", "share",
+                             "Share of answers that earn nothing although their number is the reference: it is not "
+                             "marked as --answer asks. Answers cut at the limit do not count. Absent where the task "
+                             "compares no numbers.", "#(r_i = 0, last number of y_i = reference) / B")
 REWARD_MIN = _signal("reward/min", "smallest reward", "reward", "Over the batch; of a trainer's log, as that has it.",
                      "min_i r_i")
 REWARD_MAX = _signal("reward/max", "largest reward", "reward", "Over the batch; of a trainer's log, as that has it.",
@@ -126,6 +130,16 @@ W_ZERO = _spread("w/zero", "tokens with w = 0", "share",
                  "Dead groups, clipped tokens, and tokens that the estimator leaves out.", "#(w_it = 0) / ΣL")
 W_POSITIVE_MASS = _spread("w/positive_mass", "w that pushes up", "share",
                           "One half where advantages are centred and weights are even.", "Σ max(w_it, 0) / Σ |w_it|")
+W_DEAD_ROWS = _spread("w/dead_rows", "answers with credit and no w", "share",
+                      "Of the answers with credit, those that have w = 0 on every token, at the step's first update. "
+                      "In TRL's records, those whose tokens the loss's mask leaves out, cut ones apart; among many "
+                      "ranks of the first one's rows.",
+                      "#(i: A_i ≠ 0, w_i = 0) / #(i: A_i ≠ 0)")
+W_SKIPPED_FIRST = _spread("w/skipped_first", "first tokens not trained", "tokens",
+                          "At the start of an answer that has w, median over these: with credit and without w.",
+                          "median_i #(t: A_it ≠ 0, before the first w_it ≠ 0)")
+W_SKIPPED_LAST = _spread("w/skipped_last", "last tokens not trained", "tokens", "The same at the end.",
+                         "median_i #(t: A_it ≠ 0, after the last w_it ≠ 0)")
 W_STOPPED = _verl_w("w/stopped", "stopped tokens", "share",
                     "Tokens of a micro-batch that have credit and no w: clipped or dropped.",
                     "#(w_it = 0, A_it ≠ 0) / ΣL")
@@ -143,7 +157,7 @@ CRITIC_EXPLAINED_VARIANCE = Metric("critic/explained_variance", "explained varia
 ADVANTAGE_MIN = _read("advantage/min", "smallest advantage", "advantage", "As a trainer's log has it.")
 ADVANTAGE_MAX = _read("advantage/max", "largest advantage", "advantage", "As a trainer's log has it.")
 
-_prefix = partial(Metric, writer="exact.prefix_bias", source=f"{P2}, Proposition 1")
+_prefix = partial(Metric, writer="exact.shared_prefix", source=f"{P2}, Proposition 1")
 PREFIX_NODES = _prefix("prefix/nodes", "shared tokens", "nodes", "Nodes of the tree of answers that several share.")
 PREFIX_ROOT_NODES = _prefix("prefix/root_nodes", "tokens of a whole group", "nodes", "Nodes that a whole group shares.")
 PREFIX_TOKENS = _prefix("prefix/tokens", "tokens on shared nodes", "share", "Of all tokens of the batch.")
@@ -394,6 +408,10 @@ UPDATE_EPSILON_FACTOR = _probe(
     "parameter, those that have had a gradient (v̂ > 0). Absent for optimisers without v.", "median √v̂ / (√v̂ + ε)")
 UPDATE_TRAINABLE = _train("update/trainable", "trained share", "share", "Share of the model's parameters that are "
                           "trained.", "#(weights with requires_grad) / weights")
+UPDATE_REACHED = _train("update/reached", "reached share", "share",
+                        "Share of the model's weights that training can change: trained ones, and those that a trained "
+                        "adapter (LoRA) adds to, however few weights it has.",
+                        "#(weights trained, or under a trained adapter) / #(weights of no adapter)")
 BRAKE_RECALLED = Metric("brake/recalled", "w recalled", "share",
                         "With --brake recall: share of Σ|w| that was taken back from tokens at their bound.",
                         writer="optimizer.brakes")

@@ -26,6 +26,9 @@ class Subject:
     reward: str | None = None
     """module:function for --task jsonl: f(text, row) -> reward, or (reward, steps) for credit by steps, each step
     [start, end, reward] or [start, end, reward, state]; row is the line of the file as a dict; 5 s an answer."""
+    answer: str = "strict"
+    """Which number of a text is its answer, for arithmetic and gsm8k: strict, the one that is marked (####, or a box in
+    gsm8k); flexible, where none is marked, the last one."""
     method: str = "grpo"
     """A row of the table: creditscope list methods."""
     beta: float | None = None
@@ -45,6 +48,13 @@ class Subject:
         at_least(self, 0, "critic_warmup")
         in_range(self, "beta", "critic_lr")
         one_of(self, "critic", ("head", "model"))
+        one_of(self, "answer", ("strict", "flexible"))
+
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """What `tasks.find_task` is given besides --task: the settings that are not defaults."""
+        given = {"reward": self.reward, "answer": self.answer}
+        return {name: value for name, value in given.items() if value != getattr(Subject, name)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,8 @@ class Verdict:
     reward: float
     steps: tuple[Step, ...] = ()
     error: str | None = None
+    lost: bool | None = None
+    """Whether the answer earns nothing for its form alone: its last number is the reference. None: not looked at."""
 
 
 @runtime_checkable
@@ -108,6 +110,9 @@ gsm8k, jsonl, turns.
             raise CreditscopeError(f"task {name!r} is generated and takes no source, got {spec!r}; write {name!r}")
         if given == "reward" and given not in allowed:
             raise CreditscopeError(f"task {name!r} judges answers itself; --reward goes with --task jsonl:FILE")
+        if given == "answer" and given not in allowed:
+            raise CreditscopeError(f"task {name!r} reads no number from an answer; --answer goes with arithmetic and "
+                                   f"gsm8k")
         if given not in allowed:
             raise unknown(f"option of task {name!r}", given, allowed)
     task: Task = factory(**options)

@@ -5,8 +5,10 @@
     12 + 7 = 19
     #### 19
 
-A line is right when it is true and in the reference solution: `12 + 5 = 17` is true, but wrong when the 5 was the
-distractor. Train and test are split by the solution's hash, so they share no solution, whatever the wording.
+The answer is the number after the first `####`; with answer="flexible", where there is none, the last number of the
+text (`extraction`). A line is right when it is true and in the reference solution: `12 + 5 = 17` is true, but wrong
+when the 5 was the distractor. Train and test are split by the solution's hash, so they share no solution, whatever the
+wording.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 
 from creditscope.errors import CreditscopeError
 from creditscope.tasks import Problem, Step, Verdict, check_split, spans
+from creditscope.tasks.extraction import check_extraction, value_of
 from creditscope.tasks.stories import NUMBER_WORDS, compute, tell
 
 LINE = re.compile(r"(\d{1,9}) ?([-+*/]) ?(\d{1,9}) ?= ?(\d{1,9})(?: [A-Za-z]{1,20})?\.?")
@@ -47,8 +50,11 @@ class Arithmetic:
     test_size: int = 1000
     name: str = "arithmetic"
     max_tokens: int = 80
+    answer: str = "strict"
+    """strict: the number after the first `####`; flexible: where that is none, the last number of the text."""
 
     def __post_init__(self) -> None:
+        check_extraction(self.answer)
         if not 1 <= self.min_steps <= self.max_steps <= 12:
             raise CreditscopeError(f"arithmetic needs 1 <= min_steps <= max_steps <= 12, "
                                    f"got {self.min_steps} and {self.max_steps}")
@@ -77,10 +83,11 @@ class Arithmetic:
         return Problem(name, story.prompt, str(story.x), meta)
 
     def verify(self, problem: Problem, text: str) -> Verdict:
-        """1 if the number after the first `####` is the answer; one step per line, the answer's included."""
+        """1 if the answer is the reference; one step per line, the answer's included."""
         left = list(problem.meta.get("chain", ()))  # reference lines not written yet
         known = _numbers(problem.prompt)
         reward: float | None = None
+        marked = False
         steps = []
         for start, end, written in spans(text):
             line = written.strip()
@@ -89,12 +96,16 @@ class Arithmetic:
             right = False
             if reward is None and line.startswith("####"):
                 found = ANSWER.fullmatch(line)
+                marked = found is not None
                 right = found is not None and int(found[1]) == int(problem.answer)
                 reward = float(right)
             elif reward is None:  # lines after the answer earn nothing
                 right = self._judge(line, known, left, reference="chain" in problem.meta)
             steps.append(Step(start, end, float(right)))
-        return Verdict(reward or 0.0, tuple(steps))
+        unmarked = not marked and value_of(text) == int(problem.answer)
+        if self.answer == "flexible":
+            return Verdict(float(reward or unmarked), tuple(steps), lost=False)
+        return Verdict(reward or 0.0, tuple(steps), lost=unmarked)
 
     @staticmethod
     def _judge(line: str, known: set[int], left: list[str], reference: bool) -> bool:

@@ -2,44 +2,46 @@
 
     {"question": "...", "answer": "48/2 = <<48/2=24>>24 clips in May.\\n...\\n#### 72"}
 
-The answer is marked by `####` or `\\boxed{}`. Plain numbers are compared as numbers; anything else (fractions, LaTeX)
-goes to math-verify, if it is installed, in a process that can be killed. A step is a line with an equation, right if
-all of its equations are true; whether they help to solve the problem is not checked.
+The answer is marked by `####` or `\\boxed{}`; with answer="flexible" the last number of a text without a marked one
+counts too (`extraction`). Plain numbers are compared as numbers; anything else (fractions, LaTeX) goes to math-verify,
+if it is installed, in a process that can be killed. A step is a line with an equation, right if all of its equations
+are true; whether they help to solve the problem is not checked.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import unicodedata
 from collections.abc import Iterator
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, install_hint, installed
 from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order, spans
 from creditscope.tasks.equations import equations, holds
+from creditscope.tasks.extraction import LONGEST, check_extraction, final_answer, number_of, value_of
 from creditscope.tasks.jsonl import in_test, read_rows, text_of
 from creditscope.tasks.worker import Worker, WorkerError
 
 MARK = re.compile(r"<<[^<>\n]{0,200}>>")
-NUMBER = re.compile(r"[-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:e[-+]?\d{1,12})?", re.IGNORECASE)
 MEMORY = 2**31  # bytes for math-verify, which would write out 10^(10^10)
-LONGEST = 1000  # characters of an answer that are read
-INSTRUCTION = "\nSolve it step by step, one step a line. End with a line '#### N', where N is the answer."
+INSTRUCTION = ("\nSolve it step by step, one step a line. Put the answer alone on the last line, as a number after "
+               "####. If the answer is 18, the last line is:\n#### 18")
+"""A concrete line: small models copy a placeholder such as `#### N` as it stands."""
+
 
 class Gsm8k:
     """Problems of `source`: a JSONL file, a folder with train.jsonl and test.jsonl, or a hub name."""
 
     name = "gsm8k"
 
-    def __init__(self, source: str | Path = "", seconds: float = 5.0, max_tokens: int = 320) -> None:
+    def __init__(self, source: str | Path = "", seconds: float = 5.0, max_tokens: int = 320,
+                 answer: str = "strict") -> None:
         if not source:
             raise CreditscopeError("task 'gsm8k' needs its data; write gsm8k:FOLDER (with train.jsonl and test.jsonl), "
                                    "gsm8k:FILE, or gsm8k:openai/gsm8k to load it from the hub")
-        self.source, self.max_tokens = str(source), max_tokens
-        known = importlib.util.find_spec("math_verify") is not None
+        self.source, self.max_tokens, self.answer = str(source), max_tokens, check_extraction(answer)
+        known = installed("math_verify")
         self._worker = Worker("creditscope.tasks.gsm8k:math_equal", seconds, MEMORY) if known else None
         self._rows: dict[str, list[Problem]] = {}
 
@@ -49,20 +51,29 @@ class Gsm8k:
         return in_order(self._rows[split], split, seed)
 
     def verify(self, problem: Problem, text: str) -> Verdict:
-        """1 if the marked answer equals the reference."""
-        given = final_answer(text)
-        steps = tuple(_steps(text))
+        """1 if the answer equals the reference."""
+        steps, reference = tuple(_steps(text)), number_of(problem.answer)
+        reward, error = self._compare(final_answer(text), problem, reference)
+        if reference is None:
+            return Verdict(reward, steps, error)
+        unmarked = reward == 0 and value_of(text) == reference
+        if unmarked and self.answer == "flexible":
+            return Verdict(1.0, steps, lost=False)
+        return Verdict(reward, steps, error, lost=unmarked)
+
+    def _compare(self, given: str | None, problem: Problem, reference: Decimal | None) -> tuple[float, str | None]:
+        """The reward of a marked answer, and why it could not be judged."""
         if given is None:
-            return Verdict(0.0, steps)
-        mine, reference = number_of(given), number_of(problem.answer)
+            return 0.0, None
+        mine = number_of(given)
         if mine is not None and reference is not None:
-            return Verdict(float(mine == reference), steps)
+            return float(mine == reference), None
         if self._worker is None:
-            return Verdict(float(given.strip() == problem.answer.strip()), steps)
+            return float(given.strip() == problem.answer.strip()), None
         try:
-            return Verdict(self._worker(problem.answer, given), steps)
+            return self._worker(problem.answer, given), None
         except WorkerError as error:
-            return Verdict(0.0, steps, error=f"row {problem.id}: math-verify {error}")
+            return 0.0, f"row {problem.id}: math-verify {error}"
 
     def close(self) -> None:
         if self._worker is not None:
@@ -95,60 +106,14 @@ class Gsm8k:
 
 
 def _from_hub(name: str, split: str) -> Iterator[tuple[dict[str, Any], Path, int]]:
-    try:
+    with install_hint(f"{name!r} is no local file or folder, and loading it from the hub"):
         import datasets
-    except ImportError:
-        raise CreditscopeError(f"{name!r} is no local file or folder, and loading it from the hub needs the package "
-                               f"datasets; pip install datasets, or give a path") from None
     try:
         rows = datasets.load_dataset(name, "main", split=split)
     except Exception as error:  # the hub fails in many ways; all of them mean the same here
         raise CreditscopeError(f"{name!r} is no local file or folder, and the hub did not give it: "
                                f"{type(error).__name__}: {str(error)[:300]}") from error
     return ((dict(row), Path(name), number) for number, row in enumerate(rows, start=1))
-
-
-# -- reading an answer -----------------------------------------------------------------------------------
-
-
-def final_answer(text: str) -> str | None:
-    """The text after the last `####`, else in the last `\\boxed{}`.
-
-    >>> final_answer("so\\n#### $1,200.\\n"), final_answer(r"it is \\boxed{\\frac{1}{2}}"), final_answer("7")
-    ('$1,200.', '\\\\frac{1}{2}', None)
-    """
-    _, mark, after = text.rpartition("####")
-    if mark:
-        return after.strip().split("\n", 1)[0][:LONGEST].strip() or None
-    start = text.rfind("\\boxed{")
-    inside = text[start + len("\\boxed{"):][:LONGEST] if start >= 0 else ""
-    depth = 1
-    for i, char in enumerate(inside):
-        depth += (char == "{") - (char == "}")
-        if depth == 0:
-            return inside[:i].strip() or None
-    return None
-
-
-def number_of(text: str) -> Decimal | None:
-    """The text as a number, if it is one: `$1,200.50`, `-3`, `40 %`, `٣`, `18 apples`. None for anything else.
-
-    >>> number_of("$1,200.50") == number_of("1200.5"), number_of("1/2")
-    (True, None)
-    """
-    plain = unicodedata.normalize("NFKC", text[:LONGEST]).strip().replace("−", "-")
-    plain = plain.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "").replace("€", "")
-    plain = plain.replace("\\!", "").replace(",", "").replace("\\", " ").strip().rstrip(".").strip()
-    found = NUMBER.match(plain)
-    if not found:
-        return None
-    rest = plain[found.end():].strip()
-    if rest and not rest.replace(" ", "").isalpha():  # a unit may follow, an operator may not
-        return None
-    try:
-        return Decimal(found[0])  # compared, never expanded: 1e9999 costs nothing
-    except InvalidOperation:
-        return None
 
 
 def math_equal(reference: str, given: str) -> float:

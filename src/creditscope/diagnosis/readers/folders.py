@@ -16,17 +16,15 @@ NAMED = 8
 """Runs or logs named in the error that asks for one of them."""
 LOGS = (".jsonl", ".log", ".out", ".csv", ".tsv", ".ipynb")
 """Suffixes of logs. Files that end in .txt or .md are mostly something else: they count where they are alone."""
-SHAPES = """expected one of
-  a folder   with run.json (creditscope), trainer_state.json (TRL, also inside
-             checkpoint-N) or wandb's output.log
-  a log      lines of TRL, such as
-             {'loss': '0', 'reward': '0.5', 'frac_reward_zero_std': '0.25'},
-             or of verl: step:12 - actor/pg_loss:0.01 - critic/score/mean:0.5,
-             or JSON objects with those names, also in a notebook (.ipynb)
-             or in one JSON array
-  a table    .csv or .tsv with a column for each of those names, as wandb and
-             others export it"""
-"""What can be read; no line is longer than 80 columns, because a terminal would break it."""
+SHAPES = "\n".join((
+    "expected one of",
+    "  a folder   with run.json (creditscope), trainer_state.json (TRL, also inside checkpoint-N) or wandb's "
+    "output.log",
+    "  a log      lines such as {'loss': '0', 'reward': '0.5', 'frac_reward_zero_std': '0.25'} (TRL), "
+    "step:12 - actor/pg_loss:0.01 - critic/score/mean:0.5 (verl), or JSON objects with those names, also in a notebook "
+    "(.ipynb) or in one JSON array",
+    "  a table    .csv or .tsv with a column for each of those names, as wandb and others export it"))
+"""What can be read, one line each: the command line wraps them to the terminal."""
 
 
 def log_file(path: Path) -> Path:

@@ -12,8 +12,8 @@ Rule = Callable[[Log], Finding]
 
 QUESTIONS: Mapping[str, Mapping[str, Rule]] = {
     "Is there a reward, and does it depend on the answer?": {
-        "reward constant": reward.constant, "reward missing": reward.missing, "reward noise": reward.noise,
-        "reward length": reward.length},
+        "reward constant": reward.constant, "reward missing": reward.missing, "form": reward.form,
+        "reward noise": reward.noise, "reward length": reward.length},
     "Is there contrast inside the groups?": {
         "one rollout": contrast.one_rollout, "cold sampler": contrast.cold, "hot sampler": contrast.hot,
         "truncation": contrast.truncation, "too hard": contrast.too_hard, "too easy": contrast.too_easy,
@@ -21,9 +21,9 @@ QUESTIONS: Mapping[str, Mapping[str, Rule]] = {
         "KL only": contrast.kl_only},
     "Does the policy move?": {
         "learning rate": movement.learning_rate, "epsilon": movement.epsilon, "rounding": movement.rounding,
-        "gradient clip": movement.grad_clip, "frozen": movement.frozen, "KL pull": movement.kl_pull,
-        "clip": movement.clip, "cispo cap": movement.cispo, "small steps": movement.small_steps,
-        "length constant": movement.horizon, "loss": movement.loss},
+        "gradient clip": movement.grad_clip, "frozen": movement.frozen, "mask": movement.mask,
+        "KL pull": movement.kl_pull, "clip": movement.clip, "cispo cap": movement.cispo,
+        "small steps": movement.small_steps, "length constant": movement.horizon, "loss": movement.loss},
     "Does it move too far?": {
         "weight decay": excess.decay, "updates": excess.updates, "step size": excess.step_size,
         "length drift": excess.drift, "entropy": excess.entropy, "KL level": excess.kl_level,

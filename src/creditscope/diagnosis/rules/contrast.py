@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from creditscope.diagnosis import signs
 from creditscope.diagnosis.finding import (
@@ -43,7 +44,8 @@ from creditscope.runs import schema
 
 NOT_COUNTED = "the log does not say how many groups are dead, see dead groups"
 WHY = "A_i = r_i − mean r = 0 in a group with one reward."
-DEATH = ("reward constant", "one rollout", "truncation", "cold sampler", "hot sampler", "too easy", "too hard")
+DEATH = ("reward missing", "form", "reward constant", "one rollout", "truncation", "cold sampler", "hot sampler",
+         "too easy", "too hard")
 """Rules whose findings explain dead groups, whenever they are bad."""
 
 
@@ -132,8 +134,8 @@ def too_hard(log: Log) -> Finding:
         f"{'Most' if dead >= DEAD_WATCH else 'Many'} prompts are too hard"
     return finding(state, f"{words}: in {percent(dead)} of the groups all rewards are equal, and the mean reward is "
                    f"{recent.mean:.3g}", recent, among, why=WHY, onset=_dead_onset(log),
-                   follows=["truncation", "hot sampler", "reward missing", "step size", "updates", "weight decay",
-                            "reward trend"])
+                   follows=["truncation", "hot sampler", "reward missing", "form", "step size", "updates",
+                            "weight decay", "reward trend"])
 
 
 def too_easy(log: Log) -> Finding:
@@ -156,15 +158,16 @@ def _dead_share(log: Log) -> float:
 
 
 def _zero_std(log: Log) -> float:
-    """Share of readings in which the std of all rewards is exactly 0, so that every group is dead: over the whole log,
-    or over its last third where that is half or more."""
+    """Share of readings in which the std of all rewards is exactly 0, so that every group is dead: over the last third
+    where that is half or more, or clearly above the first third; else over the whole log."""
     spread = log.finite(schema.REWARD_STD)
     if not spread or len(spread) < THIRDS:
         return 1.0 if signs.all_dead(log) else 0.0
-    zero = [signs.exactly_zero(spread, value) for value in spread.values]
-    end = zero[-max(FEW, len(zero) // 3):]
-    now = sum(end) / len(end)
-    return now if now >= DEAD_WATCH else sum(zero) / len(zero)
+    zero = Series(spread.name, [replace(row, values={spread.name: float(signs.exactly_zero(spread, value))})
+                                for row, value in zip(spread.rows, spread.values, strict=True)], spread.source)
+    found = trend(zero)
+    grew = found.change.excludes_zero and found.change.mean > 0
+    return found.last.mean if grew or found.last.mean >= DEAD_WATCH else zero.mean
 
 
 def _dead_onset(log: Log) -> int | None:

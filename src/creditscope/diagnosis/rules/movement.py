@@ -24,10 +24,15 @@ from creditscope.diagnosis.thresholds import (
     HORIZON,
     KL_REWARD,
     KL_SIZE,
+    MASK_LENGTH,
+    MASK_ROWS,
+    MASK_ROWS_BROKEN,
+    MASK_TOKENS,
     MOVED,
     PULL_BROKEN,
     PULL_WATCH,
     RATE_SUM,
+    REACHED,
     RISING,
     ROUNDED,
     ROUNDED_SOME,
@@ -75,7 +80,7 @@ def small_steps(log: Log) -> Finding:
                    f"over {signs.planned(log)} steps it can reach {found:.2g} at most", series,
                    why="Steps that all point one way add lengths, and KL grows with the square: KL ≤ n²·D.",
                    onset=series.rows[0].step,
-                   follows=["learning rate", "epsilon", "rounding", "gradient clip", "frozen", "clip",
+                   follows=["learning rate", "epsilon", "rounding", "gradient clip", "frozen", "mask", "clip",
                             "reward constant", "one rollout", "cold sampler", "too easy", "too hard", "dead groups",
                             "truncation"])
 
@@ -217,16 +222,44 @@ def grad_clip(log: Log) -> Finding:
 
 
 def frozen(log: Log) -> Finding:
-    """The share of the parameters that are trained."""
-    series = log.finite(schema.UPDATE_TRAINABLE)
-    if series is None:
+    """The share of the weights that training can change: trained ones, and those that a trained adapter adds to."""
+    trained, reached = log.finite(schema.UPDATE_TRAINABLE), log.finite(schema.UPDATE_REACHED)
+    if trained is None:
         return unknown("the share of trained parameters was not read", settles=signs.callback(log))
-    share = series.values[-1]
-    if share >= TRAINABLE or signs.outcome(log) not in ("flat", "fell"):
-        return finding("fine", f"{percent(share)} of the parameters are trained", series.part(-1))
-    return finding("broken", f"Only {share:.2%} of the parameters are trained, and the reward does not rise",
-                   series.part(-1), why="Weights without a gradient stay; what is left moves the policy little.",
-                   onset=0)
+    share, rank = trained.values[-1], log.setting("lora")
+    many = reached.values[-1] >= REACHED if reached else share >= TRAINABLE or (rank or 0) > 0
+    shown = trained.part(-1), reached.part(-1) if reached else None
+    if many or signs.outcome(log) not in ("flat", "fell"):
+        more = f", which reach {percent(reached.values[-1])} of the model" if reached else ""
+        return finding("fine", f"{percent(share)} of the parameters are trained{more}", *shown)
+    known = reached is not None or rank == 0
+    return finding("broken" if known else "watch", f"Only {share:.2g} of the parameters are trained, and the reward "
+                   "does not rise", *shown,
+                   why="Weights without a gradient stay; what is left moves the policy little. A LoRA has few weights "
+                   "too, and reaches all of the matrices that it is added to.", onset=0,
+                   settles="" if known else "whether adapters are trained: update/reached, which ScopeCallback reads")
+
+
+def mask(log: Log) -> Finding:
+    """Tokens that have credit and that the loss leaves out: whole answers, or the first or last tokens of most."""
+    rows, row = level(log, schema.W_DEAD_ROWS), log.fact("method")
+    if rows is None:
+        return unknown("whether tokens with credit are trained was not read", settles=signs.callback(log))
+    if row is not None and (row.keep not in ("all", "live_groups") or row.token_weight != "none"):
+        return finding("fine", f"Not in play: {log.fact('loss')} leaves tokens with credit out")
+    first, after = (level(log, metric) for metric in (schema.W_SKIPPED_FIRST, schema.W_SKIPPED_LAST))
+    size, length = max((min(part.values) for part in (first, after) if part), default=0.0), level(
+        log, schema.LENGTH_MEAN)
+    if rows.mean < MASK_ROWS and size < MASK_TOKENS:
+        return finding("fine", "Tokens with credit are trained", rows)
+    much = rows.mean >= MASK_ROWS_BROKEN or (length is not None and size >= MASK_LENGTH * length.mean)
+    place = "first" if first and min(first.values) == size else "last"
+    said = [f"{percent(rows.mean)} of the answers have w = 0 on every token"] if rows.mean >= MASK_ROWS else []
+    said += [f"the {place} {size:.0f} tokens of most answers have w = 0"] if size >= MASK_TOKENS else []
+    return finding("broken" if much and stalls(log) else "watch", f"Tokens with credit are not trained: "
+                   f"{', and '.join(said)}", rows, first, after,
+                   why="w = ∂J/∂log π is 0 where the loss leaves a token out: its mask is shifted, or of other rows.",
+                   onset=rows.rows[0].step, follows=["sampler"])
 
 
 def kl_pull(log: Log) -> Finding:

@@ -28,6 +28,8 @@ from creditscope.diagnosis.thresholds import (
     APART_PAIRS,
     APART_WATCH,
     FAILED_BROKEN,
+    FORM,
+    FORM_BROKEN,
     LENGTH_BROKEN,
     LENGTH_STEPS,
     LENGTH_WATCH,
@@ -63,7 +65,7 @@ def constant(log: Log) -> Finding:
         words, key = f"up from {before:.3g} before: nothing is left to learn here", "too easy"
     who = "Every answer gets" if flat else f"In the last {count} readings every answer gets"
     narrow = signs.nearly_all_cut(log) and not signs.cuts_came_later(log)
-    causes = ["truncation"] if narrow else []
+    causes = ["form", *(["truncation"] if narrow else [])]
     # A reward that was higher before fell for a reason, which is then the cause.
     if before > value:
         causes += ["step size", "updates", "weight decay", "entropy", "length drift", "reward trend"]
@@ -90,9 +92,13 @@ def missing(log: Log) -> Finding:
                        onset=bad[0].step)
     if errors and groups:
         share = math.fsum(errors.values) / max(1.0, math.fsum(groups.values))
-        return finding(grade(share, MISSING, FAILED_BROKEN), f"The reward function failed on {percent(share)} of the "
-                       "answers",
-                       errors, why="A failed reward counts as 0, which is punished like a wrong answer.",
+        parts = _parts(log)
+        if parts.bad and share < MISSING:
+            return parts
+        return finding(grade(share, MISSING, FAILED_BROKEN), f"{percent(share)} of the answers have no reward: the "
+                       "function failed on them or gave no number", errors,
+                       why="An answer without a reward counts as 0 and is punished like a wrong one; TRL since 1.6 "
+                       "leaves it out: its A is 0, and its group has fewer answers to compare.",
                        onset=crossed(errors, lambda count: count > 0, 1))
     return _parts(log)
 
@@ -121,6 +127,28 @@ def _parts(log: Log) -> Finding:
                    Series(whole.name, rows, log.source), why="An answer whose reward is None or NaN counts as 0 in the "
                    "sum, and is punished like a wrong one.", onset=rows[0].step,
                    settles="reward_weights, and whether each function is meant for every prompt" if several else "")
+
+
+def form(log: Log) -> Finding:
+    """Answers whose number is the reference and that earn nothing: it is not marked as the verifier asks.
+
+    Of n answers with the right number lost/(lost + paid) earn nothing, where rewards are 0 and 1.
+    """
+    lost, paid = level(log, schema.REWARD_LOST_TO_FORM), level(log, schema.REWARD_MEAN)
+    if lost is None or paid is None:
+        return unknown("whether right numbers are lost to their form is not in the log",
+                       settles="the last number of some answers beside their references")
+    share = lost.mean / (lost.mean + max(paid.mean, 0.0)) if lost.mean > 0 else 0.0
+    if lost.mean < FORM:
+        return finding("fine", f"{percent(lost.mean)} of the answers have the right number and earn nothing", lost)
+    much, learns = share >= FORM_BROKEN, signs.rises(log)
+    state: State = "broken" if much and not learns else "fine" if learns and not much else "watch"
+    words = "Right answers are not paid for their form" if state != "fine" else "The reward rises, and form is learnt"
+    return finding(state, f"{words}: {percent(lost.mean)} of the answers have the "
+                   f"right number and earn nothing, beside a mean reward of {paid.mean:.3g}", lost, paid,
+                   why="The last number of the text is the reference, and r = 0: it is not marked as the verifier "
+                   "asks. A right answer is then punished like a wrong one.",
+                   onset=crossed(log.finite(schema.REWARD_LOST_TO_FORM) or lost, lambda value: value >= FORM))
 
 
 def noise(log: Log) -> Finding:

@@ -35,7 +35,7 @@ OURS = Trainer(
     paths={
         "learning_rate": "lr", "adam_epsilon": "eps", "weight_decay": "weight_decay", "grad_clip": "clip_norm",
         "optimizer": "optimizer", "temperature": "temperature", "top_p": "top_p", "steps": "steps", "dtype": "dtype",
-        "limit": "max_tokens", "group": "group",
+        "limit": "max_tokens", "group": "group", "lora": "lora",
     },
     facts={
         "method": _own_method,

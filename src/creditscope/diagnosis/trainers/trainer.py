@@ -40,6 +40,7 @@ SETTINGS = {
     "dtype": "of the weights",
     "limit": "most tokens of an answer",
     "group": "R, rollouts per prompt",
+    "lora": "rank of the adapters that are trained in place of the weights; 0 for none",
 }
 """Settings that rules read as they are -> meaning. A trainer need not have all."""
 NOTHING: dict[str, Callable[[Settings], Any]] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from creditscope.batch.answers import answer_metrics, text_hashes
 from creditscope.batch.answers import numbered as same_text
-from creditscope.batch.metrics import signal
+from creditscope.batch.metrics import signal, untrained
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
@@ -71,21 +71,40 @@ def numbered(trainer: Any, found: dict[str, Any]) -> Generation:
     each = torch.tensor([list(logged)[-rows:] for logged in trainer._logs["rewards"].values()]).T
     reward = (each * torch.as_tensor(trainer.reward_weights).cpu()).nansum(dim=1)
     made = Generation(reward, int(trainer.num_generations), {})
-    blank = torch.ones(rows, 1, dtype=torch.bool)
-    about = signal(Rollouts(tokens=blank.long(), mask=blank, logp=torch.zeros(rows, 1), reward=reward,
-                            group=made.group))
-    about = {name: value for name, value in about.items() if not name.startswith("length/")}
+    scored = ~each.isnan().all(dim=1)
+    about = reward_metrics(made, scored)
     logged = {schema.LENGTH_MEAN: "mean_length", schema.LENGTH_MAX: "max_length",
               schema.LENGTH_TRUNCATED: "clipped_ratio"}
     about |= {ours: trainer._metrics["train"][f"completions/{theirs}"][-1] for ours, theirs in logged.items()
               if trainer._metrics["train"].get(f"completions/{theirs}")}
     about |= {schema.ROLLOUTS_SAMPLED: rows, schema.ROLLOUTS_USED: rows, schema.ROLLOUTS_SPENT: rows}
-    unscored = int(each.isnan().all(dim=1).sum())
-    if unscored:
-        about |= {schema.REWARD_ERRORS: unscored, schema.REWARD_FIRST_ERROR: "no reward function gave a number"}
+    about[schema.REWARD_ERRORS] = int((~scored).sum())
+    if about[schema.REWARD_ERRORS]:
+        about[schema.REWARD_FIRST_ERROR] = "no reward function gave a number"
+    about |= untrained_of(trainer, found)
     prompts, answers, rest = texts_of(trainer, found, rows)
-    about |= answer_metrics(answers, reward, made.group, *rest)
+    if bool(scored.any()):
+        about |= answer_metrics(*(column[scored] for column in (answers, reward, made.group, *rest)))
     return replace(made, metrics=about, prompts=prompts[::made.size])
+
+
+def reward_metrics(made: Generation, scored: Tensor) -> dict[str, Any]:
+    """Rewards and groups of the answers that have a reward.
+
+    TRL leaves an answer for which every function returned None out of its group's mean and gives it A = 0, so a group
+    is live where two rewards in it differ; one without any reward is dead.
+    """
+    count = int(scored.sum())
+    groups = len(made.reward) // made.size
+    about: dict[str, Any] = {schema.SIGNAL_GROUPS: groups, schema.SIGNAL_LIVE_GROUPS: 0, schema.SIGNAL_DEAD_GROUPS: 1.0}
+    if count:
+        blank = torch.ones(count, 1, dtype=torch.bool)
+        known = signal(Rollouts(tokens=blank.long(), mask=blank, logp=torch.zeros(count, 1),
+                                reward=made.reward[scored], group=made.group[scored]))
+        live = known[schema.SIGNAL_LIVE_GROUPS]
+        about = {name: value for name, value in known.items() if not name.startswith("length/")} | {
+            schema.SIGNAL_GROUPS: groups, schema.SIGNAL_DEAD_GROUPS: 1 - live / groups}
+    return about
 
 
 def texts_of(trainer: Any, found: Inputs, rows: int) -> tuple[list[Any], Tensor, tuple[Tensor, ...]]:
@@ -121,6 +140,21 @@ def answers_of(trainer: Any, found: Inputs) -> tuple[Tensor, Tensor]:
     stops = torch.tensor([*ends, tokenizer.pad_token_id], device=ids.device)
     cut = inside.any(dim=1) & ~torch.isin(last, stops)
     return text_hashes(ids, inside), torch.stack([length, cut.long()], dim=1).cpu()
+
+
+def untrained_of(trainer: Any, found: Inputs) -> dict[str, Any]:
+    """`batch.metrics.untrained` of this rank's rows: sampled tokens with A ≠ 0 that the loss's mask leaves out, save a
+    tool's output and cut answers that TRL was told to mask."""
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    ids, credit = found["completion_ids"], found["advantages"]
+    column = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    given = column <= ((ids != tokenizer.pad_token_id) * column).amax(dim=1, keepdim=True)
+    given = given & ((credit if credit.dim() > 1 else credit[:, None]) != 0)
+    if found.get("tool_mask") is not None:
+        given = given & found["tool_mask"].bool()
+    if getattr(trainer.args, "mask_truncated_completions", False):
+        given = given & (answers_of(trainer, found)[1][:, 1:] == 0).to(ids.device)
+    return untrained(given, found["completion_mask"].bool())
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,13 @@ AGREE = 0.99
 """Cosine of TRL's gradient and ours below which the row of the table is not the trainer's loss."""
 
 WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, schema.W_TOP10_MASS,
-           schema.GRAM_GROUP_EFFECTIVE_RANK, schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL,
-           schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_KL, schema.GRAD_NORM,
-           schema.SCOPE_AGREEMENT, schema.REWARD_EQUAL_TEXTS, schema.REWARD_EQUAL_TEXTS_APART,
+           schema.W_DEAD_ROWS, schema.W_SKIPPED_FIRST, schema.W_SKIPPED_LAST, schema.GRAM_GROUP_EFFECTIVE_RANK,
+           schema.GRAM_GROUP_NORM_NULL, schema.GRAM_GROUP_W_NULL, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE,
+           schema.OVERSHOOT_KL, schema.GRAD_NORM, schema.SCOPE_AGREEMENT, schema.REWARD_ERRORS,
+           schema.ROLLOUTS_SAMPLED, schema.REWARD_EQUAL_TEXTS, schema.REWARD_EQUAL_TEXTS_APART,
            schema.SIGNAL_DISTINCT_TEXTS, schema.SIGNAL_DEAD_REWARD, schema.LENGTH_REWARD_CORRELATION,
            schema.PROMPTS_PASSES, schema.UPDATE_ZERO, schema.UPDATE_EPSILON_FACTOR, schema.UPDATE_TRAINABLE,
-           schema.GRAM_BETWEEN, schema.GRAD_KL_PULL, schema.GRAD_KL_SIZE)
+           schema.UPDATE_REACHED, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL, schema.GRAD_KL_SIZE)
 """In TRL's logs, where they exist; the record has all metrics."""
 
 

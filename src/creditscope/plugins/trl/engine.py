@@ -52,7 +52,7 @@ def train_by_trl(config: Config, out: Path, tell: Callable[[dict[str, Any]], Non
     """Train, record, and `tell` each line; whether the run was completed. Rank 0 writes."""
     refuse(config)
     refuse_folder(out)
-    task = find_task(config.task, **({"reward": config.reward} if config.reward else {}))
+    task = find_task(config.task, **config.task_options)
     estimator = find_estimator(config.estimator)
     check_problems(task, config, estimator)
     policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora, chat=config.chat,

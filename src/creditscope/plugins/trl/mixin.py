@@ -77,7 +77,7 @@ class CreditMixin:
         if not here.model.training:
             return found
         made = batch.numbered(here, found)
-        if schema.REWARD_ERRORS in made.metrics:
+        if made.metrics[schema.REWARD_ERRORS]:
             raise CreditscopeError(f"{made.metrics[schema.REWARD_ERRORS]} answers have no reward: no function gave a "
                                    f"number, and the table has no rule for that. Return 0.0 in place of None")
         whole = self._whole(inputs, found, made)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from creditscope.microscope.shards import many_ranks
-from creditscope.optimizer.geometry import SampledUpdate, epsilon_factor, trainable_share
+from creditscope.optimizer.geometry import SampledUpdate, epsilon_factor, reached_share, trainable_share
 from creditscope.runs import schema
 
 
@@ -42,5 +42,5 @@ def after_step(moved: Sequence[Tensor | None], optimizer: Any, model: nn.Module)
     with suppress(Exception):  # an optimiser of another kind
         out[schema.UPDATE_EPSILON_FACTOR] = epsilon_factor(optimizer)
     with suppress(Exception):
-        out[schema.UPDATE_TRAINABLE] = trainable_share(model)
+        out[schema.UPDATE_TRAINABLE], out[schema.UPDATE_REACHED] = trainable_share(model), reached_share(model)
     return {name: value for name, value in out.items() if value is not None}

@@ -145,7 +145,7 @@ def measured(method: Method, rollouts: Rollouts, tree: Nodes, logp: Tensor | Non
                             live.new_zeros(len(tree)))
 
 
-def summary(found: PrefixBias, rollouts: Rollouts) -> dict[str, Any]:
+def prefix_metrics(found: PrefixBias, rollouts: Rollouts) -> dict[str, Any]:
     """The metrics prefix/… of a batch (`runs.schema`); a metric that does not exist is absent."""
     tree, mass = found.nodes, found.mass
     out: dict[str, Any] = {schema.PREFIX_NODES: int(tree.shared.sum()), schema.PREFIX_ROOT_NODES: int(tree.whole.sum()),
