@@ -61,7 +61,7 @@ fuzz: $(VENV)/test.ready  ## a coverage-guided fuzzer on every reader, three min
 	for target in rollouts offline parquet record arrays evidence doctor task_files verifiers specs config; do \
 	  $(PY) tests/fuzz/coverage_guided.py $$target --seconds 180; done
 
-dist:  ## build wheel and sdist, install the wheel elsewhere and use it
+dist:  ## build wheel and sdist; install the wheel elsewhere without torch, then with the lab; run the sdist's tests
 	PYTHON=$(PYTHON) bash .ci/dist
 
 audit: $(VENV)/test.ready  ## known holes of the pinned versions (asks the advisory service)
@@ -100,12 +100,12 @@ $(VENV)/bin/python:
 $(VENV)/demo.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing creditscope into $(VENV) (a minute or two, once)"
 	$(PIP) torch
-	$(PIP) --editable '.[plot]'
+	$(PIP) --editable '.[lab,plot]'
 	@touch $@
 
 $(VENV)/test.ready: $(VENV)/demo.ready
 	@echo "installing the test environment into $(VENV)"
-	$(PIP) --editable '.[trl,lora,math,gguf,log,plot,test,browser,lint]'
+	$(PIP) --editable '.[lab,trl,lora,math,gguf,log,plot,test,browser,lint]'
 	@touch $@
 
 $(VENV)/site.ready: $(VENV)/demo.ready

@@ -166,7 +166,7 @@ MUTANTS = [
            "s * good.where(credit > 0, bad)", "s * good.where(credit < 0, bad)", PREFIX),
     Mutant("bias correction forgotten in the replay", "optimizer/replay.py",
            "_average(grads, betas[0]) / (1 - betas[0] ** steps)", "_average(grads, betas[0])", REPLAY),
-    Mutant("carry of the step after next", "optimizer/replay.py",
+    Mutant("carry of the step after next", "optimizer/carry.py",
            "(betas[0] / betas[1] ** 0.5) ** (lag + 1)", "(betas[0] / betas[1] ** 0.5) ** (lag + 2)", REPLAY),
     Mutant("epsilon scaled the wrong way", "optimizer/scale.py", "(root + eps / phi)", "(root + eps * phi)", SCALE),
     Mutant("momentum counted as fresh", "optimizer/families.py",

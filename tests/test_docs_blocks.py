@@ -247,8 +247,9 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
     ("CONTRIBUTING.md", 1): (plain, {}),
     ("docs/doctor.md", 0): (plain, {}),
     ("docs/howto/alarm.md", 0): (trained, {}),
-    ("docs/howto/own_loop.md", 0): (own, {}),
-    ("docs/howto/own_loop.md", 1): (looked_at, {}),
+    ("docs/howto/own_loop.md", 0): (plain, {}),
+    ("docs/howto/own_loop.md", 1): (own, {}),
+    ("docs/howto/own_loop.md", 2): (looked_at, {}),
     ("docs/howto/trl.md", 0): (plain, {}),
     ("docs/howto/trl.md", 1): (trained, {}),
     ("docs/lab.md", 0): (plain, {}),
@@ -311,7 +312,7 @@ def test_every_example_is_loaded_by_a_test() -> None:
 def test_the_version_stands_in_one_place_and_everything_else_reads_it() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]
-    assert project["project"]["dynamic"] == ["version"]
+    assert "version" in project["project"]["dynamic"]
     assert project["tool"]["hatch"]["version"]["path"] == "src/creditscope/__init__.py"
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None

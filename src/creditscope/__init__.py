@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from creditscope.errors import install_hint
+
 __version__ = "0.2.0"
 
 _HOME = {
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'creditscope' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"creditscope.{_HOME[name]}"), name)
+    with install_hint(f"creditscope.{name}"):
+        value = getattr(importlib.import_module(f"creditscope.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

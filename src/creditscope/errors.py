@@ -1,14 +1,80 @@
-"""The exception for users: what was given, what is allowed and how to repair it."""
+"""The exceptions for users: what was given, what is allowed and how to repair it."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import shlex
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+EXTRAS = {
+    "torch": "torch",
+    "transformers": "lab", "safetensors": "lab", "tokenizers": "lab",
+    "trl": "trl", "datasets": "trl", "pyarrow": "trl",
+    "verl": "verl",
+    "peft": "lora",
+    "math_verify": "math",
+    "gguf": "gguf",
+    "accelerate": "log",
+    "altair": "plot", "vl_convert": "plot",
+}
+"""Module -> the extra of creditscope that brings it. An extra whose modules need torch brings torch too."""
 
 
 class CreditscopeError(ValueError):
     """Bad input. The command line prints it without a traceback and exits with 2."""
+
+
+class MissingExtra(CreditscopeError, ImportError):
+    """Something that an extra brings is not installed.
+
+    >>> print(MissingExtra("creditscope train", "transformers"))
+    creditscope train needs transformers: pip install 'creditscope[lab]'
+    """
+
+    def __init__(self, what: str, module: str, extra: str = "") -> None:
+        extra = extra or EXTRAS[module]
+        super().__init__(f"{what} needs {module.replace('_', '-')}: pip install 'creditscope[{extra}]'")
+        self.name = module
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be imported; it is not. A folder of the same name in the working directory is no module.
+
+    >>> installed("json"), installed("no_such_module")
+    (True, False)
+    """
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    found = importlib.util.find_spec(module)
+    return found is not None and found.origin is not None
+
+
+def require_module(what: str, module: str, extra: str = "") -> None:
+    """Raise unless a module is installed, without importing it. Name the extra where `what` needs more than this one.
+
+    >>> require_module("creditscope.errors", "json")
+    """
+    if not installed(module):
+        raise MissingExtra(what, module, extra)
+
+
+@contextmanager
+def install_hint(what: str) -> Iterator[None]:
+    """A failed import of a module that an extra brings becomes the command that installs it.
+
+        with install_hint("--lora"):
+            import peft                 # --lora needs peft: pip install 'creditscope[lora]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS or installed(module):  # installed: a part of it is missing, and the error says which
+            raise
+        raise MissingExtra(what, module) from None
 
 
 def printable(text: str) -> str:

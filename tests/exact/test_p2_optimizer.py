@@ -12,7 +12,7 @@ import torch
 from creditscope.exact import p2_optimizer
 from creditscope.exact.p2_optimizer import CONDITIONS, PRINTED, SIZES, Condition
 from creditscope.exact.p2_prefix import TabularPolicy, tabular_policy
-from creditscope.optimizer.replay import carry, carry_limit
+from creditscope.optimizer.carry import carry, carry_limit
 from creditscope.optimizer.scale import PHIS, sweep
 from each import each
 from exact.makers_exact import said

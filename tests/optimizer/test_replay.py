@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from creditscope import CreditscopeError
-from creditscope.optimizer.replay import adam, adamw, carry, carry_limit
+from creditscope.optimizer.carry import carry, carry_limit
+from creditscope.optimizer.replay import adam, adamw
 from each import each
 
 IMPLEMENTATIONS: list[dict[str, bool]] = [{"foreach": True}, {"fused": True}, {"foreach": False}]

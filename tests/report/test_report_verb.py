@@ -17,10 +17,10 @@ import pytest
 import cli
 from creditscope.cli.main import main
 from creditscope.diagnosis.engine import SIGNS
+from creditscope.files.markup import escape
 from creditscope.report import answers as rules
 from creditscope.report import page
 from creditscope.report.answers import answers
-from creditscope.report.markup import escape
 from creditscope.report.run import read_run
 from creditscope.runs.record import Record
 from makers import edit_config
@@ -227,7 +227,7 @@ def test_without_vega_the_page_is_made_and_both_say_so(
         assert run(bare) == 0
     finally:
         page.vega.cache_clear()
-    assert "no charts: they need vl-convert: pip install 'creditscope[plot]'" in capsys.readouterr().out
+    assert "no charts: a chart needs vl-convert: pip install 'creditscope[plot]'" in capsys.readouterr().out
     text = (bare / "report.html").read_text()
     assert len(text) < 300_000
     assert "No charts in this file: pip install 'creditscope[plot]' and make it again." in text

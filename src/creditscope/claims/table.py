@@ -13,7 +13,7 @@ from types import MappingProxyType
 from creditscope.claims import ours, p1_credit, p1_learning, p1_rank, p2_runs
 from creditscope.claims.evidence import Evidence
 from creditscope.claims.verdict import Claim, ClaimVerdict
-from creditscope.errors import unknown
+from creditscope.errors import require_module, unknown
 from creditscope.runs.kinds import HALF
 
 ROWS = (
@@ -205,6 +205,7 @@ def run_exact(ids: Sequence[str] = ()) -> Iterator[ClaimVerdict]:
     """The verdicts that need no run: closed forms and enumeration. Torch loads with the first test that needs it."""
     for claim in find_claims(ids):
         if claim.exact is not None:
+            require_module("a claim by closed form or enumeration", "torch")
             module, _, function = claim.exact.partition(":")
             yield from _stamped(claim, getattr(importlib.import_module(f"creditscope.{module}"), function)())
 

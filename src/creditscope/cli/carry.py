@@ -10,6 +10,7 @@ import tyro
 from creditscope.cli.optimizer import MEASURE
 from creditscope.cli.output import Output, new_table
 from creditscope.errors import CreditscopeError
+from creditscope.optimizer.carry import carry, carry_limit
 
 STEPS, LAGS = (2, 10, 50, 1000), range(5)
 
@@ -28,8 +29,6 @@ class Carry:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
-        from creditscope.optimizer.replay import carry, carry_limit  # late: loads torch
-
         try:
             rows = {step: [carry(step, lag, self.betas) for lag in LAGS] for step in STEPS}
             limit = [carry_limit(lag, self.betas) for lag in LAGS]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from creditscope.cli.output import Output
+from creditscope.errors import installed
 from creditscope.files.versions import software
 
 PACKAGES = ("torch", "numpy", "transformers", "safetensors", "tyro", "rich", "trl", "verl", "peft", "accelerate",
@@ -37,10 +38,16 @@ class Env:
 
 
 def environment() -> dict[str, Any]:
-    import torch
-
     found = software(PACKAGES)
     packages = found.pop("packages")
-    return found | {"cpus": os.cpu_count(), "torch_threads": torch.get_num_threads(), "cuda": torch.version.cuda,
-                    "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-                    "packages": packages}
+    return found | {"cpus": os.cpu_count()} | devices() | {"packages": packages}
+
+
+def devices() -> dict[str, Any]:
+    """What torch sees; nothing where it is not installed."""
+    if not installed("torch"):
+        return {}
+    import torch
+
+    return {"torch_threads": torch.get_num_threads(), "cuda": torch.version.cuda,
+            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}

@@ -14,7 +14,7 @@ from typing import Any
 from creditscope import __version__
 from creditscope.cli.commands import find, help_for
 from creditscope.cli.old_names import renamed
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, install_hint, printable
 from creditscope.files.memory import is_short, sentence
 from creditscope.files.streams import ReaderLeft
 
@@ -23,7 +23,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Parse, run, and turn errors that users can cause into an exit code."""
     args = list(sys.argv[1:] if args is None else args)
     try:
-        code = run(args)
+        with install_hint("this command"):
+            code = run(args)
         sys.stdout.flush()
     except CreditscopeError as error:
         complain(str(error))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from creditscope.cli.output import Output, new_table
-from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.errors import CreditscopeError, command_line, printable, require_module
 from creditscope.methods.find import find
 from creditscope.methods.table import METHODS, even
 from creditscope.offline.settings import Settings
@@ -51,6 +51,7 @@ class PrefixView:
         plain = name if name in METHODS else name.removesuffix("_even")
         # A wrong name is an error before torch is loaded.
         method = None if self.method is None else find(name) if plain == name else even(find(plain))
+        require_module("the prefix bias", "torch")
         rollouts, step = (of_run if is_run(self.source) else self._of_file)(self.source, self.step)
         facts: dict[str, Any] = {"source": self.source.name} | ({} if step is None else {"step": step})
         facts |= {"rollouts": len(rollouts), "tokens": int(rollouts.mask.sum())}

@@ -22,7 +22,7 @@ from creditscope.cli.progress import Progress
 from creditscope.diagnosis.engine import SIGNS
 from creditscope.diagnosis.finding import State
 from creditscope.diagnosis.readers.folders import record_in, state_in
-from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.errors import CreditscopeError, MissingExtra, command_line, printable
 from creditscope.files.writing import write_file
 from creditscope.report.answers import answers
 from creditscope.report.build import build, page_of, read
@@ -117,7 +117,7 @@ class Report:
         for name, state, sentence in told:
             console.print(Text(f"{SIGNS[state]} {state:<8}", STATE_COLOURS[state]) + Text(
                 f"{printable(name):<{width}}{printable(sentence)}", "default"))
-        charts = [] if vega() else ["no charts: they need vl-convert: pip install 'creditscope[plot]'"]
+        charts = [] if vega() else [f"no charts: {MissingExtra('a chart', 'vl_convert')}"]
         for line in (*found.faults, *charts, f"wrote {out}: {cost}"):
             console.print(printable(line), markup=False)
         console.next(("" if self.open else "the same with --open, or ") + command_line("papers", "check", *self.runs))

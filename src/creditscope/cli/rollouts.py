@@ -11,7 +11,7 @@ from creditscope.cli.env import environment
 from creditscope.cli.interrupt import Interrupt
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
-from creditscope.errors import CreditscopeError, command_line, printable
+from creditscope.errors import CreditscopeError, command_line, printable, require_module
 from creditscope.offline.settings import Settings
 from creditscope.runs import schema
 
@@ -38,6 +38,7 @@ class RolloutsView:
     def run(self) -> int:
         if self.resume and self.out is None:
             raise CreditscopeError("--resume goes on with a record; name its folder with --out")
+        require_module("reading rollouts", "torch")
         # Heavy imports wait until there is something to read, so that --help answers at once.
         from creditscope.offline.scope import Summary, scope_file
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from creditscope.cli.output import Output
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.errors import CreditscopeError, require_module, unknown
 
 if TYPE_CHECKING:
     from creditscope.selftest.check import CheckResult
@@ -41,6 +41,7 @@ class Selftest:
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def run(self) -> int:
+        require_module("the self-test", "transformers")
         console = self.output.console()
         quiet = self.output.json
         if not quiet:

@@ -14,7 +14,8 @@ from creditscope.cli.interrupt import Interrupt
 from creditscope.cli.output import Output, Screen
 from creditscope.cli.processes import Job, run_jobs
 from creditscope.cli.progress import Progress
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, MissingExtra, printable, require_module
+from creditscope.files.hub import refuse_missing
 from creditscope.runs.compare import FREE, Glance, difference, glance, is_finished
 from creditscope.runs.config import Config, flags
 from creditscope.runs.record import Record
@@ -29,6 +30,7 @@ def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callabl
     todo = {name: config for name, config in plan.items() if not done(place / name, config)}
     if not todo:
         return {}
+    require_module("training", "transformers")
     prepare(todo)
     reused, at_once, console = len(plan) - len(todo), min(at_once, len(todo)), output.console()
     jobs = [Job(name, arguments(config, place / name), (place / name).with_suffix(".log"))
@@ -67,6 +69,8 @@ def is_done(path: Path, config: Config, free: frozenset[str] = FREE, beside: str
 
 def refuse_at_once(configs: Sequence[Config]) -> None:
     """Raise what would end the runs at their start, before the first is started. Loads torch."""
+    for model in {config.model for config in configs}:
+        refuse_missing(model)
     from creditscope.credit.choice import find_estimator
     from creditscope.lab.setup import check_problems
     from creditscope.policy.loading import load_policy
@@ -99,7 +103,7 @@ def show_end(console: Screen, place: Path, failed: Mapping[str, str], files: Seq
     for name, why in failed.items():
         console.print(f"failed: {name}: {printable(why)}   (all it said: {place / name}.log)", markup=False)
     if not drawn:
-        console.print("no figure: it needs Altair and vl-convert: pip install 'creditscope[plot]'", markup=False)
+        console.print(f"no figure: {MissingExtra('a figure', 'altair')}", markup=False)
     console.print(f"wrote {place}: {', '.join(files)}", markup=False)
     console.next("the same command, for the failed runs" if failed else after)
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from creditscope.errors import require_module
+
+require_module(__name__, "torch")
+
 _HOME = {"PrefixBias": "shared_prefix", "prefix_bias": "shared_prefix", "prefix_metrics": "shared_prefix"}
 __all__ = ["PrefixBias", "prefix_bias", "prefix_metrics"]
 

@@ -17,7 +17,7 @@ from creditscope.exact.p2 import EQUAL
 from creditscope.exact.p2_prefix import TabularPolicy, tabular_policy
 from creditscope.methods.table import GRPO
 from creditscope.objective.surrogate import surrogate
-from creditscope.optimizer.replay import carry
+from creditscope.optimizer.carry import carry
 from creditscope.optimizer.scale import PHIS, RewardParts, sweep
 
 SAME = 1e-3

@@ -62,10 +62,18 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimiz
 
 def _save(folder: Path, files: tuple[str, str], parameters: Mapping[str, nn.Parameter],
           optimizer: torch.optim.Optimizer) -> None:
-    save_file({name: p.detach().contiguous() for name, p in parameters.items()}, folder / files[0])
+    _write({name: p.detach().contiguous() for name, p in parameters.items()}, folder / files[0])
     # "kind|parameter name" -> tensor, for every tensor in the optimiser's state.
-    save_file({f"{kind}|{name}": value.detach().contiguous() for name, p in parameters.items()
+    _write({f"{kind}|{name}": value.detach().contiguous() for name, p in parameters.items()
                for kind, value in optimizer.state.get(p, {}).items() if isinstance(value, Tensor)}, folder / files[1])
+
+
+def _write(tensors: dict[str, Tensor], file: Path) -> None:
+    """save_file; a disk that is full is an OSError, as for every other file of a record."""
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        raise OSError(f"{file.name}: {error}") from error
 
 
 def _read(folder: Path, files: tuple[str, str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

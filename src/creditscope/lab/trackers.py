@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.errors import CreditscopeError, install_hint, unknown
 
 
 class Trackers:
@@ -36,10 +36,8 @@ class Trackers:
 
 def _check(names: tuple[str, ...]) -> None:
     """Refuse a tracker that is unknown or not installed, before anything is trained."""
-    try:
+    with install_hint("--log"):
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-    except ImportError:
-        raise CreditscopeError("--log needs accelerate: pip install 'creditscope[log]'") from None
     known, installed = {str(t) for t in LOGGER_TYPE_TO_CLASS}, {str(t) for t in get_available_trackers()}
     for name in names:
         if name not in known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
 import re
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.batch.jsonl import Row, read_object
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, require_module
 from creditscope.files.jsonlines import MAX_LINE, placed_lines
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -189,8 +188,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
 
 def _survey(files: Sequence[Path]) -> None:
     """Refuse damaged files and row groups over LARGEST bytes. In a subprocess: damaged metadata can crash pyarrow."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise CreditscopeError(f"reading {files[0].name} needs pyarrow: pip install 'creditscope[trl]'")
+    require_module(f"reading {files[0].name}", "pyarrow")
     for file in files:
         if not file.exists():
             raise CreditscopeError(f"no such file: {file}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from creditscope.errors import install_hint
+
 _HOME = {"Brake": "brakes", "KlStop": "brakes", "Probe": "probe", "Recall": "brakes", "Restart": "brakes",
          "Shorten": "brakes"}
 __all__ = ["Brake", "KlStop", "Probe", "Recall", "Restart", "Shorten"]
@@ -20,4 +22,5 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'creditscope.optimizer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"creditscope.optimizer.{_HOME[name]}"), name)
+    with install_hint(f"creditscope.optimizer.{name}"):
+        return getattr(importlib.import_module(f"creditscope.optimizer.{_HOME[name]}"), name)

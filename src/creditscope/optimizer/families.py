@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditscope.optimizer.replay import carry
+from creditscope.optimizer.carry import carry
 
 Group = Mapping[str, Any]
 State = Mapping[str, Any]

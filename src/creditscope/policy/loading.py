@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.errors import CreditscopeError, install_hint, require_module, unknown
+from creditscope.files.hub import answers, refuse_missing
 from creditscope.files.memory import enough_memory, is_short
 from creditscope.files.sums import SUMS, verify
 from creditscope.policy.vetting import check_folder, check_gguf, tokenizing
@@ -127,6 +127,7 @@ def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora
 
     Only a hub name touches the network. `lora` is the rank of adapters to train in place of the weights, 0 for none.
     """
+    require_module("loading a model", "transformers")
     where, extra = _locate(name)
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
@@ -151,12 +152,10 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
     """What from_pretrained reads, and its further arguments."""
     if name == "tiny":
         return str(TINY), {"local_files_only": True}
+    refuse_missing(name)
     path = Path(name)
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise CreditscopeError(f"no such GGUF file: {name}")
-        if importlib.util.find_spec("gguf") is None:
-            raise CreditscopeError("reading a GGUF file needs the gguf package: pip install 'creditscope[gguf]'")
+        require_module("reading a GGUF file", "gguf")
         check_gguf(path)
         return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
     if path.is_dir():
@@ -167,10 +166,7 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
             raise CreditscopeError(f"{path}: {error}. If you changed the file, delete {SUMS} there; otherwise bring "
                                    f"the file back from a copy, or train again") from None
         return str(path), {"local_files_only": True}
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise CreditscopeError(f"no model {name!r}: no such folder, and not a hub name of the form owner/name; "
-                               f"give tiny, a folder, a .gguf file or owner/name")
-    return name, {}
+    return name, {} if answers(name) else {"local_files_only": True}
 
 
 def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
@@ -207,10 +203,8 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> t
 def _with_adapters(model: Any, rank: int, seed: int) -> Any:
     if rank < 0:
         raise CreditscopeError(f"--lora is the rank of the adapters, got {rank}; give 0 for none, or 8, 16, 32 ...")
-    try:
+    with install_hint("--lora"):
         from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise CreditscopeError("--lora needs peft: pip install 'creditscope[lora]'") from None
     torch.manual_seed(seed)  # adapters start at random
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0))
 

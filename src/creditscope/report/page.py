@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from creditscope import __version__
+from creditscope.errors import installed
+from creditscope.files.markup import Html, join, tag
 from creditscope.files.writing import new_file
-from creditscope.report.markup import Html, join, tag
 from creditscope.report.section import Section
 
 STYLES = ("page.css", "tokens.css", "compare.css")
@@ -77,11 +78,11 @@ def asset(name: str) -> str:
 
 @functools.cache
 def vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script, or nothing where the extra `plot` is not installed."""
-    try:
-        import vl_convert
-    except ImportError:
+    """Vega, Vega-Lite and Vega-Embed in one script, or nothing where vl-convert is not installed."""
+    if not installed("vl_convert"):
         return ""
+    import vl_convert
+
     place = cache() / f"vega-{vl_convert.__version__}.js"
     bundle = kept(place)
     if not bundle:

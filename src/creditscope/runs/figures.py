@@ -7,12 +7,11 @@ Needs the extra `plot`. Colours are readable on white and on black; the backgrou
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.errors import CreditscopeError, install_hint, installed, unknown
 from creditscope.runs.columns import Steps
 from creditscope.runs.compare import Comparison
 from creditscope.runs.intervals import Interval
@@ -30,7 +29,7 @@ MARKED = 100
 
 def can_draw() -> bool:
     """Whether the extra `plot` is installed; imports nothing."""
-    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
+    return installed("altair") and installed("vl_convert")
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -170,11 +169,9 @@ def _lines(alt: Any, curves: Mapping[str, Sequence[tuple[float, Interval]]], col
 
 
 def _altair() -> Any:
-    try:
+    with install_hint("a figure"):
         import altair
         import vl_convert  # noqa: F401
-    except ImportError:
-        raise CreditscopeError("the figure needs Altair and vl-convert: pip install 'creditscope[plot]'") from None
     return altair
 
 

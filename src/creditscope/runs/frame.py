@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.errors import CreditscopeError, installed, unknown
 from creditscope.files.jsonlines import encodable
 from creditscope.runs.columns import Column, Steps
 
@@ -38,7 +37,7 @@ def _library(name: str | None) -> Any:
     if name is not None and name not in LIBRARIES:
         raise unknown("dataframe library", name, LIBRARIES)
     wanted = LIBRARIES if name is None else (name,)
-    here = next((one for one in wanted if importlib.util.find_spec(one) is not None), None)
+    here = next((one for one in wanted if installed(one)), None)
     if here is None:
         raise CreditscopeError(f"a dataframe needs {' or '.join(wanted)}, which {'is' if name else 'are'} not "
                                f"installed: pip install {wanted[0]}")

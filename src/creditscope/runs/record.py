@@ -32,9 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, install_hint
 from creditscope.files.guards import inside, masked, members
 from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
 from creditscope.files.sums import seal
@@ -316,14 +315,11 @@ class Record:
 
     def rollouts(self, step: int) -> Rollouts:
         """The same rollouts as a batch in float64, for `surrogate`, `advantage` and `prefix_bias`. Needs torch."""
+        with install_hint("Record.rollouts"):
+            from creditscope.batch.kept import rollouts_of
         arrays = self.group(step)
         try:
-            from creditscope.batch.kept import rollouts_of
-
             return rollouts_of(arrays)
-        except ImportError:
-            raise CreditscopeError("a batch of tensors needs torch, which is not installed: pip install "
-                                   "'creditscope[torch]'; Record.group gives the arrays without it") from None
         except CreditscopeError as error:
             raise CreditscopeError(f"the rollouts of step {step} in {self.path} are damaged: {error}; choose "
                                    f"another step of those kept: {self.groups()}") from None
@@ -485,7 +481,7 @@ def _disk(path: Path) -> Iterator[None]:
     """A full or read-only disk ends the run with an error in words; what was written before stays readable."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         raise CreditscopeError(f"cannot write into {path}: {why}; what was recorded so far is "
                                f"whole. Make room there, or make it writable, and resume the run") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from creditscope.errors import CreditscopeError, printable
+from creditscope.errors import CreditscopeError, installed, printable
 from creditscope.files.memory import is_short, sentence
 
 
@@ -75,7 +74,7 @@ def _judge(check: SelftestCheck, device: torch.device
 
 
 def lacking(needs: str, device: torch.device) -> bool:
-    return device.type != "cuda" if needs == "cuda" else bool(needs) and importlib.util.find_spec(needs) is None
+    return device.type != "cuda" if needs == "cuda" else bool(needs) and not installed(needs)
 
 
 def worst_of(errors: dict[str, float], cases: str) -> WorstError:

@@ -16,7 +16,8 @@ from creditscope.exact import p2_optimizer
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS
 from creditscope.objective.surrogate import effective_credit, surrogate
-from creditscope.optimizer.replay import adamw, carry
+from creditscope.optimizer.carry import carry
+from creditscope.optimizer.replay import adamw
 from creditscope.selftest import twin
 from creditscope.selftest.check import WorstError, worst_of
 from creditscope.selftest.conformance import apart

@@ -10,14 +10,15 @@ are true; whether they help to solve the problem is not checked.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, install_hint, installed
+from creditscope.files.hub import answers, cache_alone
 from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order, spans
 from creditscope.tasks.equations import equations, holds
 from creditscope.tasks.extraction import LONGEST, check_extraction, final_answer, number_of, value_of
@@ -42,7 +43,7 @@ class Gsm8k:
             raise CreditscopeError("task 'gsm8k' needs its data; write gsm8k:FOLDER (with train.jsonl and test.jsonl), "
                                    "gsm8k:FILE, or gsm8k:openai/gsm8k to load it from the hub")
         self.source, self.max_tokens, self.answer = str(source), max_tokens, check_extraction(answer)
-        known = importlib.util.find_spec("math_verify") is not None
+        known = installed("math_verify")
         self._worker = Worker("creditscope.tasks.gsm8k:math_equal", seconds, MEMORY) if known else None
         self._rows: dict[str, list[Problem]] = {}
 
@@ -107,16 +108,16 @@ class Gsm8k:
 
 
 def _from_hub(name: str, split: str) -> Iterator[tuple[dict[str, Any], Path, int]]:
-    try:
+    with install_hint(f"{name!r} is no local file or folder, and loading it from the hub"):
         import datasets
-    except ImportError:
-        raise CreditscopeError(f"{name!r} is no local file or folder, and loading it from the hub needs the package "
-                               f"datasets; pip install datasets, or give a path") from None
+    reached = answers(name, "dataset")
     try:
-        rows = datasets.load_dataset(name, "main", split=split)
+        with nullcontext() if reached else cache_alone():
+            rows = datasets.load_dataset(name, "main", split=split)
     except Exception as error:  # the hub fails in many ways; all of them mean the same here
-        raise CreditscopeError(f"{name!r} is no local file or folder, and the hub did not give it: "
-                               f"{type(error).__name__}: {str(error)[:300]}") from error
+        why = (f"the hub did not give it: {type(error).__name__}: {str(error)[:300]}" if reached else
+               "it was not loaded here before, and the hub does not answer; connect to the network, or give a path")
+        raise CreditscopeError(f"{name!r} is no local file or folder, and {why}") from error
     return ((dict(row), Path(name), number) for number, row in enumerate(rows, start=1))
 
 

@@ -1,13 +1,11 @@
 """TRL: its GRPO and RLOO trainers under the microscope, and any method or credit of the table in its loop."""
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import install_hint, require_module
 
-try:
-    import trl  # noqa: F401
-except ImportError:
-    raise CreditscopeError("this needs TRL: pip install 'creditscope[trl]'") from None
+with install_hint(__name__):
+    require_module(__name__, "trl")
 
-from creditscope.plugins.trl.callback import ScopeCallback
-from creditscope.plugins.trl.mixin import CreditMixin, ScopedGRPOTrainer
+    from creditscope.plugins.trl.callback import ScopeCallback
+    from creditscope.plugins.trl.mixin import CreditMixin, ScopedGRPOTrainer
 
 __all__ = ["CreditMixin", "ScopeCallback", "ScopedGRPOTrainer"]

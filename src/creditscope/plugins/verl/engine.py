@@ -25,19 +25,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from creditscope.batch import metrics
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, installed
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope import geometry
 from creditscope.microscope.observer import row_w
 from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
-from creditscope.plugins.verl.names import assert_registered, installed, load, require_engine
+from creditscope.plugins.verl.names import assert_registered, load, require_engine
 from creditscope.runs import schema
 
 # The readings below are also used without verl.
-Engine: Any = load("verl.workers.engine.fsdp.transformer_impl").FSDPEngineWithLMHead if installed() else object
-if installed():
+Engine: Any = load("verl.workers.engine.fsdp.transformer_impl").FSDPEngineWithLMHead if installed("verl") else object
+if installed("verl"):
     require_engine(Engine)
 
 EVERY = "CREDITSCOPE_EVERY"

@@ -7,10 +7,9 @@ loss at the first update. `assert_registered` raises before.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.errors import CreditscopeError, MissingExtra, install_hint, unknown
 from creditscope.files.versions import version
 
 TESTED = ("0.9.1",)
@@ -33,17 +32,14 @@ OVERRIDDEN = ("forward_backward_batch", "forward_step", "prepare_model_outputs",
 """Of the FSDP engine: extended or called by ours."""
 
 
-def installed() -> bool:
-    return importlib.util.find_spec("verl") is not None
-
-
 def load(module: str) -> Any:
     """A module of verl; an error where it lacks a name that we use."""
     try:
-        found = importlib.import_module(module)
+        with install_hint(module):
+            found = importlib.import_module(module)
+    except MissingExtra:
+        raise
     except ImportError as error:
-        if error.name == "verl":
-            raise CreditscopeError("this needs verl: pip install 'creditscope[verl]'") from None
         raise _gone(module, str(error)) from error
     for name in REQUIRED[module]:
         if not hasattr(found, name):

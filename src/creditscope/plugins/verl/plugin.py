@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 
 from creditscope.credit import ESTIMATORS
+from creditscope.errors import installed
 from creditscope.methods.table import METHODS
 from creditscope.plugins.verl.advantage import estimator_of
 from creditscope.plugins.verl.loss import loss_of
-from creditscope.plugins.verl.names import PREFIX, VENDOR, installed, load
+from creditscope.plugins.verl.names import PREFIX, VENDOR, load
 
 
 def register() -> tuple[str, ...]:
@@ -32,5 +33,5 @@ def register() -> tuple[str, ...]:
     return tuple(sorted(f"{PREFIX}{name}" for name in {*METHODS, *ESTIMATORS}))
 
 
-if installed():
+if installed("verl"):
     register()
