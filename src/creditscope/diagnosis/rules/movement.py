@@ -257,7 +257,8 @@ def mask(log: Log) -> Finding:
     much = rows.mean >= MASK_ROWS_BROKEN or (length is not None and size >= MASK_LENGTH * length.mean)
     place = "first" if first and min(first.values) == size else "last"
     said = [f"{percent(rows.mean)} of the answers have w = 0 on every token"] if rows.mean >= MASK_ROWS else []
-    said += [f"the {place} {size:.0f} tokens of most answers have w = 0"] if size >= MASK_TOKENS else []
+    some = "token of most answers has" if size == 1 else f"{size:.3g} tokens of most answers have"
+    said += [f"the {place} {some} w = 0"] if size >= MASK_TOKENS else []
     return finding("broken" if much and stalls(log) else "watch", f"Tokens with credit are not trained: "
                    f"{', and '.join(said)}", rows, first, after,
                    why="w = ∂J/∂log π is 0 where the loss leaves a token out: its mask is shifted, or of other rows.",
