@@ -66,7 +66,7 @@ def test_the_prefix_bias_of_batches_is_their_mean_by_rollouts(tmp_path: Path,
     ("trl", ("--model", "tiny"), 3), ("verl", ("--model", "tiny"), 10)])
 def test_prefix_reads_every_kind_of_file(kind: str, model: tuple[str, ...], step: int | None, tmp_path: Path,
                                          capsys: pytest.CaptureFixture[str]) -> None:
-    place = DUMPS / kind
+    place = Path(__file__).parents[2] / "examples" / "completions" if kind == "trl" else DUMPS / kind
     if kind == "own":
         place = written(tmp_path / "r.jsonl", TWO)
     elif kind == "openai":
