@@ -22,7 +22,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "docstrings", "repo
               "notebook"]
 root_doc = "docs/index"
 include_patterns = ["docs/*.md", "docs/*.ipynb", "docs/**/*.md", "benchmarks/*.md", "benchmarks/*/*.md",
-                    "recipes/*.md", "results/*.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+                    "examples/*.md", "examples/*/*.md", "recipes/*.md", "results/*.md", "CONTRIBUTING.md",
+                    "SECURITY.md", "CHANGELOG.md"]
 exclude_patterns = ["docs/doctor.head.md", "docs/record.head.md", "docs/_*", "site", "build", ".*", "runs", "src",
                     "tests", "**/*.tar.xz"]
 smartquotes = False

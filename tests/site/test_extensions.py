@@ -44,3 +44,15 @@ def test_a_function_s_name_stands_apart_from_the_letters_beside_it() -> None:
     nabla, log, pi = "<mo>&#x02207;</mo>", "<mi>log</mi>", "<mi>&#x003C0;</mi>"
     assert f"{nabla}{mathml.SPACE}{log}{mathml.SPACE}{pi}" in mathml.mathml(r"\nabla\log\pi", "inline")
     assert f'{log}<mo stretchy="false">' in mathml.mathml(r"\log(x)", "inline")
+
+
+def test_a_notebook_becomes_text_code_and_the_outputs_that_are_in_it() -> None:
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_parser")
+    outputs = [{"text": ["1\n"]}, {"data": {"text/plain": "R", "text/html": ["<b>", "x</b>"]}},
+               {"data": {"text/plain": "2"}}]
+    cells = [{"cell_type": "markdown", "source": ["# T\n", "t"]},
+             {"cell_type": "code", "source": "print(1)", "outputs": outputs}]
+    assert load_script(EXT / "notebook.py").as_markdown({"cells": cells}).split("\n\n") == [
+        "# T\nt", "```python\nprint(1)\n```", "````text\n1\n````",
+        '````{raw} html\n<div class="output"><b>x</b></div>\n````', "````text\n2\n````\n"]
