@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.errors import CreditscopeError, install_hint
+from creditscope.errors import CreditscopeError, require_module
 from creditscope.files.guards import inside, masked, members
 from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
 from creditscope.files.sums import seal
@@ -315,8 +315,9 @@ class Record:
 
     def rollouts(self, step: int) -> Rollouts:
         """The same rollouts as a batch in float64, for `surrogate`, `advantage` and `prefix_bias`. Needs torch."""
-        with install_hint("Record.rollouts"):
-            from creditscope.batch.kept import rollouts_of
+        require_module("Record.rollouts", "torch")
+        from creditscope.batch.kept import rollouts_of
+
         arrays = self.group(step)
         try:
             return rollouts_of(arrays)
