@@ -239,10 +239,10 @@ class Arguments:
 
 Setup = Callable[[Path], dict[str, Any]]
 BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
-    ("README.md", 0): (plain, {}),
-    ("README.md", 1): (looked_at, {}),
-    ("README.md", 2): (plain, {}),
-    ("README.md", 3): (trained, {}),
+    ("README.md", 0): (trained, {}),
+    ("README.md", 1): (plain, {}),
+    ("README.md", 2): (looked_at, {}),
+    ("README.md", 3): (plain, {}),
     ("CONTRIBUTING.md", 0): (plain, {}),
     ("CONTRIBUTING.md", 1): (plain, {}),
     ("docs/doctor.md", 0): (plain, {}),
