@@ -50,7 +50,7 @@ def test_every_rule_that_is_not_fine_is_named_and_the_others_are_counted(capsys:
     assert not [name for name, state in states.items() if state != "fine" and name not in out]
     assert f"fine: {list(states.values()).count('fine')} questions, named by --why" in out
     assert out.count("✓") == 0
-    assert not [name for name in RULES if name not in flat(said(capsys, "verl-collapse", "--why")[1])]
+    assert not [name for name in RULES if name not in flat(said(capsys, "verl-collapse", why=True)[1])]
 
 
 def test_the_first_cause_is_shown_with_evidence_reason_and_setting(capsys: pytest.CaptureFixture[str]) -> None:
