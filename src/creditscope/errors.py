@@ -30,8 +30,8 @@ class CreditscopeError(ValueError):
 class MissingExtra(CreditscopeError, ImportError):
     """Something that an extra brings is not installed.
 
-    >>> print(MissingExtra("creditscope train", "transformers"))
-    creditscope train needs transformers: pip install 'creditscope[lab]'
+    >>> print(MissingExtra("creditscope lab train", "transformers"))
+    creditscope lab train needs transformers: pip install 'creditscope[lab]'
     """
 
     def __init__(self, what: str, module: str, extra: str = "") -> None:
