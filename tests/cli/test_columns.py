@@ -15,7 +15,7 @@ from each import each
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "diagnosis" / "logs"
 OLD = ROOT / "tests" / "runs" / "record_0.1"
-DUMPS = ROOT / "tests" / "offline" / "dumps"
+COMPLETIONS = ROOT / "examples" / "completions"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def lines_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
     ("papers", "check", ROOT / "results" / "p1-tiny"), ("papers", "check", ROOT / "results" / "p1-tiny", "--all"),
     ("doctor", LOGS / "ours-fell"), ("doctor", LOGS / "ours-fell", "--why"), ("doctor", LOGS),
     ("inspect", OLD, "--why"), ("inspect", OLD, OLD), ("inspect", OLD, "--prefix"),
-    ("inspect", OLD, "--prefix", "--method", "grpo"), ("inspect", ROOT / "examples" / "completions", "--why"), ("env",),
+    ("inspect", OLD, "--prefix", "--method", "grpo"), ("inspect", COMPLETIONS, "--why"), ("env",),
 ])
 def test_a_command_prints_at_most_80_columns(words: tuple[object, ...], capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(capsys, *words)

@@ -277,3 +277,14 @@ def test_the_docs_name_the_topics_and_the_window_of_the_means() -> None:
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert [row for row in rows if row in rules.TOPICS] == list(rules.TOPICS)
     assert f"means over the last {rules.LAST} steps" in " ".join(text.split())
+
+
+def test_the_record_inside_a_folder_of_trl_is_reported(bare: Path, tmp_path: Path,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = tmp_path / "outputs"
+    (outputs / "checkpoint-10").mkdir(parents=True)
+    (outputs / "checkpoint-10" / "trainer_state.json").write_text("{}")
+    bare.rename(outputs / "scope")
+    found = told(capsys, outputs)
+    assert found["file"] == str(outputs / "scope" / "report.html")
+    assert [run["path"] for run in found["runs"]] == [str(outputs / "scope")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -115,6 +117,22 @@ def help_for(args: Sequence[str]) -> str | None:
         section = GROUPS[args[0]]
         return _page(f"{section.group} COMMAND", "", (section,), section.examples)
     return None
+
+
+def described(doc: str, width: int = 79) -> str:
+    """A docstring for --help: paragraphs wrapped, commands as they stand. tyro joins lines that begin with a letter, so
+    the further lines of a paragraph are indented.
+
+    >>> print(described("One two three.\\n\\nFor example:\\n  creditscope env --json", width=9))
+    One two
+      three.
+    <BLANKLINE>
+    For example:
+      creditscope env --json
+    """
+    return "\n\n".join(part if "\n  " in part else textwrap.fill(
+        " ".join(part.split()), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for part in inspect.cleandoc(doc).split("\n\n"))
 
 
 def _page(usage: str, about: str, sections: Sequence[CommandGroup], examples: Sequence[str]) -> str:

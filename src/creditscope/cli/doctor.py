@@ -34,11 +34,11 @@ class Doctor:
     with several runs gives one line per run.
 
     For example:
-      creditscope doctor output/checkpoint-500                      # TRL's trainer_state.json
-      creditscope doctor train.log --set loss_type=grpo             # what TRL printed
+      creditscope doctor output/checkpoint-500            # TRL's trainer_state.json
+      creditscope doctor train.log --set loss_type=grpo   # what TRL printed
       creditscope doctor verl.log --config outputs/.hydra/config.yaml
-      creditscope doctor runs/demo/r8 --strict                      # exit code 1 if something is broken
-      creditscope doctor runs                                       # every run below, one line each
+      creditscope doctor runs/demo/r8 --strict            # exit code 1 if broken
+      creditscope doctor runs                             # every run below, a line each
     """
 
     path: OnePath

@@ -41,20 +41,20 @@ class Inspect:
     A run: overshoot past the bound, reward scale, update geometry, and whether the loss follows the reward, from its
     record alone. Several runs make one table.
 
-    --prefix, of a file or a run: the effect of a method's weights on the first tokens that the answers of a group
+    With --prefix, of a file or a run: the effect of a method's weights on the first tokens that the answers of a group
     share. Their gradient is multiplied by W = sum of weight times advantage. Even weights and a group-mean baseline
     give W = 0 where the whole group shares them; 1/L_i gives short answers more weight (arXiv:2601.05002, Prop. 1).
 
     For example:
-      creditscope inspect rollouts.jsonl                         # signal, credit and w under GRPO
+      creditscope inspect rollouts.jsonl                  # signal, credit, w under GRPO
       creditscope inspect rollouts.jsonl --method dapo --json
-      creditscope inspect labelled.jsonl --credit step_return    # step labels from the file
-      creditscope inspect outputs/completions --method trl_dapo --out runs/mine    # what TRL logged, as a record
+      creditscope inspect labelled.jsonl --credit step_return     # labels of steps
+      creditscope inspect outputs/completions --out runs/mine     # what TRL logged
       creditscope inspect rollouts.jsonl --model tiny --out runs/mine --resume
-      creditscope inspect runs/a                                 # the optimiser of a run
-      creditscope inspect runs/a runs/b                          # beside each other
-      creditscope inspect runs/a --prefix                        # every method on the rollouts that the run kept
-      creditscope inspect rollouts.jsonl --prefix --method gspo  # one method, and where its weights matter most
+      creditscope inspect runs/a                          # the optimiser of a run
+      creditscope inspect runs/a runs/b                   # beside each other
+      creditscope inspect runs/a --prefix                 # every method, kept rollouts
+      creditscope inspect rollouts.jsonl --prefix --method gspo   # one method in full
     """
 
     paths: Paths

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from creditscope import __version__
-from creditscope.cli.commands import find, help_for
+from creditscope.cli.commands import described, find, help_for
 from creditscope.cli.old_names import renamed
 from creditscope.errors import CreditscopeError, install_hint, printable
 from creditscope.files.memory import is_short, sentence
@@ -68,8 +68,8 @@ def parse(args: Sequence[str], default: Any = None) -> Any:
     import tyro
 
     command, words = find(args)
-    given = {} if default is None else {"default": default}
-    return tyro.cli(command.load(), prog=f"creditscope {command.name}", args=words, **given)
+    kind, given = command.load(), {} if default is None else {"default": default}
+    return tyro.cli(kind, prog=f"creditscope {command.name}", args=words, description=described(kind.__doc__), **given)
 
 
 def complain(text: str) -> None:

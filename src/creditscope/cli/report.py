@@ -46,11 +46,11 @@ class Report:
     optimiser in numbers. Both are printed here too. How to read the rest: docs/report.md.
 
     For example:
-      creditscope report runs/mine                      # writes runs/mine/report.html
-      creditscope report runs/mine --open               # and opens it
-      creditscope report runs/mine --watch --open       # follows a run while it trains; Ctrl-C ends it
-      creditscope report runs/demo -o demo.html         # all runs in a folder side by side; seeds give the intervals
-      creditscope report runs/a runs/b results/p1-tiny  # folders of runs, and files of creditscope papers check --save
+      creditscope report runs/mine                   # writes runs/mine/report.html
+      creditscope report runs/mine --open            # and opens it
+      creditscope report runs/mine --watch --open    # follows a run while it trains
+      creditscope report runs/demo -o demo.html      # all runs below, seeds as intervals
+      creditscope report runs/a runs/b results/p1-tiny    # runs and files of evidence
     """
 
     runs: Runs

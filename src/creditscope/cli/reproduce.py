@@ -52,8 +52,8 @@ class Reproduce:
     For example:
       creditscope papers reproduce p1  # the packaged model
       creditscope papers reproduce p2 --budget full --jobs 16
-      creditscope papers reproduce p1 nvidia/Nemotron-Mini-4B-Instruct --task gsm8k:openai/gsm8k --groups 2 4 8
-        --steps 300 --lr 1e-6 --max-tokens 320 --accumulate 8      P1's own model and task, with a GPU that holds it
+      creditscope papers reproduce p1 nvidia/Nemotron-Mini-4B-Instruct --task gsm8k:openai/gsm8k --groups 2 4 8 \\
+        --steps 300 --lr 1e-6 --max-tokens 320 --accumulate 8  # P1's own, with a GPU that holds the model
     """
 
     what: Annotated[Literal["p1", "p2"], tyro.conf.Positional]
