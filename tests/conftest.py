@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 # Before torch is loaded, and for every process that a test starts: tests run side by side, one on each core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a command prints is compared unwrapped; tests/cli/test_columns.py has the layout at 80 columns.
+os.environ["COLUMNS"] = "200"
 
 import hypothesis
 import pytest

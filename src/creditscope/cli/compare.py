@@ -15,7 +15,7 @@ import tyro
 from rich.markup import escape
 
 from creditscope.claims.evidence import from_json
-from creditscope.cli.output import Output, new_table
+from creditscope.cli.output import Output
 from creditscope.cli.processes import cores
 from creditscope.cli.sweep import check_sweep, is_done, refuse_at_once, refuse_none, run_all, show_end
 from creditscope.errors import CreditscopeError, command_line, printable
@@ -187,11 +187,8 @@ class Compare:
         if (console := self.output.console_or_json(data | {"out": str(out), "files": files})) is None:
             return 1 if failed else 0
         for columns in page.tables:
-            table = new_table(*columns)
-            for line in found.lines:
-                table.add_row(*(escape(cell(line)) for cell in columns.values()),
-                              style="dim" if line.name == kind.baseline else "")
-            console.print(table)
+            console.print_columns(list(columns), [[cell(line) for cell in columns.values()] for line in found.lines],
+                                  dim=[n for n, line in enumerate(found.lines) if line.name == kind.baseline])
         console.print(f"{page.legend}\n", markup=False)
         for sentence in said:
             console.print(f"[bold]{escape(sentence)}[/]")

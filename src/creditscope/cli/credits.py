@@ -30,7 +30,7 @@ class Credits:
       creditscope lab compare credit        # train with each and compare
     """
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
     """An estimator's name, such as prefix_tree."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from creditscope.cli.output import Output, new_table
+from creditscope.cli.output import Output
 from creditscope.cli.train import run_training
 from creditscope.errors import CreditscopeError, command_line, require_module
 from creditscope.files.writing import write_file
@@ -65,15 +65,15 @@ class Demo:
             self.output.emit({"out": str(out), "runs": lines, "reports": [str(path) for path in reports.values()],
                               "seconds": time.perf_counter() - start})
             return 0
-        table = new_table("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null",
-                          "cut to 2", "time", left=())
+        rows = []
         for line in lines:
             before, after = line["before"], line["after"]
             ranks = (line[name] for name in ("effective_rank", "null", "effective_rank_truncated_2"))
-            table.add_row(str(line["group"]), f"{line['rollouts']:,}", _accuracy(*before), _accuracy(*after),
-                          f"{after[0] - before[0]:+.1%}", f"{line['reward']:.2f}", f"{line['dead_groups']:.0%}",
-                          *("" if rank is None else f"{rank:.1f}" for rank in ranks), f"{line['seconds']:.0f} s")
-        console.print(table)
+            rows.append([str(line["group"]), f"{line['rollouts']:,}", _accuracy(*before), _accuracy(*after),
+                         f"{after[0] - before[0]:+.1%}", f"{line['reward']:.2f}", f"{line['dead_groups']:.0%}",
+                         *("" if rank is None else f"{rank:.1f}" for rank in ranks), f"{line['seconds']:.0f} s"])
+        console.print_columns(("R", "rollouts", "test before", "test after", "gain", "reward", "dead", "rank", "null",
+                               "cut to 2", "time"), rows, left=())
         console.print(LEGEND)
         console.print(f"wrote {out}/r2, r4, r8 in {time.perf_counter() - start:.0f} s", markup=False)
         for what, path in reports.items():

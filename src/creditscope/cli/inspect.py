@@ -14,7 +14,11 @@ from creditscope.cli.positionals import Paths
 from creditscope.cli.prefix import PrefixView, is_run
 from creditscope.cli.rollouts import RolloutsView
 from creditscope.errors import CreditscopeError, command_line
+from creditscope.files.hub import refuse_missing
 from creditscope.offline.settings import Settings
+
+READ_BY_PREFIX = ("--model", "--format", "--reward-field", "--temperature", "--chat", "--device", "--dtype")
+"""Flags of a file that say how its tokens are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,5 +105,9 @@ class Inspect:
             raise CreditscopeError(f"{of_files[0]} is for files of rollouts, and {runs[0]} is a run; leave it out")
         if runs and self.method and not self.prefix:
             raise CreditscopeError(f"--method {self.method}: a run has its own method; leave it out, or give --prefix")
-        if self.prefix and self.out:
-            raise CreditscopeError(f"--out {self.out} keeps a record, which --prefix does not write; leave one out")
+        if self.settings.model is not None:
+            refuse_missing(self.settings.model)
+        unread = [name for name in of_files if name.startswith("--") and name not in READ_BY_PREFIX]
+        if self.prefix and unread:
+            raise CreditscopeError(f"{unread[0]} has no effect with --prefix, which reads one batch under the methods' "
+                                   f"own advantages and writes no record; leave one of them out")

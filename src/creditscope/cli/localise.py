@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from creditscope.cli.output import Output, new_table
+from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress
 from creditscope.credit.table import ESTIMATORS
 from creditscope.errors import CreditscopeError, require_module
+from creditscope.files.hub import refuse_missing
 
 if TYPE_CHECKING:
     from creditscope.studies.localise import StudyResult
@@ -33,7 +34,7 @@ class Localise:
       creditscope papers localise --processbench gsm8k.json SmolLM2-135M-Instruct.gguf
     """
 
-    model: Annotated[str, tyro.conf.Positional] = "tiny"
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
     processbench: Path | None = None
     """A file of ProcessBench, whose solutions the model reads; without it, arithmetic with planted errors."""
@@ -60,12 +61,10 @@ class Localise:
         if (console := self.output.console_or_json(asdict(outcome))) is None:
             return 0
         for name, rows in outcome.tables.items():
-            table = new_table("score", "AUC of |A|", "AUC of −A", "top step", "chance",
-                              title=f"{TITLES[name]} (n = {rows[0].n if rows else 0})")
-            for row in rows:
-                table.add_row(row.name + mark(row.name), str(row.size), str(row.blame), str(row.hit),
-                              f"{row.chance:.3f}")
-            console.print(table)
+            console.print_columns(
+                ("score", "AUC of |A|", "AUC of −A", "top step", "chance"),
+                [[row.name + mark(row.name), str(row.size), str(row.blame), str(row.hit), f"{row.chance:.3f}"]
+                 for row in rows], title=f"{TITLES[name]} (n = {rows[0].n if rows else 0})")
         console.print("AUC over tokens: ½ is chance, 1 is perfect. Credit on one token of n in the wrong step gets at "
                       "most ½ + 1/2n: then read the top step.")
         console.print("top step: the step with the largest mean |A| is the wrong one; ties share. In brackets: 95 %, "
@@ -79,6 +78,7 @@ class Localise:
         return 0
 
     def _measure(self, bar: Progress) -> StudyResult:
+        refuse_missing(self.model)
         # Heavy imports wait until there is something to measure, so that --help answers at once.
         from creditscope.policy.loading import load_policy
         from creditscope.studies.processbench import localise_processbench, read_processbench

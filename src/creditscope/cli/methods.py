@@ -32,7 +32,7 @@ class Methods:
       creditscope list methods grpo --json  # for a program
     """
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
     """A method's name, such as grpo or trl_cispo."""
     dialects: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """List the rows of TRL and verl instead of the papers'."""

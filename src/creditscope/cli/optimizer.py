@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from creditscope.cli.output import Output, new_table
+from creditscope.cli.output import Output, Screen
 from creditscope.diagnosis.optimizer_numbers import Findings, read
 from creditscope.diagnosis.optimizer_verdicts import NAME, as_dict, last_update, verdicts
 from creditscope.errors import command_line, printable
@@ -48,7 +46,7 @@ def show_runs(paths: Sequence[Path], output: Output, why: bool = False) -> None:
     if len(found) == 1:
         show(console, found[0])
     else:
-        console.print(as_table(found))
+        show_beside(console, found)
     if why:
         blocks = {block for one in found for block in verdicts(one)}
         legend = [*(text for block, text in LEGEND.items() if block in blocks), INTERVALS]
@@ -61,62 +59,59 @@ def show_runs(paths: Sequence[Path], output: Output, why: bool = False) -> None:
 COLUMNS = {"past the bound": "past", "distance (nats)": "distance", "after": "after", "KL": "kl"}
 
 
-def show(console: Console, found: Findings) -> None:
+def show(console: Screen, found: Findings) -> None:
     """One run, block by block, each with its verdict."""
     said = verdicts(found)
     method = f"{found.method:.{NAME}}, " if found.method else ""
     method += f"brake {found.brake:.{NAME}}, " if found.brake else ""
     console.print(f"[bold]{_safe(found.run)}[/]  {_safe(method)}{found.steps} steps\n")
-    for block, lines in {"overshoot": _overshoot_lines, "scale": _scale_lines, "update": _update_lines,
-                         "progress": _progress_lines}.items():
-        for line in lines(found):
-            console.print(line)
+    for block, show_block in {"overshoot": _overshoot, "scale": _scale, "update": _update,
+                              "progress": _progress}.items():
+        show_block(console, found)
         if block in said:
             console.print(f"[bold]{escape(said[block])}[/]\n")
 
 
-def _overshoot_lines(found: Findings) -> Iterator[Table | str]:
+def _overshoot(console: Screen, found: Findings) -> None:
     rows = {str(k): row for k, row in found.by_update.items()} or {"last": found.overshoot}
     if any(name in row for row in rows.values() for name in COLUMNS.values()):
-        table = new_table("k", "steps", *COLUMNS, title="overshoot by inner update")
-        for k, row in rows.items():
-            count = max((value.n for value in row.values()), default=0)
-            table.add_row(k, str(count), *(_safe(_cell_of(row, name)) for name in COLUMNS.values()))
-        yield table
+        counts = {k: max((value.n for value in row.values()), default=0) for k, row in rows.items()}
+        console.print_columns(("k", "steps", *COLUMNS), [
+            [k, str(counts[k]), *(_cell_of(row, name) for name in COLUMNS.values())] for k, row in rows.items()],
+            title="overshoot by inner update")
     labels = {"overshoot": "mean of all bounded tokens (nats)", "carry": "carry", "carry_predicted": "predicted",
               "by_momentum": "growth by momentum", "by_fresh": "by fresh gradients"}
     facts = [f"{label} {spanned(found.overshoot[name])}" for name, label in labels.items() if name in found.overshoot]
     facts += [f"furthest token {found.furthest:.3g} nats"] if found.furthest is not None else []
-    yield from _facts(facts)
+    _facts(console, facts)
 
 
-def _scale_lines(found: Findings) -> Iterator[Table | str]:
+def _scale(console: Screen, found: Findings) -> None:
     if found.sweep is None:
         return
-    table = new_table("φ", *map(_cell, found.sweep.phi), title=f"reward scale, at step {found.sweep.step}")
-    table.add_row("change", *map(_cell, found.sweep.change))
-    table.add_row("cosine", *map(_cell, found.sweep.cosine))
-    yield table
+    console.print_columns(("φ", *map(_cell, found.sweep.phi)), [
+        ["change", *map(_cell, found.sweep.change)], ["cosine", *map(_cell, found.sweep.cosine)]],
+        title=f"reward scale, at step {found.sweep.step}")
     most = found.sweep.most("change")
-    yield from _facts([f"the largest change, over φ, is in {most[1]:.80}: {most[0]:.3g}"] if most else [])
+    _facts(console, [f"the largest change, over φ, is in {most[1]:.80}: {most[0]:.3g}"] if most else [])
 
 
-def _update_lines(found: Findings) -> Iterator[str]:
+def _update(console: Screen, found: Findings) -> None:
     labels = {"cosine": "cosine with −gradient", "ratio": "‖Δ‖/‖θ‖", "momentum": "from momentum",
               "zero": "weights that did not move", "zero_bf16": "in bfloat16"}
     facts = [f"{labels[name]} {spanned(value)}" for name, value in found.update.items()]
     facts += [f"effective rank of the path {found.path[0]:.3g} of {found.path[1]} updates"] if found.path else []
     most = found.sweep.most("ratio") if found.sweep else None
-    yield from _facts(facts + ([f"‖Δ‖/‖θ‖ is largest in {most[1]:.80}: {most[0]:.3g}"] if most else []), "update")
+    _facts(console, facts + ([f"‖Δ‖/‖θ‖ is largest in {most[1]:.80}: {most[0]:.3g}"] if most else []), "update")
 
 
-def _progress_lines(found: Findings) -> Iterator[str]:
+def _progress(console: Screen, found: Findings) -> None:
     facts = [f"at ratio 1 {found.law.formula}"] if found.law else []
     facts += [f"r of J and reward {r}"] if (r := _correlation(found.progress)) else []
-    yield from _facts(facts, "the loss as progress")
+    _facts(console, facts, "the loss as progress")
 
 
-def as_table(runs: Sequence[Findings]) -> Table:
+def show_beside(console: Screen, runs: Sequence[Findings]) -> None:
     """Runs beside each other."""
     rows: dict[str, Callable[[Findings], str]] = {
         "method": lambda one: f"{one.method or '':.{NAME}}",
@@ -131,22 +126,20 @@ def as_table(runs: Sequence[Findings]) -> Table:
         "from momentum": lambda one: _cell_of(one.update, "momentum"),
         "r of J and reward": lambda one: _correlation(one.progress),
     }
-    table = new_table("", *(_safe(one.run) for one in runs))
-    for label, text in rows.items():
-        cells = [text(one) for one in runs]
-        if any(cells):
-            table.add_row(label, *(_safe(cell) for cell in cells))
-    return table
+    cells = [[label, *(text(one) for one in runs)] for label, text in rows.items()]
+    console.print_columns(("", *(one.run for one in runs)), [row for row in cells if any(row[1:])])
 
 
 def _correlation(seen: Mapping[str, Any]) -> str:
     return "" if seen.get("r") is None else spanned(Interval(seen["r"], seen["low"], seen["high"], seen["steps"]))
 
 
-def _facts(facts: Sequence[str], title: str = "") -> Iterator[str]:
-    """A block's numbers on one line, under its title where it has no table."""
+def _facts(console: Screen, facts: Sequence[str], title: str = "") -> None:
+    """A block's numbers on one line, or below each other where they do not fit, under its title if it has one."""
+    line = "   ".join(facts)
+    told = line if len(line) + 2 <= console.width else "\n  ".join(facts)
     if facts:
-        yield (f"[italic]{title}[/]\n" if title else "") + "  " + _safe("   ".join(facts))
+        console.print((f"[italic]{title}[/]\n" if title else "") + "  " + _safe(told))
 
 
 def _safe(text: str) -> str:

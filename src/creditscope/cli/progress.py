@@ -62,7 +62,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         if not self._quiet:
-            self._console.print(line, markup=False)
+            self._console.print(line, markup=False, soft_wrap=True)  # one line of a log stays one
 
     def show(self, done: float, total: float, label: str = "", below: RenderableType | None = None) -> None:
         """The bar at done/total, with `below` under it."""

@@ -35,7 +35,7 @@ CLAIMS_OF = {"p1": [claim for claim in CLAIMS if claim.startswith("P1") or claim
 class Choices(Size):
     """The sizes as flags; the model is positional."""
 
-    model: Annotated[str, tyro.conf.Positional] = "tiny"
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
 
 

@@ -15,6 +15,7 @@ from creditscope.cli.output import Output, Screen
 from creditscope.cli.processes import Job, run_jobs
 from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, MissingExtra, printable, require_module
+from creditscope.files.hub import refuse_missing
 from creditscope.runs.compare import FREE, Glance, difference, glance, is_finished
 from creditscope.runs.config import Config, flags
 from creditscope.runs.record import Record
@@ -68,6 +69,8 @@ def is_done(path: Path, config: Config, free: frozenset[str] = FREE, beside: str
 
 def refuse_at_once(configs: Sequence[Config]) -> None:
     """Raise what would end the runs at their start, before the first is started. Loads torch."""
+    for model in {config.model for config in configs}:
+        refuse_missing(model)
     from creditscope.credit.choice import find_estimator
     from creditscope.lab.setup import check_problems
     from creditscope.policy.loading import load_policy

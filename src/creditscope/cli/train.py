@@ -18,6 +18,7 @@ from creditscope.cli.interrupt import Interrupt
 from creditscope.cli.output import Output, Screen
 from creditscope.cli.progress import drive
 from creditscope.errors import CreditscopeError, command_line, printable, require_module
+from creditscope.files.hub import refuse_missing
 from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.runs.numbers import mean
@@ -31,7 +32,7 @@ ALARM_EVERY = 5
 class TrainFlags(Config):
     """The run's settings as flags; the model is positional."""
 
-    model: Annotated[str, tyro.conf.Positional] = "tiny"
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
 
 
@@ -140,6 +141,7 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
                  quiet: bool = False, alarm: bool = True, stop_on: str | None = None) -> tuple[dict[str, Any], bool]:
     """Train and show it: (the last metrics, whether the run came to its end)."""
     require_module("training", "transformers")
+    refuse_missing(config.model)
     # Heavy imports wait until there is something to train, so that --help answers at once.
     from creditscope.diagnosis.alarm import Alarm
     from creditscope.lab.trackers import Trackers
@@ -164,6 +166,7 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
 def run_by_trl(config: Config, out: Path, console: Console, quiet: bool = False, alarm: bool = True,
                stop_on: str | None = None) -> tuple[dict[str, Any], bool]:
     """The same by TRL."""
+    refuse_missing(config.model)
     from creditscope.plugins.trl.engine import train_by_trl
 
     updates = config.steps * config.inner_steps * config.minibatches

@@ -14,6 +14,7 @@ from creditscope.cli.env import environment
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
 from creditscope.errors import CreditscopeError, command_line, require_module
+from creditscope.files.hub import refuse_missing
 from creditscope.runs import schema
 from creditscope.runs.config import Config
 
@@ -37,7 +38,7 @@ class Warmup:
       creditscope lab warmup tiny --task turns --steps 60 --lr 2e-3 --out runs/turns  # learns two words, up and down
     """
 
-    model: Annotated[str, tyro.conf.Positional]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
     task: str
     """arithmetic; turns; gsm8k:FILE, gsm8k:FOLDER or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
@@ -72,6 +73,7 @@ class Warmup:
     def run(self) -> int:
         config = self.config()
         require_module("training", "transformers")
+        refuse_missing(config.model)
         # Heavy imports wait until there is something to train, so that --help answers at once.
         from creditscope.lab.warmup import warm_up
 

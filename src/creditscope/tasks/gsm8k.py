@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError, install_hint, installed
+from creditscope.files.hub import answers, cache_alone
 from creditscope.tasks import SPLITS, Problem, Step, Verdict, check_split, in_order, spans
 from creditscope.tasks.equations import equations, holds
 from creditscope.tasks.extraction import LONGEST, check_extraction, final_answer, number_of, value_of
@@ -108,11 +110,14 @@ class Gsm8k:
 def _from_hub(name: str, split: str) -> Iterator[tuple[dict[str, Any], Path, int]]:
     with install_hint(f"{name!r} is no local file or folder, and loading it from the hub"):
         import datasets
+    reached = answers(name, "dataset")
     try:
-        rows = datasets.load_dataset(name, "main", split=split)
+        with nullcontext() if reached else cache_alone():
+            rows = datasets.load_dataset(name, "main", split=split)
     except Exception as error:  # the hub fails in many ways; all of them mean the same here
-        raise CreditscopeError(f"{name!r} is no local file or folder, and the hub did not give it: "
-                               f"{type(error).__name__}: {str(error)[:300]}") from error
+        why = (f"the hub did not give it: {type(error).__name__}: {str(error)[:300]}" if reached else
+               "it was not loaded here before, and the hub does not answer; connect to the network, or give a path")
+        raise CreditscopeError(f"{name!r} is no local file or folder, and {why}") from error
     return ((dict(row), Path(name), number) for number, row in enumerate(rows, start=1))
 
 
