@@ -22,7 +22,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "docstrings", "repo
               "notebook"]
 root_doc = "docs/index"
 include_patterns = ["docs/*.md", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md", "benchmarks/*/*.md", "recipes/*.md",
-                    "results/*.md", "examples/*.md", "examples/*/*.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+                    "results/*.md", "examples/*.md", "examples/*/*.md", "CONTRIBUTING.md", "SECURITY.md",
+                    "CHANGELOG.md"]
 exclude_patterns = ["docs/*.head.md", "docs/_*", "site", "build", ".*", "runs", "src", "tests", "**/*.tar.xz"]
 smartquotes = False
 nitpicky = False
