@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from typing import Any
 
@@ -41,7 +40,13 @@ def _library(name: str | None) -> Any:
     if here is None:
         raise CreditscopeError(f"a dataframe needs {' or '.join(wanted)}, which {'is' if name else 'are'} not "
                                f"installed: pip install {wanted[0]}")
-    return importlib.import_module(here)
+    if here == "polars":
+        import polars
+
+        return polars
+    import pandas
+
+    return pandas
 
 
 def _whole(column: Column, count: int) -> NDArray[Any] | list[Any]:
