@@ -20,8 +20,9 @@ SECONDS = 300
 def executed(path: Path = NOTEBOOK) -> Any:
     """The notebook with the outputs of a fresh kernel, which starts in its folder. Raises what a cell raises."""
     notebook = nbformat.read(path, as_version=4)
+    # A busy kernel sends what one cell prints in several messages: they are joined.
     client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", record_timing=False,
-                            resources={"metadata": {"path": str(path.parent)}})
+                            coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}})
     client.execute()
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
