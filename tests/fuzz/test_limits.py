@@ -310,7 +310,7 @@ def test_yaml_that_no_trainer_writes_is_refused_in_a_sentence(settings: str, tmp
 
 @pytest.mark.slow
 def test_a_parquet_file_whose_columns_lie_about_themselves_ends_no_process(tmp_path: Path) -> None:
-    whole = (TESTS / "offline" / "dumps" / "trl" / "completions_00003.parquet").read_bytes()
+    whole = (TESTS.parent / "examples" / "completions" / "completions_00003.parquet").read_bytes()
     # can-fail: one byte in what it says of a column, and pyarrow calls terminate(), which nobody can catch.
     (tmp_path / "a.parquet").write_bytes(whole[:2810] + b"\x46" + whole[2811:])
     alone = subprocess.run([sys.executable, "-c", SURVEY, tmp_path / "a.parquet"], capture_output=True, check=False)
