@@ -18,11 +18,13 @@ author = "The creditscope authors"
 copyright = author
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "docstrings", "repository_files", "gallery", "home"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "docstrings", "repository_files", "gallery", "home",
+              "notebook"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "docs/**/*.md", "benchmarks/*.md", "benchmarks/*/*.md", "recipes/*.md", "results/*.md",
-                    "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
-exclude_patterns = ["docs/doctor.head.md", "docs/_*", "site", "build", ".*", "runs", "src", "tests", "**/*.tar.xz"]
+include_patterns = ["docs/*.md", "docs/**/*.md", "docs/*.ipynb", "benchmarks/*.md", "benchmarks/*/*.md", "recipes/*.md",
+                    "results/*.md", "examples/*.md", "examples/*/*.md", "CONTRIBUTING.md", "SECURITY.md",
+                    "CHANGELOG.md"]
+exclude_patterns = ["docs/*.head.md", "docs/_*", "site", "build", ".*", "runs", "src", "tests", "**/*.tar.xz"]
 smartquotes = False
 nitpicky = False
 

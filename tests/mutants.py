@@ -51,7 +51,8 @@ NODES = ("tests/report/test_prefixes.py",)
 MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), tuple(
     f"tests/diagnosis/test_{name}.py" for name in ("rules_reward", "rules_contrast", "rules_movement", "rules_excess",
                                                    "rules_direction", "engine", "onset", "remedies"))
-VERL = ("tests/plugins/test_verl_loss.py",)
+VERL, MASK = ("tests/plugins/test_verl_loss.py",), ("tests/lab/test_mask.py",)
+EXTRACTION = ("tests/tasks/test_extraction.py",)
 PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
 
 
@@ -218,6 +219,23 @@ MUTANTS = [
     Mutant("what is broken is only to watch", "diagnosis/finding.py",
            '"broken" if value >= broken else "watch" if value >= watch else "fine"',
            '"watch" if value >= watch else "broken" if value >= broken else "fine"', DOCTOR),
+    Mutant("right answers may be lost to their form", "diagnosis/rules/reward.py",
+           "if lost.mean < FORM:", "if True:", DOCTOR),
+    Mutant("a small adapter counts as frozen weights", "diagnosis/rules/movement.py",
+           "many = reached.values[-1] >= REACHED if reached else", "many = share >= TRAINABLE if reached else", DOCTOR,
+           enough=1),
+    Mutant("tokens without w count as trained", "batch/metrics.py",
+           "trained = given & trained", "trained = given", MASK),
+    Mutant("the last mark hides every number", "tasks/extraction.py",
+           "return min(found, key=_kind, default=None)", "return found[0] if found else None", EXTRACTION),
+    Mutant("every minus is a sign", "tasks/extraction.py", "(?:(?<![\\w).])-)?", "-?", EXTRACTION, enough=2),
+    Mutant("an answer without a reward has the reward 0", "plugins/trl/batch.py",
+           "scored = ~each.isnan().all(dim=1)", "scored = torch.ones(len(each), dtype=torch.bool)",
+           ("tests/plugins/test_trl_missing.py",)),
+    Mutant("other minibatches' updates are a gap of the sampler", "lab/train.py",
+           "first = passes[0][0]  # later", "first = passes[0][-1]  # later",
+           ("tests/lab/test_train.py::test_updates_on_other_minibatches_are_no_gap_between_sampler_and_trainer",),
+           enough=1),
     Mutant("one half of the rollouts proves all", "microscope/proof.py",
            "for bit in range((rollouts - 1).bit_length())]", "for bit in range(1)]", PLANTED),
     Mutant("links out of a record are followed", "files/guards.py",

@@ -30,9 +30,11 @@ class Reader(HTMLParser):
 
 
 def differs(found: str, told: str) -> str:
-    """Where two texts differ: in words, or in numbers by more than a thousandth and a
-    millionth, below which sums are rounding; empty where they agree."""
-    if NUMBER.sub("#", found) != NUMBER.sub("#", told):
-        return f"{found!r} is not {told!r}"
+    """Where two texts differ first: in words, or in a number by more than a thousandth and a millionth, below which
+    sums are rounding; empty where they agree."""
+    words, others = NUMBER.sub("#", found), NUMBER.sub("#", told)
+    if words != others:
+        at = next((i for i, (a, b) in enumerate(zip(words, others, strict=False)) if a != b), 0)
+        return " is not ".join(repr(text[max(0, at - 30):at + 60]) for text in (words, others))
     pairs = zip(NUMBER.findall(found), NUMBER.findall(told), strict=True)
     return ", ".join(f"{a} is not {b}" for a, b in pairs if float(a) != pytest.approx(float(b), rel=1e-3, abs=1e-6))

@@ -239,16 +239,17 @@ class Arguments:
 
 Setup = Callable[[Path], dict[str, Any]]
 BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
-    ("README.md", 0): (plain, {}),
-    ("README.md", 1): (looked_at, {}),
-    ("README.md", 2): (plain, {}),
-    ("README.md", 3): (trained, {}),
+    ("README.md", 0): (trained, {}),
+    ("README.md", 1): (plain, {}),
+    ("README.md", 2): (looked_at, {}),
+    ("README.md", 3): (plain, {}),
     ("CONTRIBUTING.md", 0): (plain, {}),
     ("CONTRIBUTING.md", 1): (plain, {}),
     ("docs/doctor.md", 0): (plain, {}),
     ("docs/howto/alarm.md", 0): (trained, {}),
-    ("docs/howto/own_loop.md", 0): (own, {}),
-    ("docs/howto/own_loop.md", 1): (looked_at, {}),
+    ("docs/howto/own_loop.md", 0): (plain, {}),
+    ("docs/howto/own_loop.md", 1): (own, {}),
+    ("docs/howto/own_loop.md", 2): (looked_at, {}),
     ("docs/howto/trl.md", 0): (plain, {}),
     ("docs/howto/trl.md", 1): (trained, {}),
     ("docs/lab.md", 0): (plain, {}),

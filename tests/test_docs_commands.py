@@ -31,8 +31,15 @@ STANDS_FOR = {
     "verl.log": "tests/diagnosis/logs/verl-collapse/console.log",
     "outputs/.hydra/config.yaml": "tests/diagnosis/logs/verl-collapse/config.yaml",
     "outputs/completions": "examples/completions", "rollouts.jsonl": "examples/rollouts.jsonl",
-    "labelled.jsonl": "examples/labelled.jsonl"}
+    "labelled.jsonl": "examples/labelled.jsonl", "metrics.jsonl": "examples/run/steps.jsonl",
+    "runs/methods/grpo": "examples/run", "runs/methods/dapo": "examples/run",
+    "rollout_data": "tests/offline/dumps/verl",
+    **{f"runs/{method}-{seed}": "examples/run" for method in ("grpo", "dapo") for seed in range(3)}}
 """What a reader brings -> a file of the checkout that is as good."""
+
+
+WRAPPED = ("docs/index.md", "docs/tutorial.md")
+"""Pages that wrap or cut what they show: tests/site/test_shown_output.py has them."""
 
 
 def documented() -> dict[str, list[str]]:
@@ -87,7 +94,8 @@ def test_every_documented_command_that_reads_ends_well_on_files_that_ship(tmp_pa
 
 def printed() -> dict[str, str]:
     """Command -> what a page shows below it, of the commands on shipped files whose block has nothing else."""
-    blocks = [block.partition("\n") for text in pages().values() for _, block in FENCED.findall(text)]
+    blocks = [block.partition("\n") for page, text in pages().items() if page not in WRAPPED
+              for _, block in FENCED.findall(text)]
     found = {shlex.join(shlex.split(line, comments=True)[2:]): rest for line, _, rest in blocks
              if line.startswith("$ creditscope ") and rest.strip()}
     return {command: rest for command, rest in found.items() if "examples/" in command and command in reading()}

@@ -9,6 +9,7 @@ from creditscope.diagnosis.log import Log, LogRow, LogSettings
 from creditscope.diagnosis.thresholds import (
     COLD,
     CUT_BROKEN,
+    CUT_GROWN,
     CUT_WATCH,
     DEAD_BOUND,
     DEAD_BROKEN,
@@ -21,6 +22,7 @@ from creditscope.diagnosis.thresholds import (
     HOT_ENTROPY,
     NEAR_LIMIT,
     RIGHT,
+    STEP_BROKEN,
     WRONG,
 )
 from creditscope.diagnosis.trainers import ANOTHER, OURS, TRL, VERL
@@ -301,6 +303,16 @@ def test_a_limit_that_was_wide_enough_at_first_is_not_the_first_cause() -> None:
     assert "at first" in found.sentence
     early = findings(log_of({**columns, "truncated": steady(above(CUT_BROKEN))}))["truncation"]
     assert early.follows == ()
+
+
+def test_cuts_that_grew_by_much_follow_from_a_step_that_moved_the_policy() -> None:
+    """Also where many answers were cut at first; one that grew by less is the limit's own."""
+    def cause(grown: float) -> tuple[str, ...]:
+        return findings(log_of({**FALLS, "overshoot/kl": steady(2 * STEP_BROKEN),
+                                "truncated": halves(0.6, 0.6 + grown)}))["truncation"].follows
+
+    assert cause(above(CUT_GROWN)) == ("step size",)
+    assert cause(below(CUT_GROWN)) == ()
 
 
 def test_verls_clip_ratio_is_no_truncation_without_the_limit() -> None:

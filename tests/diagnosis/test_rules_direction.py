@@ -144,3 +144,11 @@ def test_a_run_whose_accuracy_fell_does_not_count_as_learning() -> None:
 def test_passes_are_read_from_the_epoch_where_prompts_are_not_counted() -> None:
     found = findings(log_of({**FLAT, "epoch": [2 * PASSES * (k + 1) / N for k in range(N)]}))["memorised"]
     assert (found.state, found.onset) == ("watch", N // 2)
+
+
+def test_a_reward_that_falls_while_every_gradient_is_0_differs_by_its_prompts() -> None:
+    still = {**FALLS, "grad/norm": steady(0.0)}
+    found = findings(log_of(still))["reward trend"]
+    assert (found.state, "every gradient is 0" in found.sentence) == ("fine", True)
+    moved = findings(log_of({**still, "grad/norm": [1e-9, *steady(0.0)[1:]]}))["reward trend"]
+    assert moved.bad

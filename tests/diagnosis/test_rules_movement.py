@@ -307,6 +307,10 @@ def test_three_steps_at_a_usual_rate_do_not_say_that_the_policy_cannot_move() ->
     assert (found["learning rate"], found["small steps"]) == ("broken", "broken")
 
 
+def test_without_a_reading_of_w_a_reward_that_rises_leaves_no_question_of_the_mask_open() -> None:
+    assert [states(log_of(columns))["mask"] for columns in (FLAT, RISES)] == ["unknown", "fine"]
+
+
 def test_a_small_adapter_is_no_fault_before_the_reward_was_read() -> None:
     columns = {"reward/mean": [0.4, 0.5] * 2, TRAINED: [below(TRAINABLE)] * 4}
     assert states(log_of(columns))["frozen"] == "fine"

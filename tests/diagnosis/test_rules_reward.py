@@ -177,6 +177,10 @@ def test_a_reward_that_rises_while_half_of_the_right_answers_are_lost_is_to_watc
     assert states(log_of({**RISES, LOST: steady(0.7)}, OURS))["form"] == "watch"
 
 
+def test_without_the_share_a_reward_that_rises_leaves_no_question_of_form_open() -> None:
+    assert [states(log_of(columns))["form"] for columns in (FLAT, RISES)] == ["unknown", "fine"]
+
+
 # -- noise ------------------------------------------------------------------------------------------------------------
 
 

@@ -262,8 +262,10 @@ def test_every_field_that_a_change_of_trl_names_exists() -> None:
     fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     words = {word.strip(",;:.()'") for remedy in REMEDIES.values() for word in remedy.trl.split()}
     named = {word.partition("=")[0] for word in words if "=" in word or "_" in word}
-    # A metric, a value of loss_type, an argument of the trainer, an attribute of weights, and our callback's line.
+    # A metric, a value of loss_type, an argument of the trainer, an attribute of weights, parts of a batch, and our
+    # callback's line.
     assert named - fields == {"frac_reward_zero_std", "dr_grpo", "train_dataset", "requires_grad", "out",
+                              "completion_mask", "tool_mask",
                               "trainer.add_callback(ScopeCallback(trainer"}
 
 

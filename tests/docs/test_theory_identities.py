@@ -21,7 +21,8 @@ from creditscope import METHODS, Method, Rollouts, advantage, effective_credit, 
 from creditscope.exact.enumeration import World, best_constant, constant_variance, measure
 from creditscope.exact.p1 import answers, dead_law, group_gradients
 from creditscope.microscope.geometry import weighted
-from creditscope.optimizer.replay import adam, carry, carry_limit
+from creditscope.optimizer.carry import carry, carry_limit
+from creditscope.optimizer.replay import adam
 from makers import make
 
 PAGE = " ".join((Path(__file__).resolve().parents[2] / "docs" / "theory.md").read_text().split())

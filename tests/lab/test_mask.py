@@ -69,8 +69,8 @@ def odd_rows(mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("bug", "says"), [
-    (first_three, "the first 3 tokens of most answers"), (last_token, "the last 1 tokens of most answers"),
-    (shifted, "the first 1 tokens of most answers"), (odd_rows, "of the answers have w = 0 on every token")])
+    (first_three, "the first 3 tokens of most answers"), (last_token, "the last token of most answers"),
+    (shifted, "the first token of most answers"), (odd_rows, "of the answers have w = 0 on every token")])
 def test_a_planted_mask_is_found_in_the_record(bug: Callable[[Tensor], Tensor], says: str, tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     right = lab_step.surrogate

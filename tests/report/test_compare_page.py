@@ -15,8 +15,8 @@ import pytest
 
 from creditscope.claims.evidence import read_evidence, to_json
 from creditscope.errors import CreditscopeError
+from creditscope.files.markup import escape
 from creditscope.report import compare, rewards, settings, standing
-from creditscope.report.markup import escape
 from creditscope.report.page import page
 from creditscope.report.run import read_run
 from creditscope.runs.record import Record

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from creditscope.files.markup import shown as visible
 from creditscope.microscope import geometry
 from creditscope.microscope.spectrum import orthogonal_null, spectrum
 from creditscope.report import directions
 from creditscope.report.directions import DEFINITIONS, UNWEIGHTED, WEIGHTED, normalised, section, shuffled, size
-from creditscope.report.markup import shown as visible
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section
 from records import write_record

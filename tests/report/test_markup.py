@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditscope.report.markup import Html, join, shown, table, tag
+from creditscope.files.markup import Html, join, shown, tag
+from creditscope.report.markup import table
 from each import each
 from report.records import HOSTILE
 from shown_text import Reader

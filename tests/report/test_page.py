@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from creditscope.files.markup import Html, tag
 from creditscope.files.writing import write_file
 from creditscope.methods.table import METHODS
 from creditscope.report import methods
 from creditscope.report import page as pages
 from creditscope.report.build import SECTIONS, build, made
-from creditscope.report.markup import Html, tag
 from creditscope.report.page import packed, page, policy
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section

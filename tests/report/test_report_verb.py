@@ -17,10 +17,10 @@ import pytest
 import cli
 from creditscope.cli.main import main
 from creditscope.diagnosis.engine import SIGNS
+from creditscope.files.markup import escape
 from creditscope.report import answers as rules
 from creditscope.report import page
 from creditscope.report.answers import answers
-from creditscope.report.markup import escape
 from creditscope.report.run import read_run
 from creditscope.runs.record import Record
 from makers import edit_config

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from creditscope.files.markup import tag
 from creditscope.report import tokens
-from creditscope.report.markup import tag
 from creditscope.report.page import asset, packed, page
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import spaced

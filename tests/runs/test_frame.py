@@ -66,7 +66,7 @@ def test_polars_is_taken_where_both_are_installed_and_pandas_where_it_is_alone(t
                                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     run = record(tmp_path)
     assert type(run.frame()).__module__.startswith("polars")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "polars" else name)
+    monkeypatch.setattr("creditscope.runs.frame.installed", lambda name: name != "polars")
     assert type(run.frame()).__module__.startswith("pandas")
 
 
@@ -75,7 +75,7 @@ def test_without_a_library_the_error_has_the_command_that_installs_one(tmp_path:
     run = record(tmp_path)
     with pytest.raises(CreditscopeError, match=r"unknown dataframe library 'panda'; did you mean 'pandas'\?"):
         run.frame("panda")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("creditscope.runs.frame.installed", lambda name: False)
     with pytest.raises(CreditscopeError, match=r"^a dataframe needs polars or pandas, which are not installed: pip "
                                                r"install polars$"):
         run.frame()

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 PROMISED = TEXT.partition("## What is promised")[2].partition("## What is not promised")[0]
 PACKAGED = {"models/tiny": {".json", ".safetensors"}, "report/assets": {".js", ".css"}, "selftest": {".json", ".npz"},
-            ".": {".typed"}}
+            "diagnosis": {".json"}, ".": {".typed"}}
 """Folders of the package that hold more than source, and the kinds of files there."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,16 @@ def test_a_function_s_name_stands_apart_from_the_letters_beside_it() -> None:
     nabla, log, pi = "<mo>&#x02207;</mo>", "<mi>log</mi>", "<mi>&#x003C0;</mi>"
     assert f"{nabla}{mathml.SPACE}{log}{mathml.SPACE}{pi}" in mathml.mathml(r"\nabla\log\pi", "inline")
     assert f'{log}<mo stretchy="false">' in mathml.mathml(r"\log(x)", "inline")
+
+
+def test_a_notebook_is_its_text_its_code_and_its_stored_outputs() -> None:
+    pytest.importorskip("myst_parser")
+    notebook = load_script(EXT / "notebook.py")
+    cells = [{"cell_type": "markdown", "source": ["# T\n", "x"]},
+             {"cell_type": "code", "source": ["1 + 1"], "outputs": [
+                 {"output_type": "stream", "text": ["said\n"]},
+                 {"output_type": "execute_result", "data": {"text/html": ["<b>2</b>"], "text/plain": ["2"]}}]}]
+    fence = notebook.FENCE
+    assert notebook.as_markdown(json.dumps({"cells": cells})) == "\n\n".join([
+        "# T\nx", f"{fence}python\n1 + 1\n{fence}", f"{fence}text\nsaid\n{fence}",
+        f'{fence}{{raw}} html\n<div class="notebook-output">\n<b>2</b>\n</div>\n{fence}'])

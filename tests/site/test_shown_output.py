@@ -14,7 +14,7 @@ import pytest
 from cli import run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("docs/index.md", "docs/tutorial.md")
+PAGES = ("README.md", "docs/index.md", "docs/tutorial.md")
 BLOCK = re.compile(r"^```\n\$ creditscope ([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -35,7 +35,7 @@ def test_a_page_shows_what_the_command_prints(page: str, command: str, shown: st
     monkeypatch.chdir(ROOT)
     assert run(*shlex.split(command)) == 0
     rest = plain(capsys.readouterr().out)
-    for part in shown.split("\n…\n"):
+    for part in filter(plain, re.split(r"^…\n", shown, flags=re.MULTILINE)):
         before, found, rest = rest.partition(plain(part))
         assert found, f"{page}: creditscope {command} does not print {plain(part)!r} there, but {before!r}"
 

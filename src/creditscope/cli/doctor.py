@@ -148,7 +148,8 @@ def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
         if folded:
             also = "also " if any(each.state == state for each in others) else ""
             count = f"{len(folded)} question{'s' * (len(folded) > 1)}"
-            console.print(Text(f"{also}{state}: {count}: {', '.join(folded)}", STATE_COLOURS[state]))
+            named = ", named by --why" if state == "fine" else f": {', '.join(folded)}"
+            console.print(Text(f"{also}{state}: {count}{named}", STATE_COLOURS[state]))
 
 
 def details(found: Finding, log: Log, effects: Sequence[Finding] = (), why: bool = False) -> Table:

@@ -6,10 +6,11 @@ import math
 from typing import Literal
 
 from creditscope.diagnosis import remedies
-from creditscope.diagnosis.finding import FEW, THIRDS, Trend, has, level, series_of, trend
+from creditscope.diagnosis.finding import FEW, THIRDS, Trend, has, last, level, series_of, trend
 from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.thresholds import (
     CUT_BROKEN,
+    CUT_GROWN,
     CUT_WATCH,
     DEAD_GROWTH,
     EARLY,
@@ -215,6 +216,12 @@ def no_gradient(log: Log) -> bool:
     return norm is not None and all(exactly_zero(norm, x) for x in norm.values) and not nearly_all_masked(log)
 
 
+def never_moved(log: Log) -> bool:
+    """Whether every gradient of the log is exactly 0, so that the policy is the one it began with."""
+    norm = log.finite(schema.GRAD_NORM)
+    return norm is not None and len(norm) >= FEW and all(exactly_zero(norm, x) for x in norm.values)
+
+
 def all_dead(log: Log) -> bool:
     return bool(flat_rewards(log)) or no_gradient(log)
 
@@ -233,8 +240,9 @@ def cut_at_first(log: Log) -> float:
 
 
 def cuts_came_later(log: Log) -> bool:
-    """Whether the limit was wide enough at first: then the policy, not the limit, is the cause of later cuts."""
-    return cut_at_first(log) < CUT_WATCH
+    """Whether the policy, not the limit, is the cause of later cuts: few answers were cut at first, or far fewer."""
+    grown = last(series_of(log, "truncated")).mean - cut_at_first(log)
+    return cut_at_first(log) < CUT_WATCH or grown >= CUT_GROWN
 
 
 def learns_all_the_same(log: Log) -> str:

@@ -79,6 +79,9 @@ HOT_ENTROPY = Threshold(2.5, "hot sampler", "nats per token at the start",
                         "e^2.5 = 12 likely tokens at every position; language models that write sense have 0.2 to 1.")
 CUT_WATCH = Threshold(0.2, "truncation", "share of answers cut at the limit", "One answer of five is judged "
                       "incomplete.")
+CUT_GROWN = Threshold(0.3, "truncation", "growth of the share of answers cut at the limit since the first readings",
+                      "The cuts of the first batch are the limit's. Of 64 answers a share varies by ± 0.12 at most; a "
+                      "growth of more than twice that is the policy's, and a cause that moved it explains it.")
 CUT_BROKEN = Threshold(0.5, "truncation", "share of answers cut at the limit",
                        "Half of the rewards judge the limit; only to watch where the reward rises all the same.")
 NEAR_LIMIT = Threshold(0.9, "truncation", "mean length over the limit", "Where the share of cut answers is not logged: "

@@ -13,7 +13,8 @@ from creditscope.claims.page import SHAPES, observed, sample, told
 from creditscope.claims.table import CLAIMS, check
 from creditscope.claims.verdict import Claim, ClaimVerdict
 from creditscope.errors import CreditscopeError
-from creditscope.report.markup import Html, join, table, tag
+from creditscope.files.markup import Html, join, tag
+from creditscope.report.markup import table
 from creditscope.report.run import Run
 from creditscope.report.section import Section, missing
 

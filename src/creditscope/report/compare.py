@@ -13,12 +13,12 @@ from creditscope.claims.page import FIGURES, curves
 from creditscope.claims.reading import from_three
 from creditscope.diagnosis.engine import SIGNS
 from creditscope.diagnosis.finding import STATES
+from creditscope.files.markup import Html, join, shown, tag
 from creditscope.report import claims, glossary, methods
 from creditscope.report.chart import Spec
 from creditscope.report.chart import curves as chart_of
 from creditscope.report.diagnosed import sign
 from creditscope.report.lifetime import how_far, how_far_of
-from creditscope.report.markup import Html, join, shown, tag
 from creditscope.report.rewards import Notice
 from creditscope.report.section import Section, missing, rounded
 from creditscope.report.settings import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from creditscope.diagnosis.engine import SIGNS, Diagnosis
 from creditscope.diagnosis.finding import Finding, State
-from creditscope.report.markup import Html, tag
+from creditscope.files.markup import Html, tag
 
 
 def sign(state: State) -> tuple[Html, str]:

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditscope.errors import CreditscopeError
+from creditscope.files.markup import Html, shown, tag
 from creditscope.microscope import geometry
 from creditscope.microscope.spectrum import spectrum
 from creditscope.report.chart import DASHED, Spec, marked, spec_of
-from creditscope.report.markup import Html, shown, tag
 from creditscope.report.remedies import command
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, spaced

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from creditscope.report.markup import Html, join, tag
+from creditscope.files.markup import Html, join, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section
 from creditscope.runs import schema

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from creditscope.diagnosis.trainers import is_script
+from creditscope.files.markup import Html, join, tag
 from creditscope.methods.find import row_of
 from creditscope.report.answers import Answer, answers
 from creditscope.report.diagnosed import block, sign
 from creditscope.report.lifetime import how_far
-from creditscope.report.markup import Html, join, tag
 from creditscope.report.methods import changes
 from creditscope.report.run import Run
 from creditscope.runs.config import flags

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from creditscope.files.markup import Html, shown, tag
 from creditscope.report.directions import Array, Part, fitted, normalised, numbers
-from creditscope.report.markup import Html, shown, tag
 from creditscope.report.remedies import words
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from creditscope.files.markup import LONGEST as LONGEST
-from creditscope.files.markup import Html as Html
-from creditscope.files.markup import escape as escape
-from creditscope.files.markup import join as join
-from creditscope.files.markup import shown as shown
-from creditscope.files.markup import tag as tag
+from creditscope.files.markup import Html, tag
 
 
 def table(headers: list[object], rows: list[list[object]], **attributes: object) -> Html:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from creditscope.files.markup import Html, join, tag
 from creditscope.methods.axes import Method
 from creditscope.methods.find import row_of
 from creditscope.methods.table import GRPO
 from creditscope.methods.words import axis_meaning, equation, law
-from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section, missing
 

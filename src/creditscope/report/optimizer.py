@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from creditscope.diagnosis.optimizer_numbers import OVERSHOOT, UPDATE, Findings, of_steps, path_rank
 from creditscope.diagnosis.optimizer_verdicts import j_and_reward, verdicts
 from creditscope.errors import CreditscopeError
+from creditscope.files.markup import Html, join, shown, tag
 from creditscope.optimizer.table import BRAKES, parse_brake
 from creditscope.report import glossary
 from creditscope.report.chart import DASHED, Spec, marked, over_steps, spec_of
 from creditscope.report.directions import Part, fitted, numbers
-from creditscope.report.markup import Html, join, shown, table, tag
+from creditscope.report.markup import table
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, rounded, some_steps, spaced, thinned
 from creditscope.runs import schema

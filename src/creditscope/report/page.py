@@ -21,8 +21,8 @@ from typing import Any
 
 from creditscope import __version__
 from creditscope.errors import installed
+from creditscope.files.markup import Html, join, tag
 from creditscope.files.writing import new_file
-from creditscope.report.markup import Html, join, tag
 from creditscope.report.section import Section
 
 STYLES = ("page.css", "tokens.css", "compare.css")

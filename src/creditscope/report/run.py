@@ -43,9 +43,11 @@ class Run:
     @cached_property
     def trained(self) -> Steps:
         """The steps that sampled, without a last line that is an evaluation alone. A loop of one's own need not count
-        rollouts: then the steps with a reward, or all."""
-        counted, rewarded = (self.steps.having(key) for key in (schema.ROLLOUTS_SPENT, schema.REWARD_MEAN))
-        return counted if len(counted) else rewarded if len(rewarded) else self.steps
+        rollouts: then the steps with a reward; or, where nothing was evaluated, all."""
+        for key in (schema.ROLLOUTS_SPENT, schema.REWARD_MEAN):
+            if len(found := self.steps.having(key)):
+                return found
+        return found if schema.EVAL_ACCURACY in self.steps.names else self.steps
 
     @cached_property
     def diagnosis(self) -> Diagnosis:

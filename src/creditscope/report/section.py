@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from creditscope.report.markup import Html, join, tag
+from creditscope.files.markup import Html, join, tag
 from creditscope.report.remedies import CANNOT, command
 from creditscope.runs.columns import Column, Rows
 

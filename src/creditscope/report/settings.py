@@ -20,9 +20,9 @@ from creditscope.diagnosis.engine import Diagnosis
 from creditscope.diagnosis.of_record import diagnose_steps
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import resolved
+from creditscope.files.markup import shown
 from creditscope.report import claims, rewards
 from creditscope.report.answers import Answer, answers
-from creditscope.report.markup import shown
 from creditscope.report.run import Run, read_run
 from creditscope.runs import schema
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from creditscope.files.markup import Html, join, tag
 from creditscope.report.answers import absent
 from creditscope.report.chart import Edges, over_steps
-from creditscope.report.markup import Html, join, tag
 from creditscope.report.run import Run
 from creditscope.report.section import Section, lacking, missing, rounded, some_steps, thinned
 from creditscope.runs import schema

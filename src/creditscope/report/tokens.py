@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.report.markup import LONGEST, Html, join, shown, tag
+from creditscope.files.markup import LONGEST, Html, join, shown, tag
 from creditscope.report.prefixes import extents, tree
 from creditscope.report.run import Arrays, Run
 from creditscope.report.section import Section, lacking, missing, rounded, spaced

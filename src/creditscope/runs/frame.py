@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.errors import CreditscopeError, unknown
+from creditscope.errors import CreditscopeError, installed, unknown
 from creditscope.files.jsonlines import encodable
 from creditscope.runs.columns import Column, Steps
 
@@ -38,11 +36,17 @@ def _library(name: str | None) -> Any:
     if name is not None and name not in LIBRARIES:
         raise unknown("dataframe library", name, LIBRARIES)
     wanted = LIBRARIES if name is None else (name,)
-    here = next((one for one in wanted if importlib.util.find_spec(one) is not None), None)
+    here = next((one for one in wanted if installed(one)), None)
     if here is None:
         raise CreditscopeError(f"a dataframe needs {' or '.join(wanted)}, which {'is' if name else 'are'} not "
                                f"installed: pip install {wanted[0]}")
-    return importlib.import_module(here)
+    if here == "polars":
+        import polars
+
+        return polars
+    import pandas
+
+    return pandas
 
 
 def _whole(column: Column, count: int) -> NDArray[Any] | list[Any]:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, require_module
 from creditscope.files.guards import inside, masked, members
 from creditscope.files.jsonlines import Repeated, parse_json, read_whole, whole_lines
 from creditscope.files.sums import seal
@@ -315,14 +315,12 @@ class Record:
 
     def rollouts(self, step: int) -> Rollouts:
         """The same rollouts as a batch in float64, for `surrogate`, `advantage` and `prefix_bias`. Needs torch."""
+        require_module("Record.rollouts", "torch")
+        from creditscope.batch.kept import rollouts_of
+
         arrays = self.group(step)
         try:
-            from creditscope.batch.kept import rollouts_of
-
             return rollouts_of(arrays)
-        except ImportError:
-            raise CreditscopeError("a batch of tensors needs torch, which is not installed: pip install "
-                                   "'creditscope[torch]'; Record.group gives the arrays without it") from None
         except CreditscopeError as error:
             raise CreditscopeError(f"the rollouts of step {step} in {self.path} are damaged: {error}; choose "
                                    f"another step of those kept: {self.groups()}") from None

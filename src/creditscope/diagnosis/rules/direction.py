@@ -106,6 +106,10 @@ def reward(log: Log) -> Finding:
     state: State = "fine" if not fell else "broken" if unit and -found.change.mean >= COLLAPSED * unit else "watch"
     little = "changed little:" if found.change.excludes_zero else "did not clearly change:"
     verb = {"fell": "fell", "rose": "rose"}.get(told, little)
+    if fell and signs.never_moved(log):
+        return finding("fine", f"The reward, {found.first.mean:.3g} in the first third, {found.last.mean:.3g} in the "
+                       "last, differs by the prompts alone: every gradient is 0", found.first, found.last,
+                       log.finite(schema.GRAD_NORM))
     return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to {found.last.mean:.3g} "
                    f"in the last", found.first, found.last, why=found.told(),
                    onset=left_beginning(series_of(log, schema.REWARD_MEAN), rising=False) if fell else None,

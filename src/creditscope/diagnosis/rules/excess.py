@@ -73,7 +73,8 @@ def step_size(log: Log) -> Finding:
     if series:
         worst = _worst(series)
         state = grade(worst.mean, STEP_WATCH, STEP_BROKEN)
-        state = "broken" if state == "watch" and fell else "fine" if state == "watch" and signs.rises(log) else state
+        harmless = not fell and (signs.rises(log) or signs.nearly_all_right(log) is not None)
+        state = "broken" if state == "watch" and fell else _milder(state) if harmless else state
         if state == "fine":
             return finding("fine", f"No update moved the policy by more than {worst.mean:.2g} nats per token", worst)
         return finding(state, f"Steps are too large: an update moved the policy by {worst.mean:.2g} nats per "
@@ -89,6 +90,10 @@ def step_size(log: Log) -> Finding:
                    "that was sampled.", onset=left_beginning(reward, rising=False),
                    follows=["weight decay", *(["updates"] if updates != 1 else []),
                             *(["length drift"] if _shrank(log) else [])])
+
+
+def _milder(state: State) -> State:
+    return "watch" if state == "broken" else "fine"
 
 
 def _collapsed(log: Log) -> str:

@@ -243,6 +243,8 @@ def frozen(log: Log) -> Finding:
 def mask(log: Log) -> Finding:
     """Tokens that have credit and that the loss leaves out: whole answers, or the first or last tokens of most."""
     rows, row = level(log, schema.W_DEAD_ROWS), log.fact("method")
+    if rows is None and signs.rises(log):
+        return finding("fine", "Not in play: the reward rises")
     if rows is None:
         return unknown("whether tokens with credit are trained was not read", settles=signs.callback(log))
     if row is not None and (row.keep not in ("all", "live_groups") or row.token_weight != "none"):
@@ -255,7 +257,8 @@ def mask(log: Log) -> Finding:
     much = rows.mean >= MASK_ROWS_BROKEN or (length is not None and size >= MASK_LENGTH * length.mean)
     place = "first" if first and min(first.values) == size else "last"
     said = [f"{percent(rows.mean)} of the answers have w = 0 on every token"] if rows.mean >= MASK_ROWS else []
-    said += [f"the {place} {size:.0f} tokens of most answers have w = 0"] if size >= MASK_TOKENS else []
+    some = "token of most answers has" if size == 1 else f"{size:.3g} tokens of most answers have"
+    said += [f"the {place} {some} w = 0"] if size >= MASK_TOKENS else []
     return finding("broken" if much and stalls(log) else "watch", f"Tokens with credit are not trained: "
                    f"{', and '.join(said)}", rows, first, after,
                    why="w = ∂J/∂log π is 0 where the loss leaves a token out: its mask is shifted, or of other rows.",

@@ -135,6 +135,8 @@ def form(log: Log) -> Finding:
     Of n answers with the right number lost/(lost + paid) earn nothing, where rewards are 0 and 1.
     """
     lost, paid = level(log, schema.REWARD_LOST_TO_FORM), level(log, schema.REWARD_MEAN)
+    if (lost is None or paid is None) and signs.rises(log):
+        return finding("fine", "Not in play: the reward rises")
     if lost is None or paid is None:
         return unknown("whether right numbers are lost to their form is not in the log",
                        settles="the last number of some answers beside their references")
