@@ -110,12 +110,12 @@ def test_an_old_name_does_what_the_new_one_does_and_adds_one_line(old: str, new:
     assert said[0].out == said[1].out
     hint, _, rest = said[0].err.partition("\n")
     assert hint.startswith(f"creditscope: '{old.split()[0]}")
-    assert hint.endswith(f"; the old name goes in {GONE}")
+    assert hint.endswith(f"; the old name will be removed in {GONE}")
     assert rest == said[1].err
 
 
 def test_the_hint_names_the_words_that_replace_the_old_ones() -> None:
     assert renamed(["train", "tiny"]) == (["lab", "train", "tiny"],
-                                          "'train' is now 'lab train'; the old name goes in 0.3")
+                                          "'train' is now 'lab train'; the old name will be removed in 0.3")
     assert renamed(["lab", "train", "--credit", "credit"]) == (["lab", "train", "--credit", "credit"], "")
     assert renamed([]) == ([], "")

@@ -38,7 +38,7 @@ def test_a_finding_is_told_once_with_its_step_and_change_and_with_the_effects_fo
     assert first is not None
     lines = [line for found in told.values() for line in found]
     assert len([line for line in lines if f", {first.rule}: " in line]) == 1
-    assert any("From it follow: " in line and "Change: " in line for line in lines)
+    assert any("This explains: " in line and "Change: " in line for line in lines)
     assert alarm.stop is False
 
 
@@ -51,7 +51,7 @@ def test_a_cause_is_told_with_its_effects_and_an_effect_that_comes_later_names_i
     cause = Finding(rule="lr", state="watch", sentence="It is high", change="lr=1")
     effects = [Finding(rule=name, state="broken", sentence=f"{name} fell", follows=("lr",)) for name in "abc"]
     found(*effects[:2], cause)
-    assert alarm.see(3, GOOD) == ["✗ step 3, lr: It is high. From it follow: a, b. Change: lr=1."]
+    assert alarm.see(3, GOOD) == ["✗ step 3, lr: It is high. This explains: a, b. Change: lr=1."]
     found(*effects, replace(cause, state="broken"))
     assert alarm.see(4, GOOD) == ["✗ step 4, c: c fell. It follows from lr. Change: lr=1."]
     assert alarm.see(5, GOOD) == []

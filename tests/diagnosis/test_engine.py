@@ -106,7 +106,7 @@ def test_the_headline_names_the_first_cause_what_follows_and_the_change() -> Non
     told = diagnose(log_of(DEAD))
     first = told.first
     assert first is not None
-    assert told.headline == (f"✗ truncation: {first.sentence}. From it follow: "
+    assert told.headline == (f"✗ truncation: {first.sentence}. This explains: "
                              f"{', '.join(each.rule for each in told.effects)}. Change: max_completion_length "
                              "(raise it).")
 

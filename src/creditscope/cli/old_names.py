@@ -31,10 +31,10 @@ def renamed(args: Sequence[str]) -> tuple[list[str], str]:
     """The line in today's words, and the hint, "" where no word is old.
 
     >>> renamed(["optimizer", "--json", "--brakes"])
-    (['list', 'brakes', '--json'], "'optimizer --brakes' is now 'list brakes'; the old name goes in 0.3")
+    (['list', 'brakes', '--json'], "'optimizer --brakes' is now 'list brakes'; the old name will be removed in 0.3")
     """
     for old, new in RENAMED:
         if args[:1] == list(old[:1]) and all(word in args for word in old):
             rest = [word for word in args[1:] if word not in old[1:]]
-            return [*new, *rest], f"{' '.join(old)!r} is now {' '.join(new)!r}; the old name goes in {GONE}"
+            return [*new, *rest], f"{' '.join(old)!r} is now {' '.join(new)!r}; the old name will be removed in {GONE}"
     return list(args), ""

@@ -80,7 +80,7 @@ class Alarm:
                           for rule in rules]
             else:
                 effects = [rule for rule in rules if rule != cause]
-                follow = f" From it follow: {', '.join(effects)}." if effects else ""
+                follow = f" This explains: {', '.join(effects)}." if effects else ""
                 lines.append(_line(step, by_name[cause], by_name[cause].change, follow))
             self._told |= {cause, *rules}
         return lines

@@ -52,7 +52,7 @@ class Diagnosis:
         """One line: the sign, the first cause and its change; what was found fine; or why nothing can be said."""
         first, count = self.first, Counter(each.state for each in self.findings)
         if first is not None:
-            brings = f" From it follow: {', '.join(each.rule for each in self.effects)}." if self.effects else ""
+            brings = f" This explains: {', '.join(each.rule for each in self.effects)}." if self.effects else ""
             change = f" Change: {first.change}." if first.change else ""
             return f"{SIGNS[self.state]} {first.rule}: {first.sentence}.{brings}{change}"
         if self.unread:

@@ -325,7 +325,9 @@ def _cut(log: Log, recent: Series) -> Finding:
         else ("", "The reward of half an answer says where it was cut, not whether it was right.")
     came = state != "fine" and signs.cuts_came_later(log)
     then = (f", {percent(signs.cut_at_first(log))} at first" if came else "") + (f", though {well}" if well else "")
-    return finding(state, f"{percent(recent.mean)} of the answers are cut at the limit{over(recent)}{out}{then}",
+    limit = log.setting("limit")
+    at = "the limit" if limit is None else f"the limit of {limit:.0f} tokens"
+    return finding(state, f"{percent(recent.mean)} of the answers are cut at {at}{over(recent)}{out}{then}",
                    recent,
                    why=why,
                    onset=crossed(series_of(log, "truncated"), lambda share: share >= CUT_WATCH),
