@@ -22,7 +22,7 @@ from creditscope.cli.commands import COMMANDS, GROUPS
 from creditscope.errors import EXTRAS, installed
 
 ROOT = Path(__file__).resolve().parent.parent
-LOG = ROOT / "examples" / "logs" / "learning-rate-too-high"
+LOG = ROOT / "examples" / "logs" / "flat-trl"
 LOGS = ROOT / "tests" / "diagnosis" / "logs"
 RECORD = ROOT / "tests" / "runs" / "record_0.1"
 EVIDENCE = ROOT / "results" / "p1-tiny"

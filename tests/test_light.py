@@ -40,7 +40,7 @@ def test_logs_records_and_lists_need_no_extra_and_other_commands_name_theirs(end
 
 @pytest.mark.slow
 def test_the_diagnosis_and_the_page_without_torch_are_whole(ended: dict[str, Any]) -> None:
-    assert ended[f"doctor {light.LOG}"]["out"].startswith("✗ step size: Steps are too large (learning rate 0.002)")
+    assert ended[f"doctor {light.LOG}"]["out"].startswith("✗ KL pull: The KL term outweighs the reward: β = 10")
     page = json.loads(ended[f"report {light.RECORD} -o OUT/one.html --json"]["out"])
     assert page["charts"] is installed("vl_convert")
     assert page["bytes"] > 100_000

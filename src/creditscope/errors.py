@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 EXTRAS = {
     "torch": "torch",
-    "transformers": "lab", "safetensors": "lab", "tokenizers": "lab",
+    "transformers": "lab", "safetensors": "lab", "tokenizers": "lab", "huggingface_hub": "lab",
     "trl": "trl", "datasets": "trl", "pyarrow": "trl",
     "verl": "verl",
     "peft": "lora",

@@ -4,12 +4,11 @@ minute. No torch is loaded."""
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from creditscope.errors import CreditscopeError
+from creditscope.errors import CreditscopeError, installed
 
 SECONDS = 5.0
 """Wait for one answer of the hub."""
@@ -59,7 +58,7 @@ def refuse_missing(name: str) -> None:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise CreditscopeError(f"no model {name!r}: no such folder, and not a hub name of the form owner/name; "
                                f"give tiny, a folder, a .gguf file or owner/name")
-    if importlib.util.find_spec("huggingface_hub") is None:
+    if not installed("huggingface_hub"):
         return  # the loading library is missing too, and is named where it is needed
     if not answers(name) and not is_cached(name):
         raise CreditscopeError(f"no model {name!r}: no such folder, it was not loaded here before, and the hub does "
