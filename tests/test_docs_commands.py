@@ -38,7 +38,7 @@ STANDS_FOR = {
 """What a reader brings -> a file of the checkout that is as good."""
 
 
-WRAPPED = ("docs/index.md", "docs/tutorial.md")
+WRAPPED = ("README.md", "docs/index.md", "docs/tutorial.md")
 """Pages that wrap or cut what they show: tests/site/test_shown_output.py has them."""
 
 

@@ -134,10 +134,11 @@ REMEDIES: Mapping[str, Remedy] = {
         f"a larger {ACTOR}.optim.lr: ×10", "a larger --lr, or --optimizer adamw",
         "KL after a step, at the next reading",
         "a larger learning rate, or Adam"),
-    "KL pull": Remedy("a tenth of beta, or beta=0.0 (TRL's default)",
-                      f"a tenth of {ACTOR}.kl_loss_coef, or algorithm.use_kl_in_reward=False where KL is in the reward",
-                      "a tenth of --beta, or --beta 0", "the reward, within 30 steps",
-                      "a tenth of the KL term's weight"),
+    "KL pull": Remedy("beta=0.0 (TRL's default), or beta at most 0.1",
+                      f"{ACTOR}.kl_loss_coef at most 0.1, or algorithm.use_kl_in_reward=False where KL is in the "
+                      "reward",
+                      "--beta 0, or --beta at most 0.1", "the reward, within 30 steps",
+                      "a weight of the KL term of at most 0.1"),
     "clip closed": Remedy("epsilon=0.2", f"{ACTOR}.clip_ratio=0.2", "a method with ε = 0.2",
                           "the clip ratio, at the first step", "a clip range of 0.2"),
     "clip": Remedy("num_iterations=2, or steps_per_generation above gradient_accumulation_steps, to reuse a batch; "
