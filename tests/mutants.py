@@ -359,7 +359,8 @@ REPLANTED = [
           'return words[:1] == ["creditscope"] and shlex.join(words) == command', "return True", PAGES),
     fixed("a script that others can write is trusted", "report/page.py", "st_mode & 0o022", "st_mode & 0", PAGES),
     fixed("passwords reach run.json", "runs/record.py",
-          '"config": masked(dict(config)), "versions"', '"config": dict(config), "versions"',
+          'run = {"format": FORMAT, "config": masked(dict(config)),',
+          'run = {"format": FORMAT, "config": dict(config),',
           f"{STRANGERS}::test_passwords_and_keys_in_settings_do_not_reach_the_record"),
     # Long runs.
     fixed("the lab keeps every step's metrics", "lab/train.py",
@@ -425,7 +426,7 @@ REPLANTED = [
     # Words instead of tracebacks.
     fixed("Ctrl-C while the program loads is a traceback", "__main__.py",
           "except KeyboardInterrupt:", "except ZeroDivisionError:",
-          "tests/faults/test_signals.py::test_ctrl_c_while_the_verbs_are_loading_is_no_traceback"),
+          "tests/faults/test_signals.py::test_ctrl_c_while_a_command_is_loading_is_no_traceback"),
     fixed("--lr 1e38 reaches torch", "runs/settings.py", "0 <= value <= MOST:", "0 <= value < float('inf'):",
           SETTINGS),
     fixed("sampling follows torch's default dtype", "policy/sampling.py",
