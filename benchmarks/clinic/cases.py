@@ -45,7 +45,7 @@ BF16_LR = 2e-5
 """float32 still learns; in bfloat16 every weight above 0.008 stays where it is, since half its spacing is 3e-5."""
 
 Kind = Literal["fault", "healthy"]
-Half = Literal["tune", "held-out"]
+Half = Literal["tune", "seen", "held-out"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ CASES: tuple[Case, ...] = (
           both({"max_grad_norm": 1.0}, {"clip_norm": 1.0}), evals=False),
     fault("frozen", "frozen", Change(model="frozen"), PLAIN),
     fault("kl-heavy", "KL pull", both({"beta": 100.0}, {"beta": 100.0}), both({"beta": 0.001}, {"beta": 0.001}),
-          note="TRL, seed 0, β = 10: accuracy +0.02, reward 0.52 to 0.57; 100 not measured yet"),
+          note="TRL, seed 0, β = 10: accuracy +0.02, reward 0.52 to 0.57"),
     fault("clip-closed", "clip", both({"epsilon": 1e-7, "num_iterations": 8, "max_steps": 64}),
           both({"epsilon": 0.2, "num_iterations": 8, "max_steps": 64}), evals=False, **TRL_ONLY),
     # -- the optimiser moves too far ------------------------------------------------------------------------------
@@ -176,19 +176,22 @@ CASES: tuple[Case, ...] = (
     healthy("dapo", both({"loss_type": "dapo", "epsilon_high": 0.28}, {"method": "dapo"}), engines=("lab",)),
     healthy("long-limit", both({"max_completion_length": 128}, {"max_tokens": 128}), evals=False),
     healthy("sgd-suited", both({"optim": "sgd", "learning_rate": 0.1}, {"optimizer": "sgd", "lr": 0.1}),
-            note="TRL, seed 0, accuracy in 40 steps: +0.02 at 0.03, −0.49 at 0.5; 0.1 not measured yet"),
+            note="TRL, seed 0, accuracy in 40 steps: +0.02 at 0.03, −0.49 at 0.5"),
     healthy("decay", both({"weight_decay": 0.1}, {"weight_decay": 0.1}), evals=False),
 )
 BY_NAME = {case.name: case for case in CASES}
 
 
 def half(case: Case, seed: int) -> Half:
-    """Half of the cases, by the hash of their name, are held out with every seed; of the others, seed 2 is.
+    """Half of the cases, by the hash of their name, are held out; of the others, seed 2 is.
 
-    The first cases of each kind by hash are held out, so that both kinds are cut in half.
+    The first cases of each kind by hash are held out, so that both kinds are cut in half. Seed 0 of the held-out cases
+    is `seen`: it was judged first, and some of its misses were repaired before seeds 1 and 2 were made.
     """
     mine = sorted((c for c in CASES if c.kind == case.kind), key=lambda c: _hash(c.name))
-    return "held-out" if case in mine[:len(mine) // 2] or seed == 2 else "tune"
+    if case in mine[:len(mine) // 2]:
+        return "held-out" if seed else "seen"
+    return "held-out" if seed == 2 else "tune"
 
 
 def _hash(name: str) -> str:
