@@ -356,3 +356,11 @@ def test_many_prompts_are_not_most_prompts() -> None:
     columns = {"reward/mean": steady(0.05), "reward/std": steady(0.2)}
     assert "Many prompts" in findings(log_of({**columns, "dead": steady(0.4)}))["too hard"].sentence
     assert "Most prompts" in findings(log_of({**columns, "dead": steady(0.6)}))["too hard"].sentence
+
+
+def test_a_limit_that_was_given_is_named_with_its_value_and_an_assumed_one_is_not() -> None:
+    columns = {**FLAT, "truncated": steady(1.0)}
+    given, assumed = (findings(log_of(columns, **settings))["truncation"].sentence
+                      for settings in ({"max_completion_length": 12}, {}))
+    assert "cut at the limit of 12 tokens over" in given
+    assert "cut at the limit over" in assumed
