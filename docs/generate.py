@@ -11,6 +11,7 @@ import functools
 import math
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import quantiles
@@ -247,15 +248,21 @@ def all_verdicts() -> tuple[ClaimVerdict, ...]:
     return (*run_exact(), *(check(evidence) if evidence else []))
 
 
-SUBJECTS = {"closed forms": "exact", "packaged model": "tiny", "SmolLM2-135M": "SmolLM2"}
-"""Columns of the table in papers.md, and how the places begin that belong to them."""
+SUBJECTS = {"closed forms": "exact", "packaged model": "tiny", "SmolLM2-135M": "SmolLM2", "Qwen2.5-Coder-0.5B": "qwen"}
+"""Columns of the table in papers.md, and how the places begin that belong to them: of runs, with the model's name."""
 VERDICTS = re.compile(r"(?<=<!-- verdicts: make docs -->\n).*?(?=<!-- /verdicts -->)", re.DOTALL)
 
 
 def papers_page() -> str:
     """docs/papers.md with the table of verdicts that the evidence gives now."""
     text = (ROOT / "docs" / "papers.md").read_text()
-    return VERDICTS.sub(lambda _: verdict_table(all_verdicts(), SUBJECTS), text)
+    return VERDICTS.sub(lambda _: verdict_table(all_verdicts(), columns(all_verdicts())), text)
+
+
+def columns(verdicts: Sequence[ClaimVerdict]) -> dict[str, str]:
+    """The columns of `SUBJECTS`, without models of which results/ has no run."""
+    return {title: start for title, start in SUBJECTS.items()
+            if start == "exact" or any(verdict.subject.startswith(start) for verdict in verdicts)}
 
 
 def conformance_page() -> str:

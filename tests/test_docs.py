@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from creditscope import METHODS
+from creditscope.claims.verdict import ClaimVerdict
 from creditscope.cli.localise import mark
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
@@ -93,6 +94,14 @@ def test_the_page_of_claims_says_of_every_run_what_the_evidence_says(monkeypatch
                   for text in (pages.papers_page(), (ROOT / "docs" / "papers.md").read_text()))
     assert len(told) > 10
     assert ours == told, "run: make docs"
+
+
+def test_a_model_has_a_column_once_results_has_runs_of_it() -> None:
+    pages = generator()
+    ours = [ClaimVerdict(claim="P1.5", definition="", subject=subject, outcome="holds", reason="", observed=2.0)
+            for subject in ("tiny · arithmetic · p1_grpo", "qwen-0.5b · gsm8k:data · p1_grpo")]
+    assert list(pages.columns(ours)) == ["closed forms", "packaged model", "Qwen2.5-Coder-0.5B"]
+    assert list(pages.columns(ours[:1])) == ["closed forms", "packaged model"]
 
 
 def verdicts_of_runs(table: str) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from rich.console import Console
 import cli
 import mini
 from creditscope.claims.evidence import APART
+from creditscope.claims.p1_learning import PAIRS
 from creditscope.claims.page import FIGURES
 from creditscope.claims.table import CLAIMS
 from creditscope.cli.reproduce import CLAIMS_OF, Choices, Reproduce, placed
@@ -30,7 +31,20 @@ from creditscope.runs.figures import curves_svg
 from creditscope.runs.intervals import Interval
 from creditscope.runs.kinds import KINDS
 from creditscope.runs.record import Record
-from creditscope.studies.plans import CLOSE, GROUPS, LABELLED, ROLLOUTS, SAMPLED, UNLABELLED, WARM, Size, p1, p2
+from creditscope.studies.plans import (
+    CLOSE,
+    GROUPS,
+    LABEL_STEPS,
+    LABELLED,
+    ROLLOUTS,
+    SAMPLED,
+    SHARED,
+    UNLABELLED,
+    WARM,
+    Size,
+    p1,
+    p2,
+)
 from jobs import run_here
 from records import write_record
 
@@ -128,17 +142,47 @@ def test_p2_is_brakes_over_several_updates_probed_as_compare_does() -> None:
 
 
 def test_what_a_user_chooses_reaches_every_run() -> None:
-    size = Size(steps=7, prompts=3, lr=2e-5, max_tokens=99, accumulate=2, dtype="float64", seeds=2, groups=(4, 8))
+    chosen = {"prompts": 3, "lr": 2e-5, "max_tokens": 99, "accumulate": 2, "dtype": "float64", "answer": "flexible",
+              "clip_norm": None, "temperature": 0.7, "eval_problems": 50}
+    assert set(SHARED) - set(chosen) == {"model", "task"}
+    size = Size(steps=7, seeds=2, groups=(4, 8), **chosen)
     plan = p1(size)
     assert {name.split("/")[0] for name, _ in plan} == {"r4", "r8", "turns"}
     assert {name.split("/")[1] for name, _ in plan} == {"seed-0", "seed-1"}
     for _, config in plan:
-        assert (config.steps, config.prompts, config.lr, config.max_tokens, config.accumulate, config.dtype) == (
-            7, 3, 2e-5, 99, 2, "float64")
+        assert config.steps == 7
+        assert {name: getattr(config, name) for name in chosen} == chosen
+    for _, config in p2(replace(size, groups=GROUPS)):
+        assert {name: getattr(config, name) for name in chosen} == chosen
+
+
+def test_readings_and_evaluations_are_spread_over_the_steps() -> None:
+    plan = dict(p1(Size(model="some/model", steps=16, readings=8, evaluations=4)))
+    assert {(config.every, config.eval_every) for config in plan.values()} == {(2, 4)}
+
+
+def test_four_evaluations_meet_at_equal_rollouts_for_every_pair_that_is_compared() -> None:
+    size = Size(model="some/model", steps=16, evaluations=4)
+    by_size = {config.group: config for _, config in p1(size)}
+    evaluated = {group: {step * config.prompts * group for step in range(0, config.steps + 1, config.eval_every)}
+                 for group, config in by_size.items()}
+    for small, large in PAIRS:
+        assert max(evaluated[small]) in evaluated[large]
+
+
+def test_credits_from_continuations_are_read_in_short_runs_that_differ_in_steps_alone() -> None:
+    plan = dict(p1(Size(model="some/model", steps=16, sampled=("monte_carlo,samples=2",))))
+    for seed in range(3):
+        short, long = plan[f"sampled/seed-{seed}"], plan[f"r{CLOSE}/seed-{seed}"]
+        assert (short.steps, short.every, short.also) == (LABEL_STEPS, 1, ("monte_carlo,samples=2",))
+        apart = {name for name, value in asdict(short).items() if value != getattr(long, name)}
+        assert apart <= APART | {"steps"}  # so the claims read both as one experiment, each credit where it was read
+        assert short.eval_problems  # by its last evaluation a run is known to be finished
 
 
 @pytest.mark.parametrize(("plan", "size", "words"), [
-    (p1, {"seeds": 0}, "--seeds must be at least 1"), (p2, {"steps": -1}, "--steps must be at least 1"),
+    (p1, {"seeds": 0}, "--seeds must be at least 1"), (p1, {"evaluations": 0}, "--evaluations must be at least 1"),
+    (p1, {"eval_problems": 0}, "--eval-problems must be at least 1"), (p2, {"steps": -1}, "--steps must be at least 1"),
     (p1, {"groups": (2, 2)}, "each R once"), (p1, {"groups": ()}, "each R once"),
     (p2, {"groups": (4,)}, "p2 has R = 8 alone"), (p1, {"groups": (1,)}, "a group of one")])
 def test_sizes_that_cannot_be_are_refused(plan: Any, size: dict[str, Any], words: str) -> None:

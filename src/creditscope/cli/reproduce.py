@@ -60,7 +60,8 @@ class Reproduce:
     """The paper."""
     size: Annotated[Choices, tyro.conf.arg(name="")] = field(default_factory=Choices)
     jobs: int | None = None
-    """Runs at once, each a process with one thread; by default one per CPU for the packaged model, else 1."""
+    """Runs at once, each a process with one thread and its own copy of the model: several may share a GPU that holds
+    them. By default one per CPU for the packaged model, else 1."""
     out: Path | None = None
     """Where the runs, evidence/, claims.md, table1.md and the figures go; by default runs/PAPER-MODEL-BUDGET."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from creditscope.errors import CreditscopeError
 from creditscope.runs.config import Config
 from creditscope.runs.kinds import KINDS
+from creditscope.runs.settings import flag
 
 GROUPS = (2, 4, 8, 16, 32)
 """R of arXiv:2606.29238, 2, 4 and 8, and larger."""
@@ -32,6 +33,10 @@ FIXED = (4, 8, 16)
 """R of the runs that the rules are compared with."""
 ROLLOUTS = 3840
 """Of each run that is compared at equal rollouts: 60 steps of 8 × 8."""
+LABEL_STEPS = 2
+"""Steps, each of them read, of the runs whose continuations the user asks for."""
+SHARED = ("model", "task", "answer", "prompts", "lr", "clip_norm", "temperature", "max_tokens", "accumulate", "dtype")
+"""Options of `Size` that every run gets as they are."""
 KEEP = 50
 """Steps between checkpoints: a killed run loses no more than these."""
 WARM = "tiny-turns"
@@ -54,10 +59,16 @@ class Size:
     """As of creditscope lab train."""
     steps: int | None = None
     """Batches of each run; by default as the budget says."""
+    answer: str = "strict"
+    """As of creditscope lab train: strict or flexible."""
     prompts: int = 8
     """P, prompts per step."""
     lr: float = 1e-4
     """Learning rate."""
+    clip_norm: float | None = 1.0
+    """Largest gradient norm, or None: P2.3 is read only as long as no gradient was clipped."""
+    temperature: float = 1.0
+    """Sampling temperature."""
     max_tokens: int | None = None
     """Longest completion; by default the task's."""
     accumulate: int = 1
@@ -68,6 +79,16 @@ class Size:
     """Runs of each setting, with seeds from 0."""
     groups: tuple[int, ...] = GROUPS
     """R of p1's sweep."""
+    readings: int | None = None
+    """Readings of the microscope per run of p1; by default 6, and 12 with the full budget."""
+    evaluations: int = 3
+    """Evaluations along a run of p1, besides the one at the start. With 4, and --steps a multiple of 4, R = 2 to 32 are
+    also compared at equal rollouts."""
+    eval_problems: int | None = None
+    """Test problems per evaluation; by default 400, and 1000 with the full budget."""
+    sampled: tuple[str, ...] = ()
+    """p1: credits that sample continuations, such as monte_carlo,samples=2. They are read in short runs of their own,
+    two steps at R = 8, because they sample many times what a step does."""
 
     @property
     def full(self) -> bool:
@@ -80,15 +101,14 @@ class Size:
 
     def common(self) -> dict[str, Any]:
         """The settings that all runs of a sweep share."""
-        return {"model": self.model, "task": self.task, "prompts": self.prompts, "lr": self.lr,
-                "max_tokens": self.max_tokens, "accumulate": self.accumulate, "dtype": self.dtype,
-                "eval_problems": 1000 if self.full else 400}
+        return {name: getattr(self, name) for name in SHARED} | {
+            "eval_problems": self.eval_problems or (1000 if self.full else 400)}
 
     def check(self) -> None:
-        for name in ("seeds", "steps"):
+        for name in ("seeds", "steps", "readings", "evaluations", "eval_problems"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise CreditscopeError(f"--{name} must be at least 1, got {value}")
+                raise CreditscopeError(f"{flag(name)} must be at least 1, got {value}")
         if not self.groups or len(set(self.groups)) < len(self.groups):
             raise CreditscopeError(f"--groups must name each R once, got {' '.join(map(str, self.groups)) or 'none'}; "
                                    f"the default is {' '.join(map(str, GROUPS))}")
@@ -99,13 +119,14 @@ Plan = tuple[tuple[str, Config], ...]
 
 
 def p1(size: Size) -> Plan:
-    """R ∈ {2, 4, 8, 16, 32}, three seeds, read on a schedule; with the packaged model also turns, and with the full
-    budget rank-aware schedules. Seed by seed, so that an early stop leaves every R."""
+    """R ∈ {2, 4, 8, 16, 32}, three seeds, read on a schedule; with `sampled` also short runs that read these credits;
+    with the packaged model also turns, and with the full budget rank-aware schedules. Seed by seed, so that an early
+    stop leaves every R."""
     size.check()
     steps = size.steps or (60 if size.full else 30)
-    every = max(1, steps // 12) if size.full else max(1, steps // 6)
+    every = max(1, steps // (size.readings or (12 if size.full else 6)))
     base = Config(**size.common(), method="p1_grpo", steps=steps, scope="light", every=every, probe="off",
-                  eval_every=max(1, steps // 3), keep_every=0, checkpoint_every=min(steps, KEEP))
+                  eval_every=max(1, steps // size.evaluations), keep_every=0, checkpoint_every=min(steps, KEEP))
     also = UNLABELLED + (LABELLED if size.task.partition(":")[0] in STEPWISE else ())
     also += SAMPLED[size.budget] if size.packaged else ()
     plan: list[tuple[str, Config]] = []
@@ -113,6 +134,10 @@ def p1(size: Size) -> Plan:
         for group in size.groups:
             close = {"scope": "full", "also": also} if group == CLOSE else {}
             plan.append((f"r{group}/seed-{seed}", replace(base, group=group, seed=seed, **close)))  # type: ignore[arg-type]
+        if size.sampled:  # fewer steps alone: one family with the run at R = 8, of which the longer counts elsewhere
+            few = min(steps, LABEL_STEPS)
+            plan.append((f"sampled/seed-{seed}", replace(base, group=CLOSE, seed=seed, steps=few, every=1, eval_every=0,
+                                                         also=size.sampled, checkpoint_every=few)))
         if size.packaged:
             plan.append((f"turns/seed-{seed}", replace(base, model=WARM, task="turns", group=CLOSE, seed=seed,
                                                        scope="off", every=1, keep_every=1)))
