@@ -28,7 +28,8 @@ import torch
 from creditscope.lab.rollout import roll_out
 from creditscope.methods.table import METHODS
 from creditscope.objective.surrogate import surrogate
-from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.runs.intervals import mean_interval
 from creditscope.tasks import Problem
 from creditscope.tasks.arithmetic import Arithmetic

@@ -23,7 +23,8 @@ from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS, even
 from creditscope.objective.surrogate import surrogate
-from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.tasks import Task, find_task
 
 PASSES = (0, 1, 3)

@@ -24,7 +24,8 @@ from torch import Tensor
 from creditscope import METHODS, Method, Rollouts, effective_credit, surrogate
 from creditscope.lab.rollout import roll_out
 from creditscope.optimizer.scale import Clipping, RewardParts, ScaleSweep, sweep
-from creditscope.policy.loading import load_policy, token_logp
+from creditscope.policy.loading import load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.tasks import find_task
 
 PAGE = Path(__file__).with_suffix(".md")

@@ -24,7 +24,8 @@ from creditscope.lab.setup import make_optimizer
 from creditscope.lab.step import Minibatch, take_step
 from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
-from creditscope.policy.loading import Policy, token_logp
+from creditscope.policy.loading import Policy
+from creditscope.policy.logp import token_logp
 from creditscope.policy.sampling import sample
 from creditscope.runs.config import Config
 

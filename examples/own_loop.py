@@ -14,7 +14,8 @@ from creditscope import METHODS, Microscope, spectrum, surrogate
 from creditscope.lab.rollout import roll_out
 from creditscope.optimizer.brakes import Recall
 from creditscope.optimizer.probe import Probe
-from creditscope.policy.loading import load_policy, token_logp
+from creditscope.policy.loading import load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.tasks import find_task
 
 

@@ -20,7 +20,8 @@ from creditscope.batch.metrics import assigned, signal, spread
 from creditscope.files.writing import free_path
 from creditscope.lab.rollout import roll_out
 from creditscope.objective.kept import kept_arrays
-from creditscope.policy.loading import load_policy, token_logp
+from creditscope.policy.loading import load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.tasks import find_task
 
 METHOD = METHODS["grpo"]

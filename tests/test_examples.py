@@ -15,7 +15,8 @@ from cli import run, run_json
 from creditscope import METHODS, Record, effective_credit, surrogate
 from creditscope.batch.jsonl import read_jsonl
 from creditscope.exact import prefix_bias
-from creditscope.policy.loading import load_policy, token_logp
+from creditscope.policy.loading import load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.tasks import Problem, find_task
 from makers import load_script
 

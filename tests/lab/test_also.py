@@ -24,7 +24,8 @@ from creditscope.lab.train import train
 from creditscope.microscope.observer import Observer
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.brakes import Brake
-from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.runs.config import Config
 from creditscope.tasks import find_task
 

@@ -26,7 +26,7 @@ def fail(error: Exception) -> Callable[..., Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "error", "doing", "change"), [
     ("creditscope.lab.step.rollout_logp", torch.OutOfMemoryError(CUDA), "passing the batch through the model",
-     "raise --accumulate, or lower --prompts, --group or --max-tokens"),
+     "add --recompute, use --dtype bfloat16, raise --accumulate"),
     ("creditscope.lab.rollout.sample", torch.OutOfMemoryError(CUDA), "sampling answers",
      "lower --prompts, --group or --max-tokens"),
     ("creditscope.policy.loading._load", torch.OutOfMemoryError(CUDA), "loading the model", "choose a smaller one"),

@@ -10,7 +10,8 @@ import torch
 
 from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.lab.tools import LabTools
-from creditscope.policy.loading import Policy, load_policy, rollout_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import rollout_logp
 from creditscope.policy.sampling import sample
 from creditscope.runs.config import Config
 from creditscope.tasks import find_task

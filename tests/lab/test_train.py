@@ -28,7 +28,8 @@ from creditscope.lab.step import Minibatch, take_step
 from creditscope.lab.train import train
 from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
-from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.runs.config import Config
 from creditscope.runs.record import Record
 from creditscope.tasks import Step, Verdict, find_task

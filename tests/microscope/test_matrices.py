@@ -164,7 +164,7 @@ def small_model() -> nn.Module:
 
 def test_a_model_is_read_matrix_by_matrix() -> None:
     model = small_model()
-    found = model_spectra(model)
+    found = model_spectra(model.named_parameters())
     assert list(found) == ["0.weight", "2.weight"]  # biases are vectors
     for name, s in found.items():
         grad = model.get_parameter(name).grad
@@ -175,9 +175,9 @@ def test_a_model_is_read_matrix_by_matrix() -> None:
 def test_a_layer_with_no_gradient_is_absent() -> None:
     model = small_model()
     model.get_parameter("0.weight").grad = None
-    assert list(model_spectra(model)) == ["2.weight"]
+    assert list(model_spectra(model.named_parameters())) == ["2.weight"]
     model.zero_grad(set_to_none=False)
-    assert model_spectra(model) == {}
+    assert model_spectra(model.named_parameters()) == {}
 
 
 @pytest.mark.parametrize(("call", "message"), [

@@ -24,7 +24,8 @@ from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.sources import ParameterSource
 from creditscope.objective.advantages import token_advantage
 from creditscope.optimizer.brakes import Brake
-from creditscope.policy.loading import Policy, head_norms, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import head_norms, token_logp
 from creditscope.runs.config import Config
 from creditscope.tasks import find_task
 from makers import make

@@ -25,7 +25,8 @@ from creditscope.offline.assemble import assemble_for
 from creditscope.offline.dumps import Sample
 from creditscope.offline.scope import Summary, chunks_of, scope_file
 from creditscope.offline.settings import Settings
-from creditscope.policy.loading import Policy, load_policy, rollout_logp, token_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import rollout_logp, token_logp
 from each import each
 from makers import load_script, to_rows
 

@@ -17,7 +17,8 @@ from creditscope import METHODS, CreditscopeError, Rollouts, effective_credit, s
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.policy.critic import KINDS, Critic, reward_to_go
-from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.tasks import find_task
 from each import each
 from makers import make

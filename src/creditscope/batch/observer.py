@@ -35,8 +35,10 @@ class Passes(Protocol):
     def w(self, logp: Tensor, credit: Tensor | None = None, method: Method | None = None) -> Tensor:
         """(B, T) ∂J/∂log π at `logp`, under the minibatch's own credit and method or others."""
 
-    def backward(self, cotangent: Cotangent, around: Around = ..., chunks: Sequence[Tensor] | None = None) -> None:
-        """Add Σ_it c_it ∇log π_it to the gradients, c = cotangent(log π, chunk)."""
+    def backward(self, cotangent: Cotangent, around: Around = ..., chunks: Sequence[Tensor] | None = None,
+                 collect: bool = True) -> None:
+        """Add Σ_it c_it ∇log π_it to the gradients, c = cotangent(log π, chunk); without `collect` to those of the
+        model's own parameters, where they stay."""
 
     def head_norms(self, chunk: Tensor) -> Tensor:
         """(B, T) ‖∇_W log π(y_t)‖, W the output head."""

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from creditscope.cli.output import Output
+from creditscope.files.ticks import told_to
 
 
 def drive(work: Generator[Any, None, Any], each: Callable[[Any], object]) -> Any:
@@ -39,6 +40,7 @@ class Progress:
         self._screen = Live(self._bar, console=console, refresh_per_second=4, transient=transient)
         self._first: float | None = None
         self._start = 0.0
+        self._listening = told_to(self.convert)
 
     @classmethod
     def beside(cls, label: str, output: Output) -> Progress:
@@ -49,9 +51,11 @@ class Progress:
     def __enter__(self) -> Self:
         if self.live:
             self._screen.start()
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._listening.__exit__(None, None, None)
         if self.live:
             self._screen.stop()
 
@@ -59,6 +63,13 @@ class Progress:
         """The line before the first step: what is loaded, and how many problems are evaluated."""
         first = f", then one answer to each of {problems} test problems" if problems else ""
         self.say(f"{self._label}  loading {what}{first}")
+
+    def convert(self, done: int, total: int) -> None:
+        """The bar of a GGUF file's conversion, on a terminal; the bar of the steps starts anew after it."""
+        if self.live and done < total:
+            self._bar.update(self._task, completed=done, total=total, description=f"{self._label}  converting GGUF")
+        elif self.live:
+            self._bar.reset(self._task, total=None, description=self._label)
 
     def say(self, line: str) -> None:
         if not self._quiet:

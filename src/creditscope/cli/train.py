@@ -147,8 +147,6 @@ def run_training(config: Config, out: Path, console: Console, resume: bool = Fal
     from creditscope.lab.trackers import Trackers
     from creditscope.lab.train import train
 
-    if config.dtype == "bfloat16" and not config.lora:
-        Console(stderr=True).print("warning: bfloat16 weights round small updates away; add --lora, or use float32")
     with contextlib.closing(Trackers(config.log, out, asdict(config))) as trackers, \
             Interrupt((out / "run.json").exists) as stop, \
             Display(console, label or name_of(config), config.steps, quiet=quiet) as display:

@@ -57,6 +57,7 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimiz
         _compare(folder, parameters, weights, what, whose)
     for parameters, own, weights, moments in mine:
         _restore(parameters, own, weights, moments)
+    policy.spread()
     return state
 
 

@@ -24,12 +24,15 @@ CONTINUING = MOST_DRAWS + 1  # the "attempt" whose random numbers continue answe
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.Optimizer:
+    """The optimiser of the policy's weights; of float32 copies of them where they are in half precision."""
+    policy.keep_masters()
     parameters = list(policy.trainable().values())
     row = OPTIMIZERS[config.optimizer]
     own: dict[str, Any] = {"betas": (config.beta1, config.beta2), "eps": config.eps} if row.adaptive else {
         "momentum": config.momentum}
     made: torch.optim.Optimizer = getattr(torch.optim, row.kind)(parameters, lr=config.lr,
                                                                  weight_decay=config.weight_decay, **own)
+    made.register_step_post_hook(lambda *_: policy.spread())
     return made
 
 

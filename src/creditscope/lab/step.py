@@ -25,9 +25,11 @@ from creditscope.microscope.scope import Microscope
 from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.optimizer.brakes import Brake
 from creditscope.optimizer.scale import Clipping
-from creditscope.policy.loading import Policy, head_norms, rollout_logp
+from creditscope.policy.loading import Policy
+from creditscope.policy.logp import head_norms, rollout_logp
 
-LESS = "raise --accumulate, or lower --prompts, --group or --max-tokens; --scope light or off takes less too"
+LESS = ("add --recompute, use --dtype bfloat16, raise --accumulate, or lower --prompts, --group or --max-tokens; "
+        "--scope light or off takes less too")
 """What to do where a pass does not fit."""
 VANISHING = 1e-15
 """Norms below it are taken again in float64: squares of a nearly certain policy's gradient are 0 in float32."""
@@ -53,14 +55,19 @@ class PolicyPasses:
         return torch.cat([self.forward(chunk, grad=False) for chunk in self.chunks])[order]
 
     def backward(self, cotangent: Cotangent, around: Around = lambda rows: nullcontext(),
-                 chunks: Sequence[Tensor] | None = None) -> None:
-        """Add Σ_it c_it ∇log π_it to the gradients, c = cotangent(log π, chunk), micro-batch by micro-batch."""
+                 chunks: Sequence[Tensor] | None = None, collect: bool = True) -> None:
+        """Add Σ_it c_it ∇log π_it to the gradients, c = cotangent(log π, chunk), micro-batch by micro-batch.
+
+        Without `collect` they stay in the model's own parameters, where a microscope around this call looks for them.
+        """
         for chunk in self.chunks if chunks is None else chunks:
             with around(self.rows[chunk]):
                 live = self.forward(chunk)
                 by = cotangent(live, chunk)
                 if by is not None:
                     torch.autograd.backward(live, by.to(live.dtype))
+            if collect:
+                self.policy.collect()
 
     def head_norms(self, chunk: Tensor) -> Tensor:
         """(B, T) ‖∇_W log π(y_t)‖ for the output head W alone."""
@@ -74,11 +81,11 @@ class PolicyPasses:
         kept = [p.grad for p in parameters]
         scope = Microscope(self.policy.model)
         for chunk in self.chunks:
-            for p in parameters:
-                p.grad = None
+            self.policy.clear()
             with scope:
-                self.backward(lambda live, part: self.rollouts.mask[part].to(live.dtype), chunks=[chunk])
+                self.backward(lambda live, part: self.rollouts.mask[part].to(live.dtype), chunks=[chunk], collect=False)
             whole[chunk[:, None], chunk] = scope.gram
+        self.policy.clear()
         for p, grad in zip(parameters, kept, strict=True):
             p.grad = grad
         return whole.to(self.policy.device)
@@ -131,7 +138,7 @@ def take_step(minibatch: Minibatch, brake: Brake, observers: Sequence[StepObserv
     everybody = [*observers, brake]
     for one in everybody:
         one.before(minibatch)
-    brake.optimizer.zero_grad(set_to_none=True)
+    minibatch.policy.clear()
 
     # With one micro-batch, w comes from the same forward that is pulled back; with several it must come first.
     sight = None
@@ -141,7 +148,7 @@ def take_step(minibatch: Minibatch, brake: Brake, observers: Sequence[StepObserv
             return None
         for one in everybody:
             one.weighed(minibatch, sight.logp, sight.pulled)
-        brake.optimizer.zero_grad(set_to_none=True)
+        minibatch.policy.clear()
 
     def descend(live: Tensor, chunk: Tensor) -> Tensor | None:
         nonlocal sight
@@ -177,6 +184,7 @@ def take_step(minibatch: Minibatch, brake: Brake, observers: Sequence[StepObserv
         one.clipped(factor)
     value = minibatch.value(sight.logp)
     brake.step(minibatch.logp, factor)
+    minibatch.policy.spread()  # once more: a brake may have shortened the step
     return Update(minibatch.rows, sight.w, sight.logp, value, norm)
 
 

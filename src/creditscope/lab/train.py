@@ -48,7 +48,8 @@ from creditscope.optimizer.brakes import find_brake
 from creditscope.optimizer.geometry import reached_share, trainable_share
 from creditscope.optimizer.kl_pull import KLPull
 from creditscope.optimizer.probe import Probe
-from creditscope.policy.loading import load_policy, rollout_logp
+from creditscope.policy.loading import load_policy
+from creditscope.policy.logp import rollout_logp
 from creditscope.runs import schema
 from creditscope.runs.adapt import Setting, decide
 from creditscope.runs.config import Config
@@ -109,7 +110,7 @@ class Training:
     def __init__(self, config: Config, alarm: Alarm | None = None) -> None:
         self.config, self.alarm = config, alarm
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
-                                  chat=config.chat, seed=config.seed)
+                                  chat=config.chat, seed=config.seed, recompute=config.recompute)
         self.task = find_task(config.task, **config.task_options)
         self.estimators = {spec: find_estimator(spec) for spec in config.credits}
         for chosen in self.estimators.values():
@@ -123,7 +124,8 @@ class Training:
         self.probe = make_probe(self.policy, self.optimizer, config)
         self.pull = KLPull(self.policy.trainable().values())
         self.critic = make_critic(self.policy, config, self.estimators[config.estimator], self.others)
-        self.observer = Observer(self.policy.model, config.scope == "full") if config.scope != "off" else None
+        self.observer = Observer(self.policy.model, config.scope == "full", self.policy.trainable()) \
+            if config.scope != "off" else None
         self.done = self.used = self.spent = self.spent_before = 0
         """Steps done, problems used, rollouts spent, and rollouts spent before the last step."""
         self.lines: list[Metrics] = []

@@ -31,7 +31,8 @@ from creditscope.files.memory import enough_memory
 from creditscope.files.writing import new_folder
 from creditscope.lab.evaluate import evaluate
 from creditscope.lab.setup import make_optimizer
-from creditscope.policy.loading import Policy, load_policy, token_logp
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import token_logp
 from creditscope.policy.scoring import encode_exactly
 from creditscope.policy.vetting import tokenizing
 from creditscope.runs.config import Config
@@ -209,6 +210,7 @@ def backward(policy: Policy, batch: Sequence[Example], logits: int) -> float:
         logp = token_logp(policy, [example.prompt for example in part], tokens, mask, temperature=1.0)
         loss = -logp.sum() / count
         loss.backward()  # type: ignore[no-untyped-call]
+        policy.collect()
         total = total + loss.detach()
     return float(total)
 

@@ -7,7 +7,7 @@ ones their k leading values by a randomised SVD, and bounds for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,9 +105,9 @@ def layer_spectrum(grad: Tensor, k: int = 32, seed: int = 0, exact_to: int = 256
     return LayerSpectrum(shape, values.cpu().numpy().astype(np.float64), energy)
 
 
-def model_spectra(model: nn.Module, k: int = 32, seed: int = 0) -> dict[str, LayerSpectrum]:
+def model_spectra(named: Iterable[tuple[str, nn.Parameter]], k: int = 32, seed: int = 0) -> dict[str, LayerSpectrum]:
     """`layer_spectrum` of each matrix whose gradient is not 0, after `backward` and before `zero_grad`."""
-    grads = {name: p.grad for name, p in model.named_parameters()}
+    grads = {name: p.grad for name, p in named}
     return {name: layer_spectrum(g, k, seed) for name, g in grads.items()
             if g is not None and g.dim() == 2 and bool(g.any())}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -45,8 +45,9 @@ class Block:
 class Observer(StepObserver):
     """Reads a model's updates through the microscope; `reset` begins a new reading."""
 
-    def __init__(self, model: nn.Module, full: bool = False) -> None:
-        self.model, self.full = model, full
+    def __init__(self, model: nn.Module, full: bool = False, moved: Mapping[str, nn.Parameter] | None = None) -> None:
+        """`moved` is what the optimiser moves, by name, where that is not the model's own parameters."""
+        self.model, self.full, self._moved = model, full, moved
         self.scope = Microscope(model)
         self.sketcher = Sketcher()
         self.proofs = Proofs()
@@ -131,7 +132,8 @@ class Observer(StepObserver):
         mask = minibatch.rollouts.mask[first]
 
         def pull(weights: Tensor) -> None:
-            minibatch.backward(lambda live, _: mask.to(live.dtype) * weights.to(live)[:, None], chunks=[first])
+            minibatch.backward(lambda live, _: mask.to(live.dtype) * weights.to(live)[:, None], chunks=[first],
+                               collect=False)
 
         began = self._now()
         due = self.proofs.due(self.model)
@@ -157,7 +159,8 @@ class Observer(StepObserver):
         for chunk in minibatch.chunks:
             mask, rows = minibatch.rollouts.mask[chunk], minibatch.rows[chunk]
             with self.scope:
-                minibatch.backward(lambda live, _, ones=mask: ones.to(live.dtype), chunks=[chunk])  # type: ignore[misc]
+                minibatch.backward(lambda live, _, ones=mask: ones.to(live.dtype),  # type: ignore[misc]
+                                   chunks=[chunk], collect=False)
             self._scores.append(self._block(rows))
             self._tokens.append((rows, minibatch.head_norms(chunk), mask))
         self._spend(start)
@@ -172,7 +175,8 @@ class Observer(StepObserver):
             w = minibatch.w(logp, credit[minibatch.rows])
             for chunk in minibatch.chunks:
                 with self.scope:
-                    minibatch.backward(lambda _, part, w=w: w[part], chunks=[chunk])  # type: ignore[misc]
+                    minibatch.backward(lambda _, part, w=w: w[part], chunks=[chunk],  # type: ignore[misc]
+                                       collect=False)
                 self._others.setdefault(name, []).append(self._block(minibatch.rows[chunk]))
         self._spend(start)
 
@@ -313,7 +317,7 @@ class Observer(StepObserver):
         grads = [p.grad for p in self._trainable().values() if p.dim() == 2]
         if not any(g is not None and bool(g.any()) for g in grads):
             return {}
-        found = model_spectra(self.model)
+        found = model_spectra(self._trainable().items())
         self._arrays |= {"matrix_names": np.array(list(found)),
                          "matrix_stable_rank": np.array([s.stable_rank for s in found.values()]),
                          "matrix_effective_rank": np.array([s.effective_rank for s in found.values()]),
@@ -323,7 +327,9 @@ class Observer(StepObserver):
                 schema.MATRIX_EFFECTIVE_RANK_LOW: _mean(s.effective_rank.low for s in found.values()),
                 schema.MATRIX_EFFECTIVE_RANK_HIGH: _mean(s.effective_rank.high for s in found.values())}
 
-    def _trainable(self) -> dict[str, nn.Parameter]:
+    def _trainable(self) -> Mapping[str, nn.Parameter]:
+        if self._moved is not None:
+            return self._moved
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _spend(self, start: float) -> None:

@@ -7,6 +7,7 @@ a rule of this file takes the call:
 |---|---|---|---|
 | product | linear, matmul, mm, addmm | dW_i = Σ_t δ_it a_itᵀ | Σ_i dW_i |
 | stack | bmm, grouped_mm: one matrix per expert | the same, matrix by matrix | the same |
+| head | chosen_logp: log π through the output head | the same, a block of the vocabulary at a time | the same |
 | lookup | embedding, indexing by ids | row v: Σ_{t: id_it = v} δ_it | autograd's formula |
 | spread | entry by entry, with broadcasting; layer_norm | a copy of the parameter per row | the copies' sum |
 | scaled | rms_norm | Σ_t δ_it x_it / rms(x_it) | autograd's own |
@@ -31,6 +32,7 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.broadcast import layer_norm, scaled, spread
 from creditscope.microscope.calls import PLAIN, Call, Func, arguments, name_of, unviewed, unwatched
+from creditscope.microscope.head import chosen_logp, head
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.rows import RowOwners
 from creditscope.microscope.sources import Key, ParameterSource, torch_functions
@@ -278,7 +280,7 @@ RULES: dict[Any, Callable[[Call], Any]] = {
        if hasattr(owner, name)},
     **dict.fromkeys([torch.embedding, torch.Tensor.__getitem__, torch.index_select, torch.Tensor.index_select], lookup),
     **dict.fromkeys([*_all(ELEMENTWISE), *_reflected("add sub mul div truediv pow")], spread),
-    torch.layer_norm: layer_norm, torch.rms_norm: scaled,
+    torch.layer_norm: layer_norm, torch.rms_norm: scaled, chosen_logp: head,
 }
 ONE_CALL: set[Any] = {F.multi_head_attention_forward, F.scaled_dot_product_attention}
 """Functions written in Python that are measured as one operation: inside, rows are not the first axis."""

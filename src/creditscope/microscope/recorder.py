@@ -7,7 +7,7 @@ all its calls: its factors are kept until the pass is over.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -194,8 +194,7 @@ class Recorder:
         self._note(key.name, coarsest(a.dtype, source.precision))
         if self.sketcher is not None:
             self._sketch(key.name, self.sketcher.matrix(key.name, first, second, self._block(key)))
-        alone = self.calls[key, "matrix"] <= 1 and self.calls[key, "dense"] == 0
-        if not self.exact or not alone:
+        if not self.exact or not self._alone(key):
             if self.exact:
                 self._waiting[key].factors.append((first, second))
             dw = first.flatten(0, 1).t() @ second.flatten(0, 1)
@@ -203,10 +202,49 @@ class Recorder:
             dw, gram = weight_gram(first, second, self._scratch)
             self._add(key.name, gram)
             if self.calls[key, "lookup"]:
-                seen = torch.unique(torch.cat([ids.flatten() for ids in self._ids[key]]))
+                seen = self._looked_up(key)
                 self._waiting[key].head = torch.bmm(first[:, :, seen].transpose(1, 2), second)
                 self._waiting[key].head_ids = seen
         return dw.t() if source.turned else dw
+
+    def blocks_of_matrix(self, source: ParameterSource, deltas: Iterable[tuple[int, Tensor]], a: Tensor) -> Tensor:
+        """`matrix` of a weight whose δ come in blocks of outputs, (first output, (N, T, block)), and are not kept.
+
+        The Grams of the blocks add up, as those of different parameters do.
+        """
+        key = source.key
+        assert key is not None
+        if self.exact and not self._alone(key):  # its other calls meet these rows: the factors are kept
+            return self.matrix(source, torch.cat([delta for _, delta in deltas], dim=2), a)
+        self._note(key.name, coarsest(a.dtype, source.precision))
+        dw: Tensor = a.new_empty(source.shape)
+        seen = self._looked_up(key) if self.exact and self.calls[key, "lookup"] else None
+        met = []
+        for start, delta in deltas:
+            part = slice(start, start + delta.shape[2])
+            if self.sketcher is not None:
+                block = ParameterBlock(source.shape, (start, 0))
+                self._sketch(key.name, self.sketcher.matrix(key.name, delta, a, block))
+            if not self.exact:
+                torch.mm(delta.flatten(0, 1).t(), a.flatten(0, 1), out=dw[part])
+                continue
+            dw[part], gram = weight_gram(delta, a, self._scratch)
+            self._add(key.name, gram)
+            if seen is not None:
+                inside = seen[(seen >= part.start) & (seen < part.stop)] - start
+                met.append(torch.bmm(delta[:, :, inside].transpose(1, 2), a))
+        if seen is not None:
+            self._waiting[key].head, self._waiting[key].head_ids = torch.cat(met, dim=1), seen
+        return dw
+
+    def _alone(self, key: Key) -> bool:
+        """Whether the rows of a matrix meet no other rows than those of look-ups."""
+        return self.calls[key, "matrix"] <= 1 and self.calls[key, "dense"] == 0
+
+    def _looked_up(self, key: Key) -> Tensor:
+        """The ids, sorted, that look-ups of a parameter read."""
+        seen: Tensor = torch.unique(torch.cat([ids.flatten() for ids in self._ids[key]]))
+        return seen
 
     def lookup(self, source: ParameterSource, ids: Tensor, delta: Tensor) -> None:
         """Row ids_it of rollout i gets δ_it, given (N, T) and (N, T, d)."""
@@ -327,7 +365,7 @@ class Recorder:
             self.sketch = rows if self.sketch is None else self.sketch + rows
 
 
-RULED = ("_Multiply", "_Stack", "_Lookup", "_Spread", "_Along")
+RULED = ("_Multiply", "_Stack", "_Lookup", "_Spread", "_Along", "_WatchedHead")
 """The graph nodes of our own rules."""
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.files.memory import enough_memory
-from creditscope.policy.loading import Policy, model_inputs
+from creditscope.policy.loading import Policy
+from creditscope.policy.logp import model_inputs
 from creditscope.runs import schema
 
 KINDS = {

@@ -6,18 +6,21 @@ import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, install_hint, require_module, unknown
 from creditscope.files.hub import answers, refuse_missing
 from creditscope.files.memory import enough_memory, is_short
 from creditscope.files.sums import SUMS, verify
+from creditscope.optimizer.masters import HALF, Masters
+from creditscope.policy.gguf import load_converted
 from creditscope.policy.vetting import check_folder, check_gguf, tokenizing
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
@@ -36,6 +39,10 @@ class Policy:
     lora: bool = False
     base: bool = False
     """The base model under LoRA adapters: the same weights with the adapters switched off."""
+    masters: Masters | None = None
+    """Float32 copies of half-precision weights, where these are trained (`keep_masters`)."""
+    uses_logits: bool = False
+    """The model changes its logits after the output head, so the head cannot be applied apart from it."""
     _pieces: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -51,8 +58,30 @@ class Policy:
         return tuple(dict.fromkeys([self.tokenizer.eos_token_id, *own]))
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name -> parameter, tied weights once."""
+        """Name -> what the optimiser moves, tied weights once: the parameter, or its master."""
+        if self.masters is not None:
+            return self.masters.named
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def keep_masters(self) -> None:
+        """From now on half-precision weights are trained through float32 copies."""
+        if self.masters is None and any(p.dtype in HALF for p in self.trainable().values()):
+            self.masters = Masters(self.trainable())
+
+    def collect(self) -> None:
+        """After a backward pass: the gradients to where the optimiser reads them."""
+        if self.masters is not None:
+            self.masters.collect()
+
+    def clear(self) -> None:
+        """No gradients, in the model and where the optimiser reads them."""
+        for p in (*self.model.parameters(), *self.trainable().values()):
+            p.grad = None
+
+    def spread(self) -> None:
+        """After a step: what the optimiser moved into the model."""
+        if self.masters is not None:
+            self.masters.spread()
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a prompt, ready to be continued."""
@@ -122,17 +151,22 @@ class Policy:
 
 @enough_memory("loading the model", "choose a smaller one, or --dtype bfloat16 with --lora 16")
 def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora: int = 0, chat: str = "auto",
-                seed: int = 0) -> Policy:
+                seed: int = 0, recompute: bool = False) -> Policy:
     """The policy behind a name: `tiny`, a folder, a .gguf file, or a model on the hub.
 
     Only a hub name touches the network. `lora` is the rank of adapters to train in place of the weights, 0 for none.
+    With `recompute` a layer's activations are computed again in the backward pass.
     """
     require_module("loading a model", "transformers")
     where, extra = _locate(name)
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     device = _device(device)
-    model, tokenizer = _load(name, where, extra, DTYPES[dtype])
+    read = partial(_load, name, dtype=DTYPES[dtype])
+    if "gguf_file" in extra:
+        model, tokenizer = load_converted(Path(name), dtype, device, read)
+    else:
+        model, tokenizer = read(where, extra)
     if tokenizer.eos_token_id is None:
         raise CreditscopeError(f"the tokenizer of {name!r} names no end token, so completions would never end; "
                                f"set eos_token in its tokenizer_config.json")
@@ -144,6 +178,8 @@ def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora
     if not any(p.requires_grad for p in model.parameters()):
         raise CreditscopeError(f"{name!r} has no trainable parameter; if it is a folder of adapters, merge them into "
                                f"their base model first")
+    if recompute:
+        _recompute(name, model)
     # Dropout stays off: with it the ratio of the first step would not be 1.
     return Policy(name, model.to(device).eval(), tokenizer, use_chat, lora > 0)
 
@@ -209,6 +245,30 @@ def _with_adapters(model: Any, rank: int, seed: int) -> Any:
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0))
 
 
+def _recompute(name: str, model: nn.Module) -> None:
+    """Activation checkpointing of each decoder layer: its input is kept, and it runs again in the backward pass.
+
+    transformers' own switch works in training mode alone, which would turn dropout on.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise CreditscopeError(f"--recompute: the layers of {name!r} ({type(model).__name__}) are not marked as ones "
+                               f"that can run again; leave it out, and raise --accumulate instead")
+    for layer in layers:
+        layer.forward = _again(layer.forward)
+
+
+def _again(forward: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return run
+
+
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -217,76 +277,3 @@ def _device(name: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise CreditscopeError(f"cannot use device {name!r}: {str(error).splitlines()[0]}") from None
     return name
-
-
-def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor, temperature: float,
-               grad: bool = True) -> Tensor:
-    """(B, T) log π of the chosen tokens at the sampling temperature, 0 where the mask is False; float32 or wider.
-
-    Prompts are padded on the left, and logits are kept for the completion alone.
-    """
-    with policy.active(), nullcontext() if grad else torch.no_grad():
-        logits = completion_logits(policy, prompts, tokens, mask)
-        scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        scaled = scaled / temperature if temperature != 1.0 else scaled  # no second table of logits at 1
-        chosen = scaled.gather(2, tokens[..., None]).squeeze(2) - scaled.logsumexp(dim=2)
-        masked: Tensor = chosen.masked_fill(~mask, 0.0)
-    return masked
-
-
-def rollout_logp(policy: Policy, rollouts: Rollouts, temperature: float, grad: bool = True) -> Tensor:
-    """(B, T) log π of a batch's chosen tokens after its prompts, as `token_logp`."""
-    return token_logp(policy, rollouts.prompt_ids, rollouts.tokens, rollouts.mask, temperature, grad)
-
-
-def head_norms(policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor:
-    """(B, T) ‖∇_W log π(y_t)‖ for the output head W alone, 0 where the mask is False.
-
-    With z = W h the gradient is δ_t h_tᵀ, δ = ∂ log π(y_t)/∂z_t, of norm ‖δ_t‖‖h_t‖. δ comes from autograd down to z,
-    so it includes what a model does to its logits after the head (scaling, soft caps).
-    """
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def cut(_: Any, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        z = out.detach().requires_grad_()
-        seen.append((args[0].detach(), z))
-        return z
-
-    handle = policy.model.get_output_embeddings().register_forward_hook(cut)
-    try:
-        logp = rollout_logp(policy, rollouts, temperature)
-    finally:
-        handle.remove()
-    (hidden, z), = seen
-    (delta,) = torch.autograd.grad(logp.sum(), z)
-    wide = torch.promote_types(delta.dtype, torch.float32)
-    norms: Tensor = delta.to(wide).norm(dim=2) * hidden.to(wide).norm(dim=2)
-    return norms[:, -rollouts.tokens.shape[1] - 1:-1].masked_fill(~rollouts.mask, 0.0)
-
-
-def completion_logits(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor) -> Tensor:
-    """(B, T, V) z from which each completion token was chosen."""
-    logits: Tensor = policy.model(**model_inputs(prompts, tokens, mask, policy.device), use_cache=False,
-                                  logits_to_keep=tokens.shape[1] + 1).logits[:, :-1]
-    return logits
-
-
-def model_inputs(prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
-                 device: torch.device) -> dict[str, Tensor]:
-    """Ids, attention and positions of each prompt with its completion: completions begin in one column.
-
-    The prompt and all columns up to the last chosen token are attended to.
-    """
-    rows, width = tokens.shape
-    longest = max(len(p) for p in prompts)
-    ids = torch.zeros(rows, longest + width, dtype=torch.int64)
-    attend = torch.zeros(rows, longest + width, dtype=torch.int64)
-    for i, prompt in enumerate(prompts):
-        ids[i, longest - len(prompt):longest] = torch.tensor(prompt)
-        attend[i, longest - len(prompt):longest] = 1
-    ids, attend = ids.to(device), attend.to(device)
-    extent = (mask * torch.arange(1, width + 1, device=mask.device)).amax(dim=1, keepdim=True)
-    ids[:, longest:] = tokens
-    attend[:, longest:] = torch.arange(width, device=mask.device) < extent
-    position = (attend.cumsum(dim=1) - 1).clamp(min=0)
-    return {"input_ids": ids, "attention_mask": attend, "position_ids": position}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from creditscope.errors import CreditscopeError
-from creditscope.policy.loading import Policy, completion_logits
+from creditscope.policy.loading import Policy
+from creditscope.policy.logp import completion_logits
 
 LOGITS = 2**26
 """Logits held at once, 256 MB in float32, unless a single row has more."""

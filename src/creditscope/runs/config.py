@@ -147,13 +147,13 @@ def flags(config: Mapping[str, Any]) -> list[str]:
     """The words of `creditscope lab train` that give these settings: what is not a default. Settings that this version
     does not know are left out.
 
-    >>> flags({"model": "tiny", "group": 4, "also": ["salt"], "log": [], "clip_norm": None})
-    ['tiny', '--group', '4', '--clip-norm', 'None', '--also', 'salt']
+    >>> flags({"model": "tiny", "group": 4, "also": ["salt"], "log": [], "clip_norm": None, "recompute": True})
+    ['tiny', '--group', '4', '--clip-norm', 'None', '--recompute', '--also', 'salt']
     """
     words = [str(config.get("model", "tiny"))]
     for f in fields(Config):
         value = config.get(f.name, f.default)
-        values = value if isinstance(value, list | tuple) else [value]
+        values = value if isinstance(value, list | tuple) else [] if value is True else [value]
         if f.name != "model" and value != f.default and tuple(values) != f.default:
             words += [flag(f.name), *map(str, values)]
     return words

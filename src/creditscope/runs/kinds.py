@@ -197,7 +197,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({kind.setting: kind for kind in (
 
 NOT_COMPARED = FREE | {
     "seed", "steps", "rollouts", "eval_every", "eval_rollouts", "eval_problems", "eval_seed",  # alike in all runs
-    "scope", "every", "also", "probe", "probe_every", "device"}  # change no result
+    "scope", "every", "also", "probe", "probe_every", "device", "recompute"}  # change no result
 COMPARED: Mapping[str, str] = MappingProxyType(
     {f.name: str(f.type) for f in fields(Config) if f.name not in NOT_COMPARED and f.name not in KINDS})
 """Every other setting that changes what is learnt -> its type."""

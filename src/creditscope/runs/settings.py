@@ -157,7 +157,11 @@ class Sampling:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 ..."""
     dtype: str = "float32"
-    """float32, bfloat16 or float64."""
+    """float32, float64 or bfloat16, which samples and differentiates in bfloat16 and trains float32 copies of the
+    weights."""
+    recompute: bool = False
+    """Keep each layer's input alone and compute its activations again in the backward pass: less memory, the same
+    gradient, about one more forward pass."""
     lora: int = 0
     """Rank of LoRA adapters to train in place of the weights; 0 trains the weights."""
     chat: str = "auto"
@@ -271,10 +275,13 @@ def check_kind(name: str, kind: str, value: Any) -> None:
     first, *rest = kind.split(" | ")
     if first == "tuple[str, ...]":
         right = isinstance(value, tuple) and all(isinstance(word, str) for word in value)
+    elif first == "bool":
+        right = isinstance(value, bool)
     else:
         right = isinstance(value, {"str": str, "int": int, "float": int | float}[first]) and not isinstance(value, bool)
     huge = isinstance(value, int) and abs(value) > LARGEST
     if not (right or (rest and value is None)) or huge:
-        what = {"str": "a text", "int": "a whole number below 2^63", "float": "a number"}.get(first, "a list of texts")
+        what = {"str": "a text", "int": "a whole number below 2^63", "float": "a number",
+                "bool": "True or False"}.get(first, "a list of texts")
         raise CreditscopeError(f"{flag(name)} must be {what}{' or None' if rest else ''}, got "
                                f"{f'one of {value.bit_length():,} bits' if huge else f'{value!r:.60}'}")
