@@ -74,11 +74,15 @@ def test_a_resumed_run_goes_on_from_its_masters_bit_by_bit(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("mini_task")
 def test_everything_that_reads_a_step_reads_it_through_masters_too(tmp_path: Path) -> None:
-    """One run in float32 and one in bfloat16 from the same weights write the same metrics and arrays."""
+    """One run in float32 and one in bfloat16 from the same weights write the same metrics and arrays.
+
+    Without norm clipping: under it `optimizer/scale_change` exists only where all steps were clipped alike, and the two
+    runs, which do not draw the same answers, need not agree on that.
+    """
     lines = []
     for dtype in ("float32", "bfloat16"):
         config = replace(HALF, steps=2, scope="full", probe="full", probe_every=1, also=("salt",), beta=0.1,
-                         inner_steps=2, accumulate=2, recompute=True, dtype=dtype)
+                         inner_steps=2, accumulate=2, recompute=True, clip_norm=None, dtype=dtype)
         for _ in train(config, tmp_path / dtype, {}):
             pass
         lines.append(Record.open(tmp_path / dtype).steps()[0])
