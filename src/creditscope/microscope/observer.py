@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -30,6 +31,9 @@ from creditscope.microscope.proof import Proofs
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.sketch import Sketcher
 from creditscope.runs import schema
+
+TIMED = 2
+"""Passes of each kind that are timed, in turn; the shorter one counts."""
 
 
 @dataclass(frozen=True)
@@ -127,22 +131,28 @@ class Observer(StepObserver):
         self._spend(start)
 
     def calibrate(self, minibatch: Passes) -> None:
-        """The proof of rows, where one is due. Once per run, the time of a pass with and without the microscope."""
-        first = minibatch.chunks[0]
-        mask = minibatch.rollouts.mask[first]
+        """The proof of rows, where one is due; once per run, the time of a pass with and without the microscope.
 
-        def pull(weights: Tensor) -> None:
-            minibatch.backward(lambda live, _: mask.to(live.dtype) * weights.to(live)[:, None], chunks=[first],
+        A first proof, of 2 + ⌈log₂ N⌉ passes, takes the rows of one group; later ones, of three passes, a micro-batch,
+        in which the rows of several groups meet.
+        """
+        first = minibatch.chunks[0]
+
+        def pull(weights: Tensor, rows: Tensor = first) -> None:
+            mask = minibatch.rollouts.mask[rows]
+            minibatch.backward(lambda live, _: mask.to(live.dtype) * weights.to(live)[:, None], chunks=[rows],
                                collect=False)
 
         began = self._now()
         due = self.proofs.due(self.model)
         if due is not None:
-            self.proofs.run(due, self.scope, pull, len(first))
+            group = minibatch.rollouts.group[first].to(first.device)
+            rows = first[group == group[0]] if due == "all" else first
+            self.proofs.run(due, self.scope, partial(pull, rows=rows), len(rows))
         if not self._cost:
             every = torch.ones(len(first), dtype=torch.float64)
             spent: dict[str, list[float]] = {"plain": [], "scoped": []}
-            for kind in ("plain", "scoped") * 3:
+            for kind in ("plain", "scoped") * TIMED:
                 start = self._now()
                 with self.scope if kind == "scoped" else nullcontext():
                     pull(every)

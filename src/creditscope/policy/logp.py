@@ -18,9 +18,6 @@ from creditscope.microscope import head
 from creditscope.microscope.head import chosen_logp
 from creditscope.policy.loading import Policy
 
-COLUMNS = 64
-"""Positions whose probabilities are held at once."""
-
 
 def token_logp(policy: Policy, prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor, temperature: float,
                grad: bool = True) -> Tensor:
@@ -81,7 +78,8 @@ def head_norms(policy: Policy, rollouts: Rollouts, temperature: float) -> Tensor
 def _plain_norms(policy: Policy, hidden: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     last, found = policy.model.get_output_embeddings(), []
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    for at in (slice(start, start + COLUMNS) for start in range(0, tokens.shape[1], COLUMNS)):
+    columns = max(1, head.HELD // (len(tokens) * len(last.weight)))
+    for at in (slice(start, start + columns) for start in range(0, tokens.shape[1], columns)):
         p = (last(hidden[:, at]).to(wide) / temperature).softmax(dim=-1)
         chosen = p.gather(2, tokens[:, at, None]).squeeze(2)
         square = (1 - 2 * chosen + torch.linalg.vector_norm(p, dim=-1).square()).clamp(min=0)
