@@ -88,8 +88,8 @@ def pair_of(row: dict[str, Any]) -> Pair:
 
 
 def shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
-    """Where the implicit prompt ends, as TRL's extract_prompt has it: before the first difference, and before a space in
-    front of it; where one side begins with the whole other, before the last character or message of the shorter.
+    """Where the implicit prompt ends, as TRL's extract_prompt has it: before the first difference, and before a space
+    in front of it; where one side begins with the whole other, before the last character or message of the shorter.
 
     >>> shared("The sky is blue.", "The sky is green."), shared("It is", "It is not")
     (10, 4)
@@ -119,8 +119,8 @@ def _side(row: dict[str, Any], name: str) -> Any:
         return value
     if not isinstance(value, list) or not all(isinstance(message, dict) and isinstance(message.get("role"), str)
                                               and isinstance(message.get("content"), str) for message in value):
-        raise CreditscopeError(f"{name!r} must be text, or a list of messages {{\"role\": ..., \"content\": text}}, got "
-                               f"{type(value).__name__}")
+        raise CreditscopeError(f"{name!r} must be text, or a list of messages {{\"role\": ..., \"content\": text}}, "
+                               f"got {type(value).__name__}")
     return value
 
 
@@ -129,9 +129,9 @@ def _text(value: Any, name: str, role: str) -> str:
     if not isinstance(value, str):
         roles = [message["role"] for message in value]
         if roles != [role]:
-            raise CreditscopeError(f"{name!r} has messages of {', '.join(map(repr, roles[:8]))}, and one of {role!r} is "
-                                   f"read; apply the model's chat template to longer conversations, and give them as "
-                                   f"text with --chat off")
+            raise CreditscopeError(f"{name!r} has messages of {', '.join(map(repr, roles[:8]))}, and one of {role!r} "
+                                   f"is read; apply the model's chat template to longer conversations, and give them "
+                                   f"as text with --chat off")
         value = str(value[0]["content"])
     if not value:
         raise CreditscopeError(f"{name!r} is missing or empty")
