@@ -116,8 +116,9 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
 
     @property
     def needs_reference(self) -> bool:
-        """True when the KL term compares with a frozen reference policy."""
-        return self.row.beta != 0.0 and self.row.kl_to == "ref"
+        """True when the KL term compares with a frozen reference policy, and under a learned reward, which was trained
+        on answers near the reference."""
+        return (self.row.beta != 0.0 and self.row.kl_to == "ref") or self.learned is not None
 
     @property
     def free(self) -> frozenset[str]:
