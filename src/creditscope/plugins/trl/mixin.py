@@ -113,7 +113,7 @@ class CreditMixin:
         self._log("entropy", entropy(z), inputs)
         if not bool(batch.mask_of(inputs).any()):
             return live.sum() * 0.0
-        window = batch.window_of(here, self.row, [inputs], self.scope.made, None)
+        window = batch.window_of(here, self.row, [inputs], self.scope.generations.made, None)
         if self.row.has_loss_kl and self.row.kl_to == "ref":
             apart = inputs["ref_per_token_logps"] - live.detach()
             self._log("kl", apart.exp() - apart - 1, inputs)
