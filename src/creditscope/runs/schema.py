@@ -364,11 +364,12 @@ TOKENS_HEAD_EFFECTIVE_SHARE = _look("tokens/head_effective_share", "effective sh
 SCOPE_RATIO = _look("scope/ratio", "cost of looking", "ratio",
                     "A pass under the microscope over a plain one, timed on the first step.")
 SCOPE_SHARE = _look("scope/share", "share of looking", "share", "Share of a step's time that the microscope took.")
-SCOPE_AGREEMENT = Metric("scope/agreement", "agreement with TRL", "cosine",
-                         "Of the row's gradient with the one that TRL took.", "cos(∇J, ∇J_TRL)",
-                         writer="plugins.trl.callback")
-SCOPE_ABSENT = Metric("scope/absent", "why nothing was read", "text", "The error of a step that was not read.",
-                      writer="plugins.trl.callback")
+_trl = partial(Metric, writer="plugins.trl.callback")
+SCOPE_AGREEMENT = _trl("scope/agreement", "agreement with TRL", "cosine",
+                       "Of the rows' gradient with the one that TRL took.", "cos(∇J, ∇J_TRL)")
+SCOPE_NORM_RATIO = _trl("scope/norm_ratio", "norm beside TRL's", "ratio", "1 where no factor is missing; c is the clip "
+                        "norm. Absent in float16.", "min(‖∇J‖, c)/‖∇J_TRL‖")
+SCOPE_ABSENT = _trl("scope/absent", "why nothing was read", "text", "The error of a step that was not read.")
 
 # -- the optimiser ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A GRPOTrainer or RLOOTrainer under the microscope, in one line; the training is not changed.
+"""A GRPOTrainer, RLOOTrainer or DPOTrainer under the microscope, in one line; the training is not changed.
 
     trainer.add_callback(ScopeCallback(trainer, every=10, out="runs/mine"))
 
@@ -10,6 +10,7 @@ go into TRL's logs as `creditscope/…`, all of them into a record for `creditsc
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -59,12 +60,13 @@ WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, 
            schema.ROLLOUTS_SAMPLED, schema.REWARD_EQUAL_TEXTS, schema.REWARD_EQUAL_TEXTS_APART,
            schema.SIGNAL_DISTINCT_TEXTS, schema.SIGNAL_DEAD_REWARD, schema.LENGTH_REWARD_CORRELATION,
            schema.PROMPTS_PASSES, schema.UPDATE_ZERO, schema.UPDATE_EPSILON_FACTOR, schema.UPDATE_TRAINABLE,
-           schema.UPDATE_REACHED, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL, schema.GRAD_KL_SIZE)
+           schema.UPDATE_REACHED, schema.PAIRS_CHOSEN_CHANGE, schema.PAIRS_REJECTED_CHANGE, schema.PAIRS_CHOSEN_FELL,
+           schema.SCOPE_NORM_RATIO, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL, schema.GRAD_KL_SIZE)
 """In TRL's logs, where they exist; the record has all metrics."""
 
 
 class ScopeCallback(TrainerCallback):  # type: ignore[misc]
-    """Reads a GRPOTrainer, an RLOOTrainer or a subclass every `every` optimiser steps.
+    """Reads a GRPOTrainer, an RLOOTrainer, a DPOTrainer or a subclass every `every` optimiser steps.
 
     `out` is the folder of the record, new or empty unless training resumes; without it only the metrics in WATCHED are
     kept, in TRL's logs. A reading takes at most `groups` groups of the step, None for all; the first at each pass over
@@ -384,7 +386,11 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._held += 1
         if cosine < AGREE:
             self._warn("agreement", f"the trainer's gradient {self._source.apart.format(cosine=cosine)}")
-        return {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
+        told = {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
+        if self._trainer.accelerator.scaler is None:  # else its factor may still be in TRL's gradient
+            clip = self._trainer.args.max_grad_norm or math.inf
+            told[schema.SCOPE_NORM_RATIO] = min(ours**0.5, clip) / other**0.5
+        return told
 
     @contextmanager
     def _reason(self, what: str) -> Iterator[None]:

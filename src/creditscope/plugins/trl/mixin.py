@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
+from trl import DPOTrainer, GRPOTrainer
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import find_estimator
@@ -57,6 +57,9 @@ class CreditMixin:
                  alarm: bool = True, stop_on: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         names.check_trainer(self)
+        if isinstance(self, DPOTrainer):
+            raise CreditscopeError("CreditMixin gives credit to answers that a trainer samples, and a DPOTrainer "
+                                   "samples none; put it before a GRPOTrainer, or use ScopeCallback")
         names.require(type(self).__name__, self, names.OVERRIDDEN)
         here: Any = self
         self.row: Method = row_for(method, here)

@@ -24,6 +24,8 @@ TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "ad
 PAIR_ATTRIBUTES = ("_metrics", "accelerator", "args", "beta", "compute_loss", "current_gradient_accumulation_steps",
                    "label_smoothing", "loss_types", "loss_weights", "model", "processing_class", "ref_model")
 """Of a DPOTrainer."""
+FUSED = "add_fused_lm_head"
+"""Of DPOTrainer's module: with it the model returns `log_probs`."""
 PAIR_TENSORS = ("input_ids", "attention_mask", "completion_mask")
 """Of every batch of a DPOTrainer: rows of chosen answers, then of rejected ones."""
 PAIR_SUMS = ("ref_chosen_logps", "ref_rejected_logps")
@@ -77,9 +79,16 @@ def check_generations(trainer: Any) -> None:
                                f"alone; set steps_per_generation to a multiple")
 
 
+def returns_log_probs() -> bool:
+    """Whether the model of a DPOTrainer returns log π of each token, as in TRL 1.16; in 1.14.2 it returns logits."""
+    return hasattr(sys.modules[DPOTrainer.__module__], FUSED)
+
+
 def check_pairs(trainer: Any) -> None:
-    """Since TRL 1.15 the model of a DPOTrainer returns log π of each token; before, it returned logits."""
-    require("DPOTrainer's module", sys.modules[DPOTrainer.__module__], ("add_fused_lm_head",))
+    if not returns_log_probs():
+        raise CreditscopeError(f"the DPOTrainer of trl {version('trl') or '(unknown)'} does not take log-probs from "
+                               f"its model ({FUSED} is missing), where their gradient is read; install trl "
+                               f"{TESTED[-1]}")
     require(type(trainer).__name__, trainer, tuple(name for name in PAIR_ATTRIBUTES if name not in LATE))
     for name in ("padding_free", "use_liger_kernel"):
         # TRL 1.16 sets padding_free of the trainer back to False, with a warning.
