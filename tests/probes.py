@@ -19,7 +19,8 @@ def probe(reward: Tensor | None = None) -> Rollouts:
     tokens[:, :PREFIX] = torch.tensor([1, 2])
     logp = -torch.rand(mask.shape, generator=draw, dtype=torch.float64)
     entropy = 0.5 * torch.rand(mask.shape, generator=draw, dtype=torch.float64)
+    ref = -torch.rand(mask.shape, generator=draw, dtype=torch.float64)
     if reward is None:
         reward = torch.tensor([0.85, 0.1, 0.35, 0.0, 0.6, 0.25, 0.0], dtype=torch.float64)
     return Rollouts(tokens=tokens * mask, mask=mask, logp=logp * mask, reward=reward,
-                    group=torch.tensor([0, 0, 0, 0, 1, 1, 1]), entropy=entropy * mask)
+                    group=torch.tensor([0, 0, 0, 0, 1, 1, 1]), entropy=entropy * mask, ref_logp=ref * mask)

@@ -28,7 +28,7 @@ from each import each
 from makers import make, random_batches
 
 D = torch.float64
-OWN = [name for name, row in METHODS.items() if row.baseline != "external"]
+OWN = [name for name, row in METHODS.items() if row.baseline != "external" and not row.labels]
 PLAIN, GRPO = METHODS["p1_grpo"], METHODS["grpo"]
 
 

@@ -27,7 +27,7 @@ LOPSIDED = (
     METHODS["dppo"].but(name="lopsided_tv", trust_low=0.05, trust_high=0.25),
     METHODS["dppo_kl"].but(name="lopsided_kl", trust_low=0.01, trust_high=0.1),
     METHODS["grpo_v32"].but(name="lopsided_dual", clip_low=0.1, clip_high=0.3, dual_clip=1.5))
-ROWS: Mapping[str, Method] = {name: row.replace(beta=0.0) for name, row in
+ROWS: Mapping[str, Method] = {name: row.bare for name, row in
                               {**METHODS, **DIALECTS, **{row.name: row for row in LOPSIDED}}.items()}
 HARD = sorted(name for name, row in ROWS.items() if row.stops == "zero")
 SOFT = sorted(name for name, row in ROWS.items() if BOUNDS[row.bound].stops == "half")

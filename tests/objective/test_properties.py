@@ -17,7 +17,7 @@ from probes import PREFIX, probe
 def measured(method: Method) -> Properties:
     if method.baseline == "external":
         return properties(method)
-    bare = method.but(name=method.name, beta=0.0)
+    bare = method.bare
     rollouts = probe()
     w = _credit(bare, rollouts)
     credit = token_advantage(bare, rollouts)

@@ -340,7 +340,8 @@ def test_bfloat16_inputs_are_computed_in_float32(name: str) -> None:
     logp = exact.logp.bfloat16()
     half = replace(exact, logp=logp, ref_logp=exact.ref_logp.bfloat16(), entropy=exact.entropy.bfloat16(),
                    reward=exact.reward.bfloat16())
-    wide = replace(exact, logp=logp.double(), entropy=half.entropy.double())  # type: ignore[union-attr]
+    wide = replace(exact, logp=logp.double(), ref_logp=half.ref_logp.double(),  # type: ignore[union-attr]
+                   entropy=half.entropy.double())  # type: ignore[union-attr]
     w = w_of(METHODS[name], half)
     assert w.dtype == torch.float32
     assert torch.allclose(w.double(), w_of(METHODS[name], wide), rtol=1e-5, atol=1e-7)

@@ -15,7 +15,7 @@ from creditscope.errors import CreditscopeError  # noqa: E402
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, names  # noqa: E402
 from creditscope.runs.record import Record  # noqa: E402
 from each import each  # noqa: E402
-from plugins.trl_makers import trainer, weights  # noqa: E402
+from plugins.trl_makers import dpo_trainer, trainer, weights  # noqa: E402
 
 pytestmark = pytest.mark.conformance
 
@@ -83,3 +83,35 @@ def test_a_version_without_a_private_name_is_refused_by_version_and_name(gone: s
 def test_a_batch_without_a_key_is_refused_by_its_name() -> None:
     with pytest.raises(CreditscopeError, match=r"a batch of trl .* has no 'advantages'"):
         names.require("a batch", dict.fromkeys(names.TENSORS[:-1]), names.TENSORS)
+
+
+# -- DPOTrainer --------------------------------------------------------------------------------------------------------
+
+reads_pairs = pytest.mark.skipif(not names.returns_log_probs(), reason="the model of this DPOTrainer returns logits")
+
+
+@reads_pairs
+def test_a_dpo_trainer_has_the_names_that_the_callback_reads() -> None:
+    live = dpo_trainer()
+    names.check_trainer(live)
+    names.require("a batch", live.data_collator([live.train_dataset[0]]), names.PAIR_TENSORS)
+
+
+@reads_pairs
+def test_a_run_of_dpo_with_the_callback_ends_at_the_same_weights_bit_by_bit(tmp_path: Path) -> None:
+    plain = dpo_trainer(dtype="float32")
+    plain.train()
+    watched = dpo_trainer(dtype="float32")
+    watched.add_callback(ScopeCallback(watched, every=1, out=tmp_path / "run"))
+    watched.train()
+    assert torch.equal(weights(plain), weights(watched))
+    lines = Record.open(tmp_path / "run").steps()
+    assert [line["scope/agreement"] for line in lines] == pytest.approx([1.0, 1.0], abs=1e-6)
+    assert [line["scope/norm_ratio"] for line in lines] == pytest.approx([1.0, 1.0], rel=1e-5)
+
+
+def test_a_version_whose_dpo_model_returns_logits_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(names, "FUSED", "gone")
+    monkeypatch.setattr(names, "version", lambda package: "9.9")
+    with pytest.raises(CreditscopeError, match=r"DPOTrainer of trl 9\.9 does not take log-probs.*install trl 1\.16\.0"):
+        names.check_pairs(None)

@@ -18,7 +18,7 @@ from plugins.trl_makers import FOLDER, model_folder, trainer  # noqa: E402
 
 pytestmark = pytest.mark.conformance
 
-READ = "ScopeCallback reads GRPOTrainer, RLOOTrainer and their subclasses; this is"
+READ = "ScopeCallback reads GRPOTrainer, RLOOTrainer, DPOTrainer and their subclasses; this is"
 
 
 def sft(kind: Any) -> Any:

@@ -19,9 +19,9 @@ from makers import make, moved
 REWARD = torch.tensor([1.0, 0.0, 0.5, 0.0, 1.0, 0.25], dtype=torch.float64)
 GROUP, LENGTH = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([3, 4, 5, 2, 3, 1])
 OWN = {name: method for name, method in METHODS.items() if method.baseline != "external"}
-# Where the group's std, the batch's or whitening divides, rewards have no unit left.
+# Where the group's std, the batch's or whitening divides, and where a label stands, rewards have no unit left.
 UNITLESS = {name: m for name, m in OWN.items() if m.scale in ("group_std", "batch_std", "group_mean")
-            or m.whiten != "none"}
+            or m.whiten != "none" or m.labels}
 
 
 def in_unit(method: Method, unit: float) -> Method:

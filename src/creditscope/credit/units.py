@@ -10,6 +10,7 @@ from torch import Tensor
 
 from creditscope.batch.groups import Groups, binary_unit, wide
 from creditscope.batch.rollouts import Rollouts
+from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import SCALES, log_drift, mean_entropy, standardised
 
@@ -40,6 +41,9 @@ def in_units(method: Method, credit: Tensor, rollouts: Rollouts) -> Tensor:
 def _scaled(method: Method, credit: Tensor, rollouts: Rollouts) -> Tensor:
     """credit · factor_i. A group's std is that of the credit; every other factor is made of the rewards alone."""
     groups, reward = Groups(rollouts.group), wide(rollouts.reward).to(credit.dtype)
+    if method.labels:
+        raise CreditscopeError(f"method {method.name!r} labels its answers +1 and −1, and credit in rewards has no "
+                               f"place in a label; take the method's own advantage, or give credit to surrogate(...)")
     if method.scale == "group_std":
         return _by_group_rms(method, credit, rollouts, groups)
     factor = SCALES[method.scale](torch.ones_like(reward), reward, groups, method)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from creditscope.diagnosis import remedies
 from creditscope.diagnosis.finding import SIGNS as SIGNS
-from creditscope.diagnosis.finding import STATES, THIRDS, Finding, State, judge
+from creditscope.diagnosis.finding import STATES, THIRDS, Finding, State, finding, judge
 from creditscope.diagnosis.log import Log
-from creditscope.diagnosis.rules import RULES
+from creditscope.diagnosis.rules import OF_PAIRS, RULES
 from creditscope.files.cells import cell, folded
 from creditscope.runs import schema
 
@@ -83,7 +83,8 @@ def diagnose(log: Log) -> Diagnosis:
     found: dict[str, Finding] = {}
     for name, rule in RULES.items():
         log.settings.assumed.clear()
-        told = judge(rule, log)
+        told = judge(rule, log) if name in OF_PAIRS or not log.trainer.pairs else finding(
+            "fine", "Not in play: preference pairs are given, so no answer is sampled and none has a reward")
         assumes = dict(log.settings.assumed) if told.state != "unknown" else {}
         cure = (told.remedy or name) if told.bad else ""
         found[name] = replace(told, rule=name, assumes=assumes or None, remedy=cure,
@@ -115,7 +116,7 @@ def unread(log: Log) -> str:
     # Without a reward, columns that no rule knows matter too: the reward may be one of them.
     names = (not series and log.seen) or sorted({name for row in log.rows for name in row.values})
     seen = f"; columns seen: {', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
-    what = f"{series.name} has {count} readings" if series and count else "the reward was not read"
+    what = f"{series.name} has {count} readings" if series and count else f"the {log.trainer.gain} was not read"
     return f"{what}, at least {THIRDS} are needed{seen}"
 
 

@@ -21,7 +21,7 @@ from creditscope.diagnosis.readers.folders import (
 from creditscope.diagnosis.readers.refusals import program_with, refusal
 from creditscope.diagnosis.readers.rows import RowCollector, chosen, merged, sessions
 from creditscope.diagnosis.readers.settings import settings_beside, settings_file, settings_set
-from creditscope.diagnosis.trainers import ANOTHER, OURS, READ, TRL, Trainer, who_wrote
+from creditscope.diagnosis.trainers import ANOTHER, OURS, READ, TRL, TRL_DPO, Trainer, who_wrote
 from creditscope.errors import CreditscopeError
 from creditscope.runs import schema
 from creditscope.runs.record import Record
@@ -84,7 +84,8 @@ def _known_columns(file: Path) -> int:
     except CreditscopeError:
         return 0
     names = {name for row in held.rows.rows() for name in row.values}
-    return len(names & (_names(TRL) | _names(OURS))) if TRL.marks & names else 0
+    return max(len(names & (_names(trainer) | _names(OURS))) if trainer.marks & names else 0
+               for trainer in (TRL, TRL_DPO))
 
 
 def _with_record(rows: Sequence[LogRow], state: Path, notes: list[str]) -> tuple[list[LogRow], Record | None]:
@@ -148,7 +149,8 @@ def _trainer(path: Path, names: frozenset[str], held: LogFile, settings: Mapping
             raise CreditscopeError(f"{path}: {refusal(program)}")
         shown = ", ".join(sorted(names or held.rows.seen))
         seen = f"it has {shown}, which other programs write too" if shown else "no such line"
-        raise CreditscopeError(f"{path} holds no log of TRL's GRPOTrainer, verl or creditscope: {seen}; {SHAPES}")
+        raise CreditscopeError(f"{path} holds no log of TRL's GRPOTrainer or DPOTrainer, verl or creditscope: {seen}; "
+                               f"{SHAPES}")
     trainer = max(found, key=lambda trainer: len(names & _names(trainer)))
     if trainer is ANOTHER and program:
         held.notes.append(f"this looks like a log of {program}: its columns are read by their common names")
@@ -163,7 +165,7 @@ def _deduced(trainer: Trainer, rows: Sequence[LogRow], names: frozenset[str], se
         values = [row.values[name] for row in rows if math.isfinite(row.values.get(name, math.nan))]
         if values and (values[-1] or name not in rows[-1].digits):  # 0.000 is not 0
             found[path] = values[-1]
-    if trainer is TRL and isinstance(held.planned, int) and held.planned > 0:
+    if trainer in (TRL, TRL_DPO) and isinstance(held.planned, int) and held.planned > 0:
         if settings.get("max_steps") == -1:  # by epochs
             del settings["max_steps"]
         found["max_steps"] = held.planned

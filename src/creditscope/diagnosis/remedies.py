@@ -22,6 +22,8 @@ class Remedy(NamedTuple):
     """For a trainer whose settings are not known."""
     instead: str = ""
     """Where the settings are already as the change asks."""
+    dpo: str = ""
+    """For TRL's DPOTrainer, where it differs from `trl`."""
 
 
 REMEDIES: Mapping[str, Remedy] = {
@@ -88,7 +90,8 @@ REMEDIES: Mapping[str, Remedy] = {
         "algorithm.filter_groups.enable=True with algorithm.filter_groups.metric=reward, prompts of middling "
         f"difficulty, or a larger {ROLLOUT}.n",
         "--group (more rollouts), easier or harder problems, or --method dapo",
-        "dead groups, within a few steps", "prompts of middling difficulty, or more answers per prompt"),
+        "dead groups, within a few steps", "prompts of middling difficulty, or more answers per prompt",
+        dpo="loss_type='sigmoid' where a hinge has every margin, or pairs whose answers differ"),
     "dead counted": Remedy(
         "scale_rewards='group' or 'none': then frac_reward_zero_std counts groups",
         "algorithm.filter_groups.enable=True: then training/filter_groups/evicted_samples counts them",
@@ -112,7 +115,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "1e-5 to 2e-4)",
         f"a larger {ACTOR}.optim.lr: ×10 (verl's examples use 1e-6)",
         "a larger --lr: ×10 until overshoot/kl is above 1e-7", "KL after a step, at the next reading",
-        "a larger learning rate: ×10"),
+        "a larger learning rate: ×10", dpo="a larger learning_rate: ×10 (the default of DPOConfig is 1e-6)"),
     "schedule": Remedy(
         "fewer warmup_steps than steps, or lr_scheduler_type='constant'",
         f"{ACTOR}.optim.lr_warmup_steps or {ACTOR}.optim.lr_scheduler_type", "--warmup or --schedule",
@@ -213,7 +216,8 @@ REMEDIES: Mapping[str, Remedy] = {
         "a smaller learning_rate, or a larger beta to stay near the reference; if only the prompts got harder, nothing",
         f"a smaller {ACTOR}.optim.lr, or {ACTOR}.use_kl_loss=True; if only the prompts got harder, nothing",
         "a smaller --lr; if only the problems got harder, nothing", "the reward, within 30 steps",
-        "a smaller learning rate; if only the prompts got harder, nothing"),
+        "a smaller learning rate; if only the prompts got harder, nothing",
+        dpo="a smaller learning_rate, or a larger beta; if only the pairs got harder, nothing"),
     "signal": Remedy(
         "a larger batch: more prompts per step (per_device_train_batch_size or gradient_accumulation_steps)",
         "a larger data.train_batch_size", "--prompts (more), or --group (more)", "the noise scale below the batch",
@@ -234,13 +238,13 @@ _ASSIGNED = re.compile(r"(?:--(?P<flag>[a-z][\w-]*) |(?P<name>[a-z][\w.]*)=)(?P<
 
 
 def change(key: str, speech: str, settings: LogSettings | None = None) -> str:
-    """The change as a trainer spells it: trl, verl, creditscope or other; less what the settings already are.
+    """The change as a trainer spells it: trl, dpo, verl, creditscope or other; less what the settings already are.
 
     >>> change("cold sampler", "trl", LogSettings({"temperature": 1.0, "top_p": 0.2}))
     'top_p=1.0, top_k=0'
     """
     remedy = REMEDIES[key]
-    text: str = getattr(remedy, speech) or remedy.other
+    text: str = getattr(remedy, speech) or (remedy.trl if speech == "dpo" else remedy.other)
     parts = re.split(r"(, (?:or |and )?|; )", text)
     kept = [k for k in range(0, len(parts), 2) if not _is_so(parts[k], settings)]
     if len(kept) == len(parts[::2]):

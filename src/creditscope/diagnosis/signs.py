@@ -41,6 +41,7 @@ def remedy(log: Log, key: str) -> str:
 def callback(log: Log) -> str:
     """What would record the numbers of the batch."""
     return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine')) of creditscope.plugins.trl",
+            "dpo": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine')) of creditscope.plugins.trl",
             "verl": "creditscope's verl plugin, or `creditscope inspect` on trainer.rollout_data_dir",
             "creditscope": "--scope light --probe light, with smaller --every and --probe-every",
             }.get(log.trainer.speech, "rollouts in a file, and `creditscope inspect`")
@@ -144,8 +145,8 @@ def by_sgd(log: Log) -> bool:
 
 
 def nearly_all_right(log: Log) -> Series | None:
-    """The last rewards, where their mean is in [RIGHT, 1] and none is above 1."""
-    recent = level(log, schema.REWARD_MEAN)
+    """The last rewards, where their mean is in [RIGHT, 1] and none is above 1. A margin of pairs has no such end."""
+    recent = None if log.trainer.pairs else level(log, schema.REWARD_MEAN)
     return recent if recent and recent.mean >= RIGHT and max(recent.values) <= 1 else None
 
 

@@ -224,8 +224,9 @@ def group_gradients(method: Method, world: World, groups: Tensor) -> Tensor:
     batch, state = world.batch(groups), world.state[groups.reshape(-1)].clamp(min=0)
     table = world.policy.log().expand(len(groups), -1, -1).clone().requires_grad_()
     logp = table.log_softmax(dim=2)[batch.group[:, None], state, batch.tokens]
-    # Exactly on policy: the KL to the sampler is 0, not rounding.
-    (gradient,) = torch.autograd.grad(surrogate(method, logp, replace(batch, logp=logp.detach())), table)
+    # Exactly on policy, which is the reference too: the KL to either is 0, not rounding.
+    held = logp.detach()
+    (gradient,) = torch.autograd.grad(surrogate(method, logp, replace(batch, logp=held, ref_logp=held)), table)
     return gradient
 
 

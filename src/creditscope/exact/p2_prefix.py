@@ -101,7 +101,7 @@ def even_weights(*, methods: Mapping[str, Method] = METHODS, flatten: Callable[[
 
 def _root(world: TabularPolicy, method: Method, logp: Tensor | None = None) -> float:
     """Σ|W| / Σ|w| over the nodes that a whole group shares, both by autograd: 0 cancels, 1 all pull one way."""
-    bare = method.replace(beta=0.0)
+    bare = method.bare
     live = world.rollouts.logp if logp is None else logp
     w = effective_credit(lambda lp: surrogate(bare, lp, world.rollouts), live)
     total, mass = closed.measured(bare, world.rollouts, world.tree, live), world.tree.sum(w.abs())
@@ -114,7 +114,7 @@ def _predicted(world: TabularPolicy, methods: Mapping[str, Method], predict: Cal
     outside = torch.randn(world.rollouts.mask.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for method in methods.values():
         credit = outside if method.external else None
-        bare = method.replace(beta=0.0)
+        bare = method.bare
         for size in STEPS:
             logp = world.step(bare, size) if credit is None else world.rollouts.logp + 0.01 * size * outside
             found = closed.measured(bare, world.rollouts, world.tree, logp, credit)
@@ -153,7 +153,7 @@ def _favours_short(method: Method) -> ClaimVerdict:
     """A good and a bad answer that share their first token: W > 0 where the good one is shorter, < 0 where longer."""
     wrong, cases = 0, 36
     for good, bad in product(range(1, 7), repeat=2):
-        total = float(closed.measured(method.replace(beta=0.0), *_pair(good, bad))[0])
+        total = float(closed.measured(method.bare, *_pair(good, bad))[0])
         wrong += (total > EQUAL) != (bad > good) or (total < -EQUAL) != (good > bad)
     return exact("1/L_i favours short positive answers: the sign of W where a good and a bad answer share their first "
                  "token, lengths 1 to 6", method.name, wrong == 0, wrong, "W has the sign of L_bad − L_good in "

@@ -22,6 +22,7 @@ from creditscope.credit.prefixes import shared
 from creditscope.methods.axes import Method
 from creditscope.methods.bounds import BOUNDS
 from creditscope.objective.advantages import token_advantage
+from creditscope.objective.links import link_pull
 from creditscope.objective.ratios import LOG_RATIOS, ratio, trusted
 from creditscope.objective.surrogate import check_credit, effective_credit, surrogate
 from creditscope.objective.weights import alpha, kept
@@ -127,19 +128,21 @@ def prefix_bias(method: Method, rollouts: Rollouts, logp: Tensor | None = None,
     trust = trusted(method, live, old, mask, own)
     share = share if trust is None else share * trust
 
-    def through(part: Tensor) -> Tensor:
-        return effective(method, part, live - old, mask, own)
+    def through(credit: Tensor) -> Tensor:
+        if method.linked:
+            return link_pull(method, live, rollouts, own, share, credit)
+        return effective(method, share * credit, live - old, mask, own)
 
-    weight, tokens = through(share), own.expand_as(mask).masked_fill(~mask, 0.0)
+    weight, tokens = through(torch.ones_like(own)), own.expand_as(mask).masked_fill(~mask, 0.0)
     groups = Groups(rollouts.group)
     mean = groups.sum(weight.sum(dim=1)) / groups.sum(rollouts.lengths).clamp(min=1)
-    return PrefixBias(tree, tokens, weight, through(share * own), even=tree.sum(mean[:, None] * tokens))
+    return PrefixBias(tree, tokens, weight, through(own), even=tree.sum(mean[:, None] * tokens))
 
 
 def measured(method: Method, rollouts: Rollouts, tree: Nodes, logp: Tensor | None = None,
              credit: Tensor | None = None) -> Tensor:
     """(N,) W by autograd through `surrogate`: one leaf per node, which shifts the node's log π."""
-    row = method.replace(beta=0.0) if method.has_loss_kl else method
+    row = method.bare if method.has_loss_kl or method.linked else method
     live = rollouts.logp if logp is None else logp
     return effective_credit(lambda shift: surrogate(row, live + tree.spread(shift), rollouts, credit),
                             live.new_zeros(len(tree)))

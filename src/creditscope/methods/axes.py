@@ -1,9 +1,11 @@
 """A method: one frozen row of choices along the axes of the unified surrogate (arXiv:2601.05002, Eq. 1).
 
     J = Σ_it α_it · bound(s_it, A_it) − β · R          A: advantage   α: weight   s: ratio   R: penalty
+    J = Σ_it α_it · φ(u_g(i))                          φ: link        u_g = β Σ_{i∈g} A_i·h_i − γ: margin of a pair
 
-A row holds names and numbers only. The functions behind the names are in `methods/bounds.py` and `objective/`, in
-dictionaries keyed by the name, so a new method is one row.
+The second line is of preference methods: the two answers of a pair share one term. A row holds names and numbers only.
+The functions behind the names are in `methods/bounds.py`, `methods/links.py` and `objective/`, in dictionaries keyed by
+the name, so a new method is one row.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.bounds import BOUNDS, TRUSTS, Rule
+from creditscope.methods.links import LINKS, SCORES
 
 OWN_CREDIT, CRITIC_CREDIT = "outcome", "gae"
 """Estimators of the credit table: the method's own advantage, and a critic's."""
@@ -39,6 +42,8 @@ AXES: Mapping[str, Mapping[str, Any]] = MappingProxyType({
         "live_groups": "times groups / groups that are not unanimous",
         "nonzero_rewards": "times rollouts / rollouts with non-zero reward",
         "beta_density": "divided by the Beta density fitted to the groups' success rates",
+        "extremes": "replaced by +1 for the best of the group, −1 for its worst, 0 for the others",
+        "label": "replaced by +1 where r_i > 0, −1 elsewhere",
     },
     "whiten": {
         "none": "left as it is",
@@ -83,6 +88,14 @@ AXES: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     },
     "bound": BOUNDS,
     "trust": TRUSTS,
+    "link": LINKS,
+    "score": SCORES,
+    "link_over": {
+        "pair": "u_g = β Σ_{i∈g} A_i·h_i − γ: one term per group, of its best and its worst answer",
+        "answer": "u_i = β·A_i·(h_i − z): one term per answer",
+    },
+    "anchor": {"none": "z = 0", "batch_mean": "z = max(0, mean_i h_i) over the batch, without gradient"},
+    "sft_mean": {"answers": "mean over the chosen answers of 1/L_i Σ_t", "tokens": "mean over all chosen tokens"},
     "kl": {"none": "none", "k1": "log(π/π_ref)", "k2": "½ log²(π/π_ref)", "k3": "π_ref/π − log(π_ref/π) − 1"},
     "kl_in": {
         "loss": "a term of the loss",
@@ -149,6 +162,21 @@ class Method:
     trust_low: float | None = None
     trust_high: float | None = None
 
+    # preferences
+    link: str = "none"
+    score: str = "none"
+    link_over: str = "pair"
+    anchor: str = "none"
+    margin: float = 0.0
+    """γ: the margin that a pair should have."""
+    flip: float | None = None
+    """ε of the robust link: the share of pairs whose labels are exchanged."""
+    link_weight: float = 1.0
+    """λ: the weight of the link's term, beside a supervised one."""
+    sft: float = 0.0
+    """Weight of the mean log π of the chosen answers, a term beside the link's."""
+    sft_mean: str = "answers"
+
     # penalty R
     kl: str = "none"
     kl_in: str = "loss"
@@ -156,7 +184,8 @@ class Method:
     kl_level: str = "token"
     kl_weight: str = "none"
     beta: float = 0.0
-    """Weight of the KL term. In the table it is 0 where it would need a reference policy."""
+    """Weight of the KL term; in the table it is 0 where it would need a reference policy. Under a link it is the factor
+    on the scores: DPO's loss is solved by the policy that a KL term of this weight gives, so it is never 0."""
     paper_beta: float | None = None
     """The weight that the paper used: `m.but(name="grpo_kl", beta=m.paper_beta)`."""
 
@@ -219,9 +248,29 @@ class Method:
         return {axis: (theirs, ours) for axis, (theirs, ours) in pairs.items() if theirs != ours}
 
     @property
+    def bare(self) -> Method:
+        """The row without the terms that stand beside its policy term: no KL, no supervised term."""
+        return self.replace(beta=0.0 if self.kl != "none" else self.beta, sft=0.0)
+
+    @property
+    def linked(self) -> bool:
+        """True for a preference method: a link of scores in the place of bounded ratios."""
+        return self.link != "none"
+
+    @property
+    def labels(self) -> bool:
+        """True when A is a label (+1, −1 or 0), whatever the size of the rewards."""
+        return self.scale in ("extremes", "label")
+
+    @property
+    def needs_reference(self) -> bool:
+        """True when the loss or the reward compares with a frozen reference policy."""
+        return SCORES[self.score].reference or (self.kl != "none" and self.beta != 0.0 and self.kl_to == "ref")
+
+    @property
     def has_loss_kl(self) -> bool:
         """True when a KL term with weight stands in the loss."""
-        return self.beta != 0.0 and self.kl_in == "loss"
+        return self.kl != "none" and self.beta != 0.0 and self.kl_in == "loss"
 
     @property
     def has_reward_kl(self) -> bool:
@@ -245,8 +294,8 @@ class Method:
 
     @property
     def carrier(self) -> str:
-        """The carrier of the gradient of a token's term, a value of `Bound.carrier`."""
-        return "log_prob" if self.ratio == "none" else BOUNDS[self.bound].carrier
+        """The carrier of the gradient of a token's term, a value of `Bound.carrier`; "link" for a preference method."""
+        return "link" if self.linked else "log_prob" if self.ratio == "none" else BOUNDS[self.bound].carrier
 
     @property
     def stops(self) -> str | None:
@@ -287,7 +336,27 @@ _RULES: tuple[Rule, ...] = (
      "and 'low_entropy' need a threshold, the others have none"),
     (lambda m: m.keep == "top_advantage" and not 0 < (m.keep_threshold or 0) <= 1,
      "keep='top_advantage' keeps a share of each group: give 0 < keep_threshold ≤ 1, not {m.keep_threshold}"),
-    (lambda m: m.kl == "none" and m.beta != 0.0,
+    (lambda m: m.linked != (m.score != "none"),
+     "link={m.link!r} and score={m.score!r} do not go together; give both, or neither"),
+    (lambda m: m.linked and (m.ratio, m.bound, m.trust, m.token_weight, m.kl) != ("none",) * 5,
+     "a link takes log-probs through its score; set ratio, bound, trust, token_weight and kl to 'none'"),
+    (lambda m: m.linked and not m.beta > 0, "beta={m.beta} multiplies the scores of link={m.link!r}; give β > 0"),
+    (lambda m: not m.linked and (m.link_over, m.anchor, m.sft_mean, m.margin, m.flip, m.link_weight, m.sft)
+     != ("pair", "none", "answers", 0.0, None, 1.0, 0.0),
+     "link_over, anchor, margin, flip, link_weight, sft and sft_mean do nothing with link='none'; set link or drop "
+     "them"),
+    (lambda m: m.linked and m.link_over == "pair" and m.anchor != "none",
+     "anchor={m.anchor!r} cancels between the two answers of a pair; set link_over='answer' or anchor='none'"),
+    (lambda m: m.linked and m.link_over == "answer" and m.margin != 0.0,
+     "margin={m.margin} is of a pair; set link_over='pair' or margin=0"),
+    (lambda m: m.linked and (m.flip is not None) != ("flip" in LINKS[m.link].takes),
+     "flip={m.flip} and link={m.link!r} do not go together; 'robust' needs flip, the others have none"),
+    (lambda m: m.flip is not None and not 0 <= m.flip < 0.5,
+     "flip={m.flip} is a share of exchanged labels; give 0 ≤ flip < 0.5"),
+    (lambda m: m.sft < 0 or not m.link_weight > 0,
+     "sft={m.sft} and link_weight={m.link_weight} would make chosen answers less likely; give sft ≥ 0 and "
+     "link_weight > 0"),
+    (lambda m: not m.linked and m.kl == "none" and m.beta != 0.0,
      "beta={m.beta} weighs a KL term, but kl='none'; set kl='k3', or 'k1' or 'k2'"),
     (lambda m: m.beta < 0, "beta={m.beta} would reward distance from the reference; give β ≥ 0"),
     (lambda m: m.kl == "none" and (m.kl_in, m.kl_to, m.kl_level, m.kl_weight) != ("loss", "ref", "token", "none"),

@@ -39,6 +39,29 @@ TRL_RLOO = table.RLOO.but(
     name="trl_rloo", lone="zero", aggregate="sequence_mean", ratio="sequence_product",
     bound="clip", clip_low=0.2, clip_high=0.2, note="A clipped sequence ratio where the paper has none.")
 
+# TRL's preference trainers: means over pairs; the supervised term of CPO and ORPO is a mean over tokens.
+TRL_DPO = table.DPO.but(name="trl_dpo", note="DPOConfig(loss_type='sigmoid').")
+TRL_DPO_HINGE = table.SLIC.but(name="trl_dpo_hinge", note="DPOConfig(loss_type='hinge').")
+TRL_DPO_ROBUST = table.RDPO.but(name="trl_dpo_robust", flip=0.0,
+                                note="DPOConfig(loss_type='robust'); flip is label_smoothing, 0 by default.")
+TRL_DPO_NORM = table.DPO.but(name="trl_dpo_norm", score="log_ratio_mean",
+                             note="DPOConfig(loss_type='sigmoid_norm'): log-ratios are means over the tokens.")
+TRL_IPO = table.IPO.but(name="trl_ipo", score="log_ratio_mean",
+                        note="DPOConfig(loss_type='ipo'): log-ratios are means over the tokens, so 1/L_i is back.")
+TRL_CPO = table.CPO.but(name="trl_cpo", sft_mean="tokens", note="CPOConfig(loss_type='sigmoid').")
+TRL_SIMPO = table.SIMPO.but(name="trl_simpo", beta=0.1, margin=0.5, sft=1.0, sft_mean="tokens",
+                            note="CPOConfig(loss_type='simpo'): cpo_alpha is 1 by default, which adds CPO's supervised "
+                                 "term; SimPO has none.")
+TRL_ORPO = table.ORPO.but(name="trl_orpo", sft_mean="tokens",
+                          note="ORPOConfig's beta is λ. TRL's supervised term also counts the prompt's tokens.")
+TRL_KTO = table.KTO.but(name="trl_kto", note="KTOConfig(): z is the mean score of answers paired with other prompts.")
+TRL_APO_ZERO = table.KTO.but(name="trl_apo_zero_unpaired", anchor="none",
+                             note="KTOConfig(loss_type='apo_zero_unpaired').")
+
+TRL_DPO_LOSSES = {"sigmoid": TRL_DPO, "hinge": TRL_DPO_HINGE, "robust": TRL_DPO_ROBUST, "ipo": TRL_IPO,
+                  "sigmoid_norm": TRL_DPO_NORM}
+"""DPOConfig.loss_type -> row, for those that the axes carry: β is `beta`, flip `label_smoothing`."""
+
 # loss_type -> row at its usual importance_sampling_level; scale_rewards -> scale.
 TRL_LOSSES = {"grpo": TRL_GRPO, "dr_grpo": TRL_DR_GRPO, "dapo": TRL_DAPO, "bnpo": TRL_BNPO, "cispo": TRL_CISPO,
               "sapo": TRL_SAPO, "luspo": TRL_LUSPO, "vespo": TRL_VESPO}

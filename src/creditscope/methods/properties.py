@@ -1,4 +1,4 @@
-"""Properties of a row at ratio 1 with β = 0, by its axes alone. No torch.
+"""Properties of a row at ratio 1, of its policy term alone (no KL, no supervised term), by its axes. No torch.
 
 `tests/objective/test_properties.py` measures each of them for every row on a probe batch: two mixed groups, unequal
 lengths, a prefix that a whole group shares.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from creditscope.methods.axes import Method
+from creditscope.methods.links import SCORES
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,20 @@ def properties(m: Method) -> Properties:
     >>> properties(METHODS["dr_grpo"]).prefix_cancels, properties(METHODS["grpo"]).prefix_cancels
     (True, False)
     """
-    if m.baseline == "external":
+    if m.external:
         return Properties(None, None, None, None, None)
     # Σ A = 0 needs a baseline that is the group's own mean, up to a factor the group shares, and every rollout kept.
     own_mean = m.baseline in ("group_mean", "leave_one_out") and not m.entropy_cost
-    sums_to_zero = own_mean and m.whiten == "none" and m.keep in ("all", "live_groups")
+    every = m.keep in ("all", "live_groups") or m.keep_threshold == 0.0  # |A| > 0 drops no advantage
+    sums_to_zero = own_mean and m.whiten == "none" and every
     # A shared prefix cancels when, besides, all rollouts of the group weigh the same: no 1/L_i, no λ. With the product
-    # ratio the 1/L_i of a sequence mean cancels against the L_i tokens that carry the same s_i.
+    # ratio the 1/L_i of a sequence mean cancels against the L_i tokens that carry the same s_i. Under a link the two
+    # answers of a pair share φ'(u), so that their scores decide; answers with a link each share nothing.
     even = m.token_weight == "none" and (m.aggregate != "sequence_mean" or m.ratio == "sequence_product")
-    # Dividing by the std removes the reward's unit; an ε in it, or the Beta density, does not.
-    unitless = (m.scale in ("group_std", "batch_std", "group_mean") and not m.std_eps) or (
+    if m.linked:
+        even = m.link_over == "pair" and SCORES[m.score].even == m.score
+    # Dividing by the std removes the reward's unit; an ε in it, or the Beta density, does not. A label has no unit.
+    unitless = m.labels or (m.scale in ("group_std", "batch_std", "group_mean") and not m.std_eps) or (
         m.whiten != "none" and not m.whiten_eps)
     # The shift differs between groups, so a std over the batch depends on it.
     blind_to_shift = m.centred and m.scale not in ("group_mean", "beta_density", "nonzero_rewards", "batch_std")

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from creditscope.methods.axes import Method
+from creditscope.methods.links import SCORES
 
 __all__ = [
-    "BNPO", "CISPO", "CPPO", "CPPO_TOPK", "DAPO", "DPPO", "DPPO_KL", "DRO", "DR_GRPO", "GCPO", "GMPO", "GPG", "GRPO",
-    "GRPO_EVEN", "GRPO_V32", "GSPO", "GSPO_EVEN", "GSPO_TOKEN", "GTPO", "KIMI", "LUSPO", "MAXRL", "METHODS", "OPO",
-    "P1_GRPO", "P2_TABLE_1", "PPO", "REINFORCE", "REINFORCE_PP", "REINFORCE_PP_BASELINE", "RLOO", "SAPO", "VESPO"]
+    "BNPO", "CISPO", "CPO", "CPPO", "CPPO_TOPK", "DAPO", "DPO", "DPPO", "DPPO_KL", "DRO", "DR_GRPO", "GCPO", "GMPO",
+    "GPG", "GRPO", "GRPO_EVEN", "GRPO_V32", "GSPO", "GSPO_EVEN", "GSPO_TOKEN", "GTPO", "IPO", "KIMI", "KTO", "LUSPO",
+    "MAXRL", "METHODS", "OPO", "ORPO", "P1_GRPO", "P2_TABLE_1", "PPO", "PREFERENCES", "RDPO", "REINFORCE",
+    "REINFORCE_PP", "REINFORCE_PP_BASELINE", "RLOO", "SAPO", "SIMPO", "SLIC", "VESPO"]
 
 REINFORCE = Method(
     name="reinforce", title="REINFORCE", baseline="none", aggregate="sequence_sum", ratio="none",
@@ -169,14 +171,67 @@ DRO = P1_GRPO.but(
     note="Stated from verl 0.9.1's code, not from the paper.")
 
 
+DPO = P1_GRPO.but(
+    name="dpo", title="DPO", arxiv="2305.18290", scale="extremes", keep="large_advantage", keep_threshold=0.0,
+    denominator="kept", aggregate="group_token_mean", link="logistic", score="log_ratio", beta=0.1,
+    cites={"link": "Eq. 7: −log σ(u)", "score": "Eq. 7: β log(π/π_ref) of each answer", "beta": "App. B: 0.1",
+           "scale": "the preferred and the other answer of a prompt", "aggregate": "Eq. 7: mean over pairs"},
+    note="A pair is a group of two. Of a larger group the best and the worst answer are the pair (the first of equal "
+         "ones), and a tie gives no pair.")
+
+IPO = DPO.but(
+    name="ipo", title="IPO", arxiv="2310.12036", link="square",
+    cites={"link": "Eq. 17: (h_c − h_r − 1/(2τ))², τ = β"},
+    note="The paper sums log-probs over the answer. TRL takes their mean, and reports that the paper's experiments did "
+         "so too (`trl_ipo`).")
+
+SLIC = DPO.but(
+    name="slic", title="SLiC-HF, with a reference", arxiv="2305.10425", link="hinge",
+    cites={"link": "rank calibration: max(0, δ − log π(y_c) + log π(y_r)); β and the reference: arXiv:2309.06657"},
+    note="As arXiv:2309.06657 states it beside DPO. The cross-entropy term of SLiC-HF is sft > 0.")
+
+RDPO = DPO.but(
+    name="rdpo", title="Robust DPO", arxiv="2403.00409", link="robust", flip=0.1,
+    cites={"link": "unbiased under labels exchanged with probability ε"}, note="ε is of the data; 0.1 is ours.")
+
+CPO = DPO.but(
+    name="cpo", title="CPO", arxiv="2401.08417", score="log_prob", sft=1.0,
+    cites={"score": "a uniform reference in DPO's loss", "sft": "the log-likelihood of the preferred answer"},
+    note="The supervised term is a mean over the tokens of an answer, as trainers compute it.")
+
+SIMPO = DPO.but(
+    name="simpo", title="SimPO", arxiv="2405.14734", score="log_prob_mean", beta=2.0, margin=1.0,
+    cites={"score": "Eq. 4: β/|y| log π(y)", "margin": "Eq. 6: γ", "beta": "2.0 to 2.5"},
+    note="γ is 0.3 to 1.6 in the paper, by model; 1.0 is a value inside.")
+
+ORPO = DPO.but(
+    name="orpo", title="ORPO", arxiv="2403.07691", score="log_odds", beta=1.0, link_weight=0.1, sft=1.0,
+    cites={"score": "Eq. 4: odds of exp(1/m Σ log π)", "sft": "Eq. 6: L_SFT + λ L_OR", "link_weight": "λ = 0.1"},
+    note="β is 1: the odds ratio stands in the link as it is. TRL calls λ beta (`trl_orpo`).")
+
+KTO = REINFORCE.but(
+    name="kto", title="KTO", arxiv="2402.01306", scale="label", aggregate="sequence_mean", link="sigmoid",
+    score="log_ratio", link_over="answer", anchor="batch_mean", beta=0.1,
+    cites={"link": "Eq. 7–8: λ σ(±β(h − z))", "anchor": "z: KL to the reference, at least 0, without gradient",
+           "scale": "desirable or not"},
+    note="λ_D = λ_U = 1. The paper estimates z on answers of other prompts; here it is the mean score of the batch, "
+         "which is that KL where the answers are the policy's own.")
+
+PREFERENCES = ("dpo", "ipo", "slic", "rdpo", "cpo", "simpo", "orpo", "kto")
+"""The preference methods: a link of scores in the place of bounded ratios."""
+
+
 def even(method: Method) -> Method:
     """The row with one weight for all tokens of a group, and every prompt counting the same.
 
-    A product ratio sums the L_i terms of its sequence on every token, so there the even weight is 1/(B·L_i).
+    A product ratio sums the L_i terms of its sequence on every token, so there the even weight is 1/(B·L_i). Under a
+    link the score decides, and the weights of two answers are even where they have one link.
 
     >>> even(DAPO).name, even(DAPO).aggregate
     ('dapo_even', 'group_token_mean')
     """
+    if method.linked:
+        return method.but(name=f"{method.name}_even", score=SCORES[method.score].even)
     gathers = method.ratio == "sequence_product" and method.carrier != "log_prob"
     return method.but(name=f"{method.name}_even", aggregate="sequence_mean" if gathers else "group_token_mean",
                       max_tokens=None)
@@ -196,7 +251,7 @@ GSPO_EVEN = GSPO.but(
 METHODS: Mapping[str, Method] = MappingProxyType({m.name: m for m in (
     REINFORCE, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, PPO, GRPO, GRPO_V32, DR_GRPO, DAPO, GSPO, GSPO_TOKEN, GMPO,
     CISPO, GPG, GCPO, CPPO, CPPO_TOPK, GTPO, SAPO, OPO, MAXRL, DPPO, DPPO_KL, BNPO, KIMI, LUSPO, VESPO, DRO, P1_GRPO,
-    GRPO_EVEN, GSPO_EVEN)})
+    GRPO_EVEN, GSPO_EVEN, DPO, IPO, SLIC, RDPO, CPO, SIMPO, ORPO, KTO)})
 
 P2_TABLE_1 = ("grpo", "grpo_v32", "gspo", "gtpo", "dapo", "cppo", "dr_grpo", "gpg", "cispo", "gcpo")
 """The ten rows of arXiv:2601.05002, Table 1, in its order."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from creditscope.methods.axes import AXES, Method
 from creditscope.methods.bounds import BOUNDS, TRUSTS
+from creditscope.methods.links import LINKS, SCORES
 
 
 def advantage_equation(m: Method) -> str:
@@ -31,6 +32,8 @@ def advantage_equation(m: Method) -> str:
         "live_groups": f"{centred} · groups/live groups",
         "nonzero_rewards": f"{centred} · B/#({r} ≠ 0)",
         "beta_density": f"{centred} / Beta(mean {r}; α, β)",
+        "extremes": f"1{{{reward} best of group}} − 1{{{reward} worst}}",
+        "label": f"+1 if {reward} > 0 else −1",
     }[m.scale]
     whitened = {"none": scaled, "rollouts": f"whiten_i({scaled})", "tokens": f"whiten_it({scaled})"}[m.whiten]
     cost = f" − {m.entropy_cost:g}·⟨H⟩_i" if m.entropy_cost else ""
@@ -61,10 +64,26 @@ def ratio_text(m: Method) -> str:
 
 
 def term_text(m: Method) -> str:
-    """The policy term of one token: the bound applied to ratio and advantage."""
+    """The policy term of one token: the bound applied to ratio and advantage, or the link applied to the margin."""
+    if m.linked:
+        return _times(m.link_weight) + LINKS[m.link].formula(m, "u_g" if m.link_over == "pair" else "u_i")
     s = {"none": "log π_it", "token": "ρ_it", "sequence_mean": "s_i", "sequence_product": "s_i",
          "sequence_token": "s_it"}[m.ratio]
     return BOUNDS[m.bound].formula(m, s, _credit_symbol(m))
+
+
+def margin_text(m: Method) -> str:
+    """u, with the score that it compares.
+
+    >>> from creditscope.methods.table import DPO
+    >>> margin_text(DPO)
+    'u_g = 0.1·Σ_{i∈g} A_i·h_i   h_i = Σ_t log(π/π_ref)_it'
+    """
+    h = f"   h_i = {SCORES[m.score].formula}"
+    if m.link_over == "answer":
+        anchored = "(h_i − z)" if m.anchor != "none" else "h_i"
+        return f"u_i = {_times(m.beta)}A_i·{anchored}{h}" + ("   z = max(0, mean_i h_i)" if m.anchor != "none" else "")
+    return f"u_g = {_times(m.beta)}Σ_{{i∈g}} A_i·h_i" + (f" − {m.margin:g}" if m.margin else "") + h
 
 
 def penalty_text(m: Method) -> str:
@@ -79,6 +98,8 @@ def penalty_text(m: Method) -> str:
 
 def equation(m: Method) -> str:
     """The whole objective in two lines."""
+    if m.linked:
+        return f"J = {_value_text(m, 'margin')}\n{advantage_equation(m)}"
     beta = f"{m.beta:g}" if m.beta else "β"
     kl = "" if m.kl == "none" or m.kl_in != "loss" else f" − {beta}·{penalty_text(m)}"
     definition = "" if m.ratio in ("none", "token") or m.carrier == "tokens" else f"   {ratio_text(m)}"
@@ -109,6 +130,8 @@ LAWS = {
     "outside": "The loss at ratio 1 says how the credit that was given is centred, not how many answers are good: "
                "watch reward/mean.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: here it does follow reward/mean.",
+    "margin": "The loss says how far apart the answers of a pair are, not how many answers are good: watch "
+              "reward/mean.",
 }
 
 
@@ -119,6 +142,7 @@ def law(m: Method) -> Law:
         Σ_i A_i = 0 without 1/L_i   length: Σ_i A_i·L_i, which is 0 where all answers are equally long
         weights that depend on A    weights: a covariance of A with α·h, as Σ_i A_i = 0
         h = log π                   log_prob: a covariance of A with log π
+        a link                      margin: a mean over pairs, J = φ(−γ) at the reference
 
     Whitening over tokens, or a length-weighted baseline, makes Σ_i A_i·L_i = 0: then the first two are exchanged. This
     holds where every group has at least two rollouts and no answer is empty.
@@ -136,6 +160,8 @@ def law(m: Method) -> Law:
 
 
 def _kind(m: Method) -> str:
+    if m.linked:
+        return "margin"
     if m.carrier == "log_prob":
         return "log_prob"
     if m.external:
@@ -158,6 +184,11 @@ def _kind(m: Method) -> str:
 
 def _value_text(m: Method, kind: str) -> str:
     """Σ_it α_it·h_it·A_it at ratio 1, where no trust region drops anything."""
+    if kind == "margin":
+        mean = {("pair", "group_token_mean"): "1/P Σ_g ", ("answer", "sequence_mean"): "1/B Σ_i "}.get(
+            (m.link_over, m.aggregate), f"Σ_it {alpha_text(m)} · ")
+        sft = f" + {_times(m.sft)}mean log π(chosen)" if m.sft else ""
+        return f"{mean}{term_text(m)}{sft}   {margin_text(m)}"
     alpha = alpha_text(m.replace(trust="none", trust_low=None, trust_high=None))
     if kind == "length" and m.whiten == "none" and m.aggregate != "sequence_mean":
         return "Σ_i A_i·L_i" + alpha.split(" ")[0].removeprefix("1")
@@ -181,6 +212,10 @@ def _credit_symbol(m: Method) -> str:
 def axis_meaning(axis: str, value: object) -> str:
     """The meaning of a value, for an axis of names."""
     return str(AXES[axis].get(str(value), "")) if axis in AXES else ""
+
+
+def _times(number: float) -> str:
+    return "" if number == 1 else f"{number:g}·"
 
 
 def _group(text: str) -> str:

@@ -165,6 +165,24 @@ def _by_beta_density(centred: Tensor, reward: Tensor, groups: Groups, method: Me
     return torch.where(centred == 0, centred, scaled)
 
 
+def _extremes(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
+    """A_i = 1{i is the best of its group} − 1{i is its worst}, of equal ones the first; 0 in a unanimous group."""
+    found = torch.zeros_like(centred)
+    rows = torch.arange(len(reward), device=reward.device)
+    for sign in (1.0, -1.0):
+        best = (sign * reward).new_full((len(groups),), -torch.inf).scatter_reduce_(0, groups.index, sign * reward,
+                                                                                    "amax")
+        first = torch.where(sign * reward == best[groups.index], rows, len(rows))
+        first = first.new_full((len(groups),), len(rows)).scatter_reduce_(0, groups.index, first, "amin")
+        found[first] += sign
+    return found.masked_fill(groups.unanimous(reward), 0.0)
+
+
+def _label(centred: Tensor, reward: Tensor, groups: Groups, method: Method) -> Tensor:
+    """A_i = +1 where r_i > 0, −1 elsewhere."""
+    return torch.where(reward > 0, torch.ones_like(centred), -torch.ones_like(centred))
+
+
 SCALES: dict[str, Callable[[Tensor, Tensor, Groups, Method], Tensor]] = {
     "none": lambda centred, reward, groups, method: centred,  # A_i = r_i − b_i
     "group_std": _by_group_std,
@@ -173,6 +191,8 @@ SCALES: dict[str, Callable[[Tensor, Tensor, Groups, Method], Tensor]] = {
     "live_groups": _by_live_groups,
     "nonzero_rewards": _by_nonzero_rewards,
     "beta_density": _by_beta_density,
+    "extremes": _extremes,
+    "label": _label,
 }
 
 

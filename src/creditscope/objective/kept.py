@@ -17,18 +17,19 @@ from creditscope.objective.weights import alpha, kept
 FIELDS = ("tokens", "mask", "logp", "reward", "group", "entropy", "step", "step_reward", "step_state", "ref_logp")
 
 
-def kept_arrays(method: Method, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor,
+def kept_arrays(method: Method | None, rollouts: Rollouts, credit: Tensor, w: Tensor, live: Tensor,
                 after: Tensor | None = None, also: Mapping[str, Tensor] | None = None,
                 special: Mapping[int, str] | None = None) -> dict[str, Any]:
     """The arrays of a batch with its credit A and its w.
 
     `live` and `after` are log π of the recorded pass and after the last update, `also` the credits of --also, `special`
-    the names of tokens without a text.
+    the names of tokens without a text. Without a method no token has a bound, and none is past one.
     """
     tensors = {name: getattr(rollouts, name) for name in FIELDS} | {
-        "credit": credit, "w": w, "live_logp": live, "clipped": past_bound(method, rollouts, credit, live) > 0}
-    if after is not None:
-        tensors |= {"after_logp": after, "after_past": past_bound(method, rollouts, credit, after)}
+        "credit": credit, "w": w, "live_logp": live, "after_logp": after}
+    if method is not None:
+        tensors["clipped"] = past_bound(method, rollouts, credit, live) > 0
+        tensors["after_past"] = None if after is None else past_bound(method, rollouts, credit, after)
     if also:
         tensors["other_credit"] = torch.stack([other.expand_as(rollouts.mask) for other in also.values()])
     out: dict[str, Any] = {k: v.float().cpu().numpy() if v.is_floating_point() else v.cpu().numpy()

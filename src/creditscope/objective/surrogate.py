@@ -1,6 +1,7 @@
 """The unified surrogate J, and the effective credit w of any objective.
 
     J = Σ_it α_it · bound(s_it, A_it) − β · R        w_it = ∂J/∂log π(y_it)
+    J = Σ_it α_it · φ(u_g) + sft · log π(chosen)     preferences: one term per pair, `objective/links.py`
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError, require
 from creditscope.methods.axes import Method
 from creditscope.objective.advantages import check_method, token_advantage
+from creditscope.objective.links import linked, supervised
 from creditscope.objective.penalties import penalty
 from creditscope.objective.ratios import bounded, trusted
 from creditscope.objective.weights import aggregate, alpha, kept
@@ -44,6 +46,9 @@ def weighted(method: Method, logp: Tensor, old: Tensor, rollouts: Rollouts, cred
 
     `share` is asked for where a KL term stands in the loss.
     """
+    if method.linked:
+        value = (weight * linked(method, logp, rollouts, credit)).sum()
+        return value + method.sft * supervised(method, logp, rollouts, credit) if method.sft else value
     term = bounded(method, logp, logp - old, rollouts.mask, credit)
     trust = trusted(method, logp, old, rollouts.mask, credit)
     value = (weight * (term if trust is None else term * trust)).sum()

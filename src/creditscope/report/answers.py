@@ -159,6 +159,7 @@ LOSS = {
     "log_prob": "The loss at ratio 1 compares likelihoods, no measure of progress.",
     "outside": "The loss at ratio 1 shows how the credit is centred, no measure of progress.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: it follows progress.",
+    "margin": "The loss shows how far apart the answers of a pair are, no measure of progress.",
 }
 
 

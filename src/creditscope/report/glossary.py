@@ -32,7 +32,7 @@ WORDS = {str(word): word for word in (
     _word("interval", "95 % interval over seeds", equation="mean ± t_{0.975, n−1} · s/√n",
           sentence="Student's t over runs that differ only in the seed; fewer than three runs have none."))}
 HOMES: Mapping[str, tuple[str, ...]] = {
-    "Signal": ("reward", "signal", "length", "entropy", "objective", "grad", "policy"),
+    "Signal": ("reward", "pairs", "signal", "length", "entropy", "objective", "grad", "policy"),
     "Credit": ("w", "advantage", "ratio", "credit", "critic", "prefix"),
     "Directions": ("gram", "singular_values", "sketch", "baseline", "tokens"),
     "Optimiser": ("overshoot", "optimizer", "update", "brake"),

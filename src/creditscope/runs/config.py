@@ -9,7 +9,7 @@ from typing import Any
 
 from creditscope.credit.table import ESTIMATORS, parse
 from creditscope.errors import CreditscopeError
-from creditscope.methods.axes import Method
+from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import find
 from creditscope.optimizer.table import BRAKES, OPTIMIZERS, parse_brake
 from creditscope.runs.adapt import ADAPTS, Setting, check_adapt, parse_adapt
@@ -64,6 +64,10 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
             raise CreditscopeError(f"--credit {name} reshapes the method's own advantage, but method {self.method!r} "
                                    f"has none; choose gae, or another that is made from rewards: creditscope list "
                                    f"credits")
+        if self.row.labels and row.builds_on == "reward" and name != OWN_CREDIT:
+            raise CreditscopeError(f"--credit {name} is made from rewards, but method {self.method!r} labels its "
+                                   f"answers +1 and −1; leave --credit out, or choose one that reshapes the label: "
+                                   f"creditscope list credits")
         if "gram" in row.needs and self.accumulate > self.prompts:
             raise CreditscopeError(f"--credit {name} compares the rollouts of a group in one backward pass, but "
                                    f"--accumulate {self.accumulate} would cut groups apart; give at most "
@@ -99,7 +103,7 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
         row = find(self.method)
         if self.beta is None or self.beta == row.beta:
             return row
-        if row.kl == "none":
+        if row.kl == "none" and not row.linked:
             raise CreditscopeError(f"--beta {self.beta}: method {self.method!r} has no KL term; choose one that has, "
                                    f"such as grpo, or leave --beta out")
         return row.replace(beta=self.beta)
@@ -116,9 +120,9 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
 
     @property
     def needs_reference(self) -> bool:
-        """True when the KL term compares with a frozen reference policy, and under a learned reward, which was trained
-        on answers near the reference."""
-        return (self.row.beta != 0.0 and self.row.kl_to == "ref") or self.learned is not None
+        """True when a KL term or a score compares with a frozen reference policy, and under a learned reward, which was
+        trained on answers near the reference."""
+        return self.row.needs_reference or self.learned is not None
 
     @property
     def free(self) -> frozenset[str]:

@@ -206,6 +206,29 @@ POLICY_RESPELLED = _offline("policy/respelled", "respelled answers", "rollouts",
 SAMPLER_GAP = _read("sampler/gap", "sampler gap", "nats", "As a trainer's log has it: a mean or a maximum.")
 SAMPLER_RATIO = _read("sampler/ratio", "sampler ratio", "ratio", "Mean of π_train/π_sampler, as a log has it.")
 
+# -- preference pairs: y_c is the chosen answer of a pair, y_r the rejected one, h = log π(y)/π_ref(y) -----------------
+
+_pairs = partial(Metric, writer="plugins.trl.preferences")
+_moved = partial(Metric, writer="plugins.trl.pairs")
+
+PAIRS_MARGIN = _pairs("pairs/margin", "margin", "nats", "Of a pair's implicit rewards, before the step.",
+                      "1/P Σ β (h(y_c) − h(y_r))")
+PAIRS_ACCURACY = _pairs("pairs/accuracy", "pairs in order", "share", "Pairs whose margin is above 0.",
+                        "#(h(y_c) > h(y_r)) / P")
+PAIRS_CHOSEN_REWARD = _pairs("pairs/chosen_reward", "reward of the chosen", "nats", "Below 0 the chosen answer is less "
+                             "likely than under the reference.", "1/P Σ β h(y_c)")
+PAIRS_REJECTED_REWARD = _pairs("pairs/rejected_reward", "reward of the rejected", "nats", "As that of the chosen.",
+                               "1/P Σ β h(y_r)")
+PAIRS_CHOSEN_LOGP = _pairs("pairs/chosen_logp", "log π of the chosen", "nats", "Of whole answers.", "1/P Σ log π(y_c)")
+PAIRS_REJECTED_LOGP = _pairs("pairs/rejected_logp", "log π of the rejected", "nats", "Of whole answers.",
+                             "1/P Σ log π(y_r)")
+PAIRS_CHOSEN_CHANGE = _moved("pairs/chosen_change", "change of the chosen", "nats", "By the step, over the pairs that "
+                             "were read.", "1/P Σ (log π_{s+1}(y_c) − log π_s(y_c))")
+PAIRS_REJECTED_CHANGE = _moved("pairs/rejected_change", "change of the rejected", "nats", "By the step, over the pairs "
+                               "that were read.", "1/P Σ (log π_{s+1}(y_r) − log π_s(y_r))")
+PAIRS_CHOSEN_FELL = _moved("pairs/chosen_fell", "chosen that fell", "share", "Pairs whose chosen answer is less likely "
+                           "after the step than before.", "#(log π_{s+1}(y_c) < log π_s(y_c)) / P")
+
 # -- readings of a Gram: one definition, whatever rows it is of -------------------------------------------------------
 
 _of = partial(Metric, writer="microscope.geometry")
@@ -352,11 +375,12 @@ TOKENS_HEAD_EFFECTIVE_SHARE = _look("tokens/head_effective_share", "effective sh
 SCOPE_RATIO = _look("scope/ratio", "cost of looking", "ratio",
                     "A pass under the microscope over a plain one, timed on the first step.")
 SCOPE_SHARE = _look("scope/share", "share of looking", "share", "Share of a step's time that the microscope took.")
-SCOPE_AGREEMENT = Metric("scope/agreement", "agreement with TRL", "cosine",
-                         "Of the row's gradient with the one that TRL took.", "cos(∇J, ∇J_TRL)",
-                         writer="plugins.trl.callback")
-SCOPE_ABSENT = Metric("scope/absent", "why nothing was read", "text", "The error of a step that was not read.",
-                      writer="plugins.trl.callback")
+_trl = partial(Metric, writer="plugins.trl.callback")
+SCOPE_AGREEMENT = _trl("scope/agreement", "agreement with TRL", "cosine",
+                       "Of the rows' gradient with the one that TRL took.", "cos(∇J, ∇J_TRL)")
+SCOPE_NORM_RATIO = _trl("scope/norm_ratio", "norm beside TRL's", "ratio", "1 where no factor is missing; c is the clip "
+                        "norm. Absent in float16.", "min(‖∇J‖, c)/‖∇J_TRL‖")
+SCOPE_ABSENT = _trl("scope/absent", "why nothing was read", "text", "The error of a step that was not read.")
 
 # -- the optimiser ----------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,8 @@ def credit(m: Method, rows: Sequence[TwinRollout], logp: Tokens, own: Tokens) ->
 
 def objective(m: Method, rows: Sequence[TwinRollout], logp: Tokens, held: Tokens, own: Tokens) -> float:
     """J with the credit `own`."""
+    if m.link != "none":
+        return _preferred(m, rows, logp, held, own)
     keep = KEEPS[m.keep](m, rows, own)
     share = _shares(m, rows, keep)
     weight = _conflict(rows) if m.token_weight == "conflict" else [[1.0] * len(row.tokens) for row in rows]
@@ -134,6 +136,10 @@ def _advantage(m: Method, rows: Sequence[TwinRollout], reward: list[float], i: i
         return 0.0
     baseline = {"none": 0.0, "group_mean": _mean(own), "leave_one_out": (sum(own) - reward[i]) / (len(own) - 1),
                 "length_weighted_mean": sum(n * r for n, r in zip(lengths, own, strict=True)) / sum(lengths)}
+    if m.scale == "label":
+        return 1.0 if reward[i] > 0 else -1.0
+    if m.scale == "extremes":  # of equal ones the first
+        return float(mates[own.index(max(own))] == i) - float(mates[own.index(min(own))] == i)
     live = [g for g in _groups(rows) if len({reward[j] for j in g}) > 1]
     divide = {"none": lambda: 1.0, "group_std": lambda: _std(own), "group_mean": lambda: _mean(own),
               "live_groups": lambda: len(live) / len(_groups(rows)),
@@ -148,6 +154,32 @@ def _density(rates: list[float], p: float) -> float:
     a, b = max(1.0, 1 + fit * mean / 3), max(1.0, 1 + fit * (1 - mean) / 3)
     beta = math.exp(math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b))
     return float(p ** (a - 1) * (1 - p) ** (b - 1) / beta)
+
+
+def _preferred(m: Method, rows: Sequence[TwinRollout], logp: Tokens, held: Tokens, own: Tokens) -> float:
+    """λ times the mean of φ over pairs, or over answers, and the mean log π of the chosen answers."""
+    anchor = max(0.0, _mean([_score(m, row, p) for row, p in zip(rows, held, strict=True)])) \
+        if m.anchor == "batch_mean" else 0.0
+    margin = [m.beta * own[i][0] * (_score(m, row, logp[i]) - anchor) for i, row in enumerate(rows)]
+    if m.link_over == "pair":
+        margin = [sum(margin[i] for i in g) - m.margin for g in _groups(rows) if any(own[i][0] for i in g)]
+    link: dict[str, Callable[[float], float]] = {
+        "logistic": lambda u: -math.log1p(math.exp(-u)), "square": lambda u: -((u / m.beta - 0.5 / m.beta) ** 2),
+        "hinge": lambda u: -max(0.0, 1 - u), "sigmoid": lambda u: 1 / (1 + math.exp(-u)),
+        "robust": lambda u: ((1 - (m.flip or 0)) * link["logistic"](u) - (m.flip or 0) * link["logistic"](-u))
+        / (1 - 2 * (m.flip or 0))}
+    total = m.link_weight * _mean([link[m.link](u) for u in margin])
+    good = [p for p, a in zip(logp, own, strict=True) if a[0] > 0]
+    means = [_mean(p) for p in good] if m.sft_mean == "answers" else [x for p in good for x in p]
+    return total + m.sft * _mean(means) if m.sft else total
+
+
+def _score(m: Method, row: TwinRollout, logp: list[float]) -> float:
+    """h of one answer, with any credit the same for all its tokens."""
+    apart = sum(logp) - sum(row.ref)
+    chance = math.exp(_mean(logp))
+    return {"log_ratio": apart, "log_ratio_mean": apart / len(logp), "log_prob": sum(logp),
+            "log_prob_mean": _mean(logp), "log_odds": math.log(chance / (1 - chance))}[m.score]
 
 
 def _top(m: Method, rows: Sequence[TwinRollout], own: Tokens) -> list[bool]:

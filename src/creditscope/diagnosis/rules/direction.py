@@ -107,11 +107,11 @@ def reward(log: Log) -> Finding:
     little = "changed little:" if found.change.excludes_zero else "did not clearly change:"
     verb = {"fell": "fell", "rose": "rose"}.get(told, little)
     if fell and signs.never_moved(log):
-        return finding("fine", f"The reward, {found.first.mean:.3g} in the first third, {found.last.mean:.3g} in the "
-                       "last, differs by the prompts alone: every gradient is 0", found.first, found.last,
-                       log.finite(schema.GRAD_NORM))
-    return finding(state, f"The reward {verb} from {found.first.mean:.3g} in the first third to {found.last.mean:.3g} "
-                   f"in the last", found.first, found.last, why=found.told(),
+        return finding("fine", f"The {log.trainer.gain}, {found.first.mean:.3g} in the first third, "
+                       f"{found.last.mean:.3g} in the last, differs by the prompts alone: every gradient is 0",
+                       found.first, found.last, log.finite(schema.GRAD_NORM))
+    return finding(state, f"The {log.trainer.gain} {verb} from {found.first.mean:.3g} in the first third to "
+                   f"{found.last.mean:.3g} in the last", found.first, found.last, why=found.told(),
                    onset=left_beginning(series_of(log, schema.REWARD_MEAN), rising=False) if fell else None,
                    follows=["reward missing", "weight decay", "updates", "step size", "hot sampler", "cold sampler",
                             "reward length", "truncation", "length drift", "entropy", "KL level", "gradient", "sampler",
@@ -150,14 +150,14 @@ def no_gain(log: Log) -> Finding:
     """A flat reward, with the smallest gain that these steps could have shown."""
     found = signs.reward_trend(log)
     if found is None:
-        return unknown(f"needs at least {THIRDS} readings of the reward")
+        return unknown(f"needs at least {THIRDS} readings of the {log.trainer.gain}")
     series, done = series_of(log, schema.REWARD_MEAN), signs.steps(log)
     if signs.outcome(log) != "flat":
-        return finding("fine", "Not in play: the reward changed")
+        return finding("fine", f"Not in play: the {log.trainer.gain} changed")
     if signs.nearly_all_right(log) and not signs.silent_end(log):
         return finding("fine", f"Little is left to gain: the mean reward is {found.last.mean:.3g}", found.last)
     half = (found.change.high or 0.0) - found.change.mean
-    said = f"No gain in {done} steps: the reward is {found.last.mean:.3g}" + (
+    said = f"No gain in {done} steps: the {log.trainer.gain} is {found.last.mean:.3g}" + (
         f"; a gain below {half:.2g} would be invisible in this noise" if half > 0 else "")
     state: State = "watch" if is_stalled(log) else "unknown"
     return finding(state, said, found.first, found.last, why=found.told(),

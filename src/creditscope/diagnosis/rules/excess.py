@@ -247,7 +247,7 @@ def gradient(log: Log) -> Finding:
     if zeros > ZERO_MANY * len(norm):
         return finding("watch" if signs.rises(log) else "broken", f"The gradient is exactly 0 in {zeros} of "
                        f"{len(norm)} readings: nothing is learnt there", norm, why="∇J = Σ w ∇log π, and w = 0 where "
-                       "a group is dead or an answer is masked.",
+                       "a group is dead, an answer is masked, or a pair has the margin that its loss asks for.",
                        remedy="dead groups",
                        onset=crossed(norm, lambda x: x == 0),
                        follows=["truncation", "reward constant", "one rollout", "cold sampler", "too easy", "too hard",

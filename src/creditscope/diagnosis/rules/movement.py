@@ -233,8 +233,8 @@ def frozen(log: Log) -> Finding:
         more = f", which reach {percent(reached.values[-1])} of the model" if reached else ""
         return finding("fine", f"{percent(share)} of the parameters are trained{more}", *shown)
     known = reached is not None or rank == 0
-    return finding("broken" if known else "watch", f"Only {share:.2g} of the parameters are trained, and the reward "
-                   "does not rise", *shown,
+    return finding("broken" if known else "watch", f"Only {share:.2g} of the parameters are trained, and the "
+                   f"{log.trainer.gain} does not rise", *shown,
                    why="Weights without a gradient stay; what is left moves the policy little. A LoRA has few weights "
                    "too, and reaches all of the matrices that it is added to.", onset=0,
                    settles="" if known else "whether adapters are trained: update/reached, which ScopeCallback reads")

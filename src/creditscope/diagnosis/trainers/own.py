@@ -9,6 +9,7 @@ from typing import Any
 from creditscope.diagnosis.log import LogSettings as Settings
 from creditscope.diagnosis.trainers.trainer import NOTHING, Trainer, by_constant
 from creditscope.diagnosis.trainers.trl import TRL
+from creditscope.diagnosis.trainers.trl_dpo import TRL_DPO
 from creditscope.methods.axes import OWN_CREDIT, Method
 from creditscope.methods.find import row_of
 from creditscope.runs import schema
@@ -21,7 +22,8 @@ def _own_method(s: Settings) -> Method | None:
 
 OURS = Trainer(
     name="creditscope", version="", speech="creditscope",
-    marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.POLICY_SAMPLER_GAP}),
+    marks=frozenset({schema.CREDIT_DEAD_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.POLICY_SAMPLER_GAP,
+                     schema.PAIRS_MARGIN}),
     metrics={
         **{key: key for key in (schema.GRAD_NORM, schema.REWARD_MEAN, schema.REWARD_STD, schema.LENGTH_MEAN,
                                 schema.LENGTH_MAX, schema.EVAL_LOW, schema.EVAL_HIGH)},
@@ -52,11 +54,12 @@ OURS = Trainer(
     },)
 
 
-def _trl_fact(name: str) -> Callable[[Settings], Any]:
+def _trl_fact(name: str, trainer: Trainer = TRL) -> Callable[[Settings], Any]:
     """A fact of TRL's from the settings that a record keeps under `trl`."""
     def fact(s: Settings) -> Any:
         theirs = s.get("trl")
-        return TRL.facts[name](Settings(theirs if isinstance(theirs, Mapping) else {}, {}, TRL.defaults, s.source))
+        given = theirs if isinstance(theirs, Mapping) else {}
+        return trainer.facts[name](Settings(given, {}, trainer.defaults, s.source))
 
     return fact
 
@@ -70,12 +73,20 @@ SCRIPT = replace(
            "loss": lambda s: s.word("method") + (f" with credit {s.word('credit')}" if s.get("credit") else "")},
     speech="trl")
 """A record that TRL's callback wrote in the user's own script, with TRL's settings."""
+SCRIPT_OF_PAIRS = replace(
+    SCRIPT, pairs=True, gain=TRL_DPO.gain, speech=TRL_DPO.speech,
+    metrics={"loss": schema.OBJECTIVE_VALUE, "lr": schema.OPTIMIZER_LR, "entropy": schema.ENTROPY_MEAN,
+             schema.GRAD_NORM: schema.GRAD_NORM, schema.REWARD_MEAN: schema.PAIRS_MARGIN}, aliases={},
+    facts={name: _trl_fact(name, TRL_DPO) for name in TRL_DPO.facts})
+"""The same of a DPOTrainer."""
 
 
 def who_wrote(given: Mapping[str, Any]) -> Trainer:
     """The variant of OURS that wrote a record. Under token credit a group with one reward need not be dead."""
     if given.get("engine") != "trl":
         return OURS
+    if given.get("data") == "pairs":
+        return SCRIPT_OF_PAIRS
     found = SCRIPT if is_script(given) else BY_TRL
     return found if given.get("credit") in (None, OWN_CREDIT) else replace(found, metrics=OURS.metrics, aliases={})
 

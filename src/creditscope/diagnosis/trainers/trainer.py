@@ -68,6 +68,10 @@ class Trainer:
     """Metric -> the setting that alone writes it. Absent metrics prove nothing: an export may be partial."""
     logged: Mapping[str, str] = field(default_factory=dict)
     """Metric -> the setting whose value it is."""
+    pairs: bool = False
+    """Whether it learns from pairs of given answers: none is sampled, none has a reward. `rules.OF_PAIRS` apply."""
+    gain: str = "reward"
+    """What training raises, in words: the series under `schema.REWARD_MEAN`."""
 
 
 def by_constant(row: Method | None) -> bool:

@@ -1,4 +1,4 @@
-"""TRL: its GRPO and RLOO trainers under the microscope, and any method or credit of the table in its loop."""
+"""TRL: its GRPO, RLOO and DPO trainers under the microscope, and any method or credit of the table in its loop."""
 
 from creditscope.errors import install_hint, require_module
 

@@ -20,7 +20,7 @@ from creditscope.batch.metrics import signal, untrained
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
-from creditscope.objective.surrogate import weighted
+from creditscope.objective.surrogate import effective_credit, weighted
 from creditscope.objective.weights import aggregate, alpha, kept
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.passes import Inputs, take
@@ -176,6 +176,16 @@ class Window:
         return replace(self, inputs=take(self.inputs, index), rollouts=self.rollouts.rows(index),
                        credit=self.credit[index], alpha=self.alpha[index], share=self.share[index],
                        old=None if self.old is None else self.old[index])
+
+    @property
+    def fresh(self) -> bool:
+        return self.old is None
+
+    def w(self, live: Tensor) -> Tensor:
+        return effective_credit(lambda lp: objective(self, lp), live)
+
+    def value(self, live: Tensor) -> float:
+        return float(objective(self, live))
 
     def sampled_by(self, live: Tensor) -> Rollouts:
         live = live.detach().masked_fill(~self.rollouts.mask, 0.0)

@@ -1,4 +1,4 @@
-"""A GRPOTrainer or RLOOTrainer under the microscope, in one line; the training is not changed.
+"""A GRPOTrainer, RLOOTrainer or DPOTrainer under the microscope, in one line; the training is not changed.
 
     trainer.add_callback(ScopeCallback(trainer, every=10, out="runs/mine"))
 
@@ -10,9 +10,10 @@ go into TRL's logs as `creditscope/…`, all of them into a record for `creditsc
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -23,30 +24,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import TrainerCallback
+from trl import DPOTrainer
 
 from creditscope.batch import metrics
-from creditscope.batch.answers import PromptsSeen
 from creditscope.batch.groups import Groups
 from creditscope.batch.groups import micro_batches as by_groups
 from creditscope.errors import CreditscopeError, printable
 from creditscope.methods.axes import Method
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope.shards import many_ranks
-from creditscope.objective.kept import kept_arrays
-from creditscope.objective.surrogate import effective_credit
 from creditscope.optimizer.geometry import SampledUpdate
-from creditscope.optimizer.kl_pull import kl_pull
-from creditscope.optimizer.overshoot import Overshoot
 from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.alarm import TrainerAlarm
 from creditscope.plugins.trl.arguments import check_counts, check_stop, holds_run, other_content
-from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
 from creditscope.plugins.trl.gather_ranks import Rows
+from creditscope.plugins.trl.generations import Generations
 from creditscope.plugins.trl.observer import RankObserver
-from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take, untouched
+from creditscope.plugins.trl.passes import Inputs, chosen, entropy, take, untouched
+from creditscope.plugins.trl.preferences import Preferences
 from creditscope.plugins.trl.settings import settings_of, versions
-from creditscope.plugins.trl.stated import stated
+from creditscope.plugins.trl.source import Source, StepRows
 from creditscope.plugins.trl.update import after_step, before_step, moved_by
 from creditscope.policy.loading import Policy
 from creditscope.runs import schema
@@ -62,12 +60,13 @@ WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, 
            schema.ROLLOUTS_SAMPLED, schema.REWARD_EQUAL_TEXTS, schema.REWARD_EQUAL_TEXTS_APART,
            schema.SIGNAL_DISTINCT_TEXTS, schema.SIGNAL_DEAD_REWARD, schema.LENGTH_REWARD_CORRELATION,
            schema.PROMPTS_PASSES, schema.UPDATE_ZERO, schema.UPDATE_EPSILON_FACTOR, schema.UPDATE_TRAINABLE,
-           schema.UPDATE_REACHED, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL, schema.GRAD_KL_SIZE)
+           schema.UPDATE_REACHED, schema.PAIRS_CHOSEN_CHANGE, schema.PAIRS_REJECTED_CHANGE, schema.PAIRS_CHOSEN_FELL,
+           schema.SCOPE_NORM_RATIO, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL, schema.GRAD_KL_SIZE)
 """In TRL's logs, where they exist; the record has all metrics."""
 
 
 class ScopeCallback(TrainerCallback):  # type: ignore[misc]
-    """Reads a GRPOTrainer, an RLOOTrainer or a subclass every `every` optimiser steps.
+    """Reads a GRPOTrainer, an RLOOTrainer, a DPOTrainer or a subclass every `every` optimiser steps.
 
     `out` is the folder of the record, new or empty unless training resumes; without it only the metrics in WATCHED are
     kept, in TRL's logs. A reading takes at most `groups` groups of the step, None for all; the first at each pass over
@@ -89,17 +88,12 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._out, self._config = Path(out) if out is not None else None, config
         self._alarm: TrainerAlarm | None = None
         self._alarmed = alarm, stop_on
-        self.method: Method = getattr(trainer, "row", None) or stated(trainer)
-        """The row of the table with the trainer's loss."""
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
         self._held = 0  # readings in which our gradient was compared with TRL's
         self._record: Record | None = None
-        self._made: Generation | None = None
-        self._fresh = False
-        self._reading: tuple[Window, Rows] | None = None
+        self._reading: tuple[StepRows, Rows] | None = None
         """The rows of the step: of this rank; of all ranks on the first, of this one elsewhere."""
-        self._seen: PromptsSeen | None = None
         self._moving: SampledUpdate | None = None  # weights before the step of a reading
         self._open = False
         self.extra: dict[str, Any] = {}  # further metrics for the next line of the record
@@ -113,12 +107,12 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         other = other_content(self._out) if self._first and self._out is not None else None
         if other:
             raise CreditscopeError(f"{other}: give ScopeCallback another out=, a folder that is new or empty")
-        number(trainer, self._generated)
+        self._source: Source = (Preferences if isinstance(trainer, DPOTrainer) else Generations)(trainer, every)
 
-    def _generated(self, made: Generation) -> None:
-        self._made, self._fresh = made, True
-        if self._seen is not None:
-            self._seen.add(made.prompts)
+    @property
+    def method(self) -> Method | None:
+        """The row of the table with the trainer's loss; None for a loss of DPOTrainer that the table does not have."""
+        return self._source.method
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state is not self._trainer.state:
@@ -127,8 +121,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if sum(isinstance(other, ScopeCallback) for other in self._trainer.callback_handler.callbacks) > 1:
             raise CreditscopeError("this trainer already has a ScopeCallback: add one, once (ScopedGRPOTrainer brings "
                                    "its own)")
-        self._seen = PromptsSeen() if state.global_step == 0 else None  # prompts before a resume are not known
-        config = self._config or settings_of(self._trainer, self.method, self._every, self._gram)
+        self._source.begin(resumed=state.global_step > 0)
+        config = self._config or settings_of(self._trainer, self._source, self._every, self._gram)
         alarm, stop_on = self._alarmed
         if alarm and self._alarm is None:
             self._alarm = TrainerAlarm(self._trainer, config, self._every, stop_on)
@@ -171,11 +165,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 self._alarm.step(step, {}, control)
             return
         logs = self._trainer._metrics["train"]
-        # A batch that is used again has no new rollouts.
-        line = dict(self.made.metrics) if self._fresh else {schema.ROLLOUTS_SPENT: 0}
-        if self._fresh and self._seen is not None:
-            line |= self._seen.metrics()
-        self._fresh = False
+        line = self._source.line()
         known = line | self._line
         for name in WATCHED:
             if name in known:
@@ -208,18 +198,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     @property
     def due(self) -> bool:
         """Whether the coming optimiser step is on schedule, and its rows are known."""
-        known = self._made is not None and self._trainer._buffered_inputs and ROW in self._trainer._buffered_inputs[0]
-        if not known:
-            return False
-        # Readings take the passes over a batch in turn: at the first of them the ratio is always 1.
-        number, at = divmod(self._trainer.state.global_step, self._every)
-        return bool(at == (number - number * self._every) % self._updates % self._every)
-
-    @property
-    def _updates(self) -> int:
-        """Optimiser steps that learn from one generation."""
-        args = self._trainer.args
-        return int(max(1, args.steps_per_generation * self._trainer.num_iterations // args.gradient_accumulation_steps))
+        return self._source.due(self._trainer.state.global_step)
 
     def _look(self) -> None:
         """One pass over this rank's rows, groups whole, under the microscope; then the rows of all ranks."""
@@ -237,7 +216,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             credit = torch.zeros_like(logp)
             try:
                 spread[chunk], live[chunk] = entropy(z).to(spread), logp.detach().to(live)
-                credit = effective_credit(lambda lp: objective(part, lp), logp)
+                credit = part.w(logp)
                 w[chunk] = credit.to(w)
             finally:
                 if self._gram:  # after an error too: where weights are sharded, other ranks wait in this backward
@@ -265,16 +244,16 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             if self._gram and whole:
                 self._line |= self._agreement(theirs)
             if self._gram:
-                self._line |= self._kl_pull(window, chunks, {p: p.grad for p in theirs})
+                self._line |= self._source.terms(model, window, chunks, {p: p.grad for p in theirs})
             if self._gram and many_ranks():
                 self._prove_ranks(model, window, chunks, pull)
                 together.agreed(observer.require_proof)
-        if window.old is None:  # the sampling policy is the live one
-            window = replace(window, rollouts=replace(window.rollouts, entropy=spread))
 
         def mine() -> Rows:
-            value = float(objective(window, live))
-            rows = Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks)
+            sampled = window.sampled_by(live)
+            if window.fresh:  # the sampling policy is the live one
+                sampled = replace(sampled, entropy=spread)
+            rows = Rows(sampled, window.credit, live, w, window.value(live), observer.blocks)
             return rows.in_step(together.scale(model), found.split if found else ()) if many_ranks() else rows
 
         self._note(window, together.agreed(mine), found, square)
@@ -302,7 +281,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                                 "readings are taken without it")
         observer.require_proof()
 
-    def _prove_ranks(self, model: nn.Module, window: Window, chunks: list[Tensor],
+    def _prove_ranks(self, model: nn.Module, window: StepRows, chunks: list[Tensor],
                      pull: Callable[[Tensor, Tensor], None]) -> None:
         """`distributed.prove_rows`: the passes once more without the microscope, rollouts weighted at random."""
         observer = self.observer
@@ -316,12 +295,12 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         together.reduce(model)
         observer.prove_ranks(weights, together.scale(model))
 
-    def _chosen(self) -> tuple[Window, list[Tensor], bool]:
+    def _chosen(self) -> tuple[StepRows, list[Tensor], bool]:
         """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""
-        size = int(self._trainer.args.per_device_train_batch_size)
+        size = self._source.rows_per_pass
         # Our gradient is compared with TRL's at each pass over a batch: at ratio 1 neither clip nor KL has an effect.
-        limit = None if self._gram and self._held < self._updates else self._groups
-        window = together.agreed(lambda: self._window(micro_batches(self._trainer)))
+        limit = None if self._gram and self._held < self._source.updates else self._groups
+        window = together.agreed(lambda: self._source.take(self._words))
         # A group of answers that are all masked has w = 0 and needs no pass.
         ids = torch.unique(window.rollouts.group[window.rollouts.mask.any(dim=1)])
         cut = limit is not None and len(ids) > limit
@@ -332,11 +311,11 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         chunks = [heard[chunk] for chunk in by_groups(window.rollouts.group[heard], parts)]
         return window, chunks, not together.most(int(cut), heard.device)
 
-    def _look_after(self, window: Window, rows: Rows, step: int) -> None:
+    def _look_after(self, window: StepRows, rows: Rows, step: int) -> None:
         """The same rows after the step; then the record is written."""
         start = time.perf_counter()
         model = self._policy.model
-        size = int(self._trainer.args.per_device_train_batch_size)
+        size = self._source.rows_per_pass
         places = torch.arange(len(window.credit), device=window.credit.device)
         seen: list[Tensor] = []
 
@@ -353,23 +332,15 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             return
         self._line |= after_step(moved, self._trainer.optimizer, model)
         after = together.stacked(found).to(rows.live)
-        track = Overshoot(self.method, rows.rollouts, rows.credit)
-        track.see(rows.live)
-        track.see(after)
-        told = track.metrics()
-        # Metrics that count updates are left out: the batch may have been used before this step.
-        kept = (schema.OPTIMIZER_OVERSHOOT, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_MAX,
-                schema.OVERSHOOT_KL)
-        self._line |= {name: told[name] for name in kept if name in told}
+        self._line |= self._source.moved(rows, after)
         if self._record is not None:
-            self._record.save_group(step, kept_arrays(self.method, rows.rollouts, rows.credit, rows.w, rows.live,
-                                                      after, special=self._policy.special()))
+            self._record.save_group(step, self._source.arrays(rows, after, self._policy.special()))
             if rows.blocks and len(set(Groups(rows.rollouts.group).counts.tolist())) == 1:
                 # Where a step takes part of a generation, groups are cut unevenly, and blocks do not stack.
                 self._record.save_reading(step, self.observer.arrays(rows.rollouts, rows.w))
         self._line[schema.TIME_SCOPE] = self._line.get(schema.TIME_SCOPE, 0.0) + time.perf_counter() - start
 
-    def _note(self, window: Window, mine: Rows, found: ranks.RanksReading | None = None, square: float = 0.0) -> None:
+    def _note(self, window: StepRows, mine: Rows, found: ranks.RanksReading | None = None, square: float = 0.0) -> None:
         """The metrics before the step, on the first rank."""
         gathered = together.to_first(mine)
         rows = together.joined(gathered) if gathered else mine
@@ -380,26 +351,21 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         observer.blocks = rows.blocks
         # Rows of cut groups are in the gradient and in no block.
         observer.updates = [(len(rows.blocks), square)] if found is None or not found.split else []
-        self._line |= metrics.assigned(rows.credit, rows.rollouts) | metrics.spread(rows.w, rows.rollouts.mask)
+        self._line |= self._source.assigned(rows) | metrics.spread(rows.w, rows.rollouts.mask)
         if rows.blocks:
             self._line |= observer.metrics(rows.rollouts, rows.w, 1.0)
         if found is not None:
             self._line |= together.sketched(found, observer.eps)
 
     @property
-    def made(self) -> Generation:
-        assert self._made is not None
-        return self._made
-
-    def _window(self, parts: list[Inputs]) -> Window:
-        words = self._policy if self._out is not None else None
-        return window_of(self._trainer, self.method, parts, self.made, words)
+    def _words(self) -> Policy | None:
+        return self._policy if self._out is not None else None
 
     def _logits(self, inputs: Inputs) -> Tensor:
         with self._trainer.accelerator.autocast():
-            return logits(self._policy.model, inputs, self._trainer.temperature)
+            return self._source.logits(self._policy.model, inputs)
 
-    def _idle(self, window: Window) -> None:
+    def _idle(self, window: StepRows) -> None:
         """A pass with gradient 0, while other ranks have one more pass."""
         z = self._logits(take(window.inputs, slice(1)))
         if z.requires_grad:
@@ -419,29 +385,12 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         cosine = dot / (ours * other) ** 0.5
         self._held += 1
         if cosine < AGREE:
-            self._warn("agreement", f"the trainer's gradient and that of row {self.method.name!r} have cosine "
-                                    f"{cosine:.3f}: a subclass, dropout, an entropy bonus or a router's loss adds "
-                                    f"terms that the row does not have. Readings are of the row")
-        return {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
-
-    def _kl_pull(self, window: Window, chunks: Sequence[Tensor],
-                 whole: Mapping[nn.Parameter, Tensor | None]) -> dict[str, float]:
-        """`optimizer.kl_pull` of the rows whose gradient is `whole`, by one more pass; nothing among many ranks."""
-        if not self.method.has_loss_kl or many_ranks():
-            return {}
-        reward = self.method.replace(beta=0.0)
-        try:
-            for p in whole:
-                p.grad = None
-            for chunk in chunks:
-                part = window.rows(chunk)
-                logp = chosen(self._logits(part.inputs), part.inputs)
-                w, w_reward = (effective_credit(lambda lp, one=one: objective(one, lp), logp)  # type: ignore[misc]
-                               for one in (part, replace(part, method=reward)))
-                torch.autograd.backward(logp, -(w - w_reward).to(logp.dtype))
-            return kl_pull((g, p.grad) for p, g in whole.items())
-        except torch.OutOfMemoryError:  # a further set of gradients
-            return {}
+            self._warn("agreement", f"the trainer's gradient {self._source.apart.format(cosine=cosine)}")
+        told = {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
+        if self._trainer.accelerator.scaler is None:  # else its factor may still be in TRL's gradient
+            clip = self._trainer.args.max_grad_norm or math.inf
+            told[schema.SCOPE_NORM_RATIO] = min(ours**0.5, clip) / other**0.5
+        return told
 
     @contextmanager
     def _reason(self, what: str) -> Iterator[None]:
@@ -460,6 +409,11 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             warnings.warn(f"creditscope: {text}", stacklevel=2)
 
     # -- inside the trainer's own backward, for the mixin ------------------------------------------------------------
+
+    @property
+    def generations(self) -> Generations:
+        assert isinstance(self._source, Generations)
+        return self._source
 
     def open(self) -> bool:
         """Open the observer before a forward, where the coming backward is to be read."""
@@ -483,14 +437,14 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         with self._reason("read"):
             observer = self.observer
             observer.close(torch.arange(len(live), device=live.device))
-            window = self._window([inputs])
-            with untouched(self._policy.model) as theirs:
+            window, model = self.generations.window([inputs], self._words), self._policy.model
+            with untouched(model) as theirs:
                 self._prove(inputs)
-                self._line |= self._kl_pull(window, [torch.arange(len(live), device=live.device)], theirs)
+                self._line |= self._source.terms(model, window, [torch.arange(len(live), device=live.device)], theirs)
             live = live.double()
-            w = effective_credit(lambda lp: objective(window, lp), live)
-            value = self._line[schema.OBJECTIVE_VALUE] = float(objective(window, live))
-            self._note(window, Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks))
+            value = self._line[schema.OBJECTIVE_VALUE] = window.value(live)
+            self._note(window, Rows(window.sampled_by(live), window.credit, live, window.w(live), value,
+                                    observer.blocks))
         self._line[schema.TIME_SCOPE] = time.perf_counter() - start
 
     def abort(self) -> None:

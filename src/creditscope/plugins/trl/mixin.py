@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
+from trl import DPOTrainer, GRPOTrainer
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import find_estimator
@@ -57,6 +57,9 @@ class CreditMixin:
                  alarm: bool = True, stop_on: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         names.check_trainer(self)
+        if isinstance(self, DPOTrainer):
+            raise CreditscopeError("CreditMixin gives credit to answers that a trainer samples, and a DPOTrainer "
+                                   "samples none; put it before a GRPOTrainer, or use ScopeCallback")
         names.require(type(self).__name__, self, names.OVERRIDDEN)
         here: Any = self
         self.row: Method = row_for(method, here)
@@ -113,7 +116,7 @@ class CreditMixin:
         self._log("entropy", entropy(z), inputs)
         if not bool(batch.mask_of(inputs).any()):
             return live.sum() * 0.0
-        window = batch.window_of(here, self.row, [inputs], self.scope.made, None)
+        window = batch.window_of(here, self.row, [inputs], self.scope.generations.made, None)
         if self.row.has_loss_kl and self.row.kl_to == "ref":
             apart = inputs["ref_per_token_logps"] - live.detach()
             self._log("kl", apart.exp() - apart - 1, inputs)

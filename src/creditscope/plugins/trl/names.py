@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from trl import GRPOTrainer, RLOOTrainer
+from trl import DPOTrainer, GRPOTrainer, RLOOTrainer
 
 from creditscope.errors import CreditscopeError
 from creditscope.files.versions import version
@@ -20,6 +21,15 @@ OVERRIDDEN = ("_generate_and_score_completions", "_compute_loss", "_clip_grad_no
 """Of a trainer: extended by the mixin."""
 TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 """Of every batch; `batch_keys` has the others."""
+PAIR_ATTRIBUTES = ("_metrics", "accelerator", "args", "beta", "compute_loss", "current_gradient_accumulation_steps",
+                   "label_smoothing", "loss_types", "loss_weights", "model", "processing_class", "ref_model")
+"""Of a DPOTrainer."""
+FUSED = "add_fused_lm_head"
+"""Of DPOTrainer's module: with it the model returns `log_probs`."""
+PAIR_TENSORS = ("input_ids", "attention_mask", "completion_mask")
+"""Of every batch of a DPOTrainer: rows of chosen answers, then of rejected ones."""
+PAIR_SUMS = ("ref_chosen_logps", "ref_rejected_logps")
+"""Of its batches too, with precompute_ref_log_probs."""
 LATE = ("current_gradient_accumulation_steps",)  # set at the start of the first step
 
 
@@ -50,15 +60,46 @@ def batch_keys(trainer: Any) -> tuple[str, ...]:
 
 
 def check_trainer(trainer: Any) -> None:
-    if not isinstance(trainer, GRPOTrainer | RLOOTrainer):
-        raise CreditscopeError(f"ScopeCallback reads GRPOTrainer, RLOOTrainer and their subclasses; this is "
-                               f"{type(trainer).__name__}")
+    if isinstance(trainer, DPOTrainer):
+        check_pairs(trainer)
+    elif isinstance(trainer, GRPOTrainer | RLOOTrainer):
+        check_generations(trainer)
+    else:
+        raise CreditscopeError(f"ScopeCallback reads GRPOTrainer, RLOOTrainer, DPOTrainer and their subclasses; this "
+                               f"is {type(trainer).__name__}")
+    check_engine(trainer)
+
+
+def check_generations(trainer: Any) -> None:
     require(type(trainer).__name__, trainer, tuple(name for name in ATTRIBUTES if name not in LATE))
     parts, step = trainer.args.steps_per_generation, trainer.args.gradient_accumulation_steps
     if parts % step:
         raise CreditscopeError(f"steps_per_generation={parts} is no multiple of gradient_accumulation_steps={step}: an "
                                f"optimiser step then takes rows of several generations, of which TRL keeps the last "
                                f"alone; set steps_per_generation to a multiple")
+
+
+def returns_log_probs() -> bool:
+    """Whether the model of a DPOTrainer returns log π of each token, as in TRL 1.16; in 1.14.2 it returns logits."""
+    return hasattr(sys.modules[DPOTrainer.__module__], FUSED)
+
+
+def check_pairs(trainer: Any) -> None:
+    if not returns_log_probs():
+        raise CreditscopeError(f"the DPOTrainer of trl {version('trl') or '(unknown)'} does not take log-probs from "
+                               f"its model ({FUSED} is missing), where their gradient is read; install trl "
+                               f"{TESTED[-1]}")
+    require(type(trainer).__name__, trainer, tuple(name for name in PAIR_ATTRIBUTES if name not in LATE))
+    for name in ("padding_free", "use_liger_kernel"):
+        # TRL 1.16 sets padding_free of the trainer back to False, with a warning.
+        if getattr(trainer, name, getattr(trainer.args, name, False)):
+            raise CreditscopeError(f"{name}=True changes the model's forward, and rows are read from the plain one; "
+                                   f"set {name}=False")
+    if getattr(trainer, "_is_vision_dataset", False):
+        raise CreditscopeError("the dataset has images, and only text is read so far; leave the callback out")
+
+
+def check_engine(trainer: Any) -> None:
     kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
     readable = "train in one process, with DDP or with FSDP 2"
     if kind == "FSDP" and getattr(getattr(trainer.accelerator.state, "fsdp_plugin", None), "fsdp_version", 1) != 2:

@@ -32,6 +32,17 @@ def logits(model: nn.Module, inputs: Inputs, temperature: float) -> Tensor:
     return z / temperature if temperature != 1.0 else z
 
 
+def placed_logits(model: nn.Module, inputs: Inputs) -> Tensor:
+    """(B, T, V) z of each completion token of rows as TRL's DPOTrainer pads them: `place` is a token's column."""
+    ids, place = inputs["input_ids"], inputs["place"]
+    kept = ids.shape[1] - int(place[inputs["completion_mask"]].min()) + 1
+    z: Tensor = model(input_ids=ids, attention_mask=inputs["attention_mask"], use_cache=False,
+                      logits_to_keep=kept).logits[:, -kept:]
+    before = (place - 1 - (ids.shape[1] - kept)).clamp(min=0)
+    z = z.gather(1, before[..., None].expand(-1, -1, z.shape[2]))
+    return z.to(torch.promote_types(z.dtype, torch.float32))
+
+
 def chosen(z: Tensor, inputs: Inputs) -> Tensor:
     """(B, T) log π of the chosen tokens, from their logits."""
     picked: Tensor = z.gather(2, inputs["completion_ids"][..., None]).squeeze(2) - z.logsumexp(dim=2)

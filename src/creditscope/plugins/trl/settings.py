@@ -10,33 +10,33 @@ import torch
 from torch import nn
 
 from creditscope.files.versions import software
-from creditscope.methods.axes import Method
+from creditscope.plugins.trl.source import Source
 
-ARGUMENTS = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "beta", "scale_rewards",
-             "off_policy_mask_threshold", "mask_truncated_completions", "num_generations", "num_iterations",
-             "steps_per_generation", "gradient_accumulation_steps", "per_device_train_batch_size", "max_steps",
-             "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "use_vllm",
-             "gradient_checkpointing", "bf16", "fp16", "optim", "learning_rate", "lr_scheduler_type", "warmup_steps",
-             "warmup_ratio", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm")
+ARGUMENTS = ("loss_type", "loss_weights", "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "ld_alpha",
+             "use_weighting", "discopop_tau", "precompute_ref_log_probs", "sync_ref_model", "ref_model_sync_steps",
+             "ref_model_mixup_alpha", "max_length", "truncation_mode", "importance_sampling_level", "epsilon",
+             "epsilon_high", "delta", "beta", "scale_rewards", "off_policy_mask_threshold",
+             "mask_truncated_completions", "num_generations", "num_iterations", "steps_per_generation",
+             "gradient_accumulation_steps", "per_device_train_batch_size", "max_steps", "max_completion_length",
+             "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "use_vllm", "gradient_checkpointing",
+             "bf16", "fp16", "optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio",
+             "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm")
 """Settings that are kept as TRL spells them."""
 
 
-def settings_of(trainer: Any, method: Method, every: int, gram: bool) -> dict[str, Any]:
+def settings_of(trainer: Any, source: Source, every: int, gram: bool) -> dict[str, Any]:
     args = trainer.args
     inner = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(inner.config, "_name_or_path", "") or type(inner).__name__)
     name = Path(name).name if Path(name).is_dir() else name
-    updates = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
     return {
         "engine": "trl", "trainer": type(trainer).__name__, "model": name, "task": "the trainer's",
-        "method": method.name, "beta": args.beta, "credit": getattr(trainer, "credit", None),
-        "group": trainer.num_generations, "prompts": args.generation_batch_size // trainer.num_generations,
-        "steps": trainer.state.max_steps, "inner_steps": trainer.num_iterations, "minibatches": updates,
-        "accumulate": args.gradient_accumulation_steps, "processes": trainer.accelerator.num_processes,
-        "lr": args.learning_rate, "weight_decay": args.weight_decay, "beta1": args.adam_beta1,
-        "beta2": args.adam_beta2, "eps": args.adam_epsilon, "clip_norm": args.max_grad_norm or None,
-        "temperature": args.temperature, "top_p": args.top_p, "max_tokens": trainer.max_completion_length,
-        "seed": args.seed, "dtype": dtype_of(inner), "scope": "light" if gram else "off", "every": every,
+        "method": source.name, "beta": args.beta, "credit": getattr(trainer, "credit", None),
+        "steps": trainer.state.max_steps, "accumulate": args.gradient_accumulation_steps,
+        "processes": trainer.accelerator.num_processes, "lr": args.learning_rate, "weight_decay": args.weight_decay,
+        "beta1": args.adam_beta1, "beta2": args.adam_beta2, "eps": args.adam_epsilon,
+        "clip_norm": args.max_grad_norm or None, "seed": args.seed, "dtype": dtype_of(inner),
+        "scope": "light" if gram else "off", "every": every, **source.settings(),
         "trl": {key: _plain(getattr(args, key)) for key in ARGUMENTS if hasattr(args, key)}}
 
 

@@ -55,3 +55,8 @@ def stated(trainer: Any) -> Method:
     if args.beta:
         changes |= {"beta": args.beta, "kl": "k3", "kl_weight": "ratio" if args.use_bias_correction_kl else "none"}
     return row.replace(**changes)
+
+
+def stated_pairs(trainer: Any) -> tuple[str, Method | None]:
+    """The name of a DPOTrainer's loss, and its row; None for a loss that no row has."""
+    return "+".join(trainer.loss_types), None

@@ -1,0 +1,146 @@
+"""From TRL's own passes over preference pairs to rollouts in groups of two, with the w of TRL's own backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from creditscope.batch.rollouts import Rollouts
+from creditscope.errors import CreditscopeError
+from creditscope.plugins.trl import names
+from creditscope.plugins.trl.passes import Inputs, take
+from creditscope.policy.loading import Policy
+from creditscope.runs import schema
+
+
+@dataclass
+class Pass:
+    """TRL's own pass over one micro-batch: rows [chosen; rejected], columns as in its batch."""
+
+    inputs: Inputs
+    live: Tensor | None = None  # (2P, S − 1) log π of tokens 1 to S − 1
+    ref: Tensor | None = None  # the same of the reference; None where it was computed before the training
+    pull: Tensor | None = None  # ∂loss/∂log π, with accumulation and the scaler's factor
+    loss: float = 0.0
+
+    def forward(self, module: nn.Module, given: Any, found: Any) -> None:
+        """A forward hook of the model and of the reference."""
+        logp = getattr(found, "log_probs", None)
+        if logp is None:
+            return
+        if logp.requires_grad:
+            self.live = logp.detach()
+            logp.register_hook(self.backward)
+        elif not torch.is_grad_enabled():
+            self.ref = logp.detach()
+
+    def backward(self, grad: Tensor) -> None:
+        self.pull = grad.detach()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The rows of one optimiser step of this rank: the chosen and the rejected answer of each pair in turn."""
+
+    inputs: dict[str, Any]
+    rollouts: Rollouts  # reward 1 for the chosen answer, 0 for the rejected one
+    credit: Tensor  # (B, T) A: +1 for the chosen answer, −1 for the rejected one
+    given: Tensor  # (B, T) w by TRL's own backward
+    objective: float  # J = −loss of the whole step
+
+    @property
+    def fresh(self) -> bool:
+        return True
+
+    def rows(self, index: Tensor) -> Pairs:
+        return replace(self, inputs=take(self.inputs, index), rollouts=self.rollouts.rows(index),
+                       credit=self.credit[index], given=self.given[index])
+
+    def sampled_by(self, live: Tensor) -> Rollouts:
+        """The answers are given, not sampled: log π_old is that of the live policy."""
+        return replace(self.rollouts, logp=live.detach().masked_fill(~self.rollouts.mask, 0.0))
+
+    def w(self, live: Tensor) -> Tensor:
+        return self.given.to(live)
+
+    def value(self, live: Tensor) -> float:
+        return self.objective
+
+
+def pairs_of(passes: Sequence[Pass], scale: float, policy: Policy | None, rank: int = 0, ranks: int = 1) -> Pairs:
+    """The passes of one optimiser step, with −∂loss/∂log π divided by `scale`; `policy` decodes the texts.
+
+    The k-th pair of rank r of W is group k·W + r.
+    """
+    parts = [_answers(one) for one in passes]
+    inputs = {name: _stacked([part[name] for part in parts]) for name in parts[0]}
+    mask, w, asked = inputs["completion_mask"], -inputs.pop("pull") / scale, inputs.pop("asked")
+    row = torch.arange(len(mask), device=mask.device)
+    chosen = row % 2 == 0
+    found: dict[str, Any] = {"tokens": inputs["completion_ids"], "mask": mask, "logp": torch.zeros_like(w),
+                             "reward": chosen.to(w.dtype), "group": row // 2 * ranks + rank,
+                             "ref_logp": inputs.pop("ref", None)}
+    if policy is not None:
+        ids = [x[m].tolist() for x, m in zip(inputs["completion_ids"], mask, strict=True)]
+        prompts = [x[m].tolist() for x, m in zip(inputs["input_ids"], asked, strict=True)]
+        found |= {"prompt": [policy.decode(x) for x in prompts], "text": [policy.decode(x) for x in ids],
+                  "pieces": [policy.pieces(x) for x in ids]}
+    credit = torch.where(chosen, 1.0, -1.0)[:, None] * mask
+    return Pairs(inputs, Rollouts(**found), credit.to(w), w, -sum(one.loss for one in passes) / len(passes))
+
+
+def _answers(one: Pass) -> dict[str, Tensor]:
+    """The rows of a pass, a pair's two beside each other: TRL's ids and attention, and by token of the answer its id,
+    its column, ∂loss/∂log π and log π_ref.
+
+    TRL has no log π of column 0: nothing predicts it. Its mask may leave out tokens anywhere.
+    """
+    names.require("a batch", one.inputs, names.PAIR_TENSORS)
+    other = sorted({*one.inputs} - {*names.PAIR_TENSORS, *names.PAIR_SUMS})
+    if other:
+        raise CreditscopeError(f"the batch has {other[0]!r}, and only text is read so far; leave the callback out")
+    if one.live is None or one.pull is None:
+        raise CreditscopeError("the model gave compute_loss no log_probs with a gradient: the loss of a subclass does "
+                               "not take them from fused_lm_head=True, and cannot be read; leave the callback out")
+    ids, attended, inside = (one.inputs[name] for name in names.PAIR_TENSORS)
+    pairs = len(ids) // 2
+    order = torch.arange(2 * pairs, device=ids.device).view(2, pairs).T.flatten()
+    ids, attended, inside = ids[order], attended[order], inside[order].bool()
+    learned = inside.clone()
+    learned[:, 0] = False
+    count = learned.sum(dim=1)
+    width = int(count.max())
+    if not width:
+        raise CreditscopeError("no token of a micro-batch is learned from: every answer is empty, or was cut off by "
+                               "max_length; raise max_length")
+    place = learned.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+    mask = torch.arange(width, device=ids.device) < count[:, None]
+    before = (place - 1).clamp(min=0)
+    by_token = {"pull": one.pull} | ({} if one.ref is None else {"ref": one.ref})
+    told = {name: x[:, -(ids.shape[1] - 1):][order].gather(1, before).masked_fill(~mask, 0.0)
+            for name, x in by_token.items()}
+    return told | {"input_ids": ids, "attention_mask": attended, "asked": attended.bool() & ~inside,
+                   "completion_ids": ids.gather(1, place).masked_fill(~mask, 0), "completion_mask": mask,
+                   "place": place.masked_fill(~mask, 0)}
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """(Σ B, T) of (B, T) tensors that may differ in T, padded with 0 on the right."""
+    width = max(x.shape[1] for x in parts)
+    return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in parts])
+
+
+def changes(live: Tensor, after: Tensor, rollouts: Rollouts) -> dict[str, float]:
+    """How the step moved log π(y) = Σ_t log π(y_t) of both sides, over the pairs that were read.
+
+        change = 1/P Σ_g (log π_{s+1}(y_g) − log π_s(y_g))        fell = #(g: change of the chosen answer < 0)/P
+    """
+    moved = (after - live).masked_fill(~rollouts.mask, 0.0).sum(dim=1)
+    chosen = moved[rollouts.reward > 0]
+    return {schema.PAIRS_CHOSEN_CHANGE: float(chosen.mean()),
+            schema.PAIRS_REJECTED_CHANGE: float(moved[rollouts.reward <= 0].mean()),
+            schema.PAIRS_CHOSEN_FELL: float((chosen < 0).double().mean())}
