@@ -380,6 +380,8 @@ SCOPE_AGREEMENT = _trl("scope/agreement", "agreement with TRL", "cosine",
                        "Of the rows' gradient with the one that TRL took.", "cos(∇J, ∇J_TRL)")
 SCOPE_NORM_RATIO = _trl("scope/norm_ratio", "norm beside TRL's", "ratio", "1 where no factor is missing; c is the clip "
                         "norm. Absent in float16.", "min(‖∇J‖, c)/‖∇J_TRL‖")
+SCOPE_ROW_ERROR = _pairs("scope/row_error", "w of the row beside TRL's", "ratio", "0 where the row that TRL's settings "
+                         "state is its loss; of preferences.", "‖w_row − w‖ / ‖w‖")
 SCOPE_ABSENT = _trl("scope/absent", "why nothing was read", "text", "The error of a step that was not read.")
 
 # -- the optimiser ----------------------------------------------------------------------------------------------------

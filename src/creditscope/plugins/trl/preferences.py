@@ -9,6 +9,7 @@ accumulation in it. The model is observed by hooks for the length of `compute_lo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -32,6 +33,10 @@ LOGGED = {schema.PAIRS_MARGIN: "rewards/margins", schema.PAIRS_ACCURACY: "reward
 """Our name -> that of TRL's log."""
 
 
+APART = 0.01
+"""‖w_row − w‖/‖w‖ above which the row of the table is not the trainer's loss; float32 leaves 1e-6."""
+
+
 class Preferences:
     """A `Source`. `compute_loss` of this one trainer is wrapped; on steps without a reading it is TRL's own call."""
 
@@ -44,6 +49,8 @@ class Preferences:
         self.name, self.method = stated_pairs(trainer)
         self.rows_per_pass = 2 * int(trainer.args.per_device_train_batch_size)
         self._step = -1
+        self._row_error: float | None = None
+        self._warned = False
         self._passes: list[Pass] = []
         inner = trainer.compute_loss
 
@@ -67,7 +74,7 @@ class Preferences:
         self._passes.append(one)
         unwrap = self._trainer.accelerator.unwrap_model
         models = [unwrap(model) for model in (self._trainer.model, self._trainer.ref_model) if model is not None]
-        hooks = [model.register_forward_hook(one.forward) for model in models]
+        hooks = [model.register_forward_hook(one.forward, with_kwargs=True) for model in models]
         try:
             yield one
         finally:
@@ -88,7 +95,14 @@ class Preferences:
         accelerator = self._trainer.accelerator
         # In float16 the loss is multiplied by the scaler's factor, so that small gradients do not become 0.
         scale = 1.0 if accelerator.scaler is None else float(accelerator.scaler.get_scale())
-        return pairs_of(passes, scale, policy, accelerator.process_index, accelerator.num_processes)
+        found = pairs_of(passes, scale, policy, self.method, accelerator.process_index, accelerator.num_processes)
+        self._row_error = found.row_error
+        if not self._warned and (found.row_error or 0.0) > APART:
+            self._warned = True
+            warnings.warn(f"creditscope: w of TRL's loss is not that of row {self.name!r}, which its settings state: "
+                          f"‖w_row − w‖/‖w‖ = {found.row_error:.2g}. A subclass has a loss of its own, or changed beta "
+                          f"after the start. Readings are of TRL's loss", stacklevel=2)
+        return found
 
     def logits(self, model: nn.Module, inputs: Inputs) -> Tensor:
         return placed_logits(model, inputs)
@@ -98,7 +112,7 @@ class Preferences:
         return {}
 
     def assigned(self, rows: Rows) -> dict[str, Any]:
-        return {}
+        return {} if self._row_error is None else {schema.SCOPE_ROW_ERROR: self._row_error}
 
     def moved(self, rows: Rows, after: Tensor) -> dict[str, Any]:
         return changes(rows.live, after, rows.rollouts)
