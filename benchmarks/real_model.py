@@ -35,9 +35,8 @@ from pathlib import Path
 from creditscope.claims.evidence import Evidence, read_evidence, to_json
 from creditscope.claims.table import check
 from creditscope.cli.interrupt import Interrupt
-from creditscope.cli.processes import Job, run_jobs
 from creditscope.cli.reproduce import Choices, Reproduce
-from creditscope.cli.sweep import arguments, is_done
+from creditscope.cli.sweep import HERE, check_on, executor, is_done, jobs_of
 from creditscope.errors import CreditscopeError
 from creditscope.runs.config import Config
 from creditscope.runs.record import Record
@@ -68,8 +67,7 @@ def make(args: argparse.Namespace) -> None:
     todo = {name: config for name, config in plan.items() if not is_done(args.out / name, config)}
     spent = sum(config.rollouts or config.steps * config.prompts * config.group for config in todo.values())
     print(f"{len(todo)} of {len(plan)} runs to make, {spent:,} rollouts without evaluations, {args.jobs} at a time")
-    jobs = [Job(name, arguments(config, args.out / name), (args.out / name).with_suffix(".log"))
-            for name, config in todo.items()]
+    check_on(args.on)
     start, told = time.monotonic(), set[str]()
 
     def watch(running: Sequence[str], ended: Mapping[str, str | None]) -> None:
@@ -81,8 +79,9 @@ def make(args: argparse.Namespace) -> None:
 
     for name in plan.keys() - todo.keys():
         lighten(args.out / name)
-    with Interrupt() as stop:
-        ended = run_jobs(jobs, args.jobs, lambda: stop() or time.monotonic() - start > args.limit_seconds, watch)
+    with executor(args.on, print) as run, Interrupt() as stop:
+        ended = run(jobs_of(args.out, todo, args.on), args.jobs,
+                    lambda: stop() or time.monotonic() - start > args.limit_seconds, watch)
     left = [name for name in todo if name not in ended or ended[name] is not None]
     print(f"{len(left)} runs are left; the same command continues" if left else "all runs are finished")
 
@@ -95,6 +94,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--pack", type=Path, help="write the summaries of --out into this .tar.xz, and stop")
     parser.add_argument("--only", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--jobs", type=int, default=5, help="runs at once; each holds the model")
+    parser.add_argument("--on", default=HERE, help="here, or a Ray cluster as of creditscope lab compare --on")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--groups", type=int, nargs="+", default=[2, 4, 8, 16, 32])

@@ -19,6 +19,7 @@ EXTRAS = {
     "gguf": "gguf",
     "accelerate": "log",
     "altair": "plot", "vl_convert": "plot",
+    "ray": "ray",
 }
 """Module -> the extra of creditscope that brings it. An extra whose modules need torch brings torch too."""
 

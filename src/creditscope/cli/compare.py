@@ -16,8 +16,7 @@ from rich.markup import escape
 
 from creditscope.claims.evidence import from_json
 from creditscope.cli.output import Output
-from creditscope.cli.processes import cores
-from creditscope.cli.sweep import check_sweep, is_done, refuse_at_once, refuse_none, run_all, show_end
+from creditscope.cli.sweep import HERE, check_sweep, is_done, places, refuse_at_once, refuse_none, run_all, show_end
 from creditscope.errors import CreditscopeError, command_line, printable
 from creditscope.files.writing import write_file
 from creditscope.runs.compare import Candidate, CandidateRun, Comparison, Kind, compare, read_folder, read_run, run_of
@@ -53,6 +52,7 @@ class Compare:
       creditscope lab compare method grpo dr_grpo dapo
       creditscope lab compare brake                                         # brakes on overshoot, at μ = 4
       creditscope lab compare brake none recall shorten,share=0.02 --inner-steps 8 --seeds 3
+      creditscope lab compare credit --on ray://head:10001                  # on the machines of a Ray cluster
     """
 
     setting: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SETTING")]
@@ -90,7 +90,10 @@ class Compare:
     every: int = 5
     """Steps between readings of the microscope."""
     jobs: int | None = None
-    """Runs at once, each a process with one thread; by default one per CPU."""
+    """Runs at once, each a process with one thread; by default one per CPU, or as many as a cluster has room for."""
+    on: str = HERE
+    """Where the runs go: here, ray (a Ray cluster on this machine), or ray://HOST:PORT (one that is there). What a run
+    takes of a node follows: ray,cpus=1,gpus=0.5,memory=8 (GiB). docs/howto/cluster.md."""
     out: Path | None = None
     """Where the runs (NAME/seed-S), table.md, table.json and figure.svg go; by default runs/compare for credit,
     runs/brakes for brake, else runs/compare-SETTING."""
@@ -110,8 +113,8 @@ class Compare:
         if self.no_run:
             return self._write(self._found(), {})
         plan, free = self._asked(), self.kind.free
-        failed = run_all(self.place, plan, self.jobs or cores(), self.output, partial(is_done, free=free),
-                         lambda todo: refuse_at_once(list(todo.values())))
+        failed = run_all(self.place, plan, self.jobs or places(self.on), self.output, partial(is_done, free=free),
+                         lambda todo: refuse_at_once(list(todo.values())), self.on)
         if failed is None:
             return 130
         runs = [read_run(Record.open(self.place / name), self.kind) for name, config in plan.items()

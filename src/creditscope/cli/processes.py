@@ -1,4 +1,7 @@
-"""Runs side by side, each a process with one thread; where one fails the others go on."""
+"""Runs side by side, each a process with one thread; where one fails the others go on.
+
+`Executor` is the contract of everything that runs jobs: `run_jobs` here, `on_ray.RayExecutor` on a cluster.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from creditscope.errors import CreditscopeError
 
@@ -26,15 +30,38 @@ class Job:
     name: str
     args: tuple[str, ...]
     log: Path
+    out: Path | None = None
+    """The run's folder, where the arguments have `--out`: another machine's copy of it is brought here."""
+    inputs: tuple[str, ...] = ()
+    """Files and folders below the working directory that the run reads."""
+
+    def elsewhere(self) -> list[str]:
+        """The arguments without --out and --resume, which depend on the machine.
+
+        >>> Job("a", ("lab", "train", "--out", "runs/a", "--json", "--resume"), Path("a.log"), Path("runs/a")).elsewhere()
+        ['lab', 'train', '--json']
+        """
+        words = list(self.args)
+        if self.out is not None:
+            at = words.index("--out")
+            words = [word for word in words[:at] + words[at + 2:] if word != "--resume"]
+        return words
+
+
+class Executor(Protocol):
+    """Runs the jobs, `at_once` at a time: ended job -> why it failed (None: it did not).
+
+    `watch(running, ended)` is called a few times per second. Once `stop()` is true no job is started, and the running
+    ones end after their step with everything kept. An exception ends them at once.
+    """
+
+    def __call__(self, jobs: Sequence[Job], at_once: int, stop: Callable[[], bool],
+                 watch: Callable[[Sequence[str], Mapping[str, str | None]], None]) -> dict[str, str | None]: ...
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, stop: Callable[[], bool],
              watch: Callable[[Sequence[str], Mapping[str, str | None]], None]) -> dict[str, str | None]:
-    """Run the jobs, `at_once` at a time: ended job -> why it failed (None: it did not).
-
-    `watch(running, ended)` is called a few times per second. Once `stop()` is true no job is started, and the running
-    ones get SIGTERM: they end after their step with everything kept. An exception kills them.
-    """
+    """The `Executor` of this machine. A stop is SIGTERM, and an exception kills the processes."""
     waiting = list(jobs)
     running: dict[Job, subprocess.Popen[bytes]] = {}
     ended: dict[str, str | None] = {}

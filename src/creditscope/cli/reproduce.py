@@ -15,8 +15,8 @@ from creditscope.claims.page import FIGURES, claims_page, curves, summary, table
 from creditscope.claims.table import CLAIMS, check
 from creditscope.cli.check import save_evidence, show
 from creditscope.cli.output import Output
-from creditscope.cli.processes import Job, cores, run_jobs
-from creditscope.cli.sweep import check_sweep, is_done, refuse_at_once, refuse_none, run_all, show_end
+from creditscope.cli.processes import Job, run_jobs
+from creditscope.cli.sweep import HERE, check_sweep, is_done, places, refuse_at_once, refuse_none, run_all, show_end
 from creditscope.errors import CreditscopeError, command_line
 from creditscope.files.writing import write_file
 from creditscope.runs.config import Config
@@ -52,6 +52,7 @@ class Reproduce:
     For example:
       creditscope papers reproduce p1  # the packaged model
       creditscope papers reproduce p2 --budget full --jobs 16
+      creditscope papers reproduce p1 --budget full --on ray://head:10001  # on the machines of a Ray cluster
       creditscope papers reproduce p1 nvidia/Nemotron-Mini-4B-Instruct --task gsm8k:openai/gsm8k --groups 2 4 8 \\
         --steps 300 --lr 1e-6 --max-tokens 320 --accumulate 8  # P1's own, with a GPU that holds the model
     """
@@ -61,7 +62,10 @@ class Reproduce:
     size: Annotated[Choices, tyro.conf.arg(name="")] = field(default_factory=Choices)
     jobs: int | None = None
     """Runs at once, each a process with one thread and its own copy of the model: several may share a GPU that holds
-    them. By default one per CPU for the packaged model, else 1."""
+    them. By default one per CPU for the packaged model, else 1; on a cluster as many as it has room for."""
+    on: str = HERE
+    """Where the runs go: here, ray (a Ray cluster on this machine), or ray://HOST:PORT (one that is there). What a run
+    takes of a node follows: ray,cpus=1,gpus=0.5,memory=8 (GiB). docs/howto/cluster.md."""
     out: Path | None = None
     """Where the runs, evidence/, claims.md, table1.md and the figures go; by default runs/PAPER-MODEL-BUDGET."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
@@ -74,9 +78,9 @@ class Reproduce:
     def run(self) -> int:
         check_sweep(self.place, jobs=self.jobs)
         plan = placed(PLANS[self.what](self.size), self.place)
-        at_once = self.jobs or (cores() if self.size.model == "tiny" else 1)
+        at_once = self.jobs or (1 if self.on == HERE and self.size.model != "tiny" else places(self.on))
         done = partial(is_done, beside=WARM)
-        failed = run_all(self.place, plan, at_once, self.output, done, self._prepare)
+        failed = run_all(self.place, plan, at_once, self.output, done, self._prepare, self.on)
         if failed is None:
             return 130
         evidence = [replace(read_evidence(Record.open(self.place / name)), name=name.replace("/", "-"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +15,8 @@ from rich.text import Text
 
 from creditscope.cli.interrupt import Interrupt
 from creditscope.cli.output import Output, Screen
-from creditscope.cli.processes import Job, run_jobs
+from creditscope.cli.on_ray import Place, below_here, connected
+from creditscope.cli.processes import Executor, Job, cores, run_jobs
 from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, MissingExtra, printable, require_module
 from creditscope.files.hub import refuse_missing
@@ -22,25 +26,31 @@ from creditscope.runs.record import Record
 
 Plan = Mapping[str, Config]
 """A run's folder below the sweep's, and its settings."""
+HERE = "here"
+"""`--on`: processes on this machine."""
 
 
 def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callable[[Path, Config], bool],
-            prepare: Callable[[Plan], None]) -> dict[str, str] | None:
+            prepare: Callable[[Plan], None], on: str = HERE) -> dict[str, str] | None:
     """Call `prepare` on the runs that are not finished, then train them: failed run -> reason; None after Ctrl-C."""
+    check_on(on)
     todo = {name: config for name, config in plan.items() if not done(place / name, config)}
     if not todo:
         return {}
     require_module("training", "transformers")
-    prepare(todo)
     reused, at_once, console = len(plan) - len(todo), min(at_once, len(todo)), output.console()
-    jobs = [Job(name, arguments(config, place / name), (place / name).with_suffix(".log"))
-            for name, config in todo.items()]
-    budgets = {name: config.rollouts or config.steps * config.prompts * config.group for name, config in todo.items()}
-    if not output.json:
-        console.print(f"{len(todo)} runs of {sum(budgets.values()):,} rollouts together, {at_once} at a time"
-                      + (f"; {reused} are there already" if reused else ""))
-    with Interrupt() as stop, Fleet(console, place, budgets, reused, output.json) as fleet:
-        ended = run_jobs(jobs, at_once, stop, fleet.watch)
+    say = partial(print, file=sys.stderr) if output.json else partial(console.print, markup=False)
+    with executor(on, say) as run:
+        prepare(todo)
+        jobs = jobs_of(place, todo, on)
+        budgets = {name: config.rollouts or config.steps * config.prompts * config.group
+                   for name, config in todo.items()}
+        if not output.json:
+            console.print(f"{len(todo)} runs of {sum(budgets.values()):,} rollouts together, {at_once} at a time"
+                          + (" where the cluster has room" if on != HERE else "")
+                          + (f"; {reused} are there already" if reused else ""))
+        with Interrupt() as stop, Fleet(console, place, budgets, reused, output.json) as fleet:
+            ended = run(jobs, at_once, stop, fleet.watch)
     if stop.asked and len(ended) < len(todo):
         well = reused + sum(why is None for why in ended.values())
         if output.json:
@@ -50,6 +60,36 @@ def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callabl
             console.next("the same command goes on")
         return None
     return {name: why for name, why in ended.items() if why is not None}
+
+
+def check_on(on: str) -> None:
+    """Refuse an unknown --on, and one whose library is missing."""
+    if on != HERE:
+        Place.read(on)
+        require_module(f"--on {on}", "ray")
+
+
+def executor(on: str, say: Callable[[str], object]) -> AbstractContextManager[Executor]:
+    """Where `--on` says: processes of this machine, or a Ray cluster for the time of the block. `say` prints a line."""
+    return nullcontext(run_jobs) if on == HERE else connected(Place.read(on), say)
+
+
+def places(on: str) -> int:
+    """Runs at once where --jobs does not say: one per CPU here; a cluster decides itself, by what each run takes."""
+    return cores() if on == HERE else sys.maxsize
+
+
+def jobs_of(place: Path, plan: Plan, on: str = HERE) -> list[Job]:
+    """The jobs that make these runs, or resume them."""
+    return [Job(name, arguments(config, place / name), (place / name).with_suffix(".log"), place / name,
+                () if on == HERE else inputs(config)) for name, config in plan.items()]
+
+
+def inputs(config: Config) -> tuple[str, ...]:
+    """Files below the working directory that a run reads: model, problems, and modules of the user's own functions."""
+    functions = [config.credit, config.reward, *config.also]
+    modules = [word.partition(":")[0].split(".")[0] for word in functions if word and ":" in word]
+    return below_here([config.model, config.task.partition(":")[2], *modules, *(f"{name}.py" for name in modules)])
 
 
 def is_done(path: Path, config: Config, free: frozenset[str] = FREE, beside: str = "") -> bool:
