@@ -37,17 +37,18 @@ from creditscope.objective.surrogate import effective_credit
 from creditscope.optimizer.geometry import SampledUpdate
 from creditscope.optimizer.kl_pull import kl_pull
 from creditscope.optimizer.overshoot import Overshoot
-from creditscope.plugins.trl import gather_ranks as together
+from creditscope.plugins.common import gather_ranks as together
+from creditscope.plugins.common.arguments import check_counts, check_stop, holds_run, other_content
+from creditscope.plugins.common.gather_ranks import Rows
+from creditscope.plugins.common.observer import RankObserver
+from creditscope.plugins.common.untouched import untouched
+from creditscope.plugins.common.update import after_step, before_step, moved_by
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.alarm import TrainerAlarm
-from creditscope.plugins.trl.arguments import check_counts, check_stop, holds_run, other_content
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
-from creditscope.plugins.trl.gather_ranks import Rows
-from creditscope.plugins.trl.observer import RankObserver
-from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take, untouched
+from creditscope.plugins.trl.passes import Inputs, chosen, entropy, logits, take
 from creditscope.plugins.trl.settings import settings_of, versions
 from creditscope.plugins.trl.stated import stated
-from creditscope.plugins.trl.update import after_step, before_step, moved_by
 from creditscope.policy.loading import Policy
 from creditscope.runs import schema
 from creditscope.runs.record import Record
@@ -96,12 +97,11 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._held = 0  # readings in which our gradient was compared with TRL's
         self._record: Record | None = None
         self._made: Generation | None = None
-        self._fresh = False
+        self._fresh = self._open = False
         self._reading: tuple[Window, Rows] | None = None
         """The rows of the step: of this rank; of all ranks on the first, of this one elsewhere."""
         self._seen: PromptsSeen | None = None
         self._moving: SampledUpdate | None = None  # weights before the step of a reading
-        self._open = False
         self.extra: dict[str, Any] = {}  # further metrics for the next line of the record
         self._line: dict[str, Any] = {}
         self._start = 0.0
