@@ -282,7 +282,7 @@ REPLANTED = [
     fixed("readings that some groups lack are weighed by all live groups", "microscope/observer.py",
           "if len(blocks) < 2:", "if blocks:",
           f"{CALLBACK}::test_means_over_groups_do_not_hang_on_how_many_share_a_pass"),
-    fixed("TRL's rows are not proven", "plugins/trl/observer.py",
+    fixed("TRL's rows are not proven", "plugins/common/observer.py",
           "self.proofs.run(due, self.scope, pull, rollouts)", "pass",
           f"{CALLBACK}::test_rows_under_wrong_names_are_found_out_at_the_first_reading_and_none_is_believed"),
     # Files of strangers.

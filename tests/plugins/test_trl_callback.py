@@ -23,9 +23,10 @@ from creditscope.errors import CreditscopeError  # noqa: E402
 from creditscope.methods.dialects import DIALECTS  # noqa: E402
 from creditscope.microscope.recorder import Recorder  # noqa: E402
 from creditscope.microscope.sources import ParameterSource  # noqa: E402
+from creditscope.plugins.common.untouched import untouched  # noqa: E402
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer  # noqa: E402
 from creditscope.plugins.trl.batch import ROW, Generation, mask_of, objective, rollouts_of  # noqa: E402
-from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
+from creditscope.plugins.trl.passes import chosen, logits  # noqa: E402
 from creditscope.plugins.trl.stated import stated  # noqa: E402
 from creditscope.runs.record import Record  # noqa: E402
 from depth import some  # noqa: E402

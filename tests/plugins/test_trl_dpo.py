@@ -18,9 +18,9 @@ pytest.importorskip("trl")
 from trl import DPOTrainer
 
 from creditscope.errors import CreditscopeError
+from creditscope.plugins.common.untouched import untouched
 from creditscope.plugins.trl import ScopeCallback, names
 from creditscope.plugins.trl.pairs import Pass, pairs_of
-from creditscope.plugins.trl.passes import untouched
 from creditscope.plugins.trl.stated import stated_pairs
 from each import each
 from plugins.trl_makers import dpo_trainer, preferred

@@ -15,9 +15,10 @@ trl = pytest.importorskip("trl", reason="its trainers are read")
 from transformers import TrainerCallback  # noqa: E402
 
 from creditscope.objective.surrogate import effective_credit  # noqa: E402
+from creditscope.plugins.common.untouched import untouched  # noqa: E402
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer  # noqa: E402
 from creditscope.plugins.trl.batch import objective  # noqa: E402
-from creditscope.plugins.trl.passes import chosen, logits, untouched  # noqa: E402
+from creditscope.plugins.trl.passes import chosen, logits  # noqa: E402
 from creditscope.runs.record import Record  # noqa: E402
 from plugins.trl_makers import trainer  # noqa: E402
 

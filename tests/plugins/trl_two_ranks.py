@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cli
 import mini
+from creditscope.plugins.common import gather_ranks as together
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback
-from creditscope.plugins.trl import gather_ranks as together
 from creditscope.plugins.trl.batch import ALPHA
 from creditscope.runs.record import Record
 from plugins.test_trl_mixin import exactly

@@ -1,4 +1,5 @@
-"""TRL 1.16's and verl 0.9.1's versions of a method, each as its difference from the paper's row.
+"""TRL 1.16's, verl 0.9.1's, OpenRLHF 0.11.2's and SkyRL 0.3.0's versions of a method, each as its difference from the
+paper's row.
 
 `docs/conformance.md` shows these rows beside the libraries' own code. Factors that no axis carries are listed there.
 """
@@ -141,6 +142,100 @@ VERL_DPPO = table.DPPO.but(
 VERL_DPPO_KL = table.DPPO_KL.but(name="verl_dppo_kl", **_VERL, aggregate="token_mean", clip_high=2.0,
                                  note="The ratio's ceiling is clip_ratio_c, as in `verl_dppo`.")
 VERL_DRO = table.DRO.but(name="verl_dro", **_VERL_STD)
+
+# OpenRLHF: groups of one size, sample std + 1e-9, empty rows not counted, a token mean unless loss_agg_mode says else.
+_ORLHF = {"aggregate": "token_mean", "denominator": "kept"}
+_ORLHF_CLIP = {"bound": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
+
+OPENRLHF_GRPO = table.GRPO.but(name="openrlhf_grpo", **_ORLHF, std_eps=1e-9, note="advantage.estimator='group_norm'.")
+OPENRLHF_DR_GRPO = table.DR_GRPO.but(name="openrlhf_dr_grpo", **_ORLHF,
+                                     note="advantage.estimator='dr_grpo': no std, and still a token mean.")
+OPENRLHF_RLOO = table.RLOO.but(name="openrlhf_rloo", **_ORLHF, **_ORLHF_CLIP, kl="none", kl_in="loss",
+                               note="Leave-one-out advantages in the clipped token-mean loss. A KL in its rewards "
+                                    "differs between tokens, which no leave-one-out row has.")
+OPENRLHF_REINFORCE_PP = table.REINFORCE_PP.but(
+    name="openrlhf_reinforce_pp", **_ORLHF, std="population",
+    note="advantage.estimator='reinforce'; the variance's floor is 1e-8.")
+OPENRLHF_REINFORCE_PP_BASELINE = table.REINFORCE_PP_BASELINE.but(
+    name="openrlhf_reinforce_pp_baseline", **_ORLHF, std="population",
+    note="advantage.estimator='reinforce_baseline'; the variance's floor is 1e-8.")
+OPENRLHF_PPO = table.PPO.but(name="openrlhf_ppo", **_ORLHF, note="advantage.estimator='gae'.")
+OPENRLHF_GSPO = table.GSPO.but(name="openrlhf_gspo", denominator="kept", std_eps=1e-9,
+                               note="policy_loss_type='gspo' with advantage.estimator='group_norm'.")
+
+OPENRLHF_ESTIMATORS = {"group_norm": OPENRLHF_GRPO, "dr_grpo": OPENRLHF_DR_GRPO, "rloo": OPENRLHF_RLOO,
+                       "reinforce": OPENRLHF_REINFORCE_PP, "reinforce_baseline": OPENRLHF_REINFORCE_PP_BASELINE,
+                       "gae": OPENRLHF_PPO}
+OPENRLHF_AGGREGATES = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean"}
+
+
+def openrlhf_row(estimator: str, loss: str, aggregate: str) -> Method:
+    """The row of OpenRLHF's advantage.estimator, policy_loss_type and loss_agg_mode; clip ranges are the caller's.
+
+    >>> openrlhf_row("group_norm", "gspo", "token-mean").name, openrlhf_row("rloo", "ppo", "token-mean").aggregate
+    ('openrlhf_gspo', 'token_mean')
+    """
+    for name, value, choices in (("advantage.estimator", estimator, OPENRLHF_ESTIMATORS),
+                                 ("policy_loss_type", loss, ("ppo", "gspo")),
+                                 ("loss_agg_mode", aggregate, OPENRLHF_AGGREGATES)):
+        if value not in choices:
+            raise unknown(name, value, choices)
+    row = OPENRLHF_ESTIMATORS[estimator]
+    if loss == "gspo":  # whatever loss_agg_mode says, the loss is a mean over sequences
+        return OPENRLHF_GSPO if row is OPENRLHF_GRPO else row.replace(ratio="sequence_mean", aggregate="sequence_mean")
+    return row.replace(aggregate=OPENRLHF_AGGREGATES[aggregate])
+
+
+# SkyRL: sample std + 1e-6, every row counted, no dual clip unless asked for, a group of one keeps its raw reward.
+_SKYRL = {"lone": "keep", "denominator": "all", "aggregate": "token_mean"}
+_SKYRL_STD = _SKYRL | {"std_eps": 1e-6}
+_SKYRL_CLIP = {"bound": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
+
+SKYRL_GRPO = table.GRPO.but(name="skyrl_grpo", **_SKYRL_STD,
+                            note="loss_reduction='token_mean', the default; its KL loss is a sequence mean.")
+SKYRL_DR_GRPO = table.DR_GRPO.but(name="skyrl_dr_grpo", lone="keep",
+                                  note="grpo_norm_by_std=False, loss_reduction='seq_mean_token_sum_norm'.")
+SKYRL_DAPO = table.DAPO.but(name="skyrl_dapo", **_SKYRL_STD, dual_clip=3.0, keep="all",
+                            note="policy_loss_type='dual_clip', eps_clip_high=0.28; dynamic sampling is the trainer's.")
+SKYRL_RLOO = table.RLOO.but(name="skyrl_rloo", **(_SKYRL | {"lone": "zero"}), **_SKYRL_CLIP, kl="none", kl_in="loss",
+                            note="Leave-one-out advantages in the clipped token-mean loss.")
+SKYRL_REINFORCE_PP = table.REINFORCE_PP.but(name="skyrl_reinforce_pp", **_SKYRL, whiten_eps=1e-8)
+SKYRL_PPO = table.PPO.but(name="skyrl_ppo", **_SKYRL, note="advantage_estimator='gae', whitened over tokens.")
+SKYRL_MAXRL = table.MAXRL.but(name="skyrl_maxrl", **_SKYRL, std_eps=1e-6)
+SKYRL_GSPO = table.GSPO_TOKEN.but(name="skyrl_gspo", **(_SKYRL_STD | {"aggregate": "sequence_mean"}),
+                                  note="SkyRL's 'gspo' is GSPO-token; loss_reduction='sequence_mean'.")
+SKYRL_SAPO = table.SAPO.but(name="skyrl_sapo", **(_SKYRL_STD | {"aggregate": "sequence_mean"}),
+                            note="loss_reduction='sequence_mean'.")
+SKYRL_CISPO = table.CISPO.but(name="skyrl_cispo", **_SKYRL_STD, clip_low=0.0, clip_high=5.0,
+                              note="The ratio is clipped to [1, 6] by default: tokens that became rarer weigh 1.")
+
+SKYRL_ESTIMATORS = {"grpo": SKYRL_GRPO, "rloo": SKYRL_RLOO, "reinforce++": SKYRL_REINFORCE_PP, "gae": SKYRL_PPO,
+                    "maxrl": SKYRL_MAXRL}
+SKYRL_LOSSES = {"regular": SKYRL_GRPO, "dual_clip": SKYRL_DAPO, "gspo": SKYRL_GSPO, "sapo": SKYRL_SAPO,
+                "cispo": SKYRL_CISPO}
+SKYRL_AGGREGATES = {"token_mean": "token_mean", "sequence_mean": "sequence_mean", "prompt_mean": "group_token_mean",
+                    "seq_mean_token_sum_norm": "constant"}
+
+
+def skyrl_row(estimator: str, loss: str, aggregate: str) -> Method:
+    """The row of SkyRL's advantage_estimator, policy_loss_type and loss_reduction; clip ranges are the caller's.
+
+    >>> row = skyrl_row("grpo", "gspo", "sequence_mean")
+    >>> row.name, skyrl_row("rloo", "regular", "token_mean").name
+    ('skyrl_gspo', 'skyrl_rloo')
+    """
+    for name, value, choices in (("advantage_estimator", estimator, SKYRL_ESTIMATORS),
+                                 ("policy_loss_type", loss, SKYRL_LOSSES),
+                                 ("loss_reduction", aggregate, SKYRL_AGGREGATES)):
+        if value not in choices:
+            raise unknown(name, value, choices)
+    row = SKYRL_LOSSES[loss] if estimator == "grpo" else SKYRL_ESTIMATORS[estimator]
+    if estimator != "grpo" and loss != "regular":
+        other = SKYRL_LOSSES[loss]
+        row = row.replace(**{axis: getattr(other, axis) for axis in (
+            "ratio", "bound", "clip_low", "clip_high", "dual_clip", "gate_pos", "gate_neg")})
+    return row.replace(aggregate=SKYRL_AGGREGATES[aggregate])
+
 
 DIALECTS: Mapping[str, Method] = MappingProxyType(
     {row.name: row for row in tuple(globals().values()) if isinstance(row, Method)})  # every row above, in its order

@@ -306,9 +306,9 @@ NULL_GROUP = KeyFamily("null/group/", "of rows whose w is shuffled inside the gr
                        "microscope.observer", _some("effective_rank", "cancellation", "conflict"))
 ALSO = KeyFamily("also/NAME/", "of the same rollouts under the credit NAME of --also", "microscope.observer",
                  _some("effective_rank"))
-SKETCH = KeyFamily("sketch/", "of all ranks' rows, from their sketches", "plugins.trl.gather_ranks",
+SKETCH = KeyFamily("sketch/", "of all ranks' rows, from their sketches", "plugins.common.gather_ranks",
                    _some("effective_rank", "top1", "conflict"))
-SKETCH_GROUP = KeyFamily("sketch/group/", "the same by group, cut groups too", "plugins.trl.gather_ranks",
+SKETCH_GROUP = KeyFamily("sketch/group/", "the same by group, cut groups too", "plugins.common.gather_ranks",
                          _some("effective_rank", "top1", "conflict"))
 EVIDENCE = tuple(KeyFamily(pattern, sentence, "claims.evidence", _GROUP | {"equal_norm_rank": _of(
     "equal_norm_rank", "effective rank at equal norms", "directions", "Of the group's rows with all scores rescaled to "
@@ -333,14 +333,14 @@ GRAM_GROUP_TOP1 = GRAM_GROUP("top1")
 SCORES_LIVE_GROUPS = SCORES("live_groups")
 GRAM_CUT_GROUPS = Metric("gram/cut_groups", "cut groups", "groups",
                          "Groups whose rows were dealt to several ranks or micro-batches: they have sketches alone.",
-                         writer="plugins.trl.gather_ranks")
+                         writer="plugins.common.gather_ranks")
 GRAM_WHOLE_GROUPS = _verl_batch("gram/whole_groups", "whole groups", "groups",
                                 "Groups whose rows met in one micro-batch: their Grams are exact.")
 GRAM_CHECK = _verl_batch("gram/check", "error of the reading", "ratio",
                          "Of the identity that proves the ranks' Grams.", "|Σ K − ‖∇‖²| / ‖∇‖²")
 SKETCH_RELATIVE_ERROR = Metric("sketch/relative_error", "error of the sketch", "ratio",
                                "Standard error of a sketched inner product, over ‖g_i‖‖g_j‖.",
-                               writer="plugins.trl.gather_ranks")
+                               writer="plugins.common.gather_ranks")
 
 _look = partial(Metric, writer="microscope.observer")
 MATRIX_STABLE_RANK_LOW = _look("matrix/stable_rank_low", "stable rank of a layer's gradient, at least", "directions",

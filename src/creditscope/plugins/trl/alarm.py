@@ -8,7 +8,7 @@ from typing import Any
 
 from creditscope.diagnosis.alarm import Alarm
 from creditscope.microscope.shards import many_ranks
-from creditscope.plugins.trl import gather_ranks
+from creditscope.plugins.common import gather_ranks
 from creditscope.runs.numbers import mean
 
 LOGGED = ("loss", "grad_norm", "learning_rate")

@@ -34,18 +34,19 @@ from creditscope.methods.axes import Method
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope.shards import many_ranks
 from creditscope.optimizer.geometry import SampledUpdate
-from creditscope.plugins.trl import gather_ranks as together
+from creditscope.plugins.common import gather_ranks as together
+from creditscope.plugins.common.arguments import check_counts, check_stop, holds_run, other_content
+from creditscope.plugins.common.gather_ranks import Rows
+from creditscope.plugins.common.observer import RankObserver
+from creditscope.plugins.common.untouched import untouched
+from creditscope.plugins.common.update import after_step, before_step, moved_by
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.alarm import TrainerAlarm
-from creditscope.plugins.trl.arguments import check_counts, check_stop, holds_run, other_content
-from creditscope.plugins.trl.gather_ranks import Rows
 from creditscope.plugins.trl.generations import Generations
-from creditscope.plugins.trl.observer import RankObserver
-from creditscope.plugins.trl.passes import Inputs, chosen, entropy, take, untouched
+from creditscope.plugins.trl.passes import Inputs, chosen, entropy, take
 from creditscope.plugins.trl.preferences import Preferences
 from creditscope.plugins.trl.settings import settings_of, versions
 from creditscope.plugins.trl.source import Source, StepRows
-from creditscope.plugins.trl.update import after_step, before_step, moved_by
 from creditscope.policy.loading import Policy
 from creditscope.runs import schema
 from creditscope.runs.record import Record
@@ -93,10 +94,10 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
         self._held = 0  # readings in which our gradient was compared with TRL's
         self._record: Record | None = None
+        self._open = False
         self._reading: tuple[StepRows, Rows] | None = None
         """The rows of the step: of this rank; of all ranks on the first, of this one elsewhere."""
         self._moving: SampledUpdate | None = None  # weights before the step of a reading
-        self._open = False
         self.extra: dict[str, Any] = {}  # further metrics for the next line of the record
         self._line: dict[str, Any] = {}
         self._start = 0.0

@@ -23,9 +23,9 @@ from creditscope.errors import CreditscopeError
 from creditscope.lab.evaluate import evaluate
 from creditscope.lab.setup import check_problems, make_optimizer, problem_stream
 from creditscope.lab.tools import task_gives
-from creditscope.plugins.trl.arguments import holds_run, other_content
+from creditscope.plugins.common.arguments import holds_run, other_content
+from creditscope.plugins.common.untouched import untouched
 from creditscope.plugins.trl.mixin import ScopedGRPOTrainer
-from creditscope.plugins.trl.passes import untouched
 from creditscope.policy.loading import Policy, load_policy
 from creditscope.runs.config import Config
 from creditscope.runs.record import Record

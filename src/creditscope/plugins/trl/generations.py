@@ -17,8 +17,8 @@ from creditscope.objective.kept import kept_arrays
 from creditscope.objective.surrogate import effective_credit
 from creditscope.optimizer.kl_pull import kl_pull
 from creditscope.optimizer.overshoot import Overshoot
+from creditscope.plugins.common.gather_ranks import Rows
 from creditscope.plugins.trl.batch import ROW, Generation, Window, micro_batches, number, objective, window_of
-from creditscope.plugins.trl.gather_ranks import Rows
 from creditscope.plugins.trl.passes import Inputs, chosen, logits
 from creditscope.plugins.trl.stated import stated
 from creditscope.policy.loading import Policy

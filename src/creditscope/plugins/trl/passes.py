@@ -6,14 +6,14 @@ forward on the same ids and attention mask: it gives TRL's log-probs to rounding
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
+from creditscope.plugins.common.untouched import untouched
 from creditscope.policy.scoring import Scores
 
 Inputs = Mapping[str, Any]
@@ -74,26 +74,3 @@ def take(inputs: Inputs, rows: Any) -> dict[str, Any]:
     """The chosen rows of a batch; values without rows are kept."""
     return {name: value[rows] if isinstance(value, Tensor) and value.dim() else value
             for name, value in inputs.items()}
-
-
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[dict[nn.Parameter, Tensor | None]]:
-    """Inside, dropout is off and gradients start empty; afterwards gradients, modes and random state are restored.
-
-    Yields the trainer's gradients. Gradient checkpointing stays on: HF switches it off together with training mode.
-    """
-    modes = {module: module.training for module in model.modules()}
-    grads = {p: p.grad for p in model.parameters()}
-    device = next(iter(grads)).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            for module, mode in modes.items():
-                module.training = mode and bool(getattr(module, "gradient_checkpointing", False))
-            for p in grads:
-                p.grad = None
-            yield grads
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
-            for p, grad in grads.items():
-                p.grad = grad

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
 from creditscope.objective.kept import kept_arrays
-from creditscope.plugins.trl.gather_ranks import Rows
+from creditscope.plugins.common.gather_ranks import Rows
 from creditscope.plugins.trl.pairs import Pairs, Pass, changes, pairs_of
 from creditscope.plugins.trl.passes import Inputs, placed_logits
 from creditscope.plugins.trl.stated import stated_pairs

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.methods.axes import Method
-from creditscope.plugins.trl.gather_ranks import Rows
+from creditscope.plugins.common.gather_ranks import Rows
 from creditscope.plugins.trl.passes import Inputs
 from creditscope.policy.loading import Policy
 

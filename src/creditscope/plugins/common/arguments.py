@@ -1,4 +1,4 @@
-"""Arguments of ScopeCallback: counts, and a folder that can take its record."""
+"""Arguments of a callback or hook: counts, and a folder that can take its record."""
 
 from __future__ import annotations
 

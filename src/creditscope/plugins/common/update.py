@@ -1,5 +1,5 @@
-"""The size of TRL's update at a reading: a sample of the weights before and after it. No function here fails: a reading
-that cannot be taken is absent, and no rank waits for another.
+"""The size of a trainer's update at a reading: a sample of the weights before and after it. No function here fails: a
+reading that cannot be taken is absent, and no rank waits for another.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -23,11 +24,15 @@ class RankObserver(Observer):
         super().reset()
         self._scopes: list[Microscope] = []
 
+    def apart(self) -> None:
+        """The coming pass has a microscope of its own, with a sketch for pairs over passes and ranks."""
+        self.scope = Microscope(self.model, sketch=self.sketcher)
+        self._scopes.append(self.scope)
+
     @contextmanager
     def around(self, rows: Tensor) -> Iterator[None]:
         if many_ranks():
-            self.scope = Microscope(self.model, sketch=self.sketcher)
-            self._scopes.append(self.scope)
+            self.apart()
         with super().around(rows):
             yield
 
@@ -53,9 +58,10 @@ class RankObserver(Observer):
         if self._wrong:
             raise CreditscopeError(self._wrong)
 
-    def across(self, group: Tensor, scale: float) -> distributed.RanksReading:
+    def across(self, group: Tensor, scale: float | None = None, engine: Any = None) -> distributed.RanksReading:
         """All ranks' rows, whose sum the engine multiplies by `scale`: proven against the reduced gradient."""
-        return distributed.across(self._scopes, [group[block.rows] for block in self.blocks], scale=scale)
+        return distributed.across(self._scopes, [group[block.rows] for block in self.blocks], scale=scale,
+                                  engine=engine)
 
     @property
     def eps(self) -> float:
