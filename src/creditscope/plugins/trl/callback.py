@@ -268,7 +268,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
                 self._line |= self._kl_pull(window, chunks, {p: p.grad for p in theirs})
             if self._gram and many_ranks():
                 self._prove_ranks(model, window, chunks, pull)
-                together.agreed(observer.require_proof)
+                ranks.agreed(observer.require_proof)
         if window.old is None:  # the sampling policy is the live one
             window = replace(window, rollouts=replace(window.rollouts, entropy=spread))
 
@@ -277,7 +277,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             rows = Rows(window.sampled_by(live), window.credit, live, w, value, observer.blocks)
             return rows.in_step(together.scale(model), found.split if found else ()) if many_ranks() else rows
 
-        self._note(window, together.agreed(mine), found, square)
+        self._note(window, ranks.agreed(mine), found, square)
         if whole and self._reading is not None:
             self._line[schema.OBJECTIVE_VALUE] = self._reading[1].value
         self._line[schema.TIME_SCOPE] = time.perf_counter() - start
@@ -321,7 +321,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         size = int(self._trainer.args.per_device_train_batch_size)
         # Our gradient is compared with TRL's at each pass over a batch: at ratio 1 neither clip nor KL has an effect.
         limit = None if self._gram and self._held < self._updates else self._groups
-        window = together.agreed(lambda: self._window(micro_batches(self._trainer)))
+        window = ranks.agreed(lambda: self._window(micro_batches(self._trainer)))
         # A group of answers that are all masked has w = 0 and needs no pass.
         ids = torch.unique(window.rollouts.group[window.rollouts.mask.any(dim=1)])
         cut = limit is not None and len(ids) > limit
