@@ -36,13 +36,13 @@ class Proofs:
     """
 
     def __init__(self, every: int = EVERY) -> None:
-        self._every, self._readings = every, 0
+        self._every, self.readings = every, 0
         self._kind: Any = None
 
     def due(self, model: nn.Module) -> str | None:
         """What this reading needs: "all" halves, "one", or None. Call it once per reading."""
-        now, number = kind(model), self._readings
-        self._readings += 1
+        now, number = kind(model), self.readings
+        self.readings += 1
         if now != self._kind:
             self._kind = now
             return "all"
@@ -50,10 +50,14 @@ class Proofs:
 
     def run(self, what: str, scope: Microscope, backward: Callable[[Tensor], None], rollouts: int) -> float:
         try:
-            return prove(scope, backward, rollouts, None if what == "all" else drawn(rollouts, self._readings))
+            return prove(scope, backward, rollouts, None if what == "all" else drawn(rollouts, self.readings))
         except CreditscopeError:
-            self._kind = None  # the next reading is proven in full again
+            self.again()
             raise
+
+    def again(self) -> None:
+        """After a proof that failed: the next reading is proven in full."""
+        self._kind = None
 
 
 def kind(model: nn.Module) -> tuple[Any, ...]:
