@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from creditscope import CreditscopeError, Microscope
 from creditscope.microscope.distributed import across
+from creditscope.microscope.proof_ranks import prove_ranks
 from creditscope.microscope.sketch import ParameterBlock, Sketcher
 from small_models import apart, batch, build, by_loop, double, grams, objective, total
 
@@ -40,7 +42,7 @@ def run(folder: Path, *scenarios: str) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return run(tmp_path_factory.mktemp("ranks"), "two ranks", "four ranks")
+    return run(tmp_path_factory.mktemp("ranks"), "two ranks", "four ranks", "proofs")
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +152,62 @@ def test_bfloat16_is_right_to_a_hundredth_and_its_self_check_still_tells_a_sum_f
             assert apart(block, alone[rows][:, rows]) < 2e-2
         assert one["fsdp_bfloat16"]["error"] < 5e-3
         assert "s = 0.5" in one["fsdp_bfloat16"]["sum for mean"]
+
+
+# The proof of rows: errors are shares of a tolerance of 1e-6.
+
+@pytest.mark.parametrize("engine", ["proof_ddp", "proof_fsdp", "proof_uneven", "proof_by_hand", "proof_tp"])
+def test_right_rows_of_all_ranks_are_proven_to_rounding(started: dict[str, list[dict[str, Any]]], engine: str) -> None:
+    for one in started["proofs"]:
+        assert 0 < one[engine]["worst"] < 1e-8  # 1e-14 of the gradients
+        assert one[engine].get("one half", 0) < 1e-8
+        assert one[engine].get("restored", True), "gradients and random state are those from before"
+
+
+PLANTED = {
+    # Half [0, 1, 0, 1 | 0, 1, 0, 1] of all eight: row 0 of rank 1, which is rollout 5's, must be 0 and is not.
+    "wrong rollout on rank 1": (r"rank 1 could not take part.*rollouts \[1, 3\] … alone .* through rollout 0",
+                                r"^the loss of rollouts \[1, 3\] … alone has a gradient through rollout 0"),
+    "losses mix on rank 1": ("rank 1 could not take part.*the loss mixes rows", "^the loss of .*the loss mixes rows"),
+    "wrong scale": ("with s = 1 .*s = 0.5 would fit best",) * 2,
+    "ranks change places": ("rows of rollouts 0 to 3 of all ranks are not those that this rank has sent",
+                            "rows of rollouts 4 to 7 of all ranks are not those that this rank has sent"),
+    # All eight rows add up to the same gradient: the half of rank 1 alone shows it.
+    "a rank sends another's rows": (r"the ranks report are not those of their rollouts: the losses of "
+                                    r"rollouts \[4, 5, 6, 7\] …",) * 2}
+
+
+@pytest.mark.parametrize("engine", ["proof_ddp", "proof_fsdp"])
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_of_rows_is_raised_on_all_ranks(started: dict[str, list[dict[str, Any]]], engine: str,
+                                                        fault: str) -> None:
+    for one, words in zip(started["proofs"], PLANTED[fault], strict=True):
+        assert re.search(words, one[engine][fault]), one[engine][fault]
+
+
+def test_a_rank_that_cannot_run_the_proof_ends_it_on_all_and_training_goes_on(
+        started: dict[str, list[dict[str, Any]]]) -> None:
+    said = [one["proof_ddp"] for one in started["proofs"]]
+    assert [one["one rank fails"] for one in said] == [
+        "rank 1 could not take part in the reading: CreditscopeError: planted", "planted"]
+    assert [one["still trains"] for one in said] == ["no error"] * 2
+
+
+def test_a_sharded_pass_that_ends_halfway_is_raised_at_once_by_the_rank_that_knows() -> None:
+    model, (ids, credit) = build("llama"), batch(4, 9)
+
+    def stops(weights: Tensor) -> None:
+        model(ids)
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(CreditscopeError, match=r"out of memory\. Other ranks wait .* until its timeout"):
+        prove_ranks(Microscope(model, sketch=4), stops, 4, engine=model, scale=1.0)
+    assert prove_ranks(Microscope(model, sketch=4), lambda h: objective(model, ids, credit * h[:, None]).backward(),
+                       4) < 1e-8
+
+
+def test_the_proof_of_one_process_is_refused_on_two(started: dict[str, list[dict[str, Any]]]) -> None:
+    assert "call proof_ranks.prove_ranks on all ranks" in started["proofs"][0]["proof_ddp"]["for one process"]
 
 
 # Tensor parallel.

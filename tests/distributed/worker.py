@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from creditscope import CreditscopeError, Microscope
-from creditscope.microscope import shards
+from creditscope.microscope import distributed, shards
 from creditscope.microscope.distributed import across
+from creditscope.microscope.proof import prove
+from creditscope.microscope.proof_ranks import prove_ranks
 from creditscope.microscope.sketch import Sketcher
 from small_models import batch, build, objective
 
@@ -222,6 +225,109 @@ def seeds_differ(rank: int) -> Saved:
     return {"error": said(lambda: across(scope, GROUPS[mine]))}
 
 
+# -- the proof of rows -------------------------------------------------------------------------------------------------
+
+
+def proof_ddp(rank: int) -> Saved:
+    model = build(FAMILY)
+    engine = nn.parallel.DistributedDataParallel(model)
+    results = proofs(rank, model, engine, engine=engine)
+
+    def fails(weights: Tensor) -> None:
+        if rank == 1:
+            raise CreditscopeError("planted")
+        (-objective(engine, *share(rank)[1:])).backward()
+
+    scope = Microscope(model, sketch=Sketcher(K))
+    results["one rank fails"] = said(lambda: prove_ranks(scope, fails, 4, engine=engine))
+    results["still trains"] = said(lambda: measured(model, engine, *share(rank)[1:]))
+    return results
+
+
+def proof_fsdp(rank: int) -> Saved:
+    model = sharded(build(FAMILY))
+    return proofs(rank, model, model)
+
+
+def proof_uneven(rank: int) -> Saved:
+    """Five rollouts and three; accumulated gradients, buffers and random numbers stay as they are."""
+    model = sharded(build(FAMILY))
+    _, ids, credit = share(rank, "uneven")
+    (-objective(model, ids, credit)).backward()
+    before = [whole(p.grad).clone() for p in model.parameters()], torch.get_rng_state()
+    scope = Microscope(model, sketch=Sketcher(K))
+    worst = prove_ranks(scope, losses(model, ids, credit), len(ids))
+    after = [whole(p.grad) for p in model.parameters()], torch.get_rng_state()
+    same = all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True)) and torch.equal(before[1], after[1])
+    return {"worst": worst, "restored": same}
+
+
+def proof_by_hand(rank: int) -> Saved:
+    """A loop that adds up gradients itself, after passes that send nothing."""
+    model = build(FAMILY)
+    _, ids, credit = share(rank)
+
+    def reduce() -> None:
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+
+    return {"worst": prove_ranks(Microscope(model, sketch=Sketcher(K)), losses(model, ids, credit), 4, scale=1.0,
+                                 reduce=reduce)}
+
+
+def proof_tp(rank: int) -> Saved:
+    model = parallel(build(FAMILY))
+    ids, credit = batch(N, 9)
+    return {"worst": prove_ranks(Microscope(model, sketch=Sketcher(K)), losses(model, ids, credit), N)}
+
+
+def losses(called: Any, ids: Tensor, credit: Tensor) -> Callable[[Tensor], None]:
+    return lambda weights: (-objective(called, ids, credit * weights[:, None])).backward()
+
+
+def proofs(rank: int, model: nn.Module, called: Any, **how: Any) -> Saved:
+    """The proof of right rows, in full and of one half; then of rows under planted faults."""
+    _, ids, credit = share(rank)
+    right = losses(called, ids, credit)
+    scope = Microscope(model, sketch=Sketcher(K))
+    results: Saved = {"worst": prove_ranks(scope, right, 4, **how)}
+    results["one half"] = prove_ranks(scope, right, 4, seed=5, **how)
+
+    def caught(scope: Microscope = scope, backward: Callable[[Tensor], None] = right, **more: Any) -> str:
+        return said(lambda: prove_ranks(scope, backward, 4, **(how | more)))
+
+    swapped = Microscope(model, rows=torch.tensor([1, 0, 2, 3]), sketch=Sketcher(K))
+    results["wrong rollout on rank 1"] = caught(swapped if rank == 1 else scope)
+    results["wrong scale"] = caught(scale=1.0)
+    gather = distributed._Peers.gather
+
+    def turned(self: Any, mine: Tensor, counts: Any) -> Tensor:
+        return gather(self, mine, counts).roll(4, 0)  # rank 1's rows stand in rank 0's place, and the reverse
+
+    with mock.patch.object(distributed._Peers, "gather", turned):
+        results["ranks change places"] = caught()
+
+    real = Microscope.sketch.fget  # type: ignore[attr-defined]
+
+    def exchanged(self: Microscope) -> Any:
+        """Each rank sends the other's rows: they add up to the same gradient."""
+        found = real(self)
+        rows = [torch.empty_like(found.rows) for _ in range(2)]
+        dist.all_gather(rows, found.rows.contiguous())
+        return replace(found, rows=rows[1 - rank])
+
+    with mock.patch.object(Microscope, "sketch", property(exchanged)):
+        results["a rank sends another's rows"] = caught()
+
+    def mixed(weights: Tensor) -> None:
+        """On rank 1 the loss of a rollout runs through its neighbour too."""
+        (-objective(called, ids, credit * (weights + rank * 0.5 * weights.roll(1))[:, None])).backward()
+
+    results["losses mix on rank 1"] = caught(backward=mixed)
+    results["for one process"] = said(lambda: prove(scope, right, 4))
+    return results
+
+
 # -- tensor parallel ---------------------------------------------------------------------------------------------------
 
 
@@ -298,7 +404,8 @@ def zero(rank: int) -> Saved:
     for stage in range(4):
         model = build(FAMILY, torch.float32)
         engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config={
-            "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage},
+            "train_micro_batch_size_per_gpu": 4,
+            "zero_optimization": {"stage": stage, "memory_efficient_linear": False},  # else its own autograd function
             "zero_allow_untested_optimizer": True})
         mine, ids, credit = share(rank)
         with Microscope(model, sketch=Sketcher(K)) as scope:
@@ -313,9 +420,10 @@ def zero(rank: int) -> Saved:
 SCENARIOS: dict[str, list[Callable[[int], Saved]]] = {
     "two ranks": [ddp, fsdp, fsdp_uneven, fsdp_sum, fsdp_checkpointed, fsdp_accumulated, fsdp_tied, fsdp_bfloat16,
                   seeds_differ, tp, tp_by_features, tp_counted_twice, tp_refused],
+    "proofs": [proof_ddp, proof_fsdp, proof_uneven, proof_by_hand, proof_tp],
     "four ranks": [hybrid, fsdp_and_tp],
     "deepspeed": [zero]}
-WORLD = {"two ranks": 2, "four ranks": 4, "deepspeed": 2}
+WORLD = {"two ranks": 2, "proofs": 2, "four ranks": 4, "deepspeed": 2}
 
 if __name__ == "__main__":
     build(FAMILY)  # transformers loads a family when it is asked for

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cli
 import mini
+from creditscope.microscope.recorder import Recorder
 from creditscope.plugins.common import gather_ranks as together
 from creditscope.plugins.trl import ScopeCallback, ScopedGRPOTrainer, callback
 from creditscope.plugins.trl.batch import ALPHA
@@ -183,6 +184,15 @@ def planted(*_: Any) -> Any:
     raise RuntimeError("planted")
 
 
+MATRIX = Recorder.matrix
+
+
+def turned(self: Recorder, source: Any, delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """Rows of one layer under the next rollout's name: no sum over rows changes."""
+    by = int("layers.0.mlp.up_proj" in source.names[0])
+    return MATRIX(self, source, delta.roll(by, 0), a.roll(by, 0))
+
+
 def one_rank_fails(folder: Path) -> None:
     """It must not pass in silence, and must not hang."""
     with mock.patch.object(callback, "entropy", planted) if dist.get_rank() == 1 else mock.MagicMock():
@@ -195,6 +205,8 @@ def failures(folder: Path) -> None:
     one_rank_fails(folder)
     with fsdp() as how, mock.patch.object(callback, "entropy", planted) if rank == 1 else mock.MagicMock():
         watched(build("dapo", 2, **how), folder / "one sharded rank fails")
+    with mock.patch.object(Recorder, "matrix", turned) if rank == 1 else mock.MagicMock():
+        watched(build("dapo", 2), folder / "wrong rows on a rank")
     with mock.patch.object(together, "scale", return_value=1.0):
         watched(build("dapo", 2), folder / "sum for mean")
     live = build("dapo", 2)

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,8 @@ from creditscope.microscope.sketch import Sketch, Sketcher
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Te
     """
     scopes = [scope] if isinstance(scope, Microscope) else list(scope)
     groups = [group] if isinstance(group, Tensor) else list(group)
-    peers, mine, counts = _agreed(scopes, groups, engine, scale, ranks)
+    peers, mine, counts = meet(scopes, groups, engine, scale, ranks)
     s, rank = mine.scale, torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     rows = peers.gather(mine.sketch.rows, counts)
     everyone = replace(mine.sketch, rows=s * rows)
@@ -77,7 +79,7 @@ def across(scope: Microscope | Sequence[Microscope], group: Tensor | Sequence[Te
     split = _split(ids, rank, place)
     blocks = {g: s**2 * torch.from_numpy(k) for one, here in zip(scopes, groups, strict=True) if one.exact
               for g, k in by_group(one.gram, here.cpu()) if g not in split}
-    check = _prove(everyone, rank, s, reduced_sketch(scopes[0], engine, everyone.names), scopes[0].tolerance)
+    check = check_sums(everyone, rank, s, reduced_sketch(scopes[0], engine, everyone.names), scopes[0].tolerance)
     return RanksReading(blocks, split, everyone, ids, rank, s, check)
 
 
@@ -91,16 +93,36 @@ def prove_rows(scope: Microscope | Sequence[Microscope], weights: Tensor | Seque
     scopes = [scope] if isinstance(scope, Microscope) else list(scope)
     each = [weights] if isinstance(weights, Tensor) else list(weights)
     groups = [torch.zeros(len(h), dtype=torch.int64) for h in each]
-    peers, mine, counts = _agreed(scopes, groups, engine, scale, ranks)
+    peers, mine, counts = meet(scopes, groups, engine, scale, ranks)
     weighted = mine.sketch.rows * torch.cat(each).to(mine.sketch.rows)[:, None]
     everyone = replace(mine.sketch, rows=mine.scale * peers.gather(weighted, counts))
     rank = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     try:
-        return _prove(everyone, rank, mine.scale, reduced_sketch(scopes[0], engine, everyone.names),
+        return check_sums(everyone, rank, mine.scale, reduced_sketch(scopes[0], engine, everyone.names),
                       max(WIDER * scopes[0].tolerance, LEAST))
     except CreditscopeError as error:
         raise CreditscopeError(f"rows are not those of their rollouts: weighted at random, they do not add up to the "
                                f"gradient of the weighted losses ({error})") from error
+
+
+def agreed(find: Callable[[], Found]) -> Found:
+    """find() on this rank. Where it fails on one rank, all raise: none waits for another."""
+    if not many_ranks():
+        return find()
+    mine: Found | None = None
+    failed: Exception | None = None
+    try:
+        mine = find()
+    except Exception as error:
+        failed = error
+    said: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, None if failed is None else f"{type(failed).__name__}: {failed}")
+    if failed is not None:
+        raise failed
+    wrong = next((rank for rank, why in enumerate(said) if why is not None), None)
+    if wrong is not None:
+        raise CreditscopeError(f"rank {wrong} could not take part in the reading: {said[wrong]}")
+    return mine  # type: ignore[return-value]
 
 
 def draw_weights(rollouts: int, seed: int, rank: int) -> Tensor:
@@ -171,26 +193,34 @@ def reduced_sketch(scope: Microscope, engine: Any, names: Sequence[str]) -> Tens
     return total[:-1].cpu()
 
 
-def _prove(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> GramCheck:
-    """s Σ_ranks Σ_i S_i = the sketch of ∇; the error as a share of the ranks' gradients and the reduced one."""
-    rows = everyone.rows.double().cpu()
-    by_rank = torch.zeros(int(rank.max()) + 1, rows.shape[1], dtype=torch.float64).index_add_(0, rank, rows)
-    summed = by_rank.sum(dim=0)
-    size = float(by_rank.square().sum() + arrived.square().sum()) ** 0.5
-    error = float((summed - arrived).norm()) / size if size > 0 else 0.0
-    check = GramCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
-    if not error <= check.tolerance:
+def check_sums(everyone: Sketch, rank: Tensor, scale: float, arrived: Tensor, tolerance: float) -> GramCheck:
+    """s Σ_ranks Σ_i S_i = the sketch of ∇, or an error that names the s that would fit."""
+    check = compare_sums(everyone.rows, rank, arrived, tolerance)
+    if not check.error <= tolerance:
+        summed = everyone.rows.double().cpu().sum(dim=0)
         fit = scale * float(summed @ arrived / summed.square().sum().clamp(min=1e-300))
         raise CreditscopeError(
             f"self-check failed: with s = {scale:.6g} the rows of all ranks do not add up to the reduced gradient "
-            f"(off by {error:.2g}, tolerance {check.tolerance:.0g}; s = {fit:.3g} would fit best). The engine scales "
+            f"(off by {check.error:.2g}, tolerance {tolerance:.0g}; s = {fit:.3g} would fit best). The engine scales "
             f"gradients otherwise than it says, they were clipped or stepped already, or a micro-batch of the step is "
             f"missing")
     return check
 
 
+def compare_sums(rows: Tensor, rank: Tensor, arrived: Tensor, tolerance: float) -> GramCheck:
+    """Σ of the rows against what arrived; the error as a share of the ranks' gradients and the reduced one."""
+    rows = rows.double().cpu()
+    by_rank = torch.zeros(int(rank.max()) + 1, rows.shape[1], dtype=torch.float64).index_add_(0, rank, rows)
+    summed = by_rank.sum(dim=0)
+    size = float(by_rank.square().sum() + arrived.square().sum()) ** 0.5
+    error = float((summed - arrived).norm()) / size if size > 0 else 0.0
+    return GramCheck(float(summed.square().sum()), float(arrived.square().sum()), error, tolerance)
+
+
 @dataclass(frozen=True)
-class _Mine:
+class RankRows:
+    """What one rank brings to a reading of all."""
+
     sketch: Sketch
     places: Tensor  # (N, 2): each rollout's group and micro-batch
     scale: float
@@ -201,22 +231,22 @@ class _Mine:
                 "engine's scale": self.scale, "precision": self.sketch.rows.dtype}
 
 
-def _agreed(scopes: Sequence[Microscope], groups: Sequence[Tensor], engine: Any, scale: float | None,
-            ranks: ProcessGroup | None) -> tuple[_Peers, _Mine, list[int]]:
+def meet(scopes: Sequence[Microscope], groups: Sequence[Tensor], engine: Any, scale: float | None,
+         ranks: ProcessGroup | None) -> tuple[_Peers, RankRows, list[int]]:
     """(the ranks that share the data, this one's part, rollouts of each); an error on all ranks if on one."""
     peers = _peers(scopes, ranks)
-    mine: _Mine | CreditscopeError
+    mine: RankRows | CreditscopeError
     try:
         mine = _gather_here(scopes, groups, engine, scale, peers.size)
     except CreditscopeError as error:
         mine = error
     counts = peers.agree(mine)
-    assert isinstance(mine, _Mine)
+    assert isinstance(mine, RankRows)
     return peers, mine, counts
 
 
 def _gather_here(scopes: Sequence[Microscope], groups: Sequence[Tensor], engine: Any, scale: float | None,
-                 size: int) -> _Mine:
+                 size: int) -> RankRows:
     if len(scopes) != len(groups):
         raise CreditscopeError(f"give one tensor of group ids for each micro-batch's scope, got {len(scopes)} scope(s) "
                                f"and {len(groups)} tensor(s)")
@@ -226,7 +256,7 @@ def _gather_here(scopes: Sequence[Microscope], groups: Sequence[Tensor], engine:
                                    f"({len(one.sketch.rows)},), got {tuple(ids.shape)} of {ids.dtype}")
     places = [torch.stack([ids.detach().cpu().long(), torch.full((len(ids),), i)], dim=1)
               for i, ids in enumerate(groups)]
-    return _Mine(Sketch.cat([one.sketch for one in scopes]), torch.cat(places),
+    return RankRows(Sketch.cat([one.sketch for one in scopes]), torch.cat(places),
                  loss_scale(scopes[0].model if engine is None else engine, size) if scale is None else scale)
 
 
@@ -251,10 +281,10 @@ class _Peers:
         room[: len(mine)] = mine
         return torch.cat([one[:count] for one, count in zip(self.all_gather(room), counts, strict=True)])
 
-    def agree(self, mine: _Mine | CreditscopeError) -> list[int]:
+    def agree(self, mine: RankRows | CreditscopeError) -> list[int]:
         """The number of rollouts of each rank. Where one rank fails, or ranks differ, all raise: none waits."""
-        said = mine.agreement if isinstance(mine, _Mine) else {}
-        counted = [len(mine.places) if isinstance(mine, _Mine) else -1]
+        said = mine.agreement if isinstance(mine, RankRows) else {}
+        counted = [len(mine.places) if isinstance(mine, RankRows) else -1]
         words = [*(_digest(x) for x in said.values()), 0, 0, 0, 0][:4]
         heard = torch.stack(self.all_gather(torch.tensor(counted + words, device=self.device))).cpu()
         if isinstance(mine, CreditscopeError):

@@ -1,12 +1,13 @@
 """Tests for errors that Σ_ij K_ij = ‖∇‖² does not detect: swapped rows, and a gradient that is wrong like its rows.
 
 `prove` compares one pass under the microscope with one without it, parameter by parameter, and runs passes in which
-half of the rollouts have no loss: their rows must be exactly 0, whatever the precision.
+half of the rollouts have no loss: their rows must be exactly 0, whatever the precision. It is for one process;
+`proof_ranks.prove_ranks` is for several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.gram import squared_norms
 from creditscope.microscope.scope import Microscope
+from creditscope.microscope.shards import is_shard, local, many_ranks
 
 WIDER = 3
 """Times the tolerance of the self-check: the order of sums differs from that of the trainer's own pass."""
@@ -34,13 +36,13 @@ class Proofs:
     """
 
     def __init__(self, every: int = EVERY) -> None:
-        self._every, self._readings = every, 0
+        self._every, self.readings = every, 0
         self._kind: Any = None
 
     def due(self, model: nn.Module) -> str | None:
         """What this reading needs: "all" halves, "one", or None. Call it once per reading."""
-        now, number = kind(model), self._readings
-        self._readings += 1
+        now, number = kind(model), self.readings
+        self.readings += 1
         if now != self._kind:
             self._kind = now
             return "all"
@@ -48,10 +50,14 @@ class Proofs:
 
     def run(self, what: str, scope: Microscope, backward: Callable[[Tensor], None], rollouts: int) -> float:
         try:
-            return prove(scope, backward, rollouts, None if what == "all" else drawn(rollouts, self._readings))
+            return prove(scope, backward, rollouts, None if what == "all" else drawn(rollouts, self.readings))
         except CreditscopeError:
-            self._kind = None  # the next reading is proven in full again
+            self.again()
             raise
+
+    def again(self) -> None:
+        """After a proof that failed: the next reading is proven in full."""
+        self._kind = None
 
 
 def kind(model: nn.Module) -> tuple[Any, ...]:
@@ -74,23 +80,28 @@ def prove(scope: Microscope, backward: Callable[[Tensor], None], rollouts: int,
     these and the gradients are restored. Errors are shares of the parameter's own rows, or of the rounding of all rows
     where that is larger: the gradient of a key's bias, for example, is 0 but for rounding.
     """
+    if many_ranks() and torch.distributed.get_world_size() > 1:
+        raise CreditscopeError("prove compares with the gradient of one process, and this one trains with others, "
+                               "whose gradients an engine adds; call proof_ranks.prove_ranks on all ranks")
     every = torch.ones(rollouts, dtype=torch.float64)
-    with _as_before(scope.model) as restart:
+    with as_before(scope.model) as restart:
         restart()
         with scope:
             backward(every)
-        under = {name: _projections(p.grad) for name, p in _trainable(scope.model).items()}
+        under = projected(scope.model)
         layers, checks = dict(scope.layers), dict(scope.checks)
         rounding = (WIDER * scope.eps) ** 2 * float(scope.gram.trace())
         restart()
         backward(every)
-        worst = _compare_gradients(scope, under, layers, checks, rounding)
+        worst = compare_gradients(scope, under, layers, checks, rounding)
         for half in halves(rollouts) if halves_of is None else halves_of:
             restart()
             with scope:
                 backward(half)
-            _require_silence(scope, half)
-            worst = max(worst, _compare_rows(scope, half, layers, checks, rounding))
+            require_silence(scope, half)
+            grads = [p.new_zeros(1) if (p := scope.parameters[name]).grad is None else p.grad for name in layers]
+            norms = squared_norms([g for g in grads if g is not None]).tolist()
+            worst = max(worst, compare_rows(scope, half, layers, checks, rounding, norms))
     return worst
 
 
@@ -119,7 +130,7 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @contextmanager
-def _as_before(model: nn.Module) -> Iterator[Callable[[], None]]:
+def as_before(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Yields a function that empties gradients and restores buffers and random state; at the end all are restored."""
     grads = {p: p.grad for p in model.parameters()}
     buffers = {name: (b, b.detach().clone()) for name, b in model.named_buffers()}
@@ -146,11 +157,24 @@ def _as_before(model: nn.Module) -> Iterator[Callable[[], None]]:
                 p.grad = grad
 
 
-def _compare_gradients(scope: Microscope, under: dict[str, tuple[float, float]], layers: dict[str, Tensor],
-                       checks: dict[str, Any], rounding: float) -> float:
+def projected(model: nn.Module) -> dict[str, tuple[float, float]]:
+    """Two numbers of each parameter's gradient; of shards, of this rank's part."""
+    return {name: _projections(_laid_out(p)) for name, p in _trainable(model).items()}
+
+
+def _laid_out(p: nn.Parameter) -> Tensor | None:
+    """The gradient, in parts as the parameter is: torch returns a whole one for an embedding that is cut."""
+    if p.grad is None or not is_shard(p.grad) or p.grad.placements == p.placements:  # type: ignore[attr-defined]
+        return p.grad
+    return p.grad.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined,no-any-return]
+
+
+def compare_gradients(scope: Microscope, under: dict[str, tuple[float, float]], layers: dict[str, Tensor],
+                      checks: dict[str, Any], rounding: float) -> float:
+    """`projected` with the microscope, `under`, against `.grad` of a pass without it."""
     worst = 0.0
     for name, p in _trainable(scope.model).items():
-        plain = _projections(p.grad)
+        plain = _projections(_laid_out(p))
         trace = float(layers[name].trace()) if name in layers else 0.0
         scale = sqrt(trace + plain[1] + rounding)
         apart = max(abs(under[name][0] - plain[0]), abs(sqrt(under[name][1]) - sqrt(plain[1]))) \
@@ -166,7 +190,7 @@ def _compare_gradients(scope: Microscope, under: dict[str, tuple[float, float]],
     return worst
 
 
-def _require_silence(scope: Microscope, half: Tensor) -> None:
+def require_silence(scope: Microscope, half: Tensor) -> None:
     """Rollouts without a loss have rows of 0, or rows mix."""
     norms = scope.gram.diagonal()
     loud = [i for i in (half == 0).nonzero().flatten().tolist() if float(norms[i]) != 0]
@@ -178,11 +202,10 @@ def _require_silence(scope: Microscope, half: Tensor) -> None:
             f"example, or rows= and segments= name the wrong owners")
 
 
-def _compare_rows(scope: Microscope, half: Tensor, layers: dict[str, Tensor], checks: dict[str, Any],
-                  rounding: float) -> float:
+def compare_rows(scope: Microscope, half: Tensor, layers: dict[str, Tensor], checks: dict[str, Any],
+                 rounding: float, norms: Sequence[float]) -> float:
+    """hᵀ K h against `norms`, ‖∇ Σ_i h_i J_i‖² of each layer."""
     worst = 0.0
-    grads = [p.new_zeros(1) if (p := scope.parameters[name]).grad is None else p.grad for name in layers]
-    norms = squared_norms([g for g in grads if g is not None]).tolist()
     for (name, gram), norm in zip(layers.items(), norms, strict=True):
         found = float(half @ gram @ half)
         scale = float(gram.diagonal() @ half) + norm + rounding
@@ -203,8 +226,9 @@ def _tolerance(scope: Microscope, checks: dict[str, Any], name: str) -> float:
 
 def _projections(grad: Tensor | None) -> tuple[float, float]:
     """σᵀ G τ for fixed signs, different for rows and columns so that Gᵀ gives another number, and ‖G‖²."""
-    if grad is None:
+    if grad is None or not local(grad).numel():
         return 0.0, 0.0
+    grad = local(grad)
     grad = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
     flat = grad.reshape(len(grad), -1) if grad.dim() else grad.reshape(1, 1)
     wide = torch.promote_types(flat.dtype, torch.float32)

@@ -43,7 +43,8 @@ class ParameterSource:
 
     @staticmethod
     def parameter(name: str, p: Tensor) -> ParameterSource:
-        return ParameterSource(p, (name,), Key(name), tuple(p.shape), precision=p.dtype)
+        shape = tuple(getattr(p, "ds_shape", p.shape))  # while ZeRO-3 has emptied it, `ds_shape` is its shape
+        return ParameterSource(p, (name,), Key(name), shape, precision=p.dtype)
 
     @property
     def matrix(self) -> bool:

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from creditscope.batch.rollouts import Rollouts
-from creditscope.errors import CreditscopeError
 from creditscope.microscope import distributed as ranks
 from creditscope.microscope import geometry
 from creditscope.microscope.observer import Block
@@ -73,26 +72,6 @@ def stacked(found: Sequence[Tensor]) -> Tensor:
     return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in found])
 
 
-def agreed(find: Callable[[], Found]) -> Found:
-    """find() on this rank. Where it fails on one rank, all raise: none waits for another."""
-    if not many_ranks():
-        return find()
-    mine: Found | None = None
-    failed: Exception | None = None
-    try:
-        mine = find()
-    except Exception as error:
-        failed = error
-    said: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, None if failed is None else f"{type(failed).__name__}: {failed}")
-    if failed is not None:
-        raise failed
-    wrong = next((rank for rank, why in enumerate(said) if why is not None), None)
-    if wrong is not None:
-        raise CreditscopeError(f"rank {wrong} could not take part in the reading: {said[wrong]}")
-    return mine  # type: ignore[return-value]
-
-
 def to_first(mine: Found) -> list[Found]:
     """The values of all ranks on the first; [] on the others."""
     if not many_ranks():
@@ -135,7 +114,7 @@ def run(model: nn.Module, passes: Sequence[Callable[[], None]], idle: Callable[[
         if failed:
             raise failed[0]
 
-    agreed(outcome)
+    ranks.agreed(outcome)
 
 
 def sharded(model: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from creditscope.errors import CreditscopeError
 from creditscope.microscope import distributed
 from creditscope.microscope.observer import Observer
+from creditscope.microscope.proof_ranks import prove_ranks
 from creditscope.microscope.scope import Microscope
 from creditscope.microscope.shards import many_ranks
 
@@ -41,8 +42,16 @@ class RankObserver(Observer):
         with self._judged():
             self.proofs.run(due, self.scope, pull, rollouts)
 
+    def prove_halves(self, due: str, pull: Callable[[Tensor], None], rollouts: int, scale: float,
+                     reduce: Callable[[], None] | None) -> None:
+        """The same on every rank at once, each with its own rollouts."""
+        scope = Microscope(self.model, sketch=self.sketcher)
+        with self._judged():
+            prove_ranks(scope, pull, rollouts, seed=None if due == "all" else self.proofs.readings, scale=scale,
+                        reduce=reduce)
+
     def prove_ranks(self, weights: Tensor, scale: float) -> None:
-        """The same for the rows of all ranks, after plain passes of the weighted losses."""
+        """The same for the reading's own rows of all ranks, after plain passes of the weighted losses."""
         with self._judged():
             distributed.prove_rows(self._scopes, [weights[block.rows.cpu()] for block in self.blocks], scale=scale)
 
@@ -52,6 +61,7 @@ class RankObserver(Observer):
             yield
             self._wrong = ""
         except CreditscopeError as error:
+            self.proofs.again()
             self._wrong = str(error)
 
     def require_proof(self) -> None:

@@ -17,10 +17,13 @@ from creditscope.optimizer.geometry import SampledUpdate, epsilon_factor, reache
 from creditscope.runs import schema
 
 
-def before_step(model: nn.Module) -> SampledUpdate | None:
-    """Copies at most 4096 entries of each parameter that has a gradient; of shards, of this rank's part."""
+def before_step(model: nn.Module, every: bool = False) -> SampledUpdate | None:
+    """Copies at most 4096 entries of each parameter that has a gradient; of shards, of this rank's part.
+
+    `every`: of each that is trained, because an engine may hold its gradient elsewhere.
+    """
     try:
-        return SampledUpdate(p for p in model.parameters() if p.requires_grad and p.grad is not None)
+        return SampledUpdate(p for p in model.parameters() if p.requires_grad and (every or p.grad is not None))
     except Exception:  # as a diagnostic must not end the training
         return None
 

@@ -209,11 +209,12 @@ def objective(window: Window, live: Tensor) -> Tensor:
         window.credit, window.alpha, window.share)))
 
 
-def micro_batches(trainer: Any) -> list[Inputs]:
-    """The micro-batches since the trainer's last optimiser step."""
+def micro_batches(trainer: Any, ended: bool = True) -> list[Inputs]:
+    """The micro-batches since the trainer's last optimiser step; `ended` says whether the last one's step has."""
     every = trainer.args.steps_per_generation
     taken = trainer.current_gradient_accumulation_steps
-    return [trainer._buffered_inputs[i % every] for i in range(trainer._step - taken, trainer._step)]
+    last = trainer._step if ended else trainer._step + 1  # TRL counts a micro-batch when its step has ended
+    return [trainer._buffered_inputs[i % every] for i in range(last - taken, last)]
 
 
 def window_of(trainer: Any, method: Method, parts: Sequence[Inputs], made: Generation,

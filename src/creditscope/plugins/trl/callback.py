@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import TrainerCallback
 from trl import DPOTrainer
@@ -40,7 +39,7 @@ from creditscope.plugins.common.gather_ranks import Rows
 from creditscope.plugins.common.observer import RankObserver
 from creditscope.plugins.common.untouched import untouched
 from creditscope.plugins.common.update import after_step, before_step, moved_by
-from creditscope.plugins.trl import names
+from creditscope.plugins.trl import names, proving, zero
 from creditscope.plugins.trl.alarm import TrainerAlarm
 from creditscope.plugins.trl.generations import Generations
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, take
@@ -94,6 +93,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._policy = Policy("the trainer's", trainer.accelerator.unwrap_model(trainer.model), tokenizer)
         self._held = 0  # readings in which our gradient was compared with TRL's
         self._record: Record | None = None
+        self._undo: list[Callable[[], None]] = []  # under ZeRO, what ends the readings in front of its engine's steps
         self._open = False
         self._reading: tuple[StepRows, Rows] | None = None
         """The rows of the step: of this rank; of all ranks on the first, of this one elsewhere."""
@@ -123,6 +123,9 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         if sum(isinstance(other, ScopeCallback) for other in self._trainer.callback_handler.callbacks) > 1:
             raise CreditscopeError("this trainer already has a ScopeCallback: add one, once (ScopedGRPOTrainer brings "
                                    "its own)")
+        if zero.is_zero(self._trainer):
+            engine = self._trainer.accelerator.deepspeed_engine_wrapped.engine
+            self._undo.append(zero.before_steps(engine, self._read))
         self._source.begin(resumed=state.global_step > 0)
         config = self._config or settings_of(self._trainer, self._source, self._every, self._gram)
         alarm, stop_on = self._alarmed
@@ -144,8 +147,13 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start, self._line, self._reading, self._moving = time.perf_counter(), {}, None, None
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        scheduler = kwargs.get("lr_scheduler")
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self._undo:  # else the engine has called it, and has stepped
+            self._read()
+
+    def _read(self) -> None:
+        """After the last backward of an optimiser step and before the step."""
+        scheduler = getattr(self._trainer, "lr_scheduler", None)
         if scheduler is not None:
             self._line[schema.OPTIMIZER_LR] = float(scheduler.get_last_lr()[0])
         self.close()
@@ -153,7 +161,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             with self._reason("read"):
                 self._look()
         if self._reading is not None:
-            self._moving = before_step(self._policy.model)
+            self._moving = before_step(self._policy.model, bool(self._undo))
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._reading is not None:
@@ -191,6 +199,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             self._alarm.logged(state.global_step - 1, logs or {})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        while self._undo:
+            self._undo.pop()()
         if self._record is not None:
             self._record.close()
             self._record = None
@@ -235,8 +245,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         found: ranks.RanksReading | None = None
         square = 0.0  # ‖∇‖² of the rows of all ranks
         with untouched(model) as theirs, torch.set_grad_enabled(self._gram):
-            if chunks:
-                self._prove(window.rows(chunks[0]).inputs)
+            first = chunks[0] if chunks else torch.arange(1, device=live.device)  # all ranks take part
+            proof = self._prove(window.rows(first).inputs) if self._gram and (chunks or many_ranks()) else None
             together.run(model, [partial(look, chunk) for chunk in chunks], lambda: self._idle(window))
             if self._gram and many_ranks():
                 together.reduce(model)
@@ -244,12 +254,13 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             if self._gram and (len(chunks) > 1 or many_ranks()):
                 square = together.products([(p.grad, p.grad) for p in theirs if p.grad is not None])[1]
             if self._gram and whole:
-                self._line |= self._agreement(theirs)
+                self._line |= self._agreement(zero.reduced(theirs) if self._undo else theirs)
             if self._gram:
                 self._line |= self._source.terms(model, window, chunks, {p: p.grad for p in theirs})
-            if self._gram and many_ranks():
-                self._prove_ranks(model, window, chunks, pull)
-                together.agreed(observer.require_proof)
+            if proof is not None and many_ranks():
+                proving.prove_gathered(observer, model, self._trainer.state.global_step, len(window.rollouts), chunks,
+                                       pull, lambda: self._idle(window))
+                ranks.agreed(observer.require_proof)
 
         def mine() -> Rows:
             sampled = window.sampled_by(live)
@@ -258,51 +269,32 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             rows = Rows(sampled, window.credit, live, w, window.value(live), observer.blocks)
             return rows.in_step(together.scale(model), found.split if found else ()) if many_ranks() else rows
 
-        self._note(window, together.agreed(mine), found, square)
+        self._note(window, ranks.agreed(mine), found, square)
         if whole and self._reading is not None:
             self._line[schema.OBJECTIVE_VALUE] = self._reading[1].value
         self._line[schema.TIME_SCOPE] = time.perf_counter() - start
 
-    def _prove(self, inputs: Inputs) -> None:
-        """`microscope.proof` on some rows of one process, where one is due; many ranks have `_prove_ranks`."""
-        if not self._gram or many_ranks():
-            return
-        mask = inputs["completion_mask"]
-
-        def pull(weights: Tensor) -> None:
-            logp = chosen(self._logits(inputs), inputs)
-            torch.autograd.backward(logp, mask.to(logp) * weights.to(logp)[:, None])
-
+    def _prove(self, inputs: Inputs) -> str | None:
+        """What proof was due; where it failed, no reading is taken until another has passed."""
         observer = self.observer
-        due = observer.proofs.due(self._policy.model)
+        kind = proving.due(observer)
         try:
-            if due is not None:
-                observer.prove(due, pull, len(mask))
+            if kind is not None:
+                proving.prove_first(observer, kind, inputs, self._logits)
         except torch.OutOfMemoryError:  # a second set of gradients, where the trainer's own pass is read
+            if many_ranks():
+                raise
             self._warn("proof", "there is no room for the proof that each row is attributed to the right rollout: "
                                 "readings are taken without it")
-        observer.require_proof()
-
-    def _prove_ranks(self, model: nn.Module, window: StepRows, chunks: list[Tensor],
-                     pull: Callable[[Tensor, Tensor], None]) -> None:
-        """`distributed.prove_rows`: the passes once more without the microscope, rollouts weighted at random."""
-        observer = self.observer
-        if observer.proofs.due(self._policy.model) is None:
-            return
-        weights = ranks.draw_weights(len(window.rollouts), self._trainer.state.global_step, dist.get_rank())
-        for p in model.parameters():
-            p.grad = None
-        together.run(model, [partial(pull, chunk, weights[chunk.cpu()]) for chunk in chunks],
-                     lambda: self._idle(window))
-        together.reduce(model)
-        observer.prove_ranks(weights, together.scale(model))
+        ranks.agreed(observer.require_proof)
+        return kind
 
     def _chosen(self) -> tuple[StepRows, list[Tensor], bool]:
         """This rank's rows of the step, those of each pass, and whether these are all the rows of all ranks."""
         size = self._source.rows_per_pass
         # Our gradient is compared with TRL's at each pass over a batch: at ratio 1 neither clip nor KL has an effect.
         limit = None if self._gram and self._held < self._source.updates else self._groups
-        window = together.agreed(lambda: self._source.take(self._words))
+        window = ranks.agreed(lambda: self._source.take(self._words, ended=not self._undo))
         # A group of answers that are all masked has w = 0 and needs no pass.
         ids = torch.unique(window.rollouts.group[window.rollouts.mask.any(dim=1)])
         cut = limit is not None and len(ids) > limit
@@ -441,7 +433,8 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
             observer.close(torch.arange(len(live), device=live.device))
             window, model = self.generations.window([inputs], self._words), self._policy.model
             with untouched(model) as theirs:
-                self._prove(inputs)
+                if self._gram:
+                    self._prove(inputs)
                 self._line |= self._source.terms(model, window, [torch.arange(len(live), device=live.device)], theirs)
             live = live.double()
             value = self._line[schema.OBJECTIVE_VALUE] = window.value(live)

@@ -71,8 +71,8 @@ class Generations:
         number, at = divmod(step, self._every)
         return bool(at == (number - number * self._every) % self.updates % self._every)
 
-    def take(self, policy: Policy | None) -> Window:
-        return self.window(micro_batches(self._trainer), policy)
+    def take(self, policy: Policy | None, ended: bool = True) -> Window:
+        return self.window(micro_batches(self._trainer, ended), policy)
 
     def window(self, parts: Sequence[Inputs], policy: Policy | None) -> Window:
         return window_of(self._trainer, self.method, parts, self.made, policy)

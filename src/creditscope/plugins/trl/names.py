@@ -9,6 +9,7 @@ from trl import DPOTrainer, GRPOTrainer, RLOOTrainer
 
 from creditscope.errors import CreditscopeError
 from creditscope.files.versions import version
+from creditscope.plugins.trl import zero
 
 TESTED = ("1.14.2", "1.16.0")
 """The versions on which `make contracts` ran."""
@@ -102,14 +103,13 @@ def check_pairs(trainer: Any) -> None:
 
 def check_engine(trainer: Any) -> None:
     kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
-    readable = "train in one process, with DDP or with FSDP 2"
+    readable = "train in one process, with DDP, FSDP 2 or ZeRO 1 or 2"
     if kind == "FSDP" and getattr(getattr(trainer.accelerator.state, "fsdp_plugin", None), "fsdp_version", 1) != 2:
         raise CreditscopeError(f"the trainer's weights are sharded by FSDP 1, which cannot be read; set fsdp_version "
                                f"to 2, or {readable}")
-    if kind == "DEEPSPEED":
-        raise CreditscopeError(f"the trainer runs under DeepSpeed, which accelerate steps inside its own backward: the "
-                               f"weights have moved before a callback is called; {readable}")
-    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP"):
+    if zero.is_zero(trainer):
+        zero.check_stage(trainer)
+    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED"):
         raise CreditscopeError(f"the trainer runs under {kind}, which cannot be read; {readable}")
     shape = getattr(trainer.accelerator, "parallelism_config", None)
     cut = [name for name in ("tp", "cp", "sp") if getattr(shape, f"{name}_enabled", False)]

@@ -87,7 +87,7 @@ class Preferences:
     def due(self, step: int) -> bool:
         return step % self._every == 0
 
-    def take(self, policy: Policy | None) -> Pairs:
+    def take(self, policy: Policy | None, ended: bool = True) -> Pairs:
         passes, self._passes = self._passes, []
         if not passes:
             raise CreditscopeError("the step's loss was not computed by the trainer's compute_loss, which the callback "

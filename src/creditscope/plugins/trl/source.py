@@ -73,8 +73,9 @@ class Source(Protocol):
     def due(self, step: int) -> bool:
         """Whether the coming optimiser step is on schedule, and its rows can be known."""
 
-    def take(self, policy: Policy | None) -> StepRows:
-        """The rows of the step, after its backward; `policy` decodes the texts for a record."""
+    def take(self, policy: Policy | None, ended: bool = True) -> StepRows:
+        """The rows of the step, after its backward; `policy` decodes the texts for a record. `ended` says whether the
+        trainer has counted the last micro-batch."""
 
     def logits(self, model: nn.Module, inputs: Inputs) -> Tensor:
         """(B, T, V) of each completion token."""
