@@ -7,8 +7,6 @@ of this calls: where they are not installed, `absent` stands for them.
 
 from __future__ import annotations
 
-import sys
-import types
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace as Names
@@ -16,7 +14,7 @@ from typing import Any
 
 import torch
 from batches import Batch
-from stored_peer import EXACT, PER_SEQUENCE, SINGLE, PeerCase, Stored, goldens, write
+from stored_peer import EXACT, PER_SEQUENCE, SINGLE, PeerCase, Stored, absent, goldens, write
 from torch import Tensor
 
 BATCHES = ("on_policy", "off_policy", "graded", "near")  # OpenRLHF's groups are of one size
@@ -49,30 +47,6 @@ CASES: tuple[PeerCase, ...] = (
                                "eps_clip_low_high": (3e-4, 4e-4)}, tolerance=PER_SEQUENCE),
 )
 STORED = Stored(Path(__file__).with_name("openrlhf_0.11.2.npz"), CASES, BATCHES)
-
-ABSENT = {"flash_attn": (), "flash_attn.utils": (), "flash_attn.utils.distributed": ("all_gather",),
-          "flash_attn.bert_padding": ("index_first_axis", "pad_input", "rearrange", "unpad_input"),
-          "vllm": (), "vllm.inputs": ("TokensPrompt",), "vllm.utils": ("random_uuid",)}
-"""Modules that OpenRLHF imports and none of this calls, with the names that it takes from them."""
-
-
-def absent(modules: dict[str, tuple[str, ...]] = ABSENT) -> None:
-    """Empty modules in place of those that are not installed; a call of one of their names is an error."""
-    import importlib.util
-
-    missing = {name for name in modules if "." not in name and importlib.util.find_spec(name) is None}
-    for name, names in modules.items():
-        if name.partition(".")[0] in missing and name not in sys.modules:
-            module = types.ModuleType(name)
-            module.__path__ = []
-            module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-            for one in names:
-                setattr(module, one, type(one, (), {"__init__": _refuse}))
-            sys.modules[name] = module
-
-
-def _refuse(*_: Any, **__: Any) -> None:
-    raise RuntimeError("not installed here: no test may call it")
 
 
 def credit(case: PeerCase, batch: Batch) -> tuple[Tensor, Tensor]:

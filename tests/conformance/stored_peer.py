@@ -8,7 +8,10 @@ the package. In an environment that has it:
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -104,6 +107,29 @@ class Stored:
 def _apart(a: Tensor, b: Tensor) -> float:
     """max |a − b| / max |b|; the difference itself where b is 0 throughout."""
     return float((a - b).abs().max() / (b.abs().max() or 1.0))
+
+
+ABSENT = {"flash_attn": (), "flash_attn.utils": (), "flash_attn.utils.distributed": ("all_gather",),
+          "flash_attn.bert_padding": ("index_first_axis", "pad_input", "rearrange", "unpad_input"),
+          "vllm": (), "vllm.inputs": ("TokensPrompt",), "vllm.utils": ("random_uuid",)}
+"""Modules that OpenRLHF or SkyRL imports and none of this calls, with the names that they take from them."""
+
+
+def absent(modules: dict[str, tuple[str, ...]] = ABSENT) -> None:
+    """Empty modules in place of those that are not installed; a call of one of their names is an error."""
+    missing = {name for name in modules if "." not in name and importlib.util.find_spec(name) is None}
+    for name, names in modules.items():
+        if name.partition(".")[0] in missing and name not in sys.modules:
+            module = types.ModuleType(name)
+            module.__path__ = []
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            for one in names:
+                setattr(module, one, type(one, (), {"__init__": _refuse}))
+            sys.modules[name] = module
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise RuntimeError("not installed here: no test may call it")
 
 
 Credit = Callable[[Any, Batch], tuple[Tensor, Tensor]]
