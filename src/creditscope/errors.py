@@ -14,6 +14,8 @@ EXTRAS = {
     "transformers": "lab", "safetensors": "lab", "tokenizers": "lab", "huggingface_hub": "lab",
     "trl": "trl", "datasets": "trl", "pyarrow": "trl",
     "verl": "verl",
+    "openrlhf": "openrlhf",
+    "skyrl": "skyrl",
     "peft": "lora",
     "math_verify": "math",
     "gguf": "gguf",

@@ -32,7 +32,7 @@ def in_units(method: Method, credit: Tensor, rollouts: Rollouts) -> Tensor:
         weight = rollouts.mask.to(credit.dtype)
         if method.whiten == "rollouts":
             weight = counted.to(credit.dtype) / rollouts.lengths.clamp(min=1)[:, None]
-        credit = standardised(credit, weight, method.whiten_eps)
+        credit = standardised(credit, weight, method.whiten_eps, method.std)
     if method.entropy_cost:
         credit = credit - method.entropy_cost * mean_entropy(method, rollouts)[:, None]
     return credit.masked_fill(~rollouts.mask, 0.0)

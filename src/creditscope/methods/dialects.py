@@ -199,7 +199,8 @@ SKYRL_DAPO = table.DAPO.but(name="skyrl_dapo", **_SKYRL_STD, dual_clip=3.0, keep
                             note="policy_loss_type='dual_clip', eps_clip_high=0.28; dynamic sampling is the trainer's.")
 SKYRL_RLOO = table.RLOO.but(name="skyrl_rloo", **(_SKYRL | {"lone": "zero"}), **_SKYRL_CLIP, kl="none", kl_in="loss",
                             note="Leave-one-out advantages in the clipped token-mean loss.")
-SKYRL_REINFORCE_PP = table.REINFORCE_PP.but(name="skyrl_reinforce_pp", **_SKYRL, whiten_eps=1e-8)
+SKYRL_REINFORCE_PP = table.REINFORCE_PP.but(name="skyrl_reinforce_pp", **_SKYRL, whiten_eps=1e-8,
+                                            note="Tokens before a tool's output get no part of the reward after it.")
 SKYRL_PPO = table.PPO.but(name="skyrl_ppo", **_SKYRL, note="advantage_estimator='gae', whitened over tokens.")
 SKYRL_MAXRL = table.MAXRL.but(name="skyrl_maxrl", **_SKYRL, std_eps=1e-6)
 SKYRL_GSPO = table.GSPO_TOKEN.but(name="skyrl_gspo", **(_SKYRL_STD | {"aggregate": "sequence_mean"}),

@@ -34,7 +34,7 @@ def advantage(method: Method, reward: Tensor, group: Tensor, length: Tensor | No
     found = SCALES[method.scale](centred, reward, groups, method)
     if method.whiten != "none":  # over tokens a rollout counts L_i times
         weight = length if method.whiten == "tokens" else torch.ones_like(found)
-        found = standardised(found, weight, method.whiten_eps)
+        found = standardised(found, weight, method.whiten_eps, method.std)
     bad = ~torch.isfinite(found)
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
@@ -57,7 +57,7 @@ def token_advantage(method: Method, rollouts: Rollouts) -> Tensor:
         if method.kl_in == "token_reward":
             credit = reward[:, None] - drift.flip(1).cumsum(1).flip(1)
             chosen = rollouts.mask.to(credit.dtype)
-            return standardised(credit, chosen, method.whiten_eps) if method.whiten == "tokens" else credit
+            return standardised(credit, chosen, method.whiten_eps, method.std) if method.whiten == "tokens" else credit
         reward = reward - drift.sum(dim=1)
     plain = advantage(method, reward, rollouts.group, length)
     if method.entropy_cost:
@@ -199,20 +199,22 @@ SCALES: dict[str, Callable[[Tensor, Tensor, Groups, Method], Tensor]] = {
 # -- whitening -------------------------------------------------------------------------------------------------
 
 
-def standardised(value: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """(x − μ)/√(σ² + ε) with μ, σ² the weighted mean and sample variance; 0 where x varies by rounding alone."""
+def standardised(value: Tensor, weight: Tensor, eps: float, kind: str = "sample") -> Tensor:
+    """(x − μ)/√(σ² + ε) with μ, σ² the weighted mean and variance, of the `kind` that the axis std names; 0 where x
+    varies by rounding alone."""
     total = weight.sum()
+    count = total - int(kind == "sample")
     if total <= 1:
         raise CreditscopeError(f"cannot whiten over {int(total)} value(s); the batch needs at least 2")
     unit = binary_unit(value.abs().amax())
     mean = (value / unit * weight).sum() / total * unit
     centred = value - mean
     unit = binary_unit((centred * (weight > 0)).abs().amax())
-    var = ((centred / unit) ** 2 * weight).sum() / (total - 1)
+    var = ((centred / unit) ** 2 * weight).sum() / count
     varies = var > (8 * torch.finfo(value.dtype).eps * mean / unit) ** 2
     if eps:  # beside ε a small variance may vanish; in a small unit ε itself would overflow
         unit = unit.clamp(min=1.0)
-        var = ((centred / unit) ** 2 * weight).sum() / (total - 1)
+        var = ((centred / unit) ** 2 * weight).sum() / count
     return torch.where(varies, centred / unit / (var + eps / unit / unit).sqrt(), torch.zeros_like(centred))
 
 

@@ -28,6 +28,8 @@ ACTOR_MODULE, ACTOR = "openrlhf.trainer.ray.ppo_actor", "PolicyModelActor"
 """The Ray actor that makes the trainer, and its module."""
 COMMAND = "openrlhf.cli.train_ppo_ray"
 """The module of the training command, which starts that actor by its name."""
+RAY_CLASS = "__ray_metadata__.modified_class.__ray_actor_class__"
+"""Of Ray: the plain class of an actor."""
 INIT = "init_model_from_pretrained"
 """The actor's method that makes `.trainer`."""
 
