@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from creditscope.cli.interrupt import Interrupt
-from creditscope.cli.output import Output, Screen
 from creditscope.cli.on_ray import Place, below_here, connected
+from creditscope.cli.output import Output, Screen
 from creditscope.cli.processes import Executor, Job, cores, run_jobs
 from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, MissingExtra, printable, require_module
