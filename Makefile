@@ -105,7 +105,7 @@ $(VENV)/demo.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/test.ready: $(VENV)/demo.ready
 	@echo "installing the test environment into $(VENV)"
-	$(PIP) --editable '.[lab,trl,lora,math,gguf,log,plot,site,test,browser,lint]'
+	$(PIP) --editable '.[lab,trl,lora,math,gguf,log,ray,plot,site,test,browser,lint]'
 	@touch $@
 
 $(VENV)/site.ready: $(VENV)/demo.ready

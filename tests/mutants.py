@@ -53,6 +53,7 @@ MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"),
                                                    "rules_direction", "engine", "onset", "remedies"))
 VERL, MASK = ("tests/plugins/test_verl_loss.py",), ("tests/lab/test_mask.py",)
 EXTRACTION = ("tests/tasks/test_extraction.py",)
+MIRROR = ("tests/runs/test_mirror.py",)
 PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
 
 
@@ -240,6 +241,18 @@ MUTANTS = [
            "for bit in range((rollouts - 1).bit_length())]", "for bit in range(1)]", PLANTED),
     Mutant("links out of a record are followed", "files/guards.py",
            "if path.is_symlink() and", "if False and", HOSTILE),
+    Mutant("a copy's checkpoint is ahead of its lines", "runs/mirror.py",
+           'late = self._new(files, "checkpoints/*")\n            lines, whole, reach = self._new_lines()',
+           'lines, whole, reach = self._new_lines()\n            late = self._new(files, "checkpoints/*")',
+           MIRROR, enough=1),
+    Mutant("a copy's line is ahead of its files", "runs/mirror.py",
+           "for unit, opened in first + early:", "for unit, opened in first:", MIRROR, enough=1),
+    Mutant("a copy has lines before it has a run.json", "runs/mirror.py",
+           "for unit, opened in first + early:", "for unit, opened in early + first:", MIRROR, enough=1),
+    Mutant("a rewound file is appended to", "runs/mirror.py",
+           "whole = state.st_ino != self._inode or state.st_size < self._bytes", "whole = False", MIRROR, enough=1),
+    Mutant("a node may name any path", "runs/mirror.py",
+           "if not (folder or UNIT.fullmatch(piece.path)):", "if False:", MIRROR),
 ]
 
 

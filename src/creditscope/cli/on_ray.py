@@ -1,7 +1,7 @@
 """Runs of a sweep on a Ray cluster: one actor per run, its record brought home while it is written.
 
-A node that is lost takes its disk with it. Therefore the run's record is copied to the driver's disk after each step and
-each checkpoint (`runs.mirror`), and a run whose node is lost goes on from that copy on another node.
+A node that is lost takes its disk with it. Therefore the run's record is copied to this machine's disk after each step
+and each checkpoint (`runs.mirror`), and a run whose node is lost goes on from that copy on another node.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ ANSWER, PROBE, CLOSE = 3.0, 60.0, 20.0
 """Seconds for a cluster to answer, for a node to state its versions, for scratch folders to be removed."""
 STORE = 2**28
 """Bytes of a local cluster's object store. A parcel has `CHUNK`; what does not fit is spilled to the disk."""
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "3",
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0", "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "3",
          "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "3"}
+"""No statistics; no second cluster where the connection to the first was lost; no retries for half a minute."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 """As on macOS, Ray then listens on 127.0.0.1 alone, and to who knows the token."""
 FULL = os.strerror(errno.ENOSPC)
@@ -94,7 +95,7 @@ def connected(place: Place, say: Callable[[str], object]) -> Iterator[RayExecuto
         after.callback(_restore, before)
         below = None
         if place.local:
-            below = after.enter_context(tempfile.TemporaryDirectory(prefix="creditscope-ray-", ignore_cleanup_errors=True))
+            below = after.enter_context(tempfile.TemporaryDirectory("", "creditscope-ray-", ignore_cleanup_errors=True))
         ray = _connect(place, below)
         after.callback(ray.shutdown)
         signal.signal(signal.SIGTERM, handler)  # Ray has set its own
@@ -343,11 +344,11 @@ class RayExecutor:
 
     def _end(self, remote: Remote, kill: bool = False) -> None:
         """Give the folder here free and end the actor, which removes the one there."""
-        with contextlib.suppress(Exception):  # it may be gone
+        with contextlib.suppress(Exception):  # it may be gone, or the connection
             if kill:
                 self._ray.kill(remote.actor)
             else:
-                self._closing.append(remote.actor.close.remote())
+                self._closing.append(remote.actor.leave.remote())
         if remote.inbox is not None:
             remote.inbox.__exit__()
             out = remote.job.out
@@ -421,8 +422,8 @@ def below_here(names: Sequence[str]) -> tuple[str, ...]:
     found = [name for name in names if name and not Path(name).is_absolute() and Path(name).exists()]
     for name in found:
         if not Path(name).resolve().is_relative_to(Path.cwd()):
-            raise CreditscopeError(f"{name} lies outside the working directory, and so cannot be sent to a cluster; give "
-                                   f"a path below it, or an absolute path that every node has")
+            raise CreditscopeError(f"{name} lies outside the working directory, and so cannot be sent to a cluster; "
+                                   f"give a path below it, or an absolute path that every node has")
     return tuple(dict.fromkeys(found))
 
 

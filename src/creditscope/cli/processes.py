@@ -38,8 +38,8 @@ class Job:
     def elsewhere(self) -> list[str]:
         """The arguments without --out and --resume, which depend on the machine.
 
-        >>> Job("a", ("lab", "train", "--out", "runs/a", "--json", "--resume"), Path("a.log"), Path("runs/a")).elsewhere()
-        ['lab', 'train', '--json']
+        >>> Job("a", ("lab", "train", "--out", "runs/a", "--resume"), Path("a.log"), Path("runs/a")).elsewhere()
+        ['lab', 'train']
         """
         words = list(self.args)
         if self.out is not None:

@@ -7,8 +7,8 @@ order and sends in this one, so a copy that is cut off after any piece is what a
     read   checkpoints, steps.jsonl, files of steps and model, run.json
     send   run.json, files of steps and model, steps.jsonl, checkpoints; then the names of what was removed
 
-A checkpoint that is sent is thus never ahead of its lines, and a line never ahead of its files. Where files were thinned
-out between two reads, the run.json that is read later says so.
+A checkpoint that is sent is thus never ahead of its lines, and a line never ahead of its files. Where files were
+thinned out between two reads, the run.json that is read later says so.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Outbox:
 
     def _new(self, files: contextlib.ExitStack, *patterns: str) -> list[tuple[str, dict[str, IO[bytes]]]]:
         """Units that were not sent as they are now, with their open files."""
-        found = []
+        found: list[tuple[str, dict[str, IO[bytes]]]] = []
         for path in sorted(path for pattern in patterns for path in self._folder.glob(pattern)):
             unit = path.relative_to(self._folder).as_posix()
             if not (UNIT.fullmatch(unit) or FOLDER.fullmatch(unit)):
@@ -176,6 +176,7 @@ class Inbox:
             self._lock = lock_folder(self._folder)
             for name in ("groups", "checkpoints"):
                 inside(self._folder, self._folder / name).mkdir(exist_ok=True)
+            inside(self._folder, self._folder / LINES).touch()  # run.json comes before the first line
             shutil.rmtree(self._part, ignore_errors=True)
         except OSError as error:
             raise CreditscopeError(f"cannot write into {self._folder}: {error.strerror}") from None
