@@ -18,6 +18,7 @@ import mini
 from cli import run, run_json
 from creditscope import CreditscopeError
 from creditscope.batch.answers import PromptsSeen
+from creditscope.batch.metrics import reference_kl
 from creditscope.batch.pairs import Pair, read_pairs, write_pairs
 from creditscope.lab.pairs import best_and_worst
 from creditscope.lab.reward import batches, encode_pairs, measure_pairs, preference_loss, states_of, train_reward
@@ -30,6 +31,7 @@ from creditscope.runs.config import Config
 from creditscope.runs.record import Record
 from creditscope.runs.reward_plan import RewardPlan
 from each import each
+from makers import make
 
 pytestmark = pytest.mark.usefixtures("mini_task")
 PROMPTS = [f"Question: {n} + 2\nAnswer:\n" for n in range(40)]
@@ -132,6 +134,13 @@ def test_pairs_of_too_few_prompts_leave_nothing_to_measure_on(tmp_path: Path) ->
     write_pairs(tmp_path / "few.jsonl", [Pair("Question: 1 + 2\n", "7", "5")] * 3)
     with pytest.raises(CreditscopeError, match=r"of 3 pairs 0 are held out.*give pairs of more prompts"):
         finished(train_reward(RewardPlan(pairs=str(tmp_path / "few.jsonl"), model=mini.model()), tmp_path / "out", {}))
+
+
+def test_the_kl_to_the_reference_is_the_mean_of_the_answers_sums() -> None:
+    # (−1 + 3) + (−2 + 2) = 2 in the first answer, −1 + 2 = 1 in the second, whose second token is padding.
+    batch = replace(make([0, 0], [0, 0], [2, 1]), logp=torch.tensor([[-1.0, -2.0], [-1.0, -9.0]]),
+                    ref_logp=torch.tensor([[-3.0, -2.0], [-2.0, 0.0]]))
+    assert reference_kl(batch) == 1.5
 
 
 # -- pairs from groups -----------------------------------------------------------------------------------------------
