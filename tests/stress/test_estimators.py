@@ -32,7 +32,7 @@ def edge(reward: list[float], lengths: list[int], certain: bool, unit: float, dt
 
 
 def tools(rollouts: Rollouts, certain: bool, unit: float) -> Any:
-    """A critic, scores of prefixes, continuations worth a half, and the Gram of scores: 0 where the policy is certain."""
+    """A critic, learned scores, continuations worth a half, and the Gram of scores: 0 where the policy is certain."""
     gram = torch.zeros(4, 4).double() if certain else torch.eye(4).double() + 0.5
 
     def values(cuts: Tensor, samples: int) -> Tensor:
