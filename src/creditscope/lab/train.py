@@ -43,6 +43,7 @@ from creditscope.lab.step import Minibatch, PolicyPasses, Update, take_step
 from creditscope.lab.tools import LabTools, check_first
 from creditscope.microscope.observer import Observer
 from creditscope.objective.kept import kept_arrays
+from creditscope.objective.links import pair_changes, pair_metrics
 from creditscope.objective.weights import with_limit
 from creditscope.optimizer.brakes import find_brake
 from creditscope.optimizer.geometry import reached_share, trainable_share
@@ -218,7 +219,9 @@ class Training:
             line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, rollouts)
             first = updates[0][0]  # at ratio 1: no bound leaves a token out
             line |= metrics.untrained((credit[first.rows] != 0) & rollouts.mask[first.rows], first.w != 0)
-            line |= self.pull.metrics
+            line |= self.pull.metrics | pair_metrics(self.method, live, rollouts, credit)
+            if after is not None:
+                line |= pair_changes(self.method, live, after, rollouts, credit)
         also = {} if look is None else look.others
         if updates and look is not None:
             line |= look.metrics(rollouts, w, clock.spent)

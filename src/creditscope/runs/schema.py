@@ -211,6 +211,7 @@ SAMPLER_RATIO = _read("sampler/ratio", "sampler ratio", "ratio", "Mean of π_tra
 _pairs = partial(Metric, writer="plugins.trl.preferences")
 _moved = partial(Metric, writer="plugins.trl.pairs")
 
+PAIRS_COUNT = Metric("pairs/count", "pairs", "pairs", "Of the step; a tie gives none.", "P", writer="objective.links")
 PAIRS_MARGIN = _pairs("pairs/margin", "margin", "nats", "Of a pair's implicit rewards, before the step.",
                       "1/P Σ β (h(y_c) − h(y_r))")
 PAIRS_ACCURACY = _pairs("pairs/accuracy", "pairs in order", "share", "Pairs whose margin is above 0.",
