@@ -271,6 +271,7 @@ def shaped(name: str, folder: Path) -> Run:
 def test_the_same_holds_for(name: str, tmp_path: Path) -> None:
     found = shaped(name, tmp_path)
     agrees(found)
+    assert [line.get("scope/row_error", 0.0) for line in found.lines] == pytest.approx([0.0, 0.0], abs=1e-5)
     held = found.arrays(1)
     assert ("ref_logp" in held) == (name != "reference computed before")
     if name == "accumulated":
