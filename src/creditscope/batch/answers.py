@@ -84,15 +84,30 @@ def length_reward_correlation(length: Tensor, reward: Tensor, group: Tensor) -> 
     >>> length_reward_correlation(torch.tensor([1, 2, 3]), torch.tensor([0.0, 2.0, 1.0]), torch.tensor([0, 0, 0]))
     0.5
     """
+    return group_correlation(length, reward, group)
+
+
+def group_correlation(one: Tensor, other: Tensor, group: Tensor) -> float | None:
+    """corr of two (B,) columns inside groups, pooled over them; None where one of them differs in no group."""
     groups = Groups(group)
-    one = groups.unanimous(reward)
-    length, reward = length.double(), reward.double()
     # The mean of equal floats may miss them by rounding, of which no correlation may be made.
-    x, y = length - groups.mean(length), (reward - groups.mean(reward)).masked_fill(one, 0.0)
+    x, y = ((value.double() - groups.mean(value.double())).masked_fill(groups.unanimous(value.double()), 0.0)
+            for value in (one, other))
     if not bool(x.any()) or not bool(y.any()):
         return None
     x, y = x / x.abs().max(), y / y.abs().max()
     return float((x @ y) / ((x @ x) * (y @ y)).sqrt())
+
+
+def gold_metrics(gold: Tensor, reward: Tensor, group: Tensor) -> dict[str, Any]:
+    """The verifier's mean reward beside a learned one, and their correlation inside groups.
+
+    >>> gold_metrics(torch.tensor([1.0, 0.0]), torch.tensor([0.2, 0.3]), torch.tensor([0, 0]))
+    {'reward/gold_mean': 0.5, 'reward/gold_correlation': -1.0}
+    """
+    out: dict[str, Any] = {schema.REWARD_GOLD_MEAN: float(gold.double().mean())}
+    found = group_correlation(reward.cpu(), gold.cpu(), group.cpu())
+    return out if found is None else out | {schema.REWARD_GOLD_CORRELATION: found}
 
 
 def answer_metrics(answer: Tensor, reward: Tensor, group: Tensor, length: Tensor | None = None,

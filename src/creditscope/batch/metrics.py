@@ -36,6 +36,13 @@ def signal(rollouts: Rollouts) -> dict[str, Any]:
     return out
 
 
+def reference_kl(rollouts: Rollouts) -> float:
+    """1/B Σ_it (log π_old − log π_ref)_it, the unbiased estimate of KL(π_old ‖ π_ref) per answer."""
+    assert rollouts.ref_logp is not None
+    gap = (rollouts.logp.double() - rollouts.ref_logp.double()).masked_fill(~rollouts.mask, 0.0)
+    return float(gap.sum() / len(rollouts))
+
+
 def assigned(credit: Tensor, rollouts: Rollouts) -> dict[str, Any]:
     """Credit A as an estimator gave it: the share that differs inside a rollout, and the groups without any.
 

@@ -72,6 +72,8 @@ SECTIONS = (
         "demo": ("", "three short runs, R = 2, 4 and 8, and their page", "demo:Demo"),
         "train": ("[MODEL]", "train a model and record every step", "train:Train"),
         "warmup": ("MODEL", "supervised training first, so that rewards differ", "warmup:Warmup"),
+        "pairs": ("[MODEL]", "sample preference pairs: best and worst of each group", "pairs:Pairs"),
+        "reward": ("PAIRS", "train a reward model on preference pairs", "reward:Reward"),
         "compare": ("SETTING ...", "values of a setting at equal rollouts, over seeds", "compare:Compare"),
     }, ("creditscope lab demo                          # the packaged model",
         "creditscope lab train --method dapo --group 16 --steps 100",

@@ -23,6 +23,7 @@ from creditscope.runs import schema
 from creditscope.runs.config import Config
 from creditscope.runs.numbers import mean
 from creditscope.runs.record import Record
+from creditscope.runs.settings import learned_reward
 
 ALARM_EVERY = 5
 """Steps between two diagnoses of a run in progress: each takes milliseconds."""
@@ -52,6 +53,7 @@ class Train:
       creditscope lab train --scope light --adapt raise_group      # more rollouts per prompt once the rank has fallen
       creditscope lab train --out runs/mine --resume               # go on after a stop or a kill
       creditscope lab train --engine trl                           # the same by TRL's loop, also under torchrun
+      creditscope lab train --reward model:runs/reward             # a learned reward, the verifier's beside it
     """
 
     config: Annotated[TrainFlags, tyro.conf.arg(name="")] = field(default_factory=TrainFlags)
@@ -111,7 +113,7 @@ class Train:
     def _go_on(self, out: Path) -> str:
         """The command that continues the run."""
         # run.json is untrusted, so a function of the user's own has to be given again.
-        own = {name: words for name, words in named(asdict(self.config)).items() if ":" in "".join(words)}
+        own = {name: words for name, words in named(asdict(self.config)).items() if any(map(is_own, words))}
         scope = ["--scope", self.config.scope] if "also" in own else []  # without it, --also alone is refused
         return command_line("lab", "train", "--out", out, "--resume", *scope,
                        *(word for name, words in own.items() for word in (f"--{name}", *words)))
@@ -124,7 +126,7 @@ class Train:
         given = named(asdict(self.config))
         for name, words in named(stored).items():
             for word in words:
-                if ":" in word and word not in given[name]:
+                if is_own(word) and word not in given[name]:
                     raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of "
                                            f"yours. run.json is untrusted: give --{name} again")
         lists = {name: tuple(stored.get(name, ())) for name in ("log", "also")}
@@ -135,6 +137,11 @@ def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:
     """Flag -> the names it was given, of the flags that accept the user's own module:function."""
     one = {name: [settings.get(name) or ""] for name in ("credit", "reward")}
     return {name: [str(word) for word in words] for name, words in (one | {"also": settings.get("also", ())}).items()}
+
+
+def is_own(word: str) -> bool:
+    """Whether a name is the user's module:function, which is code; a learned reward is a folder of data."""
+    return ":" in word and learned_reward(word) is None
 
 
 def run_training(config: Config, out: Path, console: Console, resume: bool = False, label: str | None = None,

@@ -19,6 +19,7 @@ NEEDS: Mapping[str, str] = MappingProxyType({
     "collision": "Σπ² of the sampling distribution at each token",
     "continuations": "a policy to sample from and a verifier",
     "critic": "a learned value function",
+    "scores": "a learned reward that scores every prefix (--reward model:FOLDER)",
     "gram": "a backward pass under the microscope",
 })
 """Inputs of estimators besides rewards and tokens, and their source."""
@@ -170,6 +171,13 @@ ROWS = (
                  "whiten": Option(True, "over the batch's tokens, where the method does not")},
         equation="A_it = Σ_l (γλ)^l δ_i,t+l,  δ_it = r_it + γ V_i,t+1 − V_it",
         cites="arXiv:1506.02438; arXiv:1707.06347", claim="unbiased at λ = 1, or with an exact critic"),
+    Estimator(
+        name="prefix_score", variants=("prefix_score,lam=1",), title="Differences of a learned reward",
+        needs=("scores",), cost="nothing: the reward model has scored every prefix",
+        options={"lam": Option(0.0, "λ; 0 gives a token its own difference, 1 all that follow", low=0.0, high=1.0)},
+        equation="A_it = Σ_l λ^l d_i,t+l − mean of the group's tokens,  d_it = s(x, y_≤t) − s(x, y_<t)",
+        cites="Ng et al. 1999", claim="none: the score of a prefix is not its value",
+        note="Ours. Σ_t d_it = s(x, y) − s(x): the learned reward of the answer, dealt out to its tokens."),
     Estimator(
         name="entropy_mask", across_groups=True, title="Top 20 % entropy", needs=("entropy",), builds_on="advantage",
         cost="nothing",

@@ -1,4 +1,4 @@
-"""Inputs of estimators besides the rollouts: continuations, a critic, a Gram."""
+"""Inputs of estimators besides the rollouts: continuations, a critic, a learned reward, a Gram."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class Tools:
     def critic(self) -> Tensor:
         """(B, T) the critic's V before each token."""
         raise _absent("critic")
+
+    def scores(self) -> Tensor:
+        """(B, T+1) a learned reward's score of the prompt, then of the answer up to and with each token."""
+        raise _absent("scores")
 
     def gram(self) -> Tensor:
         """(B, B) float64 ⟨ψ_i, ψ_j⟩ of the rollouts' scores, exact inside groups, NaN between rows that never met."""

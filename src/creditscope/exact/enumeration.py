@@ -151,7 +151,7 @@ def _world(*, tokens: Tensor, mask: Tensor, state: Tensor, policy: Tensor, rewar
 
 class ExactTools(Tools):
     """The exact values and Gram for an estimator: v itself and not the mean of K draws, whose noise
-    `continuation_noise` gives. `error` (S,) is added to the critic's values alone."""
+    `continuation_noise` gives. `error` (S,) is added to the critic's values and to the learned reward of prefixes."""
 
     def __init__(self, world: World, rows: Tensor, error: Tensor | None = None) -> None:
         self.world, self.rows, self.error = world, rows, error
@@ -162,6 +162,14 @@ class ExactTools(Tools):
     def critic(self) -> Tensor:
         value = self.world.value[self.rows, :-1]
         return value if self.error is None else value + self.error[self.world.state[self.rows].clamp(min=0)]
+
+    def scores(self) -> Tensor:
+        """The values as a learned reward: right at the end of an answer, off by `error` before it."""
+        value, state = self.world.value[self.rows], self.world.state[self.rows]
+        if self.error is None:
+            return value
+        wrong = self.error[state.clamp(min=0)].masked_fill(state < 0, 0.0)
+        return value + torch.nn.functional.pad(wrong, (0, 1))
 
     def gram(self) -> Tensor:
         scores = self.world.scores[self.rows]

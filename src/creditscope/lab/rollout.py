@@ -15,6 +15,7 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
 from creditscope.policy.loading import Policy
+from creditscope.policy.reward_model import RewardModel
 from creditscope.policy.sampling import sample
 from creditscope.tasks import Problem, Step, Task, Verdict
 
@@ -36,6 +37,8 @@ class Drawn:
     """Rollouts spent, replaced groups included."""
     lost: Tensor | None = None
     """(B,) True where a whole answer earned nothing for its form alone; None where the task does not look."""
+    gold: Tensor | None = None
+    """(B,) the verifier's reward, where a learned one is trained on."""
 
     @property
     def dead(self) -> Tensor:
@@ -80,6 +83,13 @@ def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int
     return Drawn(rollouts, rows, samples.finished, errors, len(rows), lost)
 
 
+def by_reward_model(model: RewardModel, drawn: Drawn) -> Drawn:
+    """The same answers with the learned reward; the verifier's is gold, and the form that it asks for earns nothing."""
+    rollouts = drawn.rollouts
+    reward = model.scores(rollouts.prompt_ids, rollouts.tokens, rollouts.mask).to(rollouts.reward)
+    return replace(drawn, rollouts=replace(rollouts, reward=reward), gold=rollouts.reward, lost=None)
+
+
 def replace_dead(batch: Drawn, fresh: Drawn) -> Drawn:
     """The batch with its unanimous groups replaced, one for one, by groups of `fresh` that are not."""
     groups = batch.rollouts.group
@@ -96,8 +106,9 @@ def replace_dead(batch: Drawn, fresh: Drawn) -> Drawn:
     problems = [*_where(batch.problems, keep), *_where(fresh.problems, taken)]
     joined = Rollouts.cat([batch.rollouts.rows(keep), replace(fresh.rollouts.rows(taken), group=renamed)])
     finished = torch.cat([batch.finished[keep], fresh.finished[taken]])
-    lost = None if batch.lost is None or fresh.lost is None else torch.cat([batch.lost[keep], fresh.lost[taken]])
-    return Drawn(joined, problems, finished, batch.errors + fresh.errors, spent, lost)
+    lost, gold = (None if mine is None or other is None else torch.cat([mine[keep], other[taken]])
+                  for mine, other in ((batch.lost, fresh.lost), (batch.gold, fresh.gold)))
+    return Drawn(joined, problems, finished, batch.errors + fresh.errors, spent, lost, gold)
 
 
 def step_tensors(verdicts: Sequence[Verdict], pieces: Sequence[Sequence[str]],

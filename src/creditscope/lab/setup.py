@@ -67,7 +67,8 @@ def check_problems(task: Task, config: Config, estimator: Chosen) -> None:
     first = next(iter(task.problems("train", config.seed)), None)
     if first is None:
         raise CreditscopeError(f"task {config.task!r} has no train problems")
-    estimator.row.require(task_gives(task, first), f"task {config.task!r}")
+    source = f"task {config.task!r}" if config.learned is None else f"--reward {config.reward}"
+    estimator.row.require(task_gives(task, first, config.learned is not None), source)
     if config.eval_problems and next(iter(task.problems("test")), None) is None:
         raise CreditscopeError(f"task {config.task!r} has no test problems; give it some, or --eval-problems 0")
 

@@ -1,6 +1,8 @@
-"""What the trainer gives to credit estimators: continuations from the sampler, values of the critic, a Gram."""
+"""What the trainer gives to credit estimators: continuations, the critic's values, learned scores, a Gram."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from creditscope.lab.rollout import Drawn
 from creditscope.lab.step import PolicyPasses
 from creditscope.policy.critic import Critic
 from creditscope.policy.loading import Policy
+from creditscope.policy.logp import padded
+from creditscope.policy.reward_model import RewardModel
 from creditscope.policy.sampling import continue_from
 from creditscope.runs.config import Config
 from creditscope.tasks import Problem, Task
@@ -20,9 +24,10 @@ class LabTools(Tools):
     """The tools for one batch."""
 
     def __init__(self, policy: Policy, task: Task, config: Config, batch: Drawn, max_tokens: int, seed: int,
-                 progress: float, critic: Critic | None, accumulate: int | None = None) -> None:
+                 progress: float, critic: Critic | None, learned: RewardModel | None = None,
+                 accumulate: int | None = None) -> None:
         self._policy, self._task, self._config, self._batch = policy, task, config, batch
-        self._max_tokens, self._seed, self._critic = max_tokens, seed, critic
+        self._max_tokens, self._seed, self._critic, self._learned = max_tokens, seed, critic, learned
         self._accumulate = config.accumulate if accumulate is None else accumulate
         self.progress = progress
         self.continuations = 0
@@ -57,16 +62,26 @@ class LabTools(Tools):
                               top_p=config.top_p, generator=generator)
         self.continuations += len(found.tokens)
         tails = [x[mask].tolist() for x, mask in zip(found.tokens.cpu(), found.mask.cpu(), strict=True)]
-        rewards = []
-        for n, (i, cut) in enumerate(places):
-            for tail in tails[n * samples:(n + 1) * samples]:
-                verdict = self._task.verify(self._batch.problems[i], self._policy.decode([*tokens[i][:cut], *tail]))
-                rewards.append(verdict.reward)
-                if verdict.error:
-                    self.errors.append(verdict.error)
-        value = torch.tensor(rewards).view(-1, samples).mean(dim=1)
+        answers = [(i, [*tokens[i][:cut], *tail]) for n, (i, cut) in enumerate(places)
+                   for tail in tails[n * samples:(n + 1) * samples]]
+        value = self._rewards(answers).view(-1, samples).mean(dim=1)
         out[index >= 0] = value[index[index >= 0]]
         return out.to(cuts.device)
+
+    def _rewards(self, answers: Sequence[tuple[int, list[int]]]) -> Tensor:
+        """(N,) the reward of each (row of the batch that has its prompt, token ids), from what gives the run's own."""
+        if self._learned is not None:
+            tokens, mask = padded([ids for _, ids in answers], self._learned.device)
+            return self._learned.scores([self._batch.rollouts.prompt_ids[i] for i, _ in answers], tokens, mask).cpu()
+        verdicts = [self._task.verify(self._batch.problems[i], self._policy.decode(ids)) for i, ids in answers]
+        self.errors += [verdict.error for verdict in verdicts if verdict.error]
+        return torch.tensor([verdict.reward for verdict in verdicts])
+
+    def scores(self) -> Tensor:
+        if self._learned is None:
+            return super().scores()
+        rollouts = self._batch.rollouts
+        return self._learned.prefix_scores(rollouts.prompt_ids, rollouts.tokens, rollouts.mask)
 
     def critic(self) -> Tensor:
         if self._critic is None:
@@ -79,12 +94,15 @@ class LabTools(Tools):
                             temperature=self._config.temperature).score_gram()
 
 
-def task_gives(task: Task, problem: Problem) -> frozenset[str]:
+def task_gives(task: Task, problem: Problem, learned: bool = False) -> frozenset[str]:
     """What the trainer has, and what the task's verifier tells besides the reward, seen on a problem's own solution.
 
-    Where a user's own function judges, its word on one solution proves nothing: `check_first` asks the first batch.
+    A learned reward tells of each token and of no step. Where a user's own function judges, its word on one solution
+    proves nothing: `check_first` asks the first batch.
     """
     found = {"entropy", "collision", "continuations", "critic", "gram"}
+    if learned:  # the verifier's steps are not what is paid
+        return frozenset(found | {"scores"})
     if getattr(task, "may_tell_steps", False):
         return frozenset(found | {"steps", "states"})
     verdict = task.verify(problem, str(problem.meta.get("solution") or problem.answer))

@@ -28,7 +28,7 @@ from creditscope.diagnosis.alarm import Alarm
 from creditscope.errors import CreditscopeError
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.evaluate import evaluate
-from creditscope.lab.rollout import Drawn, replace_dead, roll_out
+from creditscope.lab.rollout import Drawn, by_reward_model, replace_dead, roll_out
 from creditscope.lab.setup import (
     CONTINUING,
     check_problems,
@@ -43,6 +43,7 @@ from creditscope.lab.step import Minibatch, PolicyPasses, Update, take_step
 from creditscope.lab.tools import LabTools, check_first
 from creditscope.microscope.observer import Observer
 from creditscope.objective.kept import kept_arrays
+from creditscope.objective.links import pair_changes, pair_metrics
 from creditscope.objective.weights import with_limit
 from creditscope.optimizer.brakes import find_brake
 from creditscope.optimizer.geometry import reached_share, trainable_share
@@ -50,6 +51,7 @@ from creditscope.optimizer.kl_pull import KLPull
 from creditscope.optimizer.probe import Probe
 from creditscope.policy.loading import load_policy
 from creditscope.policy.logp import rollout_logp
+from creditscope.policy.reward_model import load_reward_model
 from creditscope.runs import schema
 from creditscope.runs.adapt import Setting, decide
 from creditscope.runs.config import Config
@@ -111,6 +113,7 @@ class Training:
         self.config, self.alarm = config, alarm
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
                                   chat=config.chat, seed=config.seed, recompute=config.recompute)
+        self.learned = None if config.learned is None else load_reward_model(config.learned, self.policy)
         self.task = find_task(config.task, **config.task_options)
         self.estimators = {spec: find_estimator(spec) for spec in config.credits}
         for chosen in self.estimators.values():
@@ -216,7 +219,9 @@ class Training:
             line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, rollouts)
             first = updates[0][0]  # at ratio 1: no bound leaves a token out
             line |= metrics.untrained((credit[first.rows] != 0) & rollouts.mask[first.rows], first.w != 0)
-            line |= self.pull.metrics
+            line |= self.pull.metrics | pair_metrics(self.method, live, rollouts, credit)
+            if after is not None:
+                line |= pair_changes(self.method, live, after, rollouts, credit)
         also = {} if look is None else look.others
         if updates and look is not None:
             line |= look.metrics(rollouts, w, clock.spent)
@@ -240,8 +245,9 @@ class Training:
             problems = list(islice(self.problems, config.prompts))
             self.seen.add(problem.prompt for problem in problems)
             generator = torch.Generator(self.policy.device).manual_seed(stream_seed(config.seed, step, attempt))
-            return roll_out(self.policy, self.task, problems, group, max_tokens=self.max_tokens,
-                            temperature=config.temperature, top_p=config.top_p, generator=generator)
+            found = roll_out(self.policy, self.task, problems, group, max_tokens=self.max_tokens,
+                             temperature=config.temperature, top_p=config.top_p, generator=generator)
+            return found if self.learned is None else by_reward_model(self.learned, found)
 
         drawn = batch = draw(0)
         for attempt in range(1, config.resample + 1 if self.method.keep == "live_groups" else 1):
@@ -257,7 +263,8 @@ class Training:
         """What a credit estimator may use on this batch."""
         config = self.config
         return LabTools(self.policy, self.task, config, batch, max_tokens=self.max_tokens, critic=self.critic,
-                        seed=stream_seed(config.seed, step, CONTINUING), progress=step / config.steps)
+                        learned=self.learned, seed=stream_seed(config.seed, step, CONTINUING),
+                        progress=step / config.steps)
 
     def other_credits(self, step: int, batch: Drawn) -> dict[str, Tensor]:
         """(B, T) credit by each name of --also, with tools of its own: what these sample is not counted as spent."""
@@ -359,6 +366,10 @@ def batch_metrics(drawn: Drawn, used: Drawn, tools: LabTools) -> Metrics:
     sampled = drawn.rollouts
     out |= answers.answer_metrics(answers.answer_numbers(sampled), sampled.reward, sampled.group, sampled.lengths,
                                   ~drawn.finished)
+    if drawn.gold is not None:
+        out |= answers.gold_metrics(drawn.gold, sampled.reward, sampled.group)
+    if used.rollouts.ref_logp is not None:
+        out[schema.POLICY_REFERENCE_KL] = metrics.reference_kl(used.rollouts)
     if drawn.lost is not None:
         out[schema.REWARD_LOST_TO_FORM] = float(drawn.lost.double().mean())
     errors = used.errors + tools.errors

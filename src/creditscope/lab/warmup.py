@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from tokenizers import AddedToken
-from torch import Tensor
 
 from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
@@ -32,7 +31,7 @@ from creditscope.files.writing import new_folder
 from creditscope.lab.evaluate import evaluate
 from creditscope.lab.setup import make_optimizer
 from creditscope.policy.loading import Policy, load_policy
-from creditscope.policy.logp import token_logp
+from creditscope.policy.logp import padded, token_logp
 from creditscope.policy.scoring import encode_exactly
 from creditscope.policy.vetting import tokenizing
 from creditscope.runs.config import Config
@@ -213,15 +212,6 @@ def backward(policy: Policy, batch: Sequence[Example], logits: int) -> float:
         policy.collect()
         total = total + loss.detach()
     return float(total)
-
-
-def padded(answers: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(B, T) ids, padded on the right, and the mask of those that are there."""
-    lengths = torch.tensor([len(answer) for answer in answers])
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    tokens = torch.zeros(mask.shape, dtype=torch.int64)
-    tokens[mask] = torch.tensor([i for answer in answers for i in answer])
-    return tokens.to(device), mask.to(device)
 
 
 # -- what is left ----------------------------------------------------------------------------------------------------

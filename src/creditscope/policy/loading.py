@@ -24,6 +24,8 @@ from creditscope.policy.gguf import load_converted
 from creditscope.policy.vetting import check_folder, check_gguf, tokenizing
 
 TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
+HEADS = {"CausalLM": "causal language modelling", "SequenceClassification": "sequence classification"}
+"""What may follow AutoModelFor in transformers, in words."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -205,8 +207,16 @@ def _locate(name: str) -> tuple[str, dict[str, Any]]:
     return name, {} if answers(name) else {"local_files_only": True}
 
 
-def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load_folder(folder: Path, head: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Model and tokenizer of a vetted folder, the model by transformers' AutoModelFor{head}."""
+    if not folder.is_dir():
+        raise CreditscopeError(f"no folder {folder}; give one in Hugging Face format")
+    return _load(str(folder), *_locate(str(folder)), dtype=dtype, head=head)
+
+
+def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype,
+          head: str = "CausalLM") -> tuple[Any, Any]:
+    import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would write over our own progress display
@@ -225,15 +235,15 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype) -> t
             said = " ".join(str(error).split())[:300] or type(error).__name__
             raise CreditscopeError(f"cannot load the {what} of {name!r}: {said}") from error
 
-    model, loaded = attempt("model", AutoModelForCausalLM, weights)
+    model, loaded = attempt("model", getattr(transformers, f"AutoModelFor{head}"), weights)
     if missing := sorted(loaded["missing_keys"]):
         raise CreditscopeError(f"the weights of {name!r} lack {len(missing)} of its parameters, {missing[0]} first, "
-                               f"which would be random numbers; is the folder whole, and a causal language model?")
+                               f"which would be random numbers; is the folder whole, and a model for {HEADS[head]}?")
     if "gguf_file" in extra:
         # The weights are plain numbers by now; transformers still calls them quantised and would refuse to save them.
         model.hf_quantizer = None
         model.config.__dict__.pop("quantization_config", None)
-    return model, attempt("tokenizer", AutoTokenizer, {})
+    return model, attempt("tokenizer", transformers.AutoTokenizer, {})
 
 
 def _with_adapters(model: Any, rank: int, seed: int) -> Any:

@@ -147,3 +147,12 @@ def model_inputs(prompts: Sequence[Sequence[int]], tokens: Tensor, mask: Tensor,
     attend[:, longest:] = torch.arange(width, device=mask.device) < extent
     position = (attend.cumsum(dim=1) - 1).clamp(min=0)
     return {"input_ids": ids, "attention_mask": attend, "position_ids": position}
+
+
+def padded(answers: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(B, T) ids, padded on the right, and the mask of those that are there."""
+    lengths = torch.tensor([len(answer) for answer in answers])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    tokens = torch.zeros(mask.shape, dtype=torch.int64)
+    tokens[mask] = torch.tensor([i for answer in answers for i in answer], dtype=torch.int64)
+    return tokens.to(device), mask.to(device)

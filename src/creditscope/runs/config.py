@@ -120,8 +120,9 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
 
     @property
     def needs_reference(self) -> bool:
-        """True when a KL term or a score compares with a frozen reference policy."""
-        return self.row.needs_reference
+        """True when a KL term or a score compares with a frozen reference policy, and under a learned reward, which was
+        trained on answers near the reference."""
+        return self.row.needs_reference or self.learned is not None
 
     @property
     def free(self) -> frozenset[str]:

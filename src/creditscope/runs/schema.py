@@ -36,6 +36,14 @@ REWARD_STD = _signal("reward/std", "reward std", "reward",
                      "√(Σ_i (r_i − mean r)² / (B − 1))")
 REWARD_STEPS = _signal("reward/steps", "step reward", "reward",
                        "Mean reward of the reasoning steps, where the task labels them.")
+REWARD_GOLD_MEAN = _answers("reward/gold_mean", "gold reward", "reward",
+                            "The task's verifier on the same answers, where a learned reward is trained on.",
+                            "1/B Σ_i gold_i")
+REWARD_GOLD_CORRELATION = _answers(
+    "reward/gold_correlation", "learned and gold reward", "correlation",
+    "Of the learned reward with the verifier's, inside groups, pooled over them: below 0 the advantage pays for wrong "
+    "answers. Absent where one of the two differs in no group.",
+    "Σ(r − r̄_g)(gold − gold̄_g) / √(Σ(r − r̄_g)² · Σ(gold − gold̄_g)²)")
 REWARD_ERRORS = _train("reward/errors", "reward errors", "rollouts",
                        "Rollouts on which the reward function failed; reward/first_error is the first message.")
 REWARD_FIRST_ERROR = _train("reward/first_error", "first reward error", "text",
@@ -189,6 +197,9 @@ GRAD_KL_SIZE = _pull("grad/kl_size", "size of the KL term", "ratio", "Its gradie
 POLICY_SAMPLER_GAP = _train("policy/sampler_gap", "sampler gap", "nats",
                             "How far the training forward and the sampler disagree on the same tokens.",
                             "max_it |log π_train − log π_sampler|")
+POLICY_REFERENCE_KL = _signal("policy/reference_kl", "KL to the reference", "nats per answer",
+                              "Of the sampling policy, estimated on its own answers; where a run has a reference.",
+                              "1/B Σ_it (log π_old − log π_ref)_it")
 POLICY_LOGP = _offline("policy/logp", "source of log π_old", "text", "file, or model where the file has none.")
 POLICY_RESPELLED = _offline("policy/respelled", "respelled answers", "rollouts",
                             "Answers whose tokens are not those that the tokenizer would write.")
@@ -200,6 +211,7 @@ SAMPLER_RATIO = _read("sampler/ratio", "sampler ratio", "ratio", "Mean of π_tra
 _pairs = partial(Metric, writer="plugins.trl.preferences")
 _moved = partial(Metric, writer="plugins.trl.pairs")
 
+PAIRS_COUNT = Metric("pairs/count", "pairs", "pairs", "Of the step; a tie gives none.", "P", writer="objective.links")
 PAIRS_MARGIN = _pairs("pairs/margin", "margin", "nats", "Of a pair's implicit rewards, before the step.",
                       "1/P Σ β (h(y_c) − h(y_r))")
 PAIRS_ACCURACY = _pairs("pairs/accuracy", "pairs in order", "share", "Pairs whose margin is above 0.",

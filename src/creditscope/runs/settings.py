@@ -10,6 +10,8 @@ from creditscope.errors import CreditscopeError, unknown
 from creditscope.optimizer.table import OPTIMIZERS
 
 MOST_DRAWS = 99
+LEARNED = "model:"
+"""What --reward begins with where a model gives the reward."""
 LARGEST = 2**63 - 1
 MOST = 1e12
 """Largest rate, norm or factor: the product of two is still a number in float32."""
@@ -25,7 +27,8 @@ class Subject:
     """arithmetic; turns; gsm8k:FILE, gsm8k:FOLDER or gsm8k:OWNER/NAME; jsonl:FILE (with --reward)."""
     reward: str | None = None
     """module:function for --task jsonl: f(text, row) -> reward, or (reward, steps) for credit by steps, each step
-    [start, end, reward] or [start, end, reward, state]; row is the line of the file as a dict; 5 s an answer."""
+    [start, end, reward] or [start, end, reward, state]; row is the line of the file as a dict; 5 s an answer. For any
+    other task model:FOLDER, a learned reward (creditscope lab reward), beside which the task's verifier is recorded."""
     answer: str = "strict"
     """Which number of a text is its answer, for arithmetic and gsm8k: strict, the one that is marked (####, or a box in
     gsm8k); flexible, where none is marked, the last one."""
@@ -51,9 +54,14 @@ class Subject:
         one_of(self, "answer", ("strict", "flexible"))
 
     @property
+    def learned(self) -> str | None:
+        """The folder of a learned reward; None where the task's verifier gives the reward."""
+        return learned_reward(self.reward)
+
+    @property
     def task_options(self) -> dict[str, Any]:
         """What `tasks.find_task` is given besides --task: the settings that are not defaults."""
-        given = {"reward": self.reward, "answer": self.answer}
+        given = {"reward": None if self.learned else self.reward, "answer": self.answer}
         return {name: value for name, value in given.items() if value != getattr(Subject, name)}
 
 
@@ -237,6 +245,15 @@ class Keeping:
         at_least(self, 1, "checkpoint_every")
         at_least(self, 0, "eval_every", "eval_rollouts", "eval_problems", "keep_every", "keep_most")
         seeds(self, "eval_seed")
+
+
+def learned_reward(reward: str | None) -> str | None:
+    """The folder of `model:FOLDER`; None for any other reward.
+
+    >>> learned_reward("model:runs/reward"), learned_reward("my_rewards:score")
+    ('runs/reward', None)
+    """
+    return reward.removeprefix(LEARNED) if reward is not None and reward.startswith(LEARNED) else None
 
 
 GROUPS = (Subject, Schedule, Optimiser, Sampling, Looking, Keeping)

@@ -1,0 +1,154 @@
+"""Training of a learned reward on preference pairs, by Bradley and Terry's likelihood.
+
+    min_v −1/N Σ_n log σ(s(x_n, c_n) − s(x_n, r_n))        c_n the preferred answer, r_n the other
+
+The head starts at 0, so the first loss is log 2. Held-out prompts are those of `tasks.jsonl.in_test`, by their hash:
+pairs of one prompt are never split. Dropout is off, as in the lab's training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from creditscope.batch.pairs import Pair, read_pairs
+from creditscope.errors import CreditscopeError
+from creditscope.files.memory import enough_memory
+from creditscope.lab.evaluate import wilson
+from creditscope.lab.warmup import Example, check_out, whole
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.logp import padded
+from creditscope.policy.reward_model import ROWS, RewardModel, fresh_reward_model
+from creditscope.policy.scoring import encode_exactly
+from creditscope.runs.reward_plan import RewardPlan
+from creditscope.tasks.jsonl import HELD_OUT, in_test
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Both answers to a prompt in token ids, each with the end token."""
+
+    chosen: Example
+    rejected: Example
+
+
+def train_reward(plan: RewardPlan, out: Path,
+                 versions: dict[str, Any]) -> Generator[dict[str, Any], None, dict[str, Any]]:
+    """Train and write the model's folder, whole or not at all. Yields each step's loss; returns reward.json."""
+    start = time.perf_counter()
+    check_out(out)
+    pairs = read_pairs(plan.pairs)
+    policy = load_policy(plan.model, device=plan.device, dtype=plan.dtype, chat=plan.chat, seed=plan.seed)
+    kept, held = split(pairs, plan.pairs)
+    learn, test = (encode_pairs(policy, part) for part in (kept, held))
+    reward = fresh_reward_model(policy, body=plan.train == "all")
+    trained = [p for p in reward.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, plan.rate, weight_decay=0.0)
+    # Under a head the states do not change: they are computed once.
+    states = states_of(reward, learn) if plan.train == "head" else None
+    steps = plan.epochs * math.ceil(len(learn) / plan.batch)
+    losses: list[float] = []
+    for step, rows in enumerate(batches(len(learn), plan.batch, plan.epochs, plan.seed)):
+        optimizer.param_groups[0]["lr"] = plan.rate * (1 - step / steps)
+        losses.append(descend(reward, optimizer, [learn[i] for i in rows],
+                              None if states is None else states[torch.tensor(rows, device=states.device)]))
+        yield {"step": step + 1, "steps": steps, "loss": losses[-1]}
+    notes = {"settings": asdict(plan) | {"lr": plan.rate}, "versions": versions, "pairs": len(learn), "losses": losses,
+             "train": measure_pairs(reward, learn), "held_out": measure_pairs(reward, test),
+             "seconds": time.perf_counter() - start}
+    with whole(out) as folder:
+        reward.save(folder)
+        (folder / "reward.json").write_text(json.dumps(notes, indent=2, allow_nan=False) + "\n")
+    return notes
+
+
+def preference_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """−1/N Σ_n log σ(s_c − s_r), of scores (N,) each.
+
+    >>> round(float(preference_loss(torch.tensor([1.0]), torch.tensor([0.0]))), 4)     # log(1 + e⁻¹)
+    0.3133
+    """
+    return -torch.nn.functional.logsigmoid(chosen - rejected).mean()
+
+
+def split(pairs: Sequence[Pair], where: str) -> tuple[list[Pair], list[Pair]]:
+    """The pairs to learn from, and about HELD_OUT of the prompts to measure on."""
+    kept, held = ([pair for pair in pairs if in_test(pair.prompt) is out] for out in (False, True))
+    if not kept or not held:
+        raise CreditscopeError(f"{where}: of {len(pairs)} pairs {len(held)} are held out, {HELD_OUT:.0%} of the "
+                               f"prompts by their hash; both parts need one, so give pairs of more prompts")
+    return kept, held
+
+
+def encode_pairs(policy: Policy, pairs: Sequence[Pair]) -> list[Encoded]:
+    """Prompts as the sampler reads them, answers as it ends them."""
+    room = getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", math.inf)
+    found = []
+    for pair in pairs:
+        prompt = policy.encode(pair.prompt)
+        sides = [Example(prompt, [*encode_exactly(policy, text, "a pair's answer"), policy.end[0]])
+                 for text in (pair.chosen, pair.rejected)]
+        if len(prompt) + max(len(side.answer) for side in sides) > room:
+            raise CreditscopeError(f"a pair with the prompt {pair.prompt[:60]!r} is longer than the context of {room} "
+                                   f"tokens of model {policy.name!r}; leave it out, or take a model with more room")
+        found.append(Encoded(*sides))
+    return found
+
+
+def batches(count: int, size: int, epochs: int, seed: int) -> Iterator[list[int]]:
+    """Rows of each batch: every epoch shuffles all of them."""
+    rng = random.Random(f"reward/{seed}")
+    for _ in range(epochs):
+        order = rng.sample(range(count), count)
+        yield from (order[at:at + size] for at in range(0, count, size))
+
+
+def answer_states(reward: RewardModel, examples: Sequence[Example]) -> Tensor:
+    """(N, d) h after the last token of each answer."""
+    tokens, mask = padded([example.answer for example in examples], reward.device)
+    return reward.states([example.prompt for example in examples], tokens, mask)[:, -1]
+
+
+@torch.no_grad()
+def states_of(reward: RewardModel, pairs: Sequence[Encoded]) -> Tensor:
+    """(N, 2, d) h of both answers."""
+    parts = [torch.stack([answer_states(reward, [pair.chosen for pair in part]),
+                          answer_states(reward, [pair.rejected for pair in part])], dim=1)
+             for part in (pairs[at:at + ROWS] for at in range(0, len(pairs), ROWS))]
+    return torch.cat(parts)
+
+
+@enough_memory("passing the pairs through the model", "lower --batch, or use --train head")
+def descend(reward: RewardModel, optimizer: torch.optim.Optimizer, pairs: Sequence[Encoded],
+            states: Tensor | None) -> float:
+    """One step of the optimiser on a batch; the loss before it. `states` (N, 2, d), where they are known."""
+    optimizer.zero_grad(set_to_none=True)
+    if states is None:
+        states = torch.stack([answer_states(reward, [pair.chosen for pair in pairs]),
+                              answer_states(reward, [pair.rejected for pair in pairs])], dim=1)
+    chosen, rejected = reward.head(states).squeeze(2).unbind(dim=1)
+    loss = preference_loss(chosen, rejected)
+    if not bool(torch.isfinite(loss)):
+        raise CreditscopeError(f"the loss is {float(loss)}; nothing was written. Lower --lr, or use --dtype float32")
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return float(loss.detach())
+
+
+@torch.no_grad()
+def measure_pairs(reward: RewardModel, pairs: Sequence[Encoded]) -> dict[str, float]:
+    """Loss, share of pairs with s_c > s_r and its 95 % interval; a tie is wrong."""
+    chosen, rejected = reward.head(states_of(reward, pairs)).squeeze(2).unbind(dim=1)
+    right = int((chosen > rejected).sum())
+    low, high = wilson(right, len(pairs))
+    return {"pairs": len(pairs), "loss": float(preference_loss(chosen, rejected)), "accuracy": right / len(pairs),
+            "low": low, "high": high}
