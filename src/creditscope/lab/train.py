@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import islice
@@ -22,12 +22,14 @@ from torch import Tensor
 from creditscope.batch import answers, metrics
 from creditscope.batch.groups import deal
 from creditscope.batch.observer import StepObserver
+from creditscope.batch.pairs import read_pairs
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import find_estimator
 from creditscope.diagnosis.alarm import Alarm
 from creditscope.errors import CreditscopeError
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.evaluate import evaluate
+from creditscope.lab.given import given, pair_stream
 from creditscope.lab.rollout import Drawn, by_reward_model, replace_dead, roll_out
 from creditscope.lab.setup import (
     CONTINUING,
@@ -114,6 +116,7 @@ class Training:
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
                                   chat=config.chat, seed=config.seed, recompute=config.recompute)
         self.learned = None if config.learned is None else load_reward_model(config.learned, self.policy)
+        self.pairs = None if config.pairs is None else read_pairs(config.pairs)
         self.task = find_task(config.task, **config.task_options)
         self.estimators = {spec: find_estimator(spec) for spec in config.credits}
         for chosen in self.estimators.values():
@@ -158,7 +161,8 @@ class Training:
         if self.alarm is not None:
             for line in record.steps():
                 self.alarm.note(line["step"], line)
-        self.problems = problem_stream(self.task, self.config.seed, skip=0)
+        self.problems: Iterator[Any] = problem_stream(self.task, self.config.seed, skip=0) \
+            if self.pairs is None else pair_stream(self.pairs, self.config.seed)
         self.seen = answers.PromptsSeen()
         self.seen.add(problem.prompt for problem in islice(self.problems, self.used))
         self.lines = record.steps() if self.config.adapt != "none" else []  # a long run must not hold what is not read
@@ -244,6 +248,8 @@ class Training:
             self.used += config.prompts
             problems = list(islice(self.problems, config.prompts))
             self.seen.add(problem.prompt for problem in problems)
+            if self.pairs is not None:
+                return given(self.policy, problems, config.temperature)
             generator = torch.Generator(self.policy.device).manual_seed(stream_seed(config.seed, step, attempt))
             found = roll_out(self.policy, self.task, problems, group, max_tokens=self.max_tokens,
                              temperature=config.temperature, top_p=config.top_p, generator=generator)
