@@ -1,4 +1,4 @@
-"""An ordinary TRL script for DPO with one line of creditscope. It runs on a CPU in one to three minutes.
+"""An ordinary TRL script for DPO with one line of creditscope. It runs on a CPU in two to three minutes.
 
     python examples/trl_dpo.py
     creditscope report runs/mine
@@ -25,13 +25,13 @@ def pairs(count):
         yield {"prompt": problem.prompt, "chosen": "\n".join([*lines, last, answer]), "rejected": "\n".join(rejected)}
 
 
-def main(out="runs/mine", steps=20, model=TINY):
+def main(out="runs/mine", steps=30, model=TINY):
     out = free_path(out)  # runs/mine-2 where runs/mine is there: a record is never written over
     trainer = DPOTrainer(
         model=str(model), processing_class=AutoTokenizer.from_pretrained(model),
-        train_dataset=Dataset.from_list(list(pairs(80))),
+        train_dataset=Dataset.from_list(list(pairs(240))),
         args=DPOConfig(
-            output_dir=f"{out}-trl", max_steps=steps, per_device_train_batch_size=4, learning_rate=3e-5, beta=0.1,
+            output_dir=f"{out}-trl", max_steps=steps, per_device_train_batch_size=8, learning_rate=3e-5, beta=0.1,
             logging_steps=5, save_strategy="no", report_to="none",
             use_cpu=True, bf16=False, gradient_checkpointing=False))  # on a GPU, leave this line out
 

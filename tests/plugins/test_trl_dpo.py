@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -298,9 +297,9 @@ def test_a_reading_of_some_pairs_is_that_of_these_pairs(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bare() -> Iterator[Any]:
+def bare() -> Any:
     """A trainer that no test trains."""
-    yield dpo_trainer()
+    return dpo_trainer()
 
 
 @each(("place", "name", "match"), [

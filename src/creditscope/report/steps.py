@@ -183,8 +183,8 @@ CHARTS = (
     StepChart(name="accuracy", title="Accuracy on unseen problems", lines=_known("accuracy"), percent=True, zero=False,
               points=("accuracy",), bands={"accuracy": ("low", "high")},
               note="Vertical lines: 95 % interval over the test problems."),
-    StepChart(name="margin", title="Implicit rewards of pairs", lines=_known("margin", "chosen", "rejected"), zero=False,
-              note="β log π/π_ref of the answers, and the difference of a pair's two: means over the step's pairs.",
+    StepChart(name="margin", title="Implicit rewards of pairs", lines=_known("margin", "chosen", "rejected"),
+              zero=False, note="β log π/π_ref of the answers, and the difference of a pair's two: means over pairs.",
               line_notes={"chosen": "Where chosen lies below 0, preferred answers are less likely than under the "
                                     "reference."}),
     StepChart(name="order", title="Pairs in order", lines=_known("pairs in order"), percent=True,
