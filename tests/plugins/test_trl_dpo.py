@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,13 @@ from transformers import TrainerCallback
 
 pytest.importorskip("trl")
 
+from trl import DPOTrainer
+
 from creditscope.errors import CreditscopeError
 from creditscope.plugins.trl import ScopeCallback, names
 from creditscope.plugins.trl.pairs import Pass, pairs_of
 from creditscope.plugins.trl.passes import untouched
+from creditscope.plugins.trl.stated import stated_pairs
 from each import each
 from plugins.trl_makers import dpo_trainer, preferred
 
@@ -30,18 +32,21 @@ LOSSES: dict[str, dict[str, Any]] = {name: {"loss_types": [name]} for name in (
     "discopop", "sft", "sigmoid_norm")} | {
     "exo_pair": {"loss_types": ["exo_pair"], "label_smoothing": 0.1},
     "robust": {"loss_types": ["robust"], "label_smoothing": 0.1},
+    "with sft": {"loss_types": ["sft", "hinge"], "loss_weights": [0.5, 2.0]},
     "three": {"loss_types": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]},
     "length": {"loss_types": ["sigmoid"], "ld_alpha": 0.5},
     "forward_kl": {"loss_types": ["sigmoid"], "f_divergence_type": "forward_kl"},
     "js": {"loss_types": ["ipo"], "f_divergence_type": "js_divergence"},
 }
+ROWS = {"sigmoid", "hinge", "ipo", "sigmoid_norm", "robust", "with sft"}
+"""Those that are rows of the table."""
 PLAIN: dict[str, Any] = {"loss_weights": [1.0], "label_smoothing": 0.0, "ld_alpha": None,
                          "f_divergence_type": "reverse_kl"}
 """What a case does not name."""
 
 
 class Turns(TrainerCallback):
-    """Another loss at each step: one training reads them all."""
+    """Another loss at each step, and its row stated anew: one training reads them all."""
 
     def __init__(self, trainer: Any, cases: list[dict[str, Any]]) -> None:
         self._trainer, self._cases = trainer, cases
@@ -49,6 +54,9 @@ class Turns(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         for name, value in (PLAIN | self._cases[state.global_step]).items():
             setattr(self._trainer, name, value)
+        args.label_smoothing = self._trainer.label_smoothing
+        scope, = (each for each in self._trainer.callback_handler.callbacks if isinstance(each, ScopeCallback))
+        scope._source.name, scope._source.method = stated_pairs(self._trainer)  # type: ignore[misc]
 
 
 class Slow(TrainerCallback):
@@ -109,7 +117,7 @@ def run(folder: Path, live: Any, beside: TrainerCallback | None = None, groups: 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: Any) -> Run:
     """One step by each loss of TRL, at β = 0.1."""
-    live = dpo_trainer(max_steps=len(LOSSES), lr_scheduler_type="constant", learning_rate=3e-3)
+    live = dpo_trainer(max_steps=len(LOSSES), lr_scheduler_type="constant", learning_rate=1e-3)
     return run(tmp_path_factory.mktemp("dpo") / "run", live, Turns(live, list(LOSSES.values())))
 
 
@@ -117,8 +125,10 @@ def agrees(found: Run) -> None:
     """Σ g_i is TRL's gradient: its direction, its norm, and every row's part of it."""
     assert all("scope/absent" not in line for line in found.lines)
     assert [line["scope/agreement"] for line in found.lines] == pytest.approx([1.0] * len(found.lines), abs=1e-9)
-    assert [line["scope/norm_ratio"] for line in found.lines] == pytest.approx([1.0] * len(found.lines), rel=2e-6)
-    assert [line["grad/norm"] for line in found.lines] == pytest.approx([x["grad_norm"] for x in found.logged], rel=1e-6)
+    assert [line["scope/norm_ratio"] for line in found.lines] == pytest.approx([1.0] * len(found.lines), rel=2e-5)
+    ours, theirs = ([line[name] for line in lines] for name, lines in (("grad/norm", found.lines),
+                                                                       ("grad_norm", found.logged)))
+    assert ours == pytest.approx(theirs, rel=1e-6)
     assert [line["objective/value"] for line in found.lines] == pytest.approx([-x["loss"] for x in found.logged])
     for ours, loop in zip(found.slow.ours, found.slow.grams, strict=True):
         met = ~ours.isnan()
@@ -130,6 +140,49 @@ def test_under_every_loss_the_rows_sum_to_trls_gradient_and_the_gram_is_that_of_
         losses: Run) -> None:
     agrees(losses)
     assert len(losses.lines) == len(LOSSES)
+
+
+def test_the_row_that_trls_settings_state_has_trls_w_and_other_losses_have_no_row(losses: Run) -> None:
+    found = {name: line.get("scope/row_error") for name, line in zip(LOSSES, losses.lines, strict=True)}
+    assert {name for name, error in found.items() if error is not None} == ROWS
+    assert max(error for error in found.values() if error is not None) < 1e-5
+
+
+class Another(DPOTrainer):  # type: ignore[misc]
+    """At each step a β that no setting tells; a negative one prefers the rejected answers."""
+
+    betas = (0.1, 0.3, -0.1)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        self.beta = self.betas[self.state.global_step]
+        return super().compute_loss(*args, **kwargs)
+
+
+def test_a_loss_that_the_settings_do_not_state_is_noticed_and_still_read_exactly(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="w of TRL's loss is not that of row 'trl_dpo'"):
+        found = run(tmp_path / "run", dpo_trainer(Another, max_steps=3, learning_rate=1e-9))
+    agrees(found)
+    # At π = π_ref, w = β/2P: a row with a third of β is apart by 2/3, and one with −β by 2.
+    assert [line["scope/row_error"] for line in found.lines] == pytest.approx([0.0, 2 / 3, 2.0], abs=1e-4)
+
+
+class Swapped(DPOTrainer):  # type: ignore[misc]
+    """Exchanges chosen and rejected rows behind the callback's back."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        half = len(inputs["input_ids"]) // 2
+        return super().compute_loss(model, {name: torch.cat([x[half:], x[:half]]) for name, x in inputs.items()},
+                                    *args, **kwargs)
+
+
+def test_rows_that_were_exchanged_inside_the_loss_are_not_read(tmp_path: Path) -> None:
+    live = dpo_trainer(Swapped, max_steps=1)
+    live.add_callback(ScopeCallback(live, every=1, out=tmp_path / "run"))
+    with pytest.warns(UserWarning, match="compute_loss gave the model other rows than its batch has"):
+        live.train()
+    line = json.loads((tmp_path / "run" / "steps.jsonl").read_text())
+    assert "other rows" in line["scope/absent"]
+    assert "w/zero" not in line
 
 
 def test_w_of_dpo_is_beta_times_sigmoid_of_the_negative_margin_over_the_pairs(losses: Run) -> None:
@@ -217,6 +270,7 @@ def shaped(name: str, folder: Path) -> Run:
 def test_the_same_holds_for(name: str, tmp_path: Path) -> None:
     found = shaped(name, tmp_path)
     agrees(found)
+    assert [line.get("scope/row_error", 0.0) for line in found.lines] == pytest.approx([0.0, 0.0], abs=1e-5)
     held = found.arrays(1)
     assert ("ref_logp" in held) == (name != "reference computed before")
     if name == "accumulated":
@@ -243,9 +297,9 @@ def test_a_reading_of_some_pairs_is_that_of_these_pairs(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bare() -> Iterator[Any]:
+def bare() -> Any:
     """A trainer that no test trains."""
-    yield dpo_trainer()
+    return dpo_trainer()
 
 
 @each(("place", "name", "match"), [
@@ -266,7 +320,8 @@ def one_pass(**changes: Any) -> Pass:
     inside = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 1, 1]])
     pull = torch.arange(12.0).view(4, 3)
     inputs = {"input_ids": ids, "attention_mask": (ids > 0).long(), "completion_mask": inside}
-    return Pass(inputs | changes.pop("inputs", {}), **({"live": pull, "pull": pull, "ref": -pull, "loss": 2.0} | changes))
+    given = {"live": -pull, "pull": pull, "ref": -pull, "loss": 2.0} | changes
+    return Pass(inputs | given.pop("inputs", {}), **given)
 
 
 def test_the_two_rows_of_a_pair_lie_beside_each_other_and_w_is_at_its_token() -> None:

@@ -105,8 +105,9 @@ def test_trls_logs_have_what_is_watched_and_the_record_has_all(tmp_path: Path) -
               if name.startswith("creditscope/")}
     line = Record.open(tmp_path / "run").steps()[0]
     assert logged == pytest.approx({name: line[name] for name in WATCHED if name in line})
-    # No KL term, and no dead group.
-    assert set(WATCHED) - set(logged) <= {"grad/kl_pull", "grad/kl_size", "signal/dead_reward"}
+    # No KL term, no dead group, no pairs.
+    assert set(WATCHED) - set(logged) <= {"grad/kl_pull", "grad/kl_size", "signal/dead_reward", "pairs/chosen_change",
+                                          "pairs/rejected_change", "pairs/chosen_fell", "scope/row_error"}
     assert {"optimizer/overshoot", "gram/effective_rank", "objective/value", "time/scope"} <= set(line)
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from creditscope.errors import unknown
@@ -85,6 +85,24 @@ def trl_row(loss_type: str, level: str, scale: str) -> Method:
     if row.ratio != "sequence_product":
         row = TRL_GSPO if row is TRL_GRPO and level == "sequence" else row.replace(ratio=TRL_RATIOS[level])
     return row.replace(scale=TRL_SCALES[scale])
+
+
+def trl_dpo_row(losses: Sequence[str], weights: Sequence[float] | None, beta: float, flip: float) -> Method | None:
+    """The row of DPOConfig's loss_type, loss_weights, beta and label_smoothing: one loss of TRL_DPO_LOSSES, with or
+    without 'sft' beside it; None for any other sum.
+
+    >>> row = trl_dpo_row(["sigmoid", "sft"], [0.8, 0.5], 0.1, 0.0)
+    >>> row and (row.name, row.link_weight, row.sft, row.sft_mean)
+    ('trl_dpo', 0.8, 0.5, 'tokens')
+    """
+    given = dict(zip(losses, weights or [1.0] * len(losses), strict=True))
+    sft = given.pop("sft", 0.0)
+    if len(given) != 1 or len(losses) != len(set(losses)) or not {*given} <= {*TRL_DPO_LOSSES}:
+        return None
+    (name, weight), = given.items()
+    row = TRL_DPO_LOSSES[name]
+    return row.replace(beta=beta, flip=None if row.flip is None else flip, link_weight=weight, sft=sft,
+                       sft_mean="tokens" if sft else row.sft_mean)
 
 
 # verl: sample std + 1e-6, empty rows not counted, dual clip at 3, a group of one keeps its raw reward.

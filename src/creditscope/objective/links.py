@@ -72,7 +72,8 @@ def pair_metrics(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tenso
     margin = x[chosen] - x[rejected]
     return {schema.PAIRS_COUNT: len(chosen), schema.PAIRS_MARGIN: float(margin.mean()),
             schema.PAIRS_ACCURACY: float((margin > 0).double().mean()),
-            schema.PAIRS_CHOSEN_REWARD: float(x[chosen].mean()), schema.PAIRS_REJECTED_REWARD: float(x[rejected].mean()),
+            schema.PAIRS_CHOSEN_REWARD: float(x[chosen].mean()),
+            schema.PAIRS_REJECTED_REWARD: float(x[rejected].mean()),
             schema.PAIRS_CHOSEN_LOGP: float(total[chosen].mean()),
             schema.PAIRS_REJECTED_LOGP: float(total[rejected].mean())}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from creditscope.diagnosis.log import LogSettings as Settings
 from creditscope.diagnosis.trainers.trainer import FACTS, Trainer
 from creditscope.diagnosis.trainers.trl import TRL
+from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
+from creditscope.methods.dialects import trl_dpo_row
 from creditscope.runs import schema
 
 _SHARED = ("learning_rate", "adam_epsilon", "weight_decay", "grad_clip", "optimizer", "steps", "dtype")
@@ -18,7 +20,15 @@ def _losses(s: Settings) -> list[str]:
 
 
 def dpo_method(s: Settings) -> Method | None:
-    return None
+    """loss_type, loss_weights, beta and label_smoothing as one row; None where no row has such a loss."""
+    if s.word("f_divergence_type") != "reverse_kl" or s.get("ld_alpha") is not None or s.switch("use_weighting"):
+        return None
+    losses, weights = _losses(s), s.get("loss_weights")
+    try:
+        return trl_dpo_row(losses, [float(x) for x in weights] if weights else None, s.number("beta"),
+                           s.number("label_smoothing"))
+    except (CreditscopeError, TypeError, ValueError):  # of a version with other settings
+        return None
 
 
 TRL_DPO = Trainer(
@@ -32,7 +42,7 @@ TRL_DPO = Trainer(
         schema.PAIRS_REJECTED_LOGP: "logps/rejected",
     },
     aliases={name: TRL.aliases[name] for name in ("lr", "epoch", "tokens", "eval loss")},
-    defaults={"loss_type": "sigmoid", "loss_weights": None, "beta": 0.1, "label_smoothing": 0.0, "ld_alpha": None,
+    defaults={"loss_type": ["sigmoid"], "loss_weights": None, "beta": 0.1, "label_smoothing": 0.0, "ld_alpha": None,
               "f_divergence_type": "reverse_kl", "use_weighting": False},
     paths={name: TRL.paths[name] for name in _SHARED},
     facts={**{name: lambda s: None for name in FACTS},

@@ -61,7 +61,8 @@ WATCHED = (schema.SIGNAL_LIVE_GROUPS, schema.SIGNAL_DEAD_GROUPS, schema.W_ZERO, 
            schema.SIGNAL_DISTINCT_TEXTS, schema.SIGNAL_DEAD_REWARD, schema.LENGTH_REWARD_CORRELATION,
            schema.PROMPTS_PASSES, schema.UPDATE_ZERO, schema.UPDATE_EPSILON_FACTOR, schema.UPDATE_TRAINABLE,
            schema.UPDATE_REACHED, schema.PAIRS_CHOSEN_CHANGE, schema.PAIRS_REJECTED_CHANGE, schema.PAIRS_CHOSEN_FELL,
-           schema.SCOPE_NORM_RATIO, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL, schema.GRAD_KL_SIZE)
+           schema.SCOPE_NORM_RATIO, schema.SCOPE_ROW_ERROR, schema.GRAM_BETWEEN, schema.GRAD_KL_PULL,
+           schema.GRAD_KL_SIZE)
 """In TRL's logs, where they exist; the record has all metrics."""
 
 

@@ -21,8 +21,9 @@ OVERRIDDEN = ("_generate_and_score_completions", "_compute_loss", "_clip_grad_no
 """Of a trainer: extended by the mixin."""
 TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 """Of every batch; `batch_keys` has the others."""
-PAIR_ATTRIBUTES = ("_metrics", "accelerator", "args", "beta", "compute_loss", "current_gradient_accumulation_steps",
-                   "label_smoothing", "loss_types", "loss_weights", "model", "processing_class", "ref_model")
+PAIR_ATTRIBUTES = ("_metrics", "accelerator", "args", "compute_loss", "current_gradient_accumulation_steps",
+                   "f_divergence_type", "ld_alpha", "loss_types", "loss_weights", "model", "processing_class",
+                   "ref_model", "use_weighting")
 """Of a DPOTrainer."""
 FUSED = "add_fused_lm_head"
 """Of DPOTrainer's module: with it the model returns `log_probs`."""

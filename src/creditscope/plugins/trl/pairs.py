@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
+from creditscope.methods.axes import Method
+from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.passes import Inputs, take
 from creditscope.policy.loading import Policy
-from creditscope.runs import schema
 
 
 @dataclass
@@ -26,14 +27,15 @@ class Pass:
     ref: Tensor | None = None  # the same of the reference; None where it was computed before the training
     pull: Tensor | None = None  # ∂loss/∂log π, with accumulation and the scaler's factor
     loss: float = 0.0
+    ids: Tensor | None = None  # the rows that the model was given
 
-    def forward(self, module: nn.Module, given: Any, found: Any) -> None:
+    def forward(self, module: nn.Module, args: Any, given: Inputs, found: Any) -> None:
         """A forward hook of the model and of the reference."""
         logp = getattr(found, "log_probs", None)
         if logp is None:
             return
         if logp.requires_grad:
-            self.live = logp.detach()
+            self.live, self.ids = logp.detach(), given.get("input_ids")
             logp.register_hook(self.backward)
         elif not torch.is_grad_enabled():
             self.ref = logp.detach()
@@ -51,6 +53,8 @@ class Pairs:
     credit: Tensor  # (B, T) A: +1 for the chosen answer, −1 for the rejected one
     given: Tensor  # (B, T) w by TRL's own backward
     objective: float  # J = −loss of the whole step
+    row_error: float | None = None
+    """How far w of the table's row is from TRL's, `row_error`; None where no row has TRL's loss."""
 
     @property
     def fresh(self) -> bool:
@@ -71,31 +75,46 @@ class Pairs:
         return self.objective
 
 
-def pairs_of(passes: Sequence[Pass], scale: float, policy: Policy | None, rank: int = 0, ranks: int = 1) -> Pairs:
-    """The passes of one optimiser step, with −∂loss/∂log π divided by `scale`; `policy` decodes the texts.
-
-    The k-th pair of rank r of W is group k·W + r.
+def pairs_of(passes: Sequence[Pass], scale: float, policy: Policy | None, method: Method | None = None, rank: int = 0,
+             ranks: int = 1) -> Pairs:
+    """The passes of one optimiser step, with −∂loss/∂log π divided by `scale`; `policy` decodes the texts, and
+    `method` is the row of TRL's loss. The k-th pair of rank r of W is group k·W + r.
     """
     parts = [_answers(one) for one in passes]
     inputs = {name: _stacked([part[name] for part in parts]) for name in parts[0]}
     mask, w, asked = inputs["completion_mask"], -inputs.pop("pull") / scale, inputs.pop("asked")
+    live, ref = inputs.pop("live"), inputs.pop("ref", None)
     row = torch.arange(len(mask), device=mask.device)
     chosen = row % 2 == 0
     found: dict[str, Any] = {"tokens": inputs["completion_ids"], "mask": mask, "logp": torch.zeros_like(w),
                              "reward": chosen.to(w.dtype), "group": row // 2 * ranks + rank,
-                             "ref_logp": inputs.pop("ref", None)}
+                             "ref_logp": ref if passes[0].ref is not None else None}
     if policy is not None:
         ids = [x[m].tolist() for x, m in zip(inputs["completion_ids"], mask, strict=True)]
         prompts = [x[m].tolist() for x, m in zip(inputs["input_ids"], asked, strict=True)]
         found |= {"prompt": [policy.decode(x) for x in prompts], "text": [policy.decode(x) for x in ids],
                   "pieces": [policy.pieces(x) for x in ids]}
+    rollouts = Rollouts(**found)
     credit = torch.where(chosen, 1.0, -1.0)[:, None] * mask
-    return Pairs(inputs, Rollouts(**found), credit.to(w), w, -sum(one.loss for one in passes) / len(passes))
+    error = None
+    if method is not None and ref is not None:
+        ends = torch.tensor([len(part["input_ids"]) for part in parts]).cumsum(0).tolist()
+        error = row_error(method, replace(rollouts, ref_logp=ref), live, w, ends)
+    return Pairs(inputs, rollouts, credit.to(w), w, -sum(one.loss for one in passes) / len(passes), error)
+
+
+def row_error(method: Method, rollouts: Rollouts, live: Tensor, w: Tensor, ends: Sequence[int]) -> float:
+    """‖w_row − w‖/‖w‖, where a step's J is the mean of the J of its micro-batches, which end at these rows."""
+    row = torch.arange(len(w), device=w.device)
+    parts = [row[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    own = torch.cat([effective_credit(lambda lp, part=part: surrogate(method, lp, rollouts.rows(part)),  # type: ignore[misc]
+                                      live[part]) for part in parts]) / len(parts)
+    return float((own - w).norm() / w.norm().clamp(min=torch.finfo(w.dtype).tiny))
 
 
 def _answers(one: Pass) -> dict[str, Tensor]:
     """The rows of a pass, a pair's two beside each other: TRL's ids and attention, and by token of the answer its id,
-    its column, ∂loss/∂log π and log π_ref.
+    its column, ∂loss/∂log π, log π and log π_ref.
 
     TRL has no log π of column 0: nothing predicts it. Its mask may leave out tokens anywhere.
     """
@@ -107,6 +126,9 @@ def _answers(one: Pass) -> dict[str, Tensor]:
         raise CreditscopeError("the model gave compute_loss no log_probs with a gradient: the loss of a subclass does "
                                "not take them from fused_lm_head=True, and cannot be read; leave the callback out")
     ids, attended, inside = (one.inputs[name] for name in names.PAIR_TENSORS)
+    if one.ids is not None and not torch.equal(one.ids, ids):
+        raise CreditscopeError("compute_loss gave the model other rows than its batch has, so that none can be told "
+                               "from another; change them in the data collator instead")
     pairs = len(ids) // 2
     order = torch.arange(2 * pairs, device=ids.device).view(2, pairs).T.flatten()
     ids, attended, inside = ids[order], attended[order], inside[order].bool()
@@ -120,9 +142,13 @@ def _answers(one: Pass) -> dict[str, Tensor]:
     place = learned.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
     mask = torch.arange(width, device=ids.device) < count[:, None]
     before = (place - 1).clamp(min=0)
-    by_token = {"pull": one.pull} | ({} if one.ref is None else {"ref": one.ref})
+    by_token = {"pull": one.pull, "live": one.live} | ({} if one.ref is None else {"ref": one.ref})
     told = {name: x[:, -(ids.shape[1] - 1):][order].gather(1, before).masked_fill(~mask, 0.0)
             for name, x in by_token.items()}
+    if one.ref is None and all(name in one.inputs for name in names.PAIR_SUMS):
+        # TRL's losses take log π_ref of whole answers: it may be spread over the tokens in any way.
+        whole = torch.cat([one.inputs[name] for name in names.PAIR_SUMS])[order].to(one.live)
+        told["ref"] = (whole / count.clamp(min=1))[:, None] * mask
     return told | {"input_ids": ids, "attention_mask": attended, "asked": attended.bool() & ~inside,
                    "completion_ids": ids.gather(1, place).masked_fill(~mask, 0), "completion_mask": mask,
                    "place": place.masked_fill(~mask, 0)}
@@ -132,15 +158,3 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
     """(Σ B, T) of (B, T) tensors that may differ in T, padded with 0 on the right."""
     width = max(x.shape[1] for x in parts)
     return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in parts])
-
-
-def changes(live: Tensor, after: Tensor, rollouts: Rollouts) -> dict[str, float]:
-    """How the step moved log π(y) = Σ_t log π(y_t) of both sides, over the pairs that were read.
-
-        change = 1/P Σ_g (log π_{s+1}(y_g) − log π_s(y_g))        fell = #(g: change of the chosen answer < 0)/P
-    """
-    moved = (after - live).masked_fill(~rollouts.mask, 0.0).sum(dim=1)
-    chosen = moved[rollouts.reward > 0]
-    return {schema.PAIRS_CHOSEN_CHANGE: float(chosen.mean()),
-            schema.PAIRS_REJECTED_CHANGE: float(moved[rollouts.reward <= 0].mean()),
-            schema.PAIRS_CHOSEN_FELL: float((chosen < 0).double().mean())}

@@ -9,6 +9,7 @@ accumulation in it. The model is observed by hooks for the length of `compute_lo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -17,9 +18,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
+from creditscope.methods.dialects import TRL_DPO
 from creditscope.objective.kept import kept_arrays
+from creditscope.objective.links import pair_changes
 from creditscope.plugins.trl.gather_ranks import Rows
-from creditscope.plugins.trl.pairs import Pairs, Pass, changes, pairs_of
+from creditscope.plugins.trl.pairs import Pairs, Pass, pairs_of
 from creditscope.plugins.trl.passes import Inputs, placed_logits
 from creditscope.plugins.trl.stated import stated_pairs
 from creditscope.policy.loading import Policy
@@ -30,6 +33,10 @@ LOGGED = {schema.PAIRS_MARGIN: "rewards/margins", schema.PAIRS_ACCURACY: "reward
           schema.PAIRS_CHOSEN_REWARD: "rewards/chosen", schema.PAIRS_REJECTED_REWARD: "rewards/rejected",
           schema.PAIRS_CHOSEN_LOGP: "logps/chosen", schema.PAIRS_REJECTED_LOGP: "logps/rejected"}
 """Our name -> that of TRL's log."""
+
+
+APART = 0.01
+"""‖w_row − w‖/‖w‖ above which the row of the table is not the trainer's loss; float32 leaves 1e-6."""
 
 
 class Preferences:
@@ -44,6 +51,8 @@ class Preferences:
         self.name, self.method = stated_pairs(trainer)
         self.rows_per_pass = 2 * int(trainer.args.per_device_train_batch_size)
         self._step = -1
+        self._row_error: float | None = None
+        self._warned = False
         self._passes: list[Pass] = []
         inner = trainer.compute_loss
 
@@ -67,7 +76,7 @@ class Preferences:
         self._passes.append(one)
         unwrap = self._trainer.accelerator.unwrap_model
         models = [unwrap(model) for model in (self._trainer.model, self._trainer.ref_model) if model is not None]
-        hooks = [model.register_forward_hook(one.forward) for model in models]
+        hooks = [model.register_forward_hook(one.forward, with_kwargs=True) for model in models]
         try:
             yield one
         finally:
@@ -88,7 +97,14 @@ class Preferences:
         accelerator = self._trainer.accelerator
         # In float16 the loss is multiplied by the scaler's factor, so that small gradients do not become 0.
         scale = 1.0 if accelerator.scaler is None else float(accelerator.scaler.get_scale())
-        return pairs_of(passes, scale, policy, accelerator.process_index, accelerator.num_processes)
+        found = pairs_of(passes, scale, policy, self.method, accelerator.process_index, accelerator.num_processes)
+        self._row_error = found.row_error
+        if not self._warned and (found.row_error or 0.0) > APART:
+            self._warned = True
+            warnings.warn(f"creditscope: w of TRL's loss is not that of row {self.name!r}, which its settings state: "
+                          f"‖w_row − w‖/‖w‖ = {found.row_error:.2g}. A subclass has a loss of its own, or changed beta "
+                          f"after the start. Readings are of TRL's loss", stacklevel=2)
+        return found
 
     def logits(self, model: nn.Module, inputs: Inputs) -> Tensor:
         return placed_logits(model, inputs)
@@ -98,10 +114,11 @@ class Preferences:
         return {}
 
     def assigned(self, rows: Rows) -> dict[str, Any]:
-        return {}
+        return {} if self._row_error is None else {schema.SCOPE_ROW_ERROR: self._row_error}
 
     def moved(self, rows: Rows, after: Tensor) -> dict[str, Any]:
-        return changes(rows.live, after, rows.rollouts)
+        # Which answers are chosen is the same under every loss.
+        return dict(pair_changes(self.method or TRL_DPO, rows.live, after, rows.rollouts, rows.credit))
 
     def arrays(self, rows: Rows, after: Tensor, special: Mapping[int, str]) -> dict[str, Any]:
         return kept_arrays(None, rows.rollouts, rows.credit, rows.w, rows.live, after, special=special)

@@ -54,4 +54,6 @@ def versions() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)

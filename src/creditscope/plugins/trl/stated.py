@@ -7,7 +7,7 @@ from typing import Any
 
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
-from creditscope.methods.dialects import DIALECTS, trl_row
+from creditscope.methods.dialects import DIALECTS, trl_dpo_row, trl_row
 
 NUMBERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "clip": lambda trainer: {"clip_low": trainer.epsilon_low, "clip_high": trainer.epsilon_high,
@@ -58,5 +58,10 @@ def stated(trainer: Any) -> Method:
 
 
 def stated_pairs(trainer: Any) -> tuple[str, Method | None]:
-    """The name of a DPOTrainer's loss, and its row; None for a loss that no row has."""
-    return "+".join(trainer.loss_types), None
+    """The name of a DPOTrainer's loss, and its row; None for a loss that no row has: w does not need one."""
+    name = "+".join(f"trl_dpo_{kind}" for kind in trainer.loss_types)
+    other = (trainer.f_divergence_type != "reverse_kl", trainer.ld_alpha is not None, trainer.use_weighting)
+    if any(other):
+        return name, None
+    row = trl_dpo_row(trainer.loss_types, trainer.loss_weights, trainer.args.beta, trainer.args.label_smoothing)
+    return name if row is None else row.name, row
