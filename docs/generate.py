@@ -99,11 +99,11 @@ def estimators_section() -> list[str]:
             "A_it; the method's row fixes the rest. All have one signature:\n\n",
             "```\nestimate(method, rollouts, tools) -> (B, T)\n"
             "surrogate(method, logp, rollouts, credit)\n```\n\n",
-            "`tools` computes what rollouts do not hold (continuations, a critic, a Gram), each at its cost. An "
-            "estimator that *replaces* r_i − b_i gives credit in rewards, and the row's scale, whitening and costs "
-            "are applied to it as they are to an advantage (`credit/units.py`): `group_std` divides by the RMS of "
-            "the group's credit, which for outcome credit is the std of its rewards. An estimator that *reshapes* "
-            "takes the row's own advantage. Notation: [notation.md](notation.md).\n\n",
+            "`tools` computes what rollouts do not hold (continuations, a critic, a learned reward, a Gram), each at "
+            "its cost. An estimator that *replaces* r_i − b_i gives credit in rewards, and the row's scale, whitening "
+            "and costs are applied to it as they are to an advantage (`credit/units.py`): `group_std` divides by the "
+            "RMS of the group's credit, which for outcome credit is the std of its rewards. An estimator that "
+            "*reshapes* takes the row's own advantage. Notation: [notation.md](notation.md).\n\n",
             "## The estimators\n\n"]
     page += table(["estimator", "credit", "needs", "cost beyond the step"],
                   [[f"[{row.name}](#{row.name})", code(row.equation), ", ".join(row.needs), row.cost]
@@ -161,8 +161,9 @@ def exactness_section(survey: ModuleType) -> list[str]:
             "cut before a token and once for the cut after it. With a cut before every token and K = 4 the variance of "
             f"monte_carlo is {survey.drawn_variance(4):.3f}, not "
             f"{survey.relative(survey.Line('monte_carlo'), 'variance'):.3f}. The wrong critic errs in each state by "
-            f"another amount, std {survey.WRONG:g}. entropy_mask takes its quantile over one group. A cut after every "
-            "third hesitation, spo_chain's default, would never fall inside three tokens: here it is every one.\n"]
+            f"another amount, std {survey.WRONG:g}; so do wrong scores, which are right at the end of an answer. "
+            "entropy_mask takes its quantile over one group. A cut after every third hesitation, spo_chain's default, "
+            "would never fall inside three tokens: here it is every one.\n"]
 
 
 def bias_section(survey: ModuleType) -> list[str]:

@@ -41,7 +41,7 @@ class Line:
     spec: str
     baseline: str = "group_mean"
     wrong: bool = False
-    """The critic errs, in each state by another amount."""
+    """The critic errs, or the learned reward of a prefix, in each state by another amount."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,8 @@ class Line:
     @property
     def label(self) -> str:
         options = self.spec.removesuffix(",whiten=false").partition(",")[2]
-        notes = [options.replace(",", ", "), "wrong critic" if self.wrong else "",
+        wrong = "wrong critic" if "critic" in ESTIMATORS[self.name].needs else "wrong scores"
+        notes = [options.replace(",", ", "), wrong if self.wrong else "",
                  "leave-one-out" if self.baseline == "leave_one_out" else ""]
         return ", ".join([self.name, *filter(None, notes)])
 
@@ -67,6 +68,7 @@ LINES = (
     Line("monte_carlo"), Line("spo_chain,every=1"), Line("spo_chain,every=1,probability=0.5"), Line("prefix_tree"),
     Line("prefix_share"), *(Line(f"gae,lam={lam},whiten=false", wrong=wrong) for wrong in (False, True)
                             for lam in (1.0, 0.5, 0.0)),
+    *(Line(f"prefix_score,lam={lam}", wrong=wrong) for wrong in (False, True) for lam in (0.0, 1.0)),
     Line("entropy_mask"), Line("entropy_shaping"), Line("salt"),
 )
 

@@ -46,6 +46,8 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
     (["lab", "train", "--out", "OUT/run"], f"training needs transformers: {LAB}"),
     (["lab", "demo", "--out", "OUT/demo"], f"training needs transformers: {LAB}"),
     (["lab", "warmup", "tiny", "--task", "turns", "--out", "OUT/warm"], f"training needs transformers: {LAB}"),
+    (["lab", "pairs", "--out", "OUT/pairs.jsonl"], f"sampling pairs needs transformers: {LAB}"),
+    (["lab", "reward", "pairs.jsonl", "--out", "OUT/reward"], f"training needs transformers: {LAB}"),
     (["lab", "compare", "credit", "--out", "OUT/compare"], f"training needs transformers: {LAB}"),
     (["lab", "train", "--engine", "trl", "--out", "OUT/trl"],
      "creditscope.plugins.trl needs trl: pip install 'creditscope[trl]'"),

@@ -54,6 +54,7 @@ MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"),
 PAIRS = ("tests/plugins/test_trl_dpo.py",)
 VERL, MASK = ("tests/plugins/test_verl_loss.py",), ("tests/lab/test_mask.py",)
 EXTRACTION = ("tests/tasks/test_extraction.py",)
+PAIRS, REWARD = ("tests/batch/test_pairs.py",), ("tests/lab/test_reward.py",)
 PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
 
 
@@ -247,6 +248,22 @@ MUTANTS = [
            "for bit in range((rollouts - 1).bit_length())]", "for bit in range(1)]", PLANTED),
     Mutant("links out of a record are followed", "files/guards.py",
            "if path.is_symlink() and", "if False and", HOSTILE),
+    Mutant("the implicit prompt takes the space before the answer", "batch/pairs.py",
+           'return at - 1 if at > 0 and chosen[at - 1] == " " and chosen[at] != rejected[at] else at', "return at",
+           PAIRS, 1),
+    Mutant("the preference turned round", "lab/reward.py", "logsigmoid(chosen - rejected)",
+           "logsigmoid(rejected - chosen)", REWARD, 1),
+    Mutant("the padding is scored", "policy/reward_model.py", "torch.where(counts, column, 0).cummax(dim=1).values",
+           "column.expand_as(ids).contiguous()", ("tests/policy/test_reward_model.py",), 1),
+    Mutant("the learned reward is recorded as gold", "lab/rollout.py", "gold=rollouts.reward, lost",
+           "gold=reward, lost", REWARD, 1),
+    Mutant("continuations judged by the verifier under a learned reward", "lab/tools.py",
+           "if self._learned is not None:\n            tokens", "if False:\n            tokens", REWARD, 1),
+    Mutant("differences of the score without their baseline", "credit/prefix_score.py",
+           "centred(method, sums, group, rollouts.mask, rollouts.lengths)", "sums",
+           ("tests/credit/test_prefix_score.py",), 1),
+    Mutant("gold that rises is called a hack", "diagnosis/rules/reward.py", "lost = -since.change.mean / best.mean",
+           "lost = abs(since.change.mean) / best.mean", ("tests/diagnosis/test_rules_reward.py",), 1),
 ]
 
 

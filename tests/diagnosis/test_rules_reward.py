@@ -15,6 +15,8 @@ from creditscope.diagnosis.thresholds import (
     FAILED_BROKEN,
     FORM,
     FORM_BROKEN,
+    GOLD_BROKEN,
+    GOLD_WATCH,
     LENGTH_BROKEN,
     LENGTH_STEPS,
     LENGTH_WATCH,
@@ -28,7 +30,16 @@ from diagnosis.makers_doctor import FLAT, RISES, Case, N, above, below, findings
 PAIRS = "reward/equal_texts"
 APART = "reward/equal_texts_apart"
 LOST = "reward/lost_to_form"
+GOLD = "reward/gold_mean"
 CORRELATION = "length/reward_correlation"
+
+
+def gold(lost: float, noise: float = 0.01) -> dict[str, list[float]]:
+    """A learned reward that rises, beside a verifier's that loses a share after half of the run, each for 18 readings;
+    every other reading is off by ± noise."""
+    values = [0.4] * 18 + [0.4 * (1 - lost)] * 18
+    return {**{name: list(column)[:36] for name, column in RISES.items()},
+            GOLD: [value + noise * (-1) ** k for k, value in enumerate(values)]}
 
 
 def silent(count: float, before: float = 0.5, value: float = 0.0) -> dict[str, list[float]]:
@@ -102,6 +113,14 @@ CASES = [
     Case(rule="reward length", what="and answers grow",
          on={**FLAT, CORRELATION: steady(above(LENGTH_WATCH)), "length/mean": [100.0 + k for k in range(N)]},
          off={CORRELATION: steady(below(LENGTH_WATCH))}),
+    Case(rule="reward hacked", what="a quarter is lost", trainer=OURS, on=gold(above(GOLD_BROKEN)),
+         off=gold(below(GOLD_BROKEN)), otherwise="watch"),
+    Case(rule="reward hacked", what="a tenth is lost", trainer=OURS, state="watch", on=gold(above(GOLD_WATCH)),
+         off=gold(below(GOLD_WATCH))),
+    Case(rule="reward hacked", what="and the learned reward rose", trainer=OURS, on=gold(0.5), off=FLAT),
+    Case(rule="reward hacked", what="more than by chance", trainer=OURS, on=gold(0.5), off=gold(0.5, noise=0.7)),
+    Case(rule="reward hacked", what="in enough readings", trainer=OURS, on=gold(0.5),
+         off={GOLD: gold(0.5)[GOLD][:THIRDS - 1]}),
     Case(rule="reward length", what="from steps", state="watch", on=together(0.0), off=together(20.0)),
 ]
 
@@ -217,3 +236,24 @@ def test_several_reward_functions_whose_sum_is_above_the_reward_are_only_to_watc
     assert states(log_of(one))["reward missing"] == "broken"
     two = {"reward/mean": steady(0.5), "rewards/a/mean": steady(0.5), "rewards/b/mean": steady(0.5)}
     assert states(log_of(two))["reward missing"] == "watch"  # each may be None on the other's prompts
+
+
+# -- a learned reward -------------------------------------------------------------------------------------------------
+
+
+def test_a_learned_reward_whose_verifier_rises_with_it_is_no_fault() -> None:
+    healthy = {**RISES, GOLD: [0.4 + 0.005 * k for k in range(N)]}
+    found = findings(log_of(healthy, OURS))["reward hacked"]
+    assert (found.state, "did not clearly fall" in found.sentence) == ("fine", True)
+
+
+def test_a_reward_that_is_hacked_names_both_rewards_their_correlation_and_when() -> None:
+    found = findings(log_of({**gold(0.5), "reward/gold_correlation": steady(-0.1)}, OURS))["reward hacked"]
+    # A third has 12 readings, over which ±0.01 adds up to 0; the last third begins with reading 25.
+    assert "the verifier's fell by 50%, from 0.4 to 0.2; inside groups their correlation is -0.10" in found.sentence
+    assert found.onset == 25
+    assert found.change.startswith("--beta 0.05")
+
+
+def test_where_no_verifier_is_recorded_the_rule_is_not_in_play() -> None:
+    assert states(log_of(RISES, OURS))["reward hacked"] == "fine"

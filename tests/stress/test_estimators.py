@@ -32,13 +32,17 @@ def edge(reward: list[float], lengths: list[int], certain: bool, unit: float, dt
 
 
 def tools(rollouts: Rollouts, certain: bool, unit: float) -> Any:
-    """A critic, continuations worth a half, and the Gram of scores: 0 where the policy is certain."""
+    """A critic, learned scores, continuations worth a half, and the Gram of scores: 0 where the policy is certain."""
     gram = torch.zeros(4, 4).double() if certain else torch.eye(4).double() + 0.5
 
     def values(cuts: Tensor, samples: int) -> Tensor:
         return torch.where(cuts >= 0, 0.5 * unit, 0.0).to(rollouts.reward)
 
-    return SimpleNamespace(gram=lambda: gram, values=values, progress=0.5,
+    def scores() -> Tensor:
+        width = rollouts.mask.shape[1] + 1
+        return unit * torch.arange(4 * width).view(4, width).sin().to(rollouts.reward)
+
+    return SimpleNamespace(gram=lambda: gram, values=values, progress=0.5, scores=scores,
                            critic=lambda: 0.3 * unit * rollouts.mask.to(rollouts.reward))
 
 

@@ -77,9 +77,11 @@ class Credits:
 
 
 def example(row: Estimator) -> str:
-    """A command that runs as it stands: the packaged task judges steps, but only `turns` names states."""
+    """A command that runs as it stands: the packaged task judges steps, but only `turns` names states. A learned reward
+    is trained first."""
     words = ",".join([row.name, *(f"{name}={_text(o.default)}" for name, o in list(row.options.items())[:1])])
-    return f"creditscope lab train --credit {words}" + (" --task turns" if "states" in row.needs else "")
+    given = {"states": " --task turns", "scores": " --reward model:runs/reward"}
+    return f"creditscope lab train --credit {words}" + "".join(given.get(need, "") for need in row.needs)
 
 
 def _text(value: Any) -> str:

@@ -173,7 +173,7 @@ ROWS = (
         cites="arXiv:1506.02438; arXiv:1707.06347", claim="unbiased at λ = 1, or with an exact critic"),
     Estimator(
         name="prefix_score", variants=("prefix_score,lam=1",), title="Differences of a learned reward",
-        needs=("scores",), cost="nothing: the reward model has scored every prefix",
+        needs=("scores",), cost="one forward pass of the reward model",
         options={"lam": Option(0.0, "λ; 0 gives a token its own difference, 1 all that follow", low=0.0, high=1.0)},
         equation="A_it = Σ_l λ^l d_i,t+l − mean of the group's tokens,  d_it = s(x, y_≤t) − s(x, y_<t)",
         cites="Ng et al. 1999", claim="none: the score of a prefix is not its value",

@@ -155,13 +155,17 @@ class Trend:
 
 
 def trend(series: Series) -> Trend:
-    """m₂ − m₁ ± √(h₁² + h₂²), h the half width of each third's interval."""
+    """The first third against the last."""
     size = len(series) // 3
-    first, after = series.part(0, size), series.part(-size)
+    return between(series.part(0, size), series.part(-size))
+
+
+def between(first: Series, after: Series) -> Trend:
+    """m₂ − m₁ ± √(h₁² + h₂²), h the half width of each part's interval."""
     both = [mean_interval(part.values) for part in (first, after)]
     half = math.hypot(*(part.ends[1] - part.mean for part in both if part.ends))
     change = both[1].mean - both[0].mean
-    return Trend(first, after, Interval(change, change - half, change + half, 2 * size))
+    return Trend(first, after, Interval(change, change - half, change + half, len(first) + len(after)))
 
 
 def level(log: Log, metric: str) -> Series | None:

@@ -58,6 +58,11 @@ LENGTH_STEPS = Threshold(0.7, "reward length", "correlation of the changes of re
                          "From a log alone: batches differ in reward for many reasons, so half of the variance "
                          "(0.7² ≈ 0.5) must go with length.")
 
+GOLD_WATCH = Threshold(0.1, "reward hacked", "share of the verifier's reward at its best that is lost",
+                       "A tenth: less than what batches of 64 answers differ by, so the interval decides below it.")
+GOLD_BROKEN = Threshold(0.25, "reward hacked", "the same share",
+                        "One right answer of four is gone while the number that is trained on went up.")
+
 # -- contrast ---------------------------------------------------------------------------------------------------------
 
 DEAD_WATCH = Threshold(0.5, "dead groups", "share of dead groups", "Half of the sampling is wasted.")

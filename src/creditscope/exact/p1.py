@@ -50,7 +50,7 @@ PRINTED = {(2, 0.3): 1.34, (4, 0.3): 0.93, (8, 0.3): 0.44, (16, 0.3): 0.10}
 """(R, ε) -> 2exp(−2Rε²) as App. A.2 prints it."""
 
 P1_GRPO, RLOO = METHODS["p1_grpo"], METHODS["rloo"]
-LABELS = {"steps", "states"}
+LABELS = {"steps", "states", "scores"}
 """Needs of an estimator that an output-only reward does not give."""
 SHORT = {"spo_chain": "spo_chain,every=1"}
 """Options for answers of three tokens: by default a segment has three uncertain tokens."""

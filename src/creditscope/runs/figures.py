@@ -83,7 +83,7 @@ def brake_svg(found: Comparison) -> str:
     return _svg(alt.hconcat(*(panel.properties(height=40 * len(rows)) for panel in panels), spacing=40))
 
 
-def curves_svg(curves: Mapping[str, Sequence[tuple[int, Interval]]], words: str, percent: bool = False,
+def curves_svg(curves: Mapping[str, Sequence[tuple[float, Interval]]], words: str, percent: bool = False,
                along: str = "step") -> str:
     """A number over training, or over what `along` names: one line per name with its interval."""
     most = max(p.n for line in curves.values() for _, p in line)

@@ -47,7 +47,8 @@ class Jsonl:
             raise CreditscopeError("task 'jsonl' needs a file; write jsonl:FILE, or source=FILE")
         if not TARGET.fullmatch(reward):
             raise CreditscopeError(f"task 'jsonl' needs a reward function as module:function, got {reward!r}; "
-                                   f"for example my_rewards:score, with my_rewards.py in this folder")
+                                   f"for example my_rewards:score, with my_rewards.py in this folder. A learned "
+                                   f"reward, model:FOLDER, goes with a task that has a verifier")
         if not 0 < seconds < float("inf"):
             raise CreditscopeError(f"seconds must be positive, got {seconds}")
         self.reward, self.max_tokens, self.errors = reward, max_tokens, 0

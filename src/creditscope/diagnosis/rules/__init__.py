@@ -13,7 +13,7 @@ Rule = Callable[[Log], Finding]
 QUESTIONS: Mapping[str, Mapping[str, Rule]] = {
     "Is there a reward, and does it depend on the answer?": {
         "reward constant": reward.constant, "reward missing": reward.missing, "form": reward.form,
-        "reward noise": reward.noise, "reward length": reward.length},
+        "reward noise": reward.noise, "reward length": reward.length, "reward hacked": reward.hacked},
     "Is there contrast inside the groups?": {
         "one rollout": contrast.one_rollout, "cold sampler": contrast.cold, "hot sampler": contrast.hot,
         "truncation": contrast.truncation, "too hard": contrast.too_hard, "too easy": contrast.too_easy,

@@ -51,7 +51,7 @@ def held_out(log: Log) -> Finding:
                           ": training made the model worse"), *worse,
                        why="The 95 % intervals of the two, as logged, have no point in common.",
                        remedy="held out" if rose else "step size",
-                       onset=worse[1].rows[0].step, follows=["reward length"] if rose else
+                       onset=worse[1].rows[0].step, follows=["reward hacked", "reward length"] if rose else
                        ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size",
                         "hot sampler", "cold sampler"])
     if accuracy := signs.evaluations(log):

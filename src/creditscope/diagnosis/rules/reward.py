@@ -11,6 +11,7 @@ from creditscope.diagnosis.finding import (
     THIRDS,
     Finding,
     State,
+    between,
     ends,
     finding,
     grade,
@@ -18,6 +19,7 @@ from creditscope.diagnosis.finding import (
     last,
     level,
     series_of,
+    trend,
     unknown,
 )
 from creditscope.diagnosis.log import Log, Series, is_number
@@ -30,6 +32,8 @@ from creditscope.diagnosis.thresholds import (
     FAILED_BROKEN,
     FORM,
     FORM_BROKEN,
+    GOLD_BROKEN,
+    GOLD_WATCH,
     LENGTH_BROKEN,
     LENGTH_STEPS,
     LENGTH_WATCH,
@@ -200,6 +204,32 @@ def length(log: Log) -> Finding:
                    why="corr(ΔL̄, Δr̄) of the means of successive steps; 0 where length does not pay.",
                    settles=signs.callback(log),
                    onset=series_of(log, schema.REWARD_MEAN).rows[0].step)
+
+
+def hacked(log: Log) -> Finding:
+    """The verifier's reward beside a learned one: since its best third, while the learned one rose.
+
+    A learned reward was fitted to answers near the reference. Where training has left them, it may rise alone.
+    """
+    gold = log.finite(schema.REWARD_GOLD_MEAN)
+    if not gold or len(gold) < THIRDS:
+        return finding("fine", "Not in play: no second reward is recorded beside the one that is paid")
+    size = len(gold) // 3
+    best = max((gold.part(at, at + size) for at in (0, size)), key=lambda part: part.mean)
+    since = between(best, gold.part(-size))
+    lost = -since.change.mean / best.mean if best.mean > 0 else 0.0
+    if signs.outcome(log) != "rose":
+        return finding("fine", f"Not in play: the learned reward did not rise; the verifier's went from "
+                       f"{best.mean:.3g} to {since.last.mean:.3g}", since.last)
+    if not since.change.excludes_zero or lost < GOLD_WATCH:
+        return finding("fine", f"The verifier's reward did not clearly fall while the learned one rose: "
+                       f"{best.mean:.3g} at its best, {since.last.mean:.3g} in the last third", best, since.last)
+    paid, agree = trend(series_of(log, schema.REWARD_MEAN)), level(log, schema.REWARD_GOLD_CORRELATION)
+    return finding(grade(lost, GOLD_WATCH, GOLD_BROKEN), f"The learned reward is hacked: it rose from "
+                   f"{paid.first.mean:.3g} to {paid.last.mean:.3g}, and the verifier's fell by {percent(lost)}, from "
+                   f"{best.mean:.3g} to {since.last.mean:.3g}"
+                   + (f"; inside groups their correlation is {agree.mean:.2f}" if agree else ""),
+                   best, since.last, paid.last, why=since.told(), onset=since.last.rows[0].step)
 
 
 def _grown(log: Log) -> int:

@@ -107,6 +107,9 @@ def refuse(config: Config) -> None:
     if config.row.keep == "live_groups" and config.resample:
         raise CreditscopeError(f"--method {config.method} drops unanimous groups, and --engine trl draws no fresh "
                                f"prompts in their place; give --resample 0 to learn from the rest")
+    if config.learned is not None:
+        raise CreditscopeError(f"--reward {config.reward}: --engine trl is paid by the task's verifier; leave --engine "
+                               f"out, or give the folder to a GRPOTrainer of your own, as reward_funcs")
     if config.group < 2:
         raise CreditscopeError(f"--group {config.group}: --engine trl needs 2 or more")
     if config.needs_reference and config.model.endswith(".gguf") and not config.lora:

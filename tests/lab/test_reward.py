@@ -1,0 +1,244 @@
+"""Pairs from sampled groups, the reward that is trained on them, and training against it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import mini
+from cli import run, run_json
+from creditscope import CreditscopeError
+from creditscope.batch.answers import PromptsSeen
+from creditscope.batch.metrics import reference_kl
+from creditscope.batch.pairs import Pair, read_pairs, write_pairs
+from creditscope.lab.pairs import best_and_worst
+from creditscope.lab.reward import batches, encode_pairs, measure_pairs, preference_loss, states_of, train_reward
+from creditscope.lab.rollout import Drawn, roll_out
+from creditscope.lab.train import Training, train
+from creditscope.policy.loading import Policy, load_policy
+from creditscope.policy.reward_model import fresh_reward_model, load_reward_model
+from creditscope.runs import schema
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
+from creditscope.runs.reward_plan import RewardPlan
+from each import each
+from makers import make
+
+pytestmark = pytest.mark.usefixtures("mini_task")
+PROMPTS = [f"Question: {n} + 2\nAnswer:\n" for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return load_policy(mini.model(), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers that end in 7 are preferred: one token tells them apart."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    write_pairs(path, [Pair(prompt, f"{n} + 2 = 7", f"{n} + 2 = 5") for n, prompt in enumerate(PROMPTS)])
+    return path
+
+
+def finished(work: Any) -> Any:
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.fixture(scope="module")
+def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("reward") / "reward"
+    plan = RewardPlan(pairs=str(pairs), model=mini.model(), epochs=6, batch=16, lr=1e-2, device="cpu")
+    return out, finished(train_reward(plan, out, {}))
+
+
+# -- the loss and its training ---------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_minus_log_sigma_of_the_difference() -> None:
+    # s_c − s_r = 2 and −1: (log(1 + e⁻²) + log(1 + e)) / 2 = (0.126928 + 1.313262) / 2.
+    found = preference_loss(torch.tensor([3.0, 0.0]), torch.tensor([1.0, 1.0]))
+    assert float(found) == pytest.approx(0.720095, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.conformance
+def test_the_loss_is_that_of_trls_reward_trainer(policy: Policy) -> None:
+    """TRL's own compute_loss on the same model and ids: chosen rows first, then rejected, padded on the right."""
+    trl = pytest.importorskip("trl")
+    reward = fresh_reward_model(policy)
+    torch.nn.init.normal_(reward.head.weight, generator=torch.Generator().manual_seed(1))
+    found = encode_pairs(policy, [Pair(PROMPTS[1], "1 + 2 = 7", "1 + 2 = 5"), Pair(PROMPTS[2], "7", "2 + 2 = 5")])
+    rows = [[*side.prompt, *side.answer] for side in (*(p.chosen for p in found), *(p.rejected for p in found))]
+    width = max(map(len, rows))
+    inputs = {"input_ids": torch.tensor([row + [0] * (width - len(row)) for row in rows]),
+              "attention_mask": torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])}
+    alone = SimpleNamespace(gather=lambda x: x, gather_for_metrics=lambda x: x)
+    trainer = SimpleNamespace(args=SimpleNamespace(center_rewards_coefficient=None), model=reward.model,
+                              accelerator=alone, _metrics={"eval": defaultdict(list)}, _total_train_tokens=0)
+    theirs = trl.RewardTrainer.compute_loss(trainer, reward.model, inputs)
+    assert measure_pairs(reward, found)["loss"] == pytest.approx(float(theirs.detach()), rel=1e-5)
+
+
+def test_the_first_loss_is_log_2_and_a_preference_that_one_token_shows_is_learnt(
+        trained: tuple[Path, dict[str, Any]], pairs: Path, policy: Policy) -> None:
+    out, notes = trained
+    assert notes["losses"][0] == pytest.approx(math.log(2))
+    assert notes["held_out"]["accuracy"] == 1.0
+    assert notes["held_out"]["low"] < 1.0  # the interval knows that few pairs are held out
+    assert notes["pairs"] + notes["held_out"]["pairs"] == len(PROMPTS)
+    assert json.loads((out / "reward.json").read_text())["held_out"] == notes["held_out"]
+    encoded = encode_pairs(policy, read_pairs(pairs))
+    assert measure_pairs(load_reward_model(out, policy), encoded)["accuracy"] == 1.0
+
+
+def test_prompts_are_held_out_whole_and_epochs_see_every_pair_once() -> None:
+    rows = list(batches(5, 2, 2, seed=0))
+    assert [len(part) for part in rows] == [2, 2, 1, 2, 2, 1]
+    first, second = ([*rows[at], *rows[at + 1], *rows[at + 2]] for at in (0, 3))
+    assert sorted(first) == sorted(second) == [0, 1, 2, 3, 4]
+    assert rows[:3] != rows[3:]
+
+
+def test_a_head_is_trained_on_states_that_do_not_change(pairs: Path, tmp_path: Path, policy: Policy) -> None:
+    plan = RewardPlan(pairs=str(pairs), model=mini.model(), train="head", epochs=2, device="cpu")
+    finished(train_reward(plan, tmp_path / "head", {}))
+    reward, encoded = load_reward_model(tmp_path / "head", policy), encode_pairs(policy, read_pairs(pairs))
+    assert torch.equal(states_of(reward, encoded), states_of(fresh_reward_model(policy), encoded))
+    assert bool(reward.head.weight.any())
+
+
+@each(("change", "message"), [
+    ({"train": "tail"}, "unknown --train 'tail'"), ({"epochs": 0}, "--epochs must be at least 1, got 0"),
+    ({"lr": -1.0}, "--lr must be a number from 0"), ({"pairs": "none.jsonl"}, "no such file: none.jsonl")])
+def test_a_plan_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CreditscopeError, match=message):
+        finished(train_reward(RewardPlan(**{"pairs": "x", "model": mini.model(), **change}), tmp_path / "out", {}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_pairs_of_too_few_prompts_leave_nothing_to_measure_on(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "few.jsonl", [Pair("Question: 1 + 2\n", "7", "5")] * 3)
+    with pytest.raises(CreditscopeError, match=r"of 3 pairs 0 are held out.*give pairs of more prompts"):
+        finished(train_reward(RewardPlan(pairs=str(tmp_path / "few.jsonl"), model=mini.model()), tmp_path / "out", {}))
+
+
+def test_the_kl_to_the_reference_is_the_mean_of_the_answers_sums() -> None:
+    # (−1 + 3) + (−2 + 2) = 2 in the first answer, −1 + 2 = 1 in the second, whose second token is padding.
+    batch = replace(make([0, 0], [0, 0], [2, 1]), logp=torch.tensor([[-1.0, -2.0], [-1.0, -9.0]]),
+                    ref_logp=torch.tensor([[-3.0, -2.0], [-2.0, 0.0]]))
+    assert reference_kl(batch) == 1.5
+
+
+# -- pairs from groups -----------------------------------------------------------------------------------------------
+
+
+def drawn(policy: Policy) -> Drawn:
+    task = mini.Coins()
+    return roll_out(policy, task, list(islice(task.problems("train", 0), 3)), 3, max_tokens=12, temperature=1.0,
+                    top_p=1.0, generator=torch.Generator().manual_seed(0))
+
+
+def with_rewards(batch: Drawn, rewards: list[float], done: list[bool]) -> Drawn:
+    texts = [f"{i} + 2" for i in range(9)]
+    return replace(batch, rollouts=replace(batch.rollouts, reward=torch.tensor(rewards), text=texts),
+                   finished=torch.tensor(done))
+
+
+def test_a_pair_is_the_best_and_the_worst_finished_answer_and_a_tie_gives_none(policy: Policy) -> None:
+    batch = drawn(policy)
+    prompts = batch.rollouts.prompt
+    assert prompts is not None
+    # Group 0: the first of two best, the worst of the finished. Group 1: all equal. Group 2: one answer ended.
+    judged = with_rewards(batch, [0.5, 1, 1, 1, 1, 1, 0, 1, 0.5],
+                          [True, True, True, True, True, True, False, True, False])
+    assert best_and_worst(policy, judged) == [Pair(prompts[0], "1 + 2", "0 + 2")]
+
+
+# -- training against it ---------------------------------------------------------------------------------------------
+
+
+def settings(folder: Path | None, **changes: Any) -> Config:
+    given = {"model": mini.model(), "task": mini.TASK, "steps": 2, "prompts": 2, "group": 4, "eval_problems": 0,
+             "device": "cpu", "reward": None if folder is None else f"model:{folder}"}
+    return Config(**{**given, **changes})
+
+
+def test_a_run_is_paid_by_the_model_and_the_verifier_is_kept_beside_it(
+        trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    config = settings(trained[0])
+    finished(train(config, tmp_path / "run", {}))
+    lines = Record.open(tmp_path / "run").steps()
+    plain = Training(settings(None))
+    plain.problems = iter(list(islice(plain.task.problems("train", config.seed), 2)))
+    plain.seen = PromptsSeen()
+    judged = plain.sample(0, 4)[1].rollouts  # the same answers under the verifier
+    assert lines[0][schema.REWARD_GOLD_MEAN] == pytest.approx(float(judged.reward.mean()))
+    model = load_reward_model(trained[0], plain.policy)
+    scores = model.scores(judged.prompt_ids, judged.tokens, judged.mask)
+    assert lines[0][schema.REWARD_MEAN] == pytest.approx(float(scores.mean()), rel=1e-5)
+    assert abs(lines[0][schema.POLICY_REFERENCE_KL]) < 1e-4  # the policy is the reference before its first update
+    assert lines[1][schema.POLICY_REFERENCE_KL] != lines[0][schema.POLICY_REFERENCE_KL]
+    assert -1 <= lines[0][schema.REWARD_GOLD_CORRELATION] <= 1
+
+
+@each("credit", ["prefix_score", "monte_carlo,samples=2", "outcome"])
+def test_credit_that_is_made_of_rewards_is_made_of_the_learned_one(
+        trained: tuple[Path, dict[str, Any]], credit: str) -> None:
+    run = Training(settings(trained[0], credit=credit))
+    run.problems = iter(list(islice(run.task.problems("train", 0), 2)))
+    run.seen = PromptsSeen()
+    _, batch = run.sample(0, 4)
+    tools = run.tools(0, batch)
+    found = run.estimators[credit](run.method, batch.rollouts, tools)
+    assert bool(found.any())
+    ends = torch.where(batch.finished, batch.rollouts.extents, -1)[:, None]
+    whole = tools.values(ends, 1)  # nothing is left to sample after an end token
+    assert torch.allclose(whole[ends >= 0], batch.rollouts.reward[ends.flatten() >= 0], rtol=1e-4, atol=1e-5)
+
+
+@each(("config", "message"), [
+    ({"credit": "step_reward"}, "credit 'step_reward' needs a task that judges single steps.*which --reward model:"),
+    ({"reward": "model:nowhere"}, "no folder nowhere; give one in Hugging Face format"),
+    ({"reward": None, "credit": "prefix_score"}, "needs a learned reward that scores every prefix.*task 'coins'")])
+def test_what_a_learned_reward_cannot_do_is_refused_before_the_run(
+        trained: tuple[Path, dict[str, Any]], tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CreditscopeError, match=message):
+        finished(train(settings(trained[0], **config), tmp_path / "run", {}))
+    assert not (tmp_path / "run").exists()
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_pairs_reward_and_training_follow_each_other_by_the_commands_that_are_printed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    of, model = ("--task", mini.TASK), mini.model()
+    counts = run_json(capsys, "lab", "pairs", model, *of, "--groups", "60", "--out", "pairs.jsonl")
+    assert counts["pairs"] == len(read_pairs(tmp_path / "pairs.jsonl")) <= counts["groups"] == 60
+    assert run("lab", "reward", "pairs.jsonl", "--model", model, "--epochs", "1", "--out", "reward") == 0
+    told = capsys.readouterr().out
+    assert "held out: " in told
+    assert f"Next: creditscope lab train {model} --reward model:reward" in told
+    assert run("lab", "train", model, *of, "--reward", "model:reward", "--steps", "1", "--prompts", "2",
+               "--eval-problems", "0", "--out", "run") == 0
+    assert schema.REWARD_GOLD_MEAN in Record.open(tmp_path / "run").steps()[0]
+    # The folder is data, not code: a resumed run reads it from the record.
+    assert run("lab", "train", "--out", "run", "--resume", "--steps", "2") == 0
+    assert run("lab", "pairs", model, *of, "--reward", "model:reward", "--out", "other.jsonl") == 2
+    assert "pairs are made by the task's verifier" in capsys.readouterr().err
