@@ -1,4 +1,5 @@
-"""How TRL's logs beside this file were made: its real GRPOTrainer on the packaged model, twelve steps a run or more.
+"""How TRL's logs beside this file were made: its real GRPOTrainer or DPOTrainer on the packaged model, twelve steps a
+run or more.
 
     python tests/diagnosis/make_logs.py [NAME...]
 
@@ -13,6 +14,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,10 @@ MODEL = Path(creditscope.__file__).parent / "models" / "tiny"
 TASK = Arithmetic()
 COMMON: dict[str, Any] = {"num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 64,
                           "learning_rate": 1e-4, "max_steps": 12, "logging_steps": 1}
+
+PAIRS: dict[str, Any] = {"per_device_train_batch_size": 4, "max_length": 256, "learning_rate": 1e-4, "max_steps": 15,
+                         "logging_steps": 1, "lr_scheduler_type": "constant"}
+"""Of DPOTrainer's runs: the right answer of a problem beside that of the next one."""
 
 Reward = Callable[..., list[float]]
 
@@ -48,7 +54,7 @@ def half(completions: list[str], number: list[int], **_: Any) -> list[float]:
     return [1.0 if n % 2 == 0 else float(sum(map(ord, text)) % 2) for n, text in zip(number, completions, strict=True)]
 
 
-RUNS: dict[str, tuple[Reward, dict[str, Any]]] = {
+RUNS: dict[str, tuple[Reward | None, dict[str, Any]]] = {
     "trl-dapo": (right, {"loss_type": "dapo"}),
     "trl-never": (never, {"loss_type": "grpo"}),
     "trl-batch": (half, {"loss_type": "grpo", "scale_rewards": "batch"}),
@@ -59,9 +65,16 @@ RUNS: dict[str, tuple[Reward, dict[str, Any]]] = {
                          "lr_scheduler_type": "constant"}),
     "trl-wild": (right, {"loss_type": "grpo", "learning_rate": 1e-3, "max_steps": 24,
                          "lr_scheduler_type": "constant"}),
+    "trl-dpo": (None, {"loss_type": ["sigmoid"], "beta": 0.1}),
     "trl-twice": (right, {"loss_type": "grpo", "num_iterations": 3, "learning_rate": 1e-3, "beta": 0.04}),
 }
 PROBLEMS = [problem for problem, _ in zip(TASK.problems("train"), range(48), strict=False)]
+
+
+def pairs() -> list[dict[str, str]]:
+    """The reference solution of a problem, preferred to that of the next."""
+    return [{"prompt": one.prompt, "chosen": one.meta["solution"], "rejected": other.meta["solution"]}
+            for one, other in pairwise(PROBLEMS)]
 
 
 def make(name: str, logs: Path = LOGS, **more: Any) -> Path:
@@ -69,18 +82,22 @@ def make(name: str, logs: Path = LOGS, **more: Any) -> Path:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
     reward, given = RUNS[name]
-    settings = COMMON | given | more
+    settings = (PAIRS if reward is None else COMMON) | given | more
     folder = logs / name
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as out:
-        config = GRPOConfig(output_dir=out, bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[],
-                            seed=0, save_strategy="no", disable_tqdm=True, **settings)
-        data = Dataset.from_dict({"prompt": [problem.prompt for problem in PROBLEMS], "number": range(len(PROBLEMS))})
-        trainer = GRPOTrainer(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32), reward, config, data,
-                              processing_class=AutoTokenizer.from_pretrained(MODEL, padding_side="left"))
+        config = (DPOConfig if reward is None else GRPOConfig)(
+            output_dir=out, bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], seed=0,
+            save_strategy="no", disable_tqdm=True, **settings)
+        parts: dict[str, Any] = {
+            "args": config, "model": AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
+            "processing_class": AutoTokenizer.from_pretrained(MODEL, padding_side="left")}
+        asked = {"prompt": [problem.prompt for problem in PROBLEMS], "number": range(len(PROBLEMS))}
+        trainer = GRPOTrainer(reward_funcs=reward, train_dataset=Dataset.from_dict(asked), **parts) if reward else \
+            DPOTrainer(train_dataset=Dataset.from_list(pairs()), **parts)
         with (folder / "train.log").open("w") as log, contextlib.redirect_stdout(log):
             trainer.train()
         trainer.state.save_to_json(str(folder / "trainer_state.json"))

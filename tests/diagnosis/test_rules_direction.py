@@ -7,7 +7,18 @@ import math
 import pytest
 
 from creditscope.diagnosis.finding import THIRDS
-from creditscope.diagnosis.thresholds import APART, COLLAPSED, FELL, NO_GAIN, NO_GAIN_FEWEST, PASSES, PASSES_MANY, RIGHT
+from creditscope.diagnosis.thresholds import (
+    APART,
+    COLLAPSED,
+    DISPLACED,
+    DISPLACED_ALL,
+    FELL,
+    NO_GAIN,
+    NO_GAIN_FEWEST,
+    PASSES,
+    PASSES_MANY,
+    RIGHT,
+)
 from creditscope.diagnosis.trainers import OURS, VERL
 from diagnosis.makers_doctor import FALLS, FLAT, RISES, Case, N, above, below, findings, halves, log_of, states, steady
 
@@ -22,6 +33,11 @@ def fall(by: float, spread: float = 0.5) -> dict[str, list[float]]:
 def accuracy(first: tuple[float, float, float], after: tuple[float, float, float]) -> dict[str, list[float]]:
     """Two evaluations: value, and the ends of its interval."""
     return {name: list(both) for name, *both in zip(("eval", "eval/low", "eval/high"), first, after, strict=True)}
+
+
+def pairs(fall: float, gain: float) -> dict[str, list[float]]:
+    """Rewards of the chosen answers from 0 to −fall, margins from 0 to `gain`."""
+    return {**RISES, "pairs/chosen_reward": halves(0.0, -fall), "pairs/margin": halves(0.0, gain)}
 
 
 def short(columns: dict[str, list[float]], rows: float) -> dict[str, list[float]]:
@@ -56,6 +72,12 @@ CASES = [
     Case(rule="signal", what="scattered", state="watch", on={**FLAT, BETWEEN: SCATTERED},
          off={BETWEEN: [0.1, 0.12] * (N // 2)}),
     Case(rule="signal", what="learns", state="watch", on={**FLAT, BETWEEN: SCATTERED}, off=RISES),
+    # The chosen answers lose as much as the margin gains: the rejected ones lose twice that.
+    Case(rule="displacement", what="more than the margin", trainer=OURS, otherwise="watch",
+         on=pairs(above(DISPLACED), gain=above(DISPLACED) / above(DISPLACED_ALL)),
+         off=pairs(above(DISPLACED), gain=above(DISPLACED) / below(DISPLACED_ALL))),
+    Case(rule="displacement", what="chosen fell", state="watch", trainer=OURS, on=pairs(above(DISPLACED), gain=5.0),
+         off=pairs(below(DISPLACED), gain=5.0)),
     Case(rule="no gain", what="flat", state="watch", on=FLAT, off=RISES),
     Case(rule="no gain", what="solved", state="watch", off={"reward/mean": steady(above(RIGHT))},
          on={"reward/mean": steady(below(RIGHT)), "reward/std": steady(0.3)}),

@@ -16,13 +16,16 @@ from creditscope.diagnosis.finding import trend
 from creditscope.diagnosis.log import Log, LogSettings
 from creditscope.diagnosis.read import read
 from creditscope.diagnosis.remedies import REMEDIES
-from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, TRAINERS, TRL, VERL
+from creditscope.diagnosis.rules import OF_PAIRS, RULES
+from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, SCRIPT_OF_PAIRS, TRAINERS, TRL, TRL_DPO, VERL
 from creditscope.diagnosis.trainers.trl import trl_updates
+from creditscope.diagnosis.trainers.trl_dpo import dpo_method
 from creditscope.diagnosis.trainers.verl import verl_method
 from creditscope.runs.record import Record
 from diagnosis.make_logs import RUNS, make
 from diagnosis.make_verl_logs import named
 from diagnosis.makers_doctor import LOGS, findings, states
+from each import each
 
 
 def column(name: str, metric: str) -> list[float]:
@@ -160,7 +163,7 @@ def test_verls_clip_ratio_is_above_0_though_no_answer_is_cut() -> None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=lambda trainer: trainer.name)
+@pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT, SCRIPT_OF_PAIRS], ids=lambda trainer: trainer.name)
 def test_every_trainer_answers_every_fact_from_its_defaults(trainer: Any) -> None:
     assert set(trainer.facts) == set(FACTS)
     defaults = LogSettings({}, {}, trainer.defaults)
@@ -318,3 +321,56 @@ def test_a_fresh_run_of_trl_is_read_like_the_one_that_was_kept(tmp_path: Path) -
     assert found["dead groups"].state == "broken"
     assert "cannot be trusted" in found["dead groups"].sentence
     assert found["clip"].state == "fine"
+
+
+# -- DPOTrainer --------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_of_dpo_is_judged_by_its_margin_and_rules_on_sampled_answers_are_not_in_play() -> None:
+    log, found = read(LOGS / "trl-dpo"), findings("trl-dpo")
+    assert log.trainer is TRL_DPO
+    assert bad("trl-dpo") == {}
+    assert diagnose(log).headline.startswith("✓ The margin rose from ")
+    assert {rule for rule, each in found.items() if "preference pairs are given" in each.sentence} == \
+        set(RULES) - OF_PAIRS
+    row = log.fact("method")
+    assert (row.name, row.beta, row.linked) == ("trl_dpo", 0.1, True)
+
+
+def test_the_record_of_a_dpo_trainer_is_judged_alike_and_a_margin_that_fell_is_a_fault(tmp_path: Path) -> None:
+    given = {"engine": "trl", "trainer": "Mine", "data": "pairs", "method": "trl_dpo",
+             "trl": {"loss_type": ["robust"], "label_smoothing": 0.2, "beta": 0.5}}
+    with Record.create(tmp_path / "run", given, {}) as record:
+        for step in range(30):
+            record.append(step, {"pairs/margin": 1.0 - step / 30, "grad/norm": 1.0, "optimizer/lr": 1e-6})
+    log = read(tmp_path / "run")
+    assert {each.rule: each.state for each in diagnose(log).findings if each.bad} == {"reward trend": "watch"}
+    assert "The margin fell" in findings(log)["reward trend"].sentence
+    assert findings(log)["reward trend"].change == \
+        "a smaller learning_rate, or a larger beta; if only the pairs got harder, nothing"
+    row = log.fact("method")
+    assert (row.name, row.beta, row.flip) == ("trl_dpo_robust", 0.5, 0.2)
+
+
+@each(("given", "name"), [
+    ({}, "trl_dpo"), ({"loss_type": "ipo"}, "trl_ipo"), ({"loss_type": ["sft", "hinge"]}, "trl_dpo_hinge"),
+    ({"loss_type": ["exo_pair"]}, None), ({"ld_alpha": 0.5}, None), ({"f_divergence_type": "js_divergence"}, None),
+    ({"use_weighting": True}, None), ({"loss_type": ["sigmoid"], "loss_weights": "many"}, None)])
+def test_dpos_settings_make_the_row_of_the_table(given: dict[str, Any], name: str | None) -> None:
+    row = dpo_method(LogSettings(given, {}, TRL_DPO.defaults))
+    assert (row and row.name) == name
+
+
+@pytest.mark.conformance
+def test_names_and_defaults_of_dpo_are_trls() -> None:
+    trl = pytest.importorskip("trl")
+    args = trl.DPOConfig(output_dir="unused", use_cpu=True, bf16=False)
+    assert {name: getattr(args, name) for name in TRL_DPO.defaults} == dict(TRL_DPO.defaults)
+    source = inspect.getsource(trl.DPOTrainer)
+    unwritten = {name for name in TRL_DPO.metrics.values() if f'"{name}"' not in source}
+    assert unwritten == {"loss", "grad_norm", "learning_rate"}  # by transformers
+    fields = {field.name for field in dataclasses.fields(trl.DPOConfig)}
+    words = {word.strip(",;:.()'") for rule in OF_PAIRS if rule in REMEDIES
+             for word in (REMEDIES[rule].dpo or REMEDIES[rule].trl).split()}
+    named = {word.partition("=")[0] for word in words if "=" in word or "_" in word}
+    assert named - fields == {"requires_grad", "out", "trainer.add_callback(ScopeCallback(trainer"}

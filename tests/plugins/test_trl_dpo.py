@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,6 +270,7 @@ def shaped(name: str, folder: Path) -> Run:
 def test_the_same_holds_for(name: str, tmp_path: Path) -> None:
     found = shaped(name, tmp_path)
     agrees(found)
+    assert [line.get("scope/row_error", 0.0) for line in found.lines] == pytest.approx([0.0, 0.0], abs=1e-5)
     held = found.arrays(1)
     assert ("ref_logp" in held) == (name != "reference computed before")
     if name == "accumulated":
@@ -297,9 +297,9 @@ def test_a_reading_of_some_pairs_is_that_of_these_pairs(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bare() -> Iterator[Any]:
+def bare() -> Any:
     """A trainer that no test trains."""
-    yield dpo_trainer()
+    return dpo_trainer()
 
 
 @each(("place", "name", "match"), [

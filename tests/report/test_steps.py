@@ -141,8 +141,14 @@ def test_a_run_that_is_shown_whole_says_nothing_of_it(tmp_path: Path) -> None:
 def test_a_run_that_recorded_everything_has_every_chart_and_lacks_nothing(tmp_path: Path) -> None:
     found = section(made(tmp_path / "run", [LINE | READ] * 4))
     assert names(found) == ["reward", "accuracy", "groups", "entropy", "length", "rank", "overshoot", "gradient"]
-    assert len(CHARTS) == len(names(found))
+    assert len(CHARTS) == len(names(found)) + 2  # and those of preference pairs
     assert 'class="missing"' not in found.html()
+
+
+def test_a_run_on_pairs_has_charts_of_margins_and_of_pairs_in_order(tmp_path: Path) -> None:
+    line = {"pairs/margin": 0.3, "pairs/accuracy": 0.75, "pairs/chosen_reward": -0.1, "pairs/rejected_reward": -0.4}
+    found = section(made(tmp_path / "run", [line] * 4))
+    assert names(found) == ["margin", "order"]
 
 
 def test_what_was_not_recorded_has_no_chart_but_a_sentence_with_the_flag(tmp_path: Path) -> None:

@@ -188,6 +188,15 @@ ROWS = (
                   "method leaves on a prefix that the whole group shares cancels.",
         rule="Σ|W| / Σ|w| on such a prefix is 0 to rounding, one verdict for each row of the table that leaves some.",
         exact="exact.p2_prefix:even_weights"),
+    Claim(
+        id="C.4", title="DPO needs no group baseline, and its credit is as uniform", where="ours",
+        statement="Of the contrast that is drawn between P1's GRPO and DPO: preferences need no baseline of the group, "
+                  "give all tokens of an answer the same w, cancel on a shared prefix, and ignore the reward's scale; "
+                  "β takes its place.",
+        rule="Exact, for every preference method, on pairs of unequal length at a policy that has moved: each "
+             "difference is at most 1e-9 of max|w|. Statements that hold for some scores or at the reference alone are "
+             "also tested where they should fail.",
+        exact="exact.preferences:contrast"),
 )
 
 CLAIMS: Mapping[str, Claim] = MappingProxyType({claim.id: claim for claim in ROWS})

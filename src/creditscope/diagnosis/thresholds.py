@@ -213,6 +213,11 @@ NO_GAIN_FEWEST = Threshold(30, "no gain", "steps",
                            "Runs that learn seldom show it sooner, however little noise there is.")
 SAME = Threshold(0.0, "signal", "agreement of the groups' gradients",
                  "0 in expectation where gradients are noise.")
+DISPLACED = Threshold(0.5, "displacement", "fall of β·log(π/π_ref) of the chosen answers since the start, in nats",
+                      "With β = 0.1 the chosen answers are then e^−5 = 0.7 % as likely as under the reference.")
+DISPLACED_ALL = Threshold(1.0, "displacement", "that fall over the growth of the margin",
+                          "From 1 on the rejected answers fell at least twice as far as the margin grew: more "
+                          "probability left the pair than was moved inside it.")
 
 # -- sentences: what decides no state, but a sentence of `inspect`, of the report or of the live display ---------------
 

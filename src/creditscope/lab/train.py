@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import islice
@@ -22,12 +22,14 @@ from torch import Tensor
 from creditscope.batch import answers, metrics
 from creditscope.batch.groups import deal
 from creditscope.batch.observer import StepObserver
+from creditscope.batch.pairs import read_pairs
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import find_estimator
 from creditscope.diagnosis.alarm import Alarm
 from creditscope.errors import CreditscopeError
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.evaluate import evaluate
+from creditscope.lab.given import given, pair_stream
 from creditscope.lab.rollout import Drawn, by_reward_model, replace_dead, roll_out
 from creditscope.lab.setup import (
     CONTINUING,
@@ -43,6 +45,7 @@ from creditscope.lab.step import Minibatch, PolicyPasses, Update, take_step
 from creditscope.lab.tools import LabTools, check_first
 from creditscope.microscope.observer import Observer
 from creditscope.objective.kept import kept_arrays
+from creditscope.objective.links import pair_changes, pair_metrics
 from creditscope.objective.weights import with_limit
 from creditscope.optimizer.brakes import find_brake
 from creditscope.optimizer.geometry import reached_share, trainable_share
@@ -113,6 +116,7 @@ class Training:
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
                                   chat=config.chat, seed=config.seed, recompute=config.recompute)
         self.learned = None if config.learned is None else load_reward_model(config.learned, self.policy)
+        self.pairs = None if config.pairs is None else read_pairs(config.pairs)
         self.task = find_task(config.task, **config.task_options)
         self.estimators = {spec: find_estimator(spec) for spec in config.credits}
         for chosen in self.estimators.values():
@@ -157,7 +161,8 @@ class Training:
         if self.alarm is not None:
             for line in record.steps():
                 self.alarm.note(line["step"], line)
-        self.problems = problem_stream(self.task, self.config.seed, skip=0)
+        self.problems: Iterator[Any] = problem_stream(self.task, self.config.seed, skip=0) \
+            if self.pairs is None else pair_stream(self.pairs, self.config.seed)
         self.seen = answers.PromptsSeen()
         self.seen.add(problem.prompt for problem in islice(self.problems, self.used))
         self.lines = record.steps() if self.config.adapt != "none" else []  # a long run must not hold what is not read
@@ -218,7 +223,9 @@ class Training:
             line |= metrics.spread(w, rollouts.mask) | self.update_metrics(step, updates, rollouts)
             first = updates[0][0]  # at ratio 1: no bound leaves a token out
             line |= metrics.untrained((credit[first.rows] != 0) & rollouts.mask[first.rows], first.w != 0)
-            line |= self.pull.metrics
+            line |= self.pull.metrics | pair_metrics(self.method, live, rollouts, credit)
+            if after is not None:
+                line |= pair_changes(self.method, live, after, rollouts, credit)
         also = {} if look is None else look.others
         if updates and look is not None:
             line |= look.metrics(rollouts, w, clock.spent)
@@ -241,6 +248,8 @@ class Training:
             self.used += config.prompts
             problems = list(islice(self.problems, config.prompts))
             self.seen.add(problem.prompt for problem in problems)
+            if self.pairs is not None:
+                return given(self.policy, problems, config.temperature)
             generator = torch.Generator(self.policy.device).manual_seed(stream_seed(config.seed, step, attempt))
             found = roll_out(self.policy, self.task, problems, group, max_tokens=self.max_tokens,
                              temperature=config.temperature, top_p=config.top_p, generator=generator)

@@ -15,6 +15,7 @@ from creditscope.batch.groups import Groups
 from creditscope.batch.rollouts import Rollouts
 from creditscope.methods.axes import Method
 from creditscope.methods.links import LINKS, SCORES
+from creditscope.runs import schema
 
 
 def compared(method: Method, logp: Tensor, rollouts: Rollouts) -> Tensor:
@@ -55,6 +56,49 @@ def link_pull(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tensor, 
     pull = SCORES[method.score].pull(compared(method, logp, rollouts), rollouts.mask, of)
     found = method.link_weight * method.beta * LINKS[method.link].slope(method, u) * share[:, None] * pull
     return found.expand_as(rollouts.mask).masked_fill(~rollouts.mask, 0.0)
+
+
+def pair_metrics(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tensor) -> dict[str, float]:
+    """pairs/… of a batch at `logp`: margins, implied rewards β·h and log π of the answers with A > 0 and with A < 0.
+
+    Empty where the method has no link, or no answer has both signs in its group.
+    """
+    sides = _sides(method, rollouts, credit)
+    if sides is None:
+        return {}
+    chosen, rejected = sides
+    x = SCORES[method.score].value(compared(method, logp, rollouts), rollouts.mask).sum(dim=1).double() * method.beta
+    total = logp.masked_fill(~rollouts.mask, 0.0).sum(dim=1).double()
+    margin = x[chosen] - x[rejected]
+    return {schema.PAIRS_COUNT: len(chosen), schema.PAIRS_MARGIN: float(margin.mean()),
+            schema.PAIRS_ACCURACY: float((margin > 0).double().mean()),
+            schema.PAIRS_CHOSEN_REWARD: float(x[chosen].mean()),
+            schema.PAIRS_REJECTED_REWARD: float(x[rejected].mean()),
+            schema.PAIRS_CHOSEN_LOGP: float(total[chosen].mean()),
+            schema.PAIRS_REJECTED_LOGP: float(total[rejected].mean())}
+
+
+def pair_changes(method: Method, before: Tensor, after: Tensor, rollouts: Rollouts, credit: Tensor
+                 ) -> dict[str, float]:
+    """pairs/…_change: Σ_t log π of the chosen and of the rejected answers, after the updates less before."""
+    sides = _sides(method, rollouts, credit)
+    if sides is None:
+        return {}
+    moved = (after - before).masked_fill(~rollouts.mask, 0.0).sum(dim=1).double()
+    chosen, rejected = (moved[rows] for rows in sides)
+    return {schema.PAIRS_CHOSEN_CHANGE: float(chosen.mean()), schema.PAIRS_REJECTED_CHANGE: float(rejected.mean()),
+            schema.PAIRS_CHOSEN_FELL: float((chosen < 0).double().mean())}
+
+
+def _sides(method: Method, rollouts: Rollouts, credit: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The rows of the chosen and of the rejected answers, pair by pair; None where the method has no pairs."""
+    if not method.linked or method.link_over != "pair":
+        return None
+    sign = credit.masked_fill(~rollouts.mask, 0.0).sum(dim=1).sign()
+    order = rollouts.group.argsort(stable=True)
+    chosen, rejected = (order[sign[order] == side] for side in (1, -1))
+    same = len(chosen) == len(rejected) and torch.equal(rollouts.group[chosen], rollouts.group[rejected])
+    return (chosen, rejected) if same and len(chosen) else None
 
 
 def supervised(method: Method, logp: Tensor, rollouts: Rollouts, credit: Tensor) -> Tensor:

@@ -98,17 +98,21 @@ def signal(run: Run) -> Told:
 
 
 def progress(run: Run) -> list[str]:
-    """The first and the last evaluation; the mean reward of the first and the last third of the steps."""
+    """The first and the last evaluation; the mean reward, or the margin of pairs, of the first and the last third of
+    the steps."""
     evaluated, rewards = _having(run.steps, schema.EVAL_ACCURACY), run.trained.numbers(schema.REWARD_MEAN).values
     said = []
     if len(evaluated) > 1:
         first, last = _accuracy(evaluated[0]), _accuracy(evaluated[-1])
         said.append(f"accuracy on unseen problems {100 * first.mean:.1f} → {with_interval(last)}")
-    third = len(rewards) // 3
-    if third:
-        said.append(f"mean reward {short(rewards[:third].mean())} → {short(rewards[-third:].mean())} (thirds)")
-    elif len(rewards):
-        said.append(f"mean reward {short(rewards.mean())}")
+    told = {"mean reward": rewards, "margin of pairs": run.trained.numbers(schema.PAIRS_MARGIN).values,
+            "implicit reward of the chosen": run.trained.numbers(schema.PAIRS_CHOSEN_REWARD).values}
+    for name, values in told.items():
+        third = len(values) // 3
+        if third:
+            said.append(f"{name} {short(values[:third].mean())} → {short(values[-third:].mean())} (thirds)")
+        elif len(values):
+            said.append(f"{name} {short(values.mean())}")
     return said
 
 

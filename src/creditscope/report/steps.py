@@ -30,7 +30,8 @@ COLUMNS = {
     schema.LENGTH_TRUNCATED: "cut off",
     schema.GRAM_GROUP_EFFECTIVE_RANK: "effective rank", schema.GRAM_GROUP_ORTHOGONAL_NULL: "null (two rewards)",
     schema.GRAM_GROUP_W_NULL: "null (same w)", schema.OVERSHOOT_PAST: "after the last update",
-    schema.GRAD_NORM: "gradient norm",
+    schema.GRAD_NORM: "gradient norm", schema.PAIRS_MARGIN: "margin", schema.PAIRS_ACCURACY: "pairs in order",
+    schema.PAIRS_CHOSEN_REWARD: "chosen", schema.PAIRS_REJECTED_REWARD: "rejected",
 }
 """Metric -> its name on the page."""
 RUNNING = f"mean of up to {WINDOW} steps"
@@ -182,6 +183,12 @@ CHARTS = (
     StepChart(name="accuracy", title="Accuracy on unseen problems", lines=_known("accuracy"), percent=True, zero=False,
               points=("accuracy",), bands={"accuracy": ("low", "high")},
               note="Vertical lines: 95 % interval over the test problems."),
+    StepChart(name="margin", title="Implicit rewards of pairs", lines=_known("margin", "chosen", "rejected"),
+              zero=False, note="β log π/π_ref of the answers, and the difference of a pair's two: means over pairs.",
+              line_notes={"chosen": "Where chosen lies below 0, preferred answers are less likely than under the "
+                                    "reference."}),
+    StepChart(name="order", title="Pairs in order", lines=_known("pairs in order"), percent=True,
+              note="Pairs whose margin is above 0, before the step."),
     StepChart(name="groups", title="Live groups", lines=_groups, percent=True,
               note="Live: the rewards of the group differ.",
               line_notes={"cut off": "Cut off: answers at the length limit."}),

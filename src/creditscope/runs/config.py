@@ -39,6 +39,8 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
             raise CreditscopeError(f"--scope {self.scope} compares rollouts inside one micro-batch, but --accumulate "
                                    f"{self.accumulate} would cut groups apart: --prompts {self.prompts} and "
                                    f"--minibatches {self.minibatches} allow at most {self.prompts // self.minibatches}")
+        if self.pairs is not None:
+            self._check_pairs()
         if self.row.centred and self.group < 2:
             raise CreditscopeError(f"--group {self.group}: method {self.method!r} compares a rollout with its group, "
                                    f"so a group of one has advantage 0; give --group 2 or more, or --method reinforce")
@@ -51,6 +53,18 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
                 self.under(spec)
             except CreditscopeError as error:
                 raise CreditscopeError(f"{option} {spec}: {error}") from None
+
+    def _check_pairs(self) -> None:
+        if not (self.row.linked and self.row.link_over == "pair"):
+            raise CreditscopeError(f"--pairs {self.pairs}: method {self.method!r} learns from sampled answers; choose a "
+                                   f"method of pairs, such as --method dpo, or leave --pairs out")
+        for name, value, idle in (("reward", self.reward, None), ("rollouts", self.rollouts, 0),
+                                  ("adapt", self.adapt, "none")):
+            if value != idle:
+                raise CreditscopeError(f"{flag(name)} {value}: with --pairs no answer is sampled; leave it out")
+        if self.group not in (2, Schedule.group):
+            raise CreditscopeError(f"--group {self.group}: a pair of --pairs has two answers; leave --group out")
+        object.__setattr__(self, "group", 2)
 
     def _check_credit(self) -> None:
         name, _ = parse(self.estimator)

@@ -18,6 +18,16 @@ from types import MappingProxyType
 
 from creditscope.runs.metric import KeyFamily as KeyFamily
 from creditscope.runs.metric import Metric as Metric
+from creditscope.runs.pair_metrics import PAIRS_ACCURACY as PAIRS_ACCURACY
+from creditscope.runs.pair_metrics import PAIRS_CHOSEN_CHANGE as PAIRS_CHOSEN_CHANGE
+from creditscope.runs.pair_metrics import PAIRS_CHOSEN_FELL as PAIRS_CHOSEN_FELL
+from creditscope.runs.pair_metrics import PAIRS_CHOSEN_LOGP as PAIRS_CHOSEN_LOGP
+from creditscope.runs.pair_metrics import PAIRS_CHOSEN_REWARD as PAIRS_CHOSEN_REWARD
+from creditscope.runs.pair_metrics import PAIRS_COUNT as PAIRS_COUNT
+from creditscope.runs.pair_metrics import PAIRS_MARGIN as PAIRS_MARGIN
+from creditscope.runs.pair_metrics import PAIRS_REJECTED_CHANGE as PAIRS_REJECTED_CHANGE
+from creditscope.runs.pair_metrics import PAIRS_REJECTED_LOGP as PAIRS_REJECTED_LOGP
+from creditscope.runs.pair_metrics import PAIRS_REJECTED_REWARD as PAIRS_REJECTED_REWARD
 
 P1 = "arXiv:2606.29238"
 P2 = "arXiv:2601.05002"
@@ -206,29 +216,6 @@ POLICY_RESPELLED = _offline("policy/respelled", "respelled answers", "rollouts",
 SAMPLER_GAP = _read("sampler/gap", "sampler gap", "nats", "As a trainer's log has it: a mean or a maximum.")
 SAMPLER_RATIO = _read("sampler/ratio", "sampler ratio", "ratio", "Mean of π_train/π_sampler, as a log has it.")
 
-# -- preference pairs: y_c is the chosen answer of a pair, y_r the rejected one, h = log π(y)/π_ref(y) -----------------
-
-_pairs = partial(Metric, writer="plugins.trl.preferences")
-_moved = partial(Metric, writer="plugins.trl.pairs")
-
-PAIRS_MARGIN = _pairs("pairs/margin", "margin", "nats", "Of a pair's implicit rewards, before the step.",
-                      "1/P Σ β (h(y_c) − h(y_r))")
-PAIRS_ACCURACY = _pairs("pairs/accuracy", "pairs in order", "share", "Pairs whose margin is above 0.",
-                        "#(h(y_c) > h(y_r)) / P")
-PAIRS_CHOSEN_REWARD = _pairs("pairs/chosen_reward", "reward of the chosen", "nats", "Below 0 the chosen answer is less "
-                             "likely than under the reference.", "1/P Σ β h(y_c)")
-PAIRS_REJECTED_REWARD = _pairs("pairs/rejected_reward", "reward of the rejected", "nats", "As that of the chosen.",
-                               "1/P Σ β h(y_r)")
-PAIRS_CHOSEN_LOGP = _pairs("pairs/chosen_logp", "log π of the chosen", "nats", "Of whole answers.", "1/P Σ log π(y_c)")
-PAIRS_REJECTED_LOGP = _pairs("pairs/rejected_logp", "log π of the rejected", "nats", "Of whole answers.",
-                             "1/P Σ log π(y_r)")
-PAIRS_CHOSEN_CHANGE = _moved("pairs/chosen_change", "change of the chosen", "nats", "By the step, over the pairs that "
-                             "were read.", "1/P Σ (log π_{s+1}(y_c) − log π_s(y_c))")
-PAIRS_REJECTED_CHANGE = _moved("pairs/rejected_change", "change of the rejected", "nats", "By the step, over the pairs "
-                               "that were read.", "1/P Σ (log π_{s+1}(y_r) − log π_s(y_r))")
-PAIRS_CHOSEN_FELL = _moved("pairs/chosen_fell", "chosen that fell", "share", "Pairs whose chosen answer is less likely "
-                           "after the step than before.", "#(log π_{s+1}(y_c) < log π_s(y_c)) / P")
-
 # -- readings of a Gram: one definition, whatever rows it is of -------------------------------------------------------
 
 _of = partial(Metric, writer="microscope.geometry")
@@ -380,8 +367,9 @@ SCOPE_AGREEMENT = _trl("scope/agreement", "agreement with TRL", "cosine",
                        "Of the rows' gradient with the one that TRL took.", "cos(∇J, ∇J_TRL)")
 SCOPE_NORM_RATIO = _trl("scope/norm_ratio", "norm beside TRL's", "ratio", "1 where no factor is missing; c is the clip "
                         "norm. Absent in float16.", "min(‖∇J‖, c)/‖∇J_TRL‖")
-SCOPE_ROW_ERROR = _pairs("scope/row_error", "w of the row beside TRL's", "ratio", "0 where the row that TRL's settings "
-                         "state is its loss; of preferences.", "‖w_row − w‖ / ‖w‖")
+SCOPE_ROW_ERROR = Metric("scope/row_error", "w of the row beside TRL's", "ratio", "0 where the row that TRL's settings "
+                         "state is its loss; of preferences.", "‖w_row − w‖ / ‖w‖",
+                         writer="plugins.trl.preferences")
 SCOPE_ABSENT = _trl("scope/absent", "why nothing was read", "text", "The error of a step that was not read.")
 
 # -- the optimiser ----------------------------------------------------------------------------------------------------

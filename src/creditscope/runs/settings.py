@@ -34,8 +34,11 @@ class Subject:
     gsm8k); flexible, where none is marked, the last one."""
     method: str = "grpo"
     """A row of the table: creditscope list methods."""
+    pairs: str | None = None
+    """A file of preference pairs in TRL's format (prompt, chosen, rejected, as text or messages), learnt from in place
+    of sampled answers: --prompts pairs per step, for methods of pairs such as dpo. --task evaluates alone."""
     beta: float | None = None
-    """Weight of the method's KL term; by default the row's own, which is 0 for most."""
+    """Weight of the method's KL term, or factor on the scores of a preference method; by default the row's own."""
     credit: str | None = None
     """Who gets the credit: a name of the list (creditscope list credits), with options after commas
     (monte_carlo,samples=8), or your own module:function. By default outcome, and gae for methods that take

@@ -30,10 +30,10 @@ QUESTIONS: Mapping[str, Mapping[str, Rule]] = {
         "gradient": excess.gradient, "sampler": excess.sampler},
     "Does it move in the right direction?": {
         "held out": direction.held_out, "memorised": direction.memorised, "reward trend": direction.reward,
-        "signal": direction.signal, "no gain": direction.no_gain},
+        "displacement": direction.displacement, "signal": direction.signal, "no gain": direction.no_gain},
 }
 """Question -> rule by name."""
 OF_PAIRS = frozenset({"learning rate", "epsilon", "rounding", "gradient clip", "frozen", "weight decay", "gradient",
-                      "reward trend", "signal", "no gain"})
+                      "reward trend", "displacement", "signal", "no gain"})
 """Rules that also apply where pairs of given answers are learnt from; the others ask of answers that are sampled."""
 RULES: Mapping[str, Rule] = {name: rule for rules in QUESTIONS.values() for name, rule in rules.items()}

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from creditscope.diagnosis import signs
-from creditscope.diagnosis.finding import FEW, THIRDS, Finding, State, finding, level, series_of, trend, unknown
+from creditscope.diagnosis.finding import (
+    FEW,
+    THIRDS,
+    TREND,
+    Finding,
+    State,
+    ends,
+    finding,
+    level,
+    series_of,
+    trend,
+    unknown,
+)
 from creditscope.diagnosis.log import Log
 from creditscope.diagnosis.onset import left_beginning
 from creditscope.diagnosis.thresholds import (
     APART,
     COLLAPSED,
+    DISPLACED,
+    DISPLACED_ALL,
     FELL,
     GAINED,
     NO_GAIN,
@@ -144,6 +158,26 @@ def is_stalled(log: Log) -> bool:
     half = (found.change.high or 0.0) - found.change.mean
     seen = signs.steps(log) >= NO_GAIN_FEWEST and half < GAINED * signs.reward_unit(log)
     return seen or signs.steps(log) >= NO_GAIN
+
+
+def displacement(log: Log) -> Finding:
+    """Fall of the chosen answers' reward β·h since the start, of preference methods: where it falls while the margin
+    grows, probability goes from both answers of a pair to others."""
+    if log.series(schema.PAIRS_CHOSEN_REWARD) is None:
+        return finding("fine", "Not in play: the log has no pairs")
+    chosen, margin = (series_of(log, name, TREND) for name in (schema.PAIRS_CHOSEN_REWARD, schema.PAIRS_MARGIN))
+    (begin, end), (before, after) = ends(chosen), ends(margin)
+    fall, gain = begin.mean - end.mean, after.mean - before.mean
+    state: State = "fine" if fall < DISPLACED else "broken" if fall >= DISPLACED_ALL * gain else "watch"
+    said = f"The reward of the chosen answers went from {begin.mean:.3g} to {end.mean:.3g} while the margin went from " \
+           f"{before.mean:.3g} to {after.mean:.3g}"
+    if state == "fine":
+        return finding("fine", said, end, after)
+    return finding(state, f"{said}: both answers of a pair lose probability to answers that nobody has compared",
+                   begin, end, after,
+                   why="The margin is a difference: it grows as well where both log-probs fall and the rejected one "
+                   "falls faster. The reward is β·log(π/π_ref), or β·log π without a reference.",
+                   onset=left_beginning(chosen, rising=False), follows=["step size", "learning rate"])
 
 
 def no_gain(log: Log) -> Finding:

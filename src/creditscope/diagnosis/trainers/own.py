@@ -81,10 +81,17 @@ SCRIPT_OF_PAIRS = replace(
 """The same of a DPOTrainer."""
 
 
+OURS_OF_PAIRS = replace(
+    OURS, pairs=True, gain=TRL_DPO.gain,
+    metrics={**{name: key for name, key in OURS.metrics.items() if name != schema.REWARD_STD},
+             schema.REWARD_MEAN: schema.PAIRS_MARGIN})
+"""A record of lab train --pairs."""
+
+
 def who_wrote(given: Mapping[str, Any]) -> Trainer:
     """The variant of OURS that wrote a record. Under token credit a group with one reward need not be dead."""
     if given.get("engine") != "trl":
-        return OURS
+        return OURS if given.get("pairs") is None else OURS_OF_PAIRS
     if given.get("data") == "pairs":
         return SCRIPT_OF_PAIRS
     found = SCRIPT if is_script(given) else BY_TRL

@@ -101,6 +101,9 @@ def refuse(config: Config) -> None:
         if value not in allowed and value != ():  # --also is none by default
             shown = " ".join(value) if isinstance(value, tuple) else value
             raise CreditscopeError(f"--{name.replace('_', '-')} {shown}: --engine trl cannot do that; {repair}")
+    if config.row.linked:
+        raise CreditscopeError(f"--method {config.method}: --engine trl runs GRPOTrainer, which has no pairs; leave "
+                               f"--engine out, or put ScopeCallback on TRL's own DPOTrainer")
     if config.row.keep == "live_groups" and config.resample:
         raise CreditscopeError(f"--method {config.method} drops unanimous groups, and --engine trl draws no fresh "
                                f"prompts in their place; give --resample 0 to learn from the rest")

@@ -193,6 +193,9 @@ def row_for(method: str, trainer: Any) -> Method:
             raise CreditscopeError(f"{name}={getattr(args, name)!r}: the row of method {method!r} decides that; leave "
                                    f"it out, or give a row of your own: creditscope list methods")
     row = with_limit(find(method), trainer.max_completion_length)
+    if row.linked:
+        raise CreditscopeError(f"method {method!r} learns from pairs, and GRPOTrainer has none; use TRL's DPOTrainer "
+                               f"with ScopeCallback, or creditscope lab train --method {method}")
     if args.beta and row.kl == "none":
         raise CreditscopeError(f"beta={args.beta}: method {method!r} has no KL term; set beta=0, or choose one that "
                                f"has, such as grpo")

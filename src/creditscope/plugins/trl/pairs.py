@@ -16,7 +16,6 @@ from creditscope.objective.surrogate import effective_credit, surrogate
 from creditscope.plugins.trl import names
 from creditscope.plugins.trl.passes import Inputs, take
 from creditscope.policy.loading import Policy
-from creditscope.runs import schema
 
 
 @dataclass
@@ -159,15 +158,3 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
     """(Σ B, T) of (B, T) tensors that may differ in T, padded with 0 on the right."""
     width = max(x.shape[1] for x in parts)
     return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in parts])
-
-
-def changes(live: Tensor, after: Tensor, rollouts: Rollouts) -> dict[str, float]:
-    """How the step moved log π(y) = Σ_t log π(y_t) of both sides, over the pairs that were read.
-
-        change = 1/P Σ_g (log π_{s+1}(y_g) − log π_s(y_g))        fell = #(g: change of the chosen answer < 0)/P
-    """
-    moved = (after - live).masked_fill(~rollouts.mask, 0.0).sum(dim=1)
-    chosen = moved[rollouts.reward > 0]
-    return {schema.PAIRS_CHOSEN_CHANGE: float(chosen.mean()),
-            schema.PAIRS_REJECTED_CHANGE: float(moved[rollouts.reward <= 0].mean()),
-            schema.PAIRS_CHOSEN_FELL: float((chosen < 0).double().mean())}

@@ -18,9 +18,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from creditscope.errors import CreditscopeError
+from creditscope.methods.dialects import TRL_DPO
 from creditscope.objective.kept import kept_arrays
+from creditscope.objective.links import pair_changes
 from creditscope.plugins.common.gather_ranks import Rows
-from creditscope.plugins.trl.pairs import Pairs, Pass, changes, pairs_of
+from creditscope.plugins.trl.pairs import Pairs, Pass, pairs_of
 from creditscope.plugins.trl.passes import Inputs, placed_logits
 from creditscope.plugins.trl.stated import stated_pairs
 from creditscope.policy.loading import Policy
@@ -115,7 +117,8 @@ class Preferences:
         return {} if self._row_error is None else {schema.SCOPE_ROW_ERROR: self._row_error}
 
     def moved(self, rows: Rows, after: Tensor) -> dict[str, Any]:
-        return changes(rows.live, after, rows.rollouts)
+        # Which answers are chosen is the same under every loss.
+        return dict(pair_changes(self.method or TRL_DPO, rows.live, after, rows.rollouts, rows.credit))
 
     def arrays(self, rows: Rows, after: Tensor, special: Mapping[int, str]) -> dict[str, Any]:
         return kept_arrays(None, rows.rollouts, rows.credit, rows.w, rows.live, after, special=special)

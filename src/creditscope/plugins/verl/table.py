@@ -27,6 +27,9 @@ def countable(method: Method) -> Method:
 
 
 def refuse_method(method: Method) -> None:
+    if method.linked:
+        raise CreditscopeError(f"method {method.name!r} has one term per pair, and verl's losses see single answers; "
+                               f"run it with creditscope lab train, or with TRL's DPOTrainer")
     lacks = "the tokens" if method.token_weight != "none" else \
         "the entropy of each token" if method.entropy_cost or method.keep == "low_entropy" else ""
     if lacks:

@@ -1,0 +1,137 @@
+"""Preference methods beside group methods (C.4): which properties of credit change, and which stay. Float64, exact.
+
+    w_it = 1/P · φ'(u_g) · β · A_i · ∂h_i/∂log π_it        u_g = β Σ_{i∈g} A_i·h_i − γ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from creditscope.batch.groups import Groups
+from creditscope.batch.rollouts import Rollouts
+from creditscope.claims.verdict import ClaimVerdict, at_most
+from creditscope.exact.p2 import EQUAL, apart
+from creditscope.methods.axes import Method
+from creditscope.methods.table import METHODS, PREFERENCES
+from creditscope.objective.surrogate import effective_credit, surrogate
+
+PREFIX = 2
+"""Tokens that the two answers of a pair share."""
+BETAS = (0.5, 2.0)
+"""Factors on β."""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What one row shows on the pairs of `pairs()`; each is 0 where the property is there."""
+
+    within: float
+    """max over answers of max_t w_it − min_t w_it, over max |w|."""
+    baseline: float
+    """max |Δw| / max |w| when the baseline is left out."""
+    scale: float
+    """max |Δw| / max |w| when all rewards are halved."""
+    prefix: float
+    """Σ_g |Σ_i w_it| / Σ|w_it| over the tokens that the answers of a pair share."""
+    tie: float
+    """max |w| over the answers of a tie, over max |w|."""
+    beta_start: float
+    """max |Δ(w/max|w|)| when β is halved and doubled, at the reference: what the first update of Adam sees of β."""
+    beta_moved: float
+    """The same at a policy that has left the reference."""
+    rank: int
+    """Rank of the matrix of the answers' gradients."""
+
+
+def pairs(size: int = 2) -> tuple[Rollouts, Tensor]:
+    """Four groups with unequal lengths and a shared prefix, the last a tie; and a policy that has moved."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(PREFIX + 1, 8, (4 * size,), generator=draw)
+    mask = torch.arange(8) < lengths[:, None]
+    tokens = torch.randint(3, 9, mask.shape, generator=draw)
+    tokens[:, :PREFIX] = torch.tensor([1, 2])
+    logp, ref, move = (torch.rand(mask.shape, generator=draw, dtype=torch.float64) for _ in range(3))
+    reward = torch.rand(4 * size, generator=draw, dtype=torch.float64)
+    reward[-size:] = 0.5
+    batch = Rollouts(tokens=tokens * mask, mask=mask, logp=-(0.1 + logp) * mask, reward=reward,
+                     group=torch.arange(4).repeat_interleave(size), ref_logp=-(0.1 + ref) * mask,
+                     entropy=0.3 * move * mask)
+    return batch, (batch.logp - 0.4 * move) * mask
+
+
+def readings(method: Method, size: int = 2) -> Readings:
+    """The row's policy term on pairs, or on larger groups: of a preference method away from its reference, of any other
+    at ratio 1."""
+    batch, moved = pairs(size)
+    row, moved = method.bare, moved if method.linked else batch.logp
+    w = _w(row, batch, moved)
+    top = float(w.abs().max())
+    tied, shared = batch.group == 3, w[batch.group != 3][:, :PREFIX]
+    totals = Groups(batch.group[batch.group != 3]).totals(shared)
+    held = replace(batch, ref_logp=moved)
+    free = row if row.external or row.baseline == "none" else row.replace(baseline="none")
+    ends = w.masked_fill(~batch.mask, -torch.inf).amax(dim=1) - w.masked_fill(~batch.mask, torch.inf).amin(dim=1)
+    return Readings(
+        within=float(ends.max()) / top, baseline=apart(w, _w(free, batch, moved)),
+        scale=apart(w, _w(row, replace(batch, reward=batch.reward / 2), moved)),
+        prefix=float(totals.abs().sum() / shared.abs().sum()), tie=float(w[tied].abs().max()) / top,
+        beta_start=_by_beta(row, held, moved), beta_moved=_by_beta(row, batch, moved),
+        rank=int(torch.linalg.matrix_rank(_rows(w))))
+
+
+def _w(method: Method, batch: Rollouts, logp: Tensor) -> Tensor:
+    return effective_credit(lambda live: surrogate(method, live, batch), logp)
+
+
+def _by_beta(method: Method, batch: Rollouts, logp: Tensor) -> float:
+    """How the direction of w depends on β; 0 for a row without a link, whose policy term has none."""
+    if not method.linked:
+        return 0.0
+    found = [_w(method.replace(beta=factor * method.beta), batch, logp) for factor in (1.0, *BETAS)]
+    units = [w / w.abs().max() for w in found]
+    return max(float((unit - units[0]).abs().max()) for unit in units)
+
+
+def _rows(w: Tensor) -> Tensor:
+    """(B, d) g_i = Σ_t w_it ∇log π(y_it) with one random, hence independent, score per token."""
+    draw = torch.Generator().manual_seed(1)
+    scores = torch.randn(*w.shape, 64, generator=draw, dtype=w.dtype)
+    return (w[..., None] * scores).sum(dim=1)
+
+
+def contrast(*, methods: Mapping[str, Method] = METHODS, names: Sequence[str] = PREFERENCES) -> list[ClaimVerdict]:
+    """C.4: DPO needs no baseline of the group, and its credit is as uniform inside an answer as GRPO's."""
+    found = {name: readings(methods[name]) for name in names}
+    of_pairs = [name for name in names if methods[name].link_over == "pair"]
+    by_sum = [name for name in of_pairs if methods[name].score in ("log_ratio", "log_prob")]
+    by_mean = [name for name in of_pairs if name not in by_sum]
+    referred = [name for name in of_pairs if methods[name].score == "log_ratio"]
+
+    def verdict(field: str, over: Sequence[str], definition: str, said: str) -> ClaimVerdict:
+        each = {name: float(getattr(found[name], field)) for name in over}
+        worst = max(each, key=lambda name: each[name])
+        return at_most(EQUAL, definition, ", ".join(over), each[worst], f"{said} {each[worst]:.2g} ({worst})",
+                       n=len(over), of="methods")
+
+    return [
+        verdict("within", names, "w is uniform inside an answer: (max_t w − min_t w) / max|w|", "w differs by"),
+        verdict("baseline", of_pairs, "no baseline is needed: |Δw| / max|w| without the group's mean",
+                "without a baseline w changes by"),
+        verdict("tie", of_pairs, "a tie gives no gradient: max|w| over its answers", "the w of a tie is"),
+        verdict("tie", [name for name in names if name not in of_pairs],
+                "a tie gives no gradient where each answer has its own link: max|w| over its answers / max|w|",
+                "the w of a tie is"),
+        verdict("prefix", by_sum, "the shared prefix of a pair cancels, scores that are sums: Σ|Σ_i w| / Σ|w|",
+                "what is left is"),
+        verdict("prefix", by_mean, "the shared prefix of a pair cancels, scores that are means: Σ|Σ_i w| / Σ|w|",
+                "what is left is"),
+        verdict("scale", names, "w does not depend on the size of the rewards: |Δw| / max|w| at half of them",
+                "w changes by"),
+        verdict("beta_start", referred, "the direction of w does not depend on β at the reference", "it turns by"),
+        verdict("beta_moved", referred, "the direction of w does not depend on β away from the reference",
+                "it turns by"),
+    ]
