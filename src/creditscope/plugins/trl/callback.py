@@ -380,7 +380,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._held += 1
         if cosine < AGREE:
             self._warn("agreement", f"the trainer's gradient {self._source.apart.format(cosine=cosine)}")
-        told = {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
+        told: dict[str, float] = {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
         if self._trainer.accelerator.scaler is None:  # else its factor may still be in TRL's gradient
             clip = self._trainer.args.max_grad_norm or math.inf
             told[schema.SCOPE_NORM_RATIO] = min(ours**0.5, clip) / other**0.5
