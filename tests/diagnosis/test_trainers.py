@@ -16,7 +16,18 @@ from creditscope.diagnosis.finding import trend
 from creditscope.diagnosis.log import Log, LogSettings
 from creditscope.diagnosis.read import read
 from creditscope.diagnosis.remedies import REMEDIES
-from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, TRAINERS, TRL, VERL
+from creditscope.diagnosis.trainers import (
+    FACTS,
+    NEMO_RL,
+    OPEN_R1,
+    OURS,
+    SCRIPT,
+    SWIFT,
+    TRAINERS,
+    TRL,
+    UNSLOTH,
+    VERL,
+)
 from creditscope.diagnosis.trainers.trl import trl_updates
 from creditscope.diagnosis.trainers.verl import verl_method
 from creditscope.runs.record import Record
@@ -211,8 +222,11 @@ def test_the_command_with_trls_loop_has_its_own_flags_and_token_credit_its_own_c
 def test_every_metric_of_a_real_log_that_a_rule_needs_is_found_under_its_name(trainer: Any) -> None:
     logs = [read(folder) for folder in LOGS.iterdir() if folder.is_dir()]
     seen = {name for log in logs if log.trainer is trainer for row in log.rows for name in row.values}
-    # A second engine, a KL loss: not in runs on one CPU.
-    elsewhere = {TRL.name: {"sampler/ratio", "sampler/gap"}, VERL.name: {"sampler/ratio", "sampler/gap", "kl"}}
+    # A second engine, a KL loss: not in runs on one CPU. Those of NeMo-RL are in its TensorBoard file: test_foreign.py.
+    sampler = {"sampler/ratio", "sampler/gap"}
+    elsewhere = {TRL.name: sampler, VERL.name: {*sampler, "kl"}, SWIFT.name: {"cispo", "kl"},
+                 UNSLOTH.name: {*sampler, "cispo"}, OPEN_R1.name: {*sampler, "cispo", "kl"},
+                 NEMO_RL.name: set(NEMO_RL.metrics)}  # the console has names of its own
     assert {metric for metric, name in trainer.metrics.items() if name not in seen} == \
         elsewhere.get(trainer.name, set())
 

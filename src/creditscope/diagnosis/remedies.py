@@ -1,12 +1,17 @@
-"""The change for each cause, as each trainer spells it, and the number that should move then. No torch."""
+"""The change for each cause, as TRL, verl and creditscope spell it, and the number that should move then. Trainers
+with names of their own are spelled by `spelling`. No torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from creditscope.diagnosis.log import LogSettings
+from creditscope.diagnosis.spelling import PARTS, TEMPLATES, spell
+
+if TYPE_CHECKING:
+    from creditscope.diagnosis.trainers.trainer import Trainer
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -226,21 +231,32 @@ RATE: Mapping[str, int] = {"learning rate": 1, "small steps": 1, "step size": -1
 _ASSIGNED = re.compile(r"(?:--(?P<flag>[a-z][\w-]*) |(?P<name>[a-z][\w.]*)=)(?P<value>'[^']*'|[\w.+-]*\w)")
 
 
-def change(key: str, speech: str, settings: LogSettings | None = None) -> str:
-    """The change as a trainer spells it: trl, verl, creditscope or other; less what the settings already are.
+def change(key: str, speech: str | Trainer, settings: LogSettings | None = None) -> str:
+    """The change as a trainer spells it, or as trl, verl, creditscope or other; less what the settings already are.
 
     >>> change("cold sampler", "trl", LogSettings({"temperature": 1.0, "top_p": 0.2}))
     'top_p=1.0, top_k=0'
     """
     remedy = REMEDIES[key]
-    text: str = getattr(remedy, speech) or remedy.other
-    parts = re.split(r"(, (?:or |and )?|; )", text)
+    text = (getattr(remedy, speech) if isinstance(speech, str) else _spelled(key, speech)) or remedy.other
+    parts = PARTS.split(text)
     kept = [k for k in range(0, len(parts), 2) if not _is_so(parts[k], settings)]
     if len(kept) == len(parts[::2]):
         return text
     if not kept:
         return remedy.instead
     return parts[kept[0]] + "".join(parts[k - 1] + parts[k] for k in kept[1:])
+
+
+def _spelled(key: str, trainer: Trainer) -> str:
+    """The trainer's own text, that of its speech with its flags, or the template in its names."""
+    if key in trainer.remedies:
+        return trainer.remedies[key]
+    if trainer.speech == "own":
+        return spell(TEMPLATES.get(key, ""), trainer.spelled)
+    text: str = getattr(REMEDIES[key], trainer.speech)
+    names = "|".join(sorted({*trainer.defaults, *trainer.paths.values()}, key=len, reverse=True))
+    return re.sub(rf"(?<![\w.-])({names})\b", rf"{trainer.flag}\1", text) if trainer.flag else text
 
 
 def _is_so(part: str, settings: LogSettings | None) -> bool:

@@ -35,7 +35,7 @@ def percent(share: float) -> str:
 
 def remedy(log: Log, key: str) -> str:
     """The change for a cause, as the run's trainer spells it."""
-    return remedies.change(key, log.trainer.speech, log.settings)
+    return remedies.change(key, log.trainer, log.settings)
 
 
 def callback(log: Log) -> str:
