@@ -1,4 +1,4 @@
-"""Answers that five more trainers dumped with their own code: groups, steps, rewards and tokens; faults in a sentence."""
+"""Answers that five more trainers dumped with their own code: groups, steps, rewards, tokens, and faults."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_tokens_and_log_probs_of_the_sampler_are_kept_where_a_dump_has_them() ->
 
 
 def episode(**trace: Any) -> dict[str, Any]:
-    nodes = [{"message": {"role": "user", "content": "1+1="}, "sampled": False, "token_ids": [1, 2], "mask": [False] * 2},
+    nodes = [{"message": {"role": "user", "content": "1+1="}, "sampled": False, "token_ids": [1, 2],
+              "mask": [False] * 2},
              {"parent": 0, "message": {"role": "assistant", "content": "3"}, "sampled": True, "token_ids": [9, 3],
               "mask": [False, True], "logprobs": [-0.25]},
              {"parent": 0, "message": {"role": "assistant", "content": "2"}, "sampled": True, "token_ids": [9, 4],
