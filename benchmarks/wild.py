@@ -42,7 +42,7 @@ READINGS: dict[str, tuple[str, str]] = {
     "physics-grpo": ("dead groups", "61 % dead"),
     "rec-grpo": ("fine | unknown", "own names; must be read, or not be green"),
     "lean4-fim": ("reward constant", "reward always 0"),
-    "prime-rl": ("refused", "a trainer that is not read; to be named"),
+    "prime-rl": ("unknown", "four lines of a console: too few to judge"),
 }
 """Log -> rules or states that are right, and the reading."""
 

@@ -1,6 +1,6 @@
-"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from
-the rows, by enumeration, from the evidence in results/, from others' code, from the schema and record.head.md, and
-from the diagnosis and doctor.head.md.
+"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md, trainers.md and the table in
+papers.md: from the rows, by enumeration, from the evidence in results/, from others' code, from the schema and
+record.head.md, from the diagnosis and doctor.head.md, and from the rows of trainers and their stored logs.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """
@@ -361,6 +361,13 @@ def doctor_page() -> str:
                     tail])
 
 
+def trainers_page() -> str:
+    """Which metric is which name of which trainer; docs/trainers.py."""
+    import trainers
+
+    return "".join([GENERATED, *trainers.trainers_page(table)])
+
+
 def rules_section() -> list[str]:
     """The questions, first question first, and each rule with the first sentence of its docstring."""
     page = ["## The rules\n\n",
@@ -445,7 +452,7 @@ def decade(value: float) -> str:
 def main() -> None:
     for name, page in {"methods": methods_page, "credit": credit_page, "claims": claims_page,
                        "papers": papers_page, "conformance": conformance_page, "record": record_page,
-                       "doctor": doctor_page}.items():
+                       "doctor": doctor_page, "trainers": trainers_page}.items():
         (ROOT / "docs" / f"{name}.md").write_text(page())
         print(f"wrote docs/{name}.md")
 

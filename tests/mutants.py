@@ -355,7 +355,7 @@ REPLANTED = [
           "enumerate(names) if is_read(name)}", "enumerate(names)}",
           f"{LIMITS}::test_the_doctor_takes_time_in_proportion_to_the_log"),
     fixed("a prompt is read once for each choice", "offline/dumps.py",
-          "name, bad), prompt=prompt,", "name, bad), prompt=_prompt(messages['messages'], bad),",
+          "name, bad), prompt=prompt,", "name, bad), prompt=prompt_of(messages['messages'], bad),",
           f"{LIMITS}::test_many_choices_to_a_long_chat_take_time_in_proportion_to_the_line"),
     fixed("steps are padded without bound", "batch/jsonl.py",
           'for name in ("tokens", "step_reward"):', 'for name in ("tokens",):',

@@ -44,6 +44,10 @@ def test_the_page_of_the_doctor_is_current() -> None:
     assert generator().doctor_page() == (ROOT / "docs" / "doctor.md").read_text(), "run: make docs"
 
 
+def test_the_page_of_trainers_is_current() -> None:
+    assert generator().trainers_page() == (ROOT / "docs" / "trainers.md").read_text(), "run: make docs"
+
+
 @pytest.mark.nightly
 def test_the_page_of_credit_is_current() -> None:
     assert generator().credit_page() == (ROOT / "docs" / "credit.md").read_text(), "run: make docs"

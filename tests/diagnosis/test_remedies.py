@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from creditscope.cli import display
-from creditscope.diagnosis import optimizer_verdicts, remedies, rules, signs, thresholds
+from creditscope.diagnosis import optimizer_verdicts, remedies, rules, signs, spelling, thresholds
 from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.finding import Finding
 from creditscope.diagnosis.log import LogSettings
 from creditscope.diagnosis.remedies import REMEDIES, change
 from creditscope.diagnosis.rules import QUESTIONS, RULES
 from creditscope.diagnosis.thresholds import SENTENCES, THRESHOLDS
-from creditscope.diagnosis.trainers import OURS, SCRIPT, TRAINERS, TRL, VERL, Trainer
+from creditscope.diagnosis.trainers import FOREIGN, OPENRLHF, OURS, SCRIPT, SWIFT, TRAINERS, TRL, VERL, Trainer
+from creditscope.diagnosis.trainers.trainer import SETTINGS, WORDS
 from creditscope.report import rewards
 from diagnosis import (
     test_rules_contrast,
@@ -96,8 +97,40 @@ def test_every_remedy_is_spelled_for_every_trainer(key: str) -> None:
 
 @pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=lambda trainer: trainer.name)
 def test_every_trainer_speaks_a_language_of_the_table(trainer: Trainer) -> None:
-    assert trainer.speech in {*SPEECH, "other"}
+    assert trainer.speech in {*SPEECH, "other", "own"}
     assert set(TRL.facts) == set(trainer.facts)
+
+
+@pytest.mark.parametrize("trainer", FOREIGN, ids=lambda trainer: trainer.name)
+def test_every_remedy_is_spelled_in_names_of_the_trainer_or_in_plain_words(trainer: Trainer) -> None:
+    known = {*trainer.spelled.values(), *trainer.defaults}
+    for key in set(REMEDIES) - set(ONE_TRAINER):
+        text = change(key, trainer)
+        assert text, key
+        assert "{" not in text.replace("\\boxed{}", "").replace("{'dtype': 'float32'}", ""), text
+        if trainer.speech == "own" and key not in trainer.remedies:
+            others = {path for other in FOREIGN if other is not trainer for path in other.paths.values()
+                      if "." in path} - {path for path in known if path} - set(trainer.paths.values())
+            named = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text))
+            assert not named & others, text
+
+
+def test_a_template_names_roles_of_the_tables_alone() -> None:
+    roles = {role for text in spelling.TEMPLATES.values() for role in re.findall(r"\{(\w+)\}", text)}
+    assert roles <= {*SETTINGS, *WORDS}
+    assert set(spelling.TEMPLATES) <= set(REMEDIES)
+    assert set(WORDS) <= roles
+    for trainer in FOREIGN:
+        assert set(trainer.words) <= set(WORDS), trainer.name
+        assert set(trainer.paths) <= set(SETTINGS), trainer.name
+        assert set(trainer.remedies) <= set(REMEDIES), trainer.name
+
+
+def test_a_change_in_own_names_leaves_out_what_is_so_and_what_the_trainer_has_not() -> None:
+    given = LogSettings({"rollout": {"temperature": 1.0, "top_p": 0.2}})
+    assert change("cold sampler", OPENRLHF) == "--rollout.temperature=1.0, --rollout.top_p=1.0"  # it has no top_k
+    assert change("cold sampler", OPENRLHF, given) == "--rollout.top_p=1.0"
+    assert change("one rollout", SWIFT) == "--num_generations=8"
 
 
 def settings_named(text: str, trainer: Trainer) -> dict[str, Any]:

@@ -307,15 +307,29 @@ def test_a_folder_of_wandb_is_read_with_its_settings(tmp_path: Path, asked: str)
 
 
 @pytest.mark.parametrize(("text", "name"), [
-    ("02:33 SUCCESS Step 28 | Time: 73.77s | Reward: 0.3887 | Seq. Length: 345.6 tokens\n", "prime-rl"),
-    ("from skyrl_train.trainer import Trainer\n", "SkyRL"), ("INFO nemo_rl.algorithms.grpo: start\n", "NeMo-RL"),
-    ("python open_instruct/grpo_fast.py\n", "open-instruct"), ("import openrlhf\n", "OpenRLHF"),
+    ("python open_instruct/grpo_fast.py\n", "open-instruct"),
     ("[RANK 0] trlx starting\n", "trlx"), ("slime/ray/rollout.py:12\n", "slime"),
     ("fps step: 100 fps step and policy inference: 90\n", "rl_games")])
 def test_a_program_that_is_not_read_is_named_with_the_columns_to_write(tmp_path: Path, text: str, name: str) -> None:
     with pytest.raises(CreditscopeError, match=f"a log of {name}, which is not read yet; write one JSON object per "
                                                f"step and line with these columns: step, reward, "):
         log_at(tmp_path, text)
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    ("from skyrl_train.trainer import Trainer\n", "SkyRL"), ("INFO nemo_rl.algorithms.grpo: start\n", "NeMo-RL"),
+    ("import openrlhf\n", "OpenRLHF"), ("20:00 orchestrator step 3\n", "prime-rl")])
+def test_a_log_of_a_program_that_is_read_without_its_reward_names_the_version(tmp_path: Path, text: str,
+                                                                              name: str) -> None:
+    with pytest.raises(CreditscopeError, match=rf"a log of {name} without a reward that version [\d.]+ writes; "):
+        log_at(tmp_path, text)
+
+
+def test_the_console_of_an_older_prime_rl_is_read(tmp_path: Path) -> None:
+    text = "02:33:26 SUCCESS Step {} | Time: 73.77s | Reward: 0.{} | Seq. Length: 345.6 tokens | Async Level: 1\n"
+    log = log_at(tmp_path, "".join(text.format(28 + k, 38 + k) for k in range(4)))
+    assert (log.trainer.name, series(log, schema.REWARD_MEAN).values) == ("prime-rl", [0.38, 0.39, 0.4, 0.41])
+    assert [row.step for row in log.rows] == [28, 29, 30, 31]
 
 
 def test_rows_of_another_program_with_a_reward_are_read_and_nothing_is_assumed(tmp_path: Path) -> None:

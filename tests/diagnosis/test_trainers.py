@@ -17,7 +17,20 @@ from creditscope.diagnosis.log import Log, LogSettings
 from creditscope.diagnosis.read import read
 from creditscope.diagnosis.remedies import REMEDIES
 from creditscope.diagnosis.rules import OF_PAIRS, RULES
-from creditscope.diagnosis.trainers import FACTS, OURS, SCRIPT, SCRIPT_OF_PAIRS, TRAINERS, TRL, TRL_DPO, VERL
+from creditscope.diagnosis.trainers import (
+    FACTS,
+    NEMO_RL,
+    OPEN_R1,
+    OURS,
+    SCRIPT,
+    SCRIPT_OF_PAIRS,
+    SWIFT,
+    TRAINERS,
+    TRL,
+    TRL_DPO,
+    UNSLOTH,
+    VERL,
+)
 from creditscope.diagnosis.trainers.trl import trl_updates
 from creditscope.diagnosis.trainers.trl_dpo import dpo_method
 from creditscope.diagnosis.trainers.verl import verl_method
@@ -214,8 +227,11 @@ def test_the_command_with_trls_loop_has_its_own_flags_and_token_credit_its_own_c
 def test_every_metric_of_a_real_log_that_a_rule_needs_is_found_under_its_name(trainer: Any) -> None:
     logs = [read(folder) for folder in LOGS.iterdir() if folder.is_dir()]
     seen = {name for log in logs if log.trainer is trainer for row in log.rows for name in row.values}
-    # A second engine, a KL loss: not in runs on one CPU.
-    elsewhere = {TRL.name: {"sampler/ratio", "sampler/gap"}, VERL.name: {"sampler/ratio", "sampler/gap", "kl"}}
+    # A second engine, a KL loss: not in runs on one CPU. Those of NeMo-RL are in its TensorBoard file: test_foreign.py.
+    sampler = {"sampler/ratio", "sampler/gap"}
+    elsewhere = {TRL.name: sampler, VERL.name: {*sampler, "kl"}, SWIFT.name: {"cispo", "kl"},
+                 UNSLOTH.name: {*sampler, "cispo"}, OPEN_R1.name: {*sampler, "cispo", "kl"},
+                 NEMO_RL.name: set(NEMO_RL.metrics)}  # the console has names of its own
     assert {metric for metric, name in trainer.metrics.items() if name not in seen} == \
         elsewhere.get(trainer.name, set())
 
@@ -371,6 +387,6 @@ def test_names_and_defaults_of_dpo_are_trls() -> None:
     assert unwritten == {"loss", "grad_norm", "learning_rate"}  # by transformers
     fields = {field.name for field in dataclasses.fields(trl.DPOConfig)}
     words = {word.strip(",;:.()'") for rule in OF_PAIRS if rule in REMEDIES
-             for word in (REMEDIES[rule].dpo or REMEDIES[rule].trl).split()}
+             for word in TRL_DPO.remedies.get(rule, REMEDIES[rule].trl).split()}
     named = {word.partition("=")[0] for word in words if "=" in word or "_" in word}
     assert named - fields == {"requires_grad", "out", "trainer.add_callback(ScopeCallback(trainer"}

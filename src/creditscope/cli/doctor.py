@@ -26,7 +26,7 @@ from creditscope.report.diagnosed import chain
 
 @dataclass(frozen=True)
 class Doctor:
-    """Find the faults of a run of TRL, verl or creditscope, from its log and settings alone.
+    """Find the faults of a run of TRL, verl, nine more trainers or creditscope, from its log and settings alone.
 
     No model is loaded. The first line names the first cause and the setting to change. Each finding is broken (✗),
     watch (!), unknown (?) or fine (✓), with the lines of the log that show it, the formula, and the finding that causes

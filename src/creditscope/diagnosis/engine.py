@@ -88,7 +88,7 @@ def diagnose(log: Log) -> Diagnosis:
         assumes = dict(log.settings.assumed) if told.state != "unknown" else {}
         cure = (told.remedy or name) if told.bad else ""
         found[name] = replace(told, rule=name, assumes=assumes or None, remedy=cure,
-                              change=remedies.change(cure, log.trainer.speech, log.settings) if cure else "",
+                              change=remedies.change(cure, log.trainer, log.settings) if cure else "",
                               expect=remedies.REMEDIES[cure].expect if cure else "")
     rooted = [replace(each, follows=_root(each, found)) for each in found.values()]
     ordered = sorted(rooted, key=lambda each: (STATES.index(each.state), bool(each.follows)))

@@ -19,9 +19,10 @@ from creditscope.diagnosis.readers.folders import (
     state_in,
 )
 from creditscope.diagnosis.readers.refusals import program_with, refusal
-from creditscope.diagnosis.readers.rows import RowCollector, chosen, merged, sessions
+from creditscope.diagnosis.readers.rows import RowCollector, chosen, merged, sessions, with_sums
 from creditscope.diagnosis.readers.settings import settings_beside, settings_file, settings_set
 from creditscope.diagnosis.trainers import ANOTHER, OURS, READ, TRL, TRL_DPO, Trainer, who_wrote
+from creditscope.diagnosis.trainers.trainer import parts
 from creditscope.errors import CreditscopeError
 from creditscope.runs import schema
 from creditscope.runs.record import Record
@@ -54,6 +55,8 @@ def read(path: str | Path, config: Path | None = None, sets: Sequence[str] = (),
     settings = _settings(path, held, config, record) | given
     names = frozenset(name for row in rows for name in row.values)
     trainer = _trainer(path, names, held, settings)
+    if sums := {name: terms for name in trainer.metrics.values() if len(terms := parts(name)) > 1}:
+        rows = with_sums(rows, sums)
     deduced = _deduced(trainer, rows, names, settings, held)
     named = "the settings" if config is None else config.name
     log = Log(held.source, trainer, rows, LogSettings(settings, deduced, trainer.defaults, named), notes,
@@ -130,12 +133,17 @@ def _settings(path: Path, held: LogFile, config: Path | None, record: Record | N
 def _names(trainer: Trainer, metric: str = "") -> set[str]:
     """The trainer's names of a metric, or of all."""
     wanted = [metric] if metric else [*trainer.metrics, *trainer.aliases]
-    return {name for each in wanted for name in (trainer.metrics.get(each, each), *trainer.aliases.get(each, ()))}
+    return {name for each in wanted for _, name in parts(trainer.metrics.get(each, each))}.union(
+        *(trainer.aliases.get(each, ()) for each in wanted))
 
 
 def _trainer(path: Path, names: frozenset[str], held: LogFile, settings: Mapping[str, Any]) -> Trainer:
     """The trainer that wrote these columns. Another program's need a reward and a number of the optimiser's."""
-    found = [trainer for trainer in READ if trainer.marks & names]
+    program = held.program or program_with(held.rows.seen)
+    found = [trainer for trainer in READ if trainer.wrote(names) or (
+        trainer.name == program and trainer.console and names & _names(trainer, schema.REWARD_MEAN))]
+    through = {trainer.through for trainer in found}
+    found = [trainer for trainer in found if trainer.name not in through]
     beyond = _names(ANOTHER) - ANOTHER.marks - _names(ANOTHER, schema.LENGTH_MEAN) - {"epoch"}
     if ANOTHER in found:
         rewarded = [trainer for trainer in found if trainer is not ANOTHER
@@ -143,14 +151,12 @@ def _trainer(path: Path, names: frozenset[str], held: LogFile, settings: Mapping
         found = rewarded or ([ANOTHER] if names & beyond else [each for each in found if each is not ANOTHER])
     if len(found) > 1:
         found = [trainer for trainer in found if trainer is not OURS]  # ScopeCallback's metrics in TRL's log
-    program = held.program or program_with(held.rows.seen)
     if not found:
         if program:
             raise CreditscopeError(f"{path}: {refusal(program)}")
         shown = ", ".join(sorted(names or held.rows.seen))
         seen = f"it has {shown}, which other programs write too" if shown else "no such line"
-        raise CreditscopeError(f"{path} holds no log of TRL's GRPOTrainer or DPOTrainer, verl or creditscope: {seen}; "
-                               f"{SHAPES}")
+        raise CreditscopeError(f"{path} holds no log of a trainer that is read: {seen}; {SHAPES}")
     trainer = max(found, key=lambda trainer: len(names & _names(trainer)))
     if trainer is ANOTHER and program:
         held.notes.append(f"this looks like a log of {program}: its columns are read by their common names")
@@ -165,7 +171,7 @@ def _deduced(trainer: Trainer, rows: Sequence[LogRow], names: frozenset[str], se
         values = [row.values[name] for row in rows if math.isfinite(row.values.get(name, math.nan))]
         if values and (values[-1] or name not in rows[-1].digits):  # 0.000 is not 0
             found[path] = values[-1]
-    if trainer in (TRL, TRL_DPO) and isinstance(held.planned, int) and held.planned > 0:
+    if trainer.paths.get("steps") == "max_steps" and isinstance(held.planned, int) and held.planned > 0:
         if settings.get("max_steps") == -1:  # by epochs
             del settings["max_steps"]
         found["max_steps"] = held.planned

@@ -1,12 +1,17 @@
-"""The change for each cause, as each trainer spells it, and the number that should move then. No torch."""
+"""The change for each cause, as TRL, verl and creditscope spell it, and the number that should move then. Trainers
+with names of their own are spelled by `spelling`. No torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from creditscope.diagnosis.log import LogSettings
+from creditscope.diagnosis.spelling import PARTS, TEMPLATES, spell
+
+if TYPE_CHECKING:
+    from creditscope.diagnosis.trainers.trainer import Trainer
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -22,8 +27,6 @@ class Remedy(NamedTuple):
     """For a trainer whose settings are not known."""
     instead: str = ""
     """Where the settings are already as the change asks."""
-    dpo: str = ""
-    """For TRL's DPOTrainer, where it differs from `trl`."""
 
 
 REMEDIES: Mapping[str, Remedy] = {
@@ -90,8 +93,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "algorithm.filter_groups.enable=True with algorithm.filter_groups.metric=reward, prompts of middling "
         f"difficulty, or a larger {ROLLOUT}.n",
         "--group (more rollouts), easier or harder problems, or --method dapo",
-        "dead groups, within a few steps", "prompts of middling difficulty, or more answers per prompt",
-        dpo="loss_type='sigmoid' where a hinge has every margin, or pairs whose answers differ"),
+        "dead groups, within a few steps", "prompts of middling difficulty, or more answers per prompt"),
     "dead counted": Remedy(
         "scale_rewards='group' or 'none': then frac_reward_zero_std counts groups",
         "algorithm.filter_groups.enable=True: then training/filter_groups/evicted_samples counts them",
@@ -115,7 +117,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "1e-5 to 2e-4)",
         f"a larger {ACTOR}.optim.lr: ×10 (verl's examples use 1e-6)",
         "a larger --lr: ×10 until overshoot/kl is above 1e-7", "KL after a step, at the next reading",
-        "a larger learning rate: ×10", dpo="a larger learning_rate: ×10 (the default of DPOConfig is 1e-6)"),
+        "a larger learning rate: ×10"),
     "schedule": Remedy(
         "fewer warmup_steps than steps, or lr_scheduler_type='constant'",
         f"{ACTOR}.optim.lr_warmup_steps or {ACTOR}.optim.lr_scheduler_type", "--warmup or --schedule",
@@ -216,15 +218,12 @@ REMEDIES: Mapping[str, Remedy] = {
         "a smaller learning_rate, or a larger beta to stay near the reference; if only the prompts got harder, nothing",
         f"a smaller {ACTOR}.optim.lr, or {ACTOR}.use_kl_loss=True; if only the prompts got harder, nothing",
         "a smaller --lr; if only the problems got harder, nothing", "the reward, within 30 steps",
-        "a smaller learning rate; if only the prompts got harder, nothing",
-        dpo="a smaller learning_rate, or a larger beta; if only the pairs got harder, nothing"),
+        "a smaller learning rate; if only the prompts got harder, nothing"),
     "displacement": Remedy(
         "a larger beta, or a smaller learning_rate", "a smaller learning rate, or a larger beta",
         "a larger --beta, a smaller --lr, or --method cpo (a supervised term on the chosen answers)",
         "the reward of the chosen answers (pairs/chosen_reward) near 0 or above, within 30 steps",
-        "a larger beta, a smaller learning rate, or a supervised term on the chosen answers",
-        dpo="loss_type=['sigmoid', 'sft'] with loss_weights=[1.0, 1.0], a larger beta, or a smaller learning_rate; leave "
-            "out pairs whose two answers are nearly the same"),
+        "a larger beta, a smaller learning rate, or a supervised term on the chosen answers"),
     "signal": Remedy(
         "a larger batch: more prompts per step (per_device_train_batch_size or gradient_accumulation_steps)",
         "a larger data.train_batch_size", "--prompts (more), or --group (more)", "the noise scale below the batch",
@@ -244,21 +243,32 @@ RATE: Mapping[str, int] = {"learning rate": 1, "small steps": 1, "step size": -1
 _ASSIGNED = re.compile(r"(?:--(?P<flag>[a-z][\w-]*) |(?P<name>[a-z][\w.]*)=)(?P<value>'[^']*'|[\w.+-]*\w)")
 
 
-def change(key: str, speech: str, settings: LogSettings | None = None) -> str:
-    """The change as a trainer spells it: trl, dpo, verl, creditscope or other; less what the settings already are.
+def change(key: str, speech: str | Trainer, settings: LogSettings | None = None) -> str:
+    """The change as a trainer spells it, or as trl, verl, creditscope or other; less what the settings already are.
 
     >>> change("cold sampler", "trl", LogSettings({"temperature": 1.0, "top_p": 0.2}))
     'top_p=1.0, top_k=0'
     """
     remedy = REMEDIES[key]
-    text: str = getattr(remedy, speech) or (remedy.trl if speech == "dpo" else remedy.other)
-    parts = re.split(r"(, (?:or |and )?|; )", text)
+    text = (getattr(remedy, speech) if isinstance(speech, str) else _spelled(key, speech)) or remedy.other
+    parts = PARTS.split(text)
     kept = [k for k in range(0, len(parts), 2) if not _is_so(parts[k], settings)]
     if len(kept) == len(parts[::2]):
         return text
     if not kept:
         return remedy.instead
     return parts[kept[0]] + "".join(parts[k - 1] + parts[k] for k in kept[1:])
+
+
+def _spelled(key: str, trainer: Trainer) -> str:
+    """The trainer's own text, that of its speech with its flags, or the template in its names."""
+    if key in trainer.remedies:
+        return trainer.remedies[key]
+    if trainer.speech == "own":
+        return spell(TEMPLATES.get(key, ""), trainer.spelled)
+    text: str = getattr(REMEDIES[key], trainer.speech)
+    names = "|".join(sorted({*trainer.defaults, *trainer.paths.values()}, key=len, reverse=True))
+    return re.sub(rf"(?<![\w.-])({names})\b", rf"{trainer.flag}\1", text) if trainer.flag else text
 
 
 def _is_so(part: str, settings: LogSettings | None) -> bool:

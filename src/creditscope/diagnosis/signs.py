@@ -35,13 +35,12 @@ def percent(share: float) -> str:
 
 def remedy(log: Log, key: str) -> str:
     """The change for a cause, as the run's trainer spells it."""
-    return remedies.change(key, log.trainer.speech, log.settings)
+    return remedies.change(key, log.trainer, log.settings)
 
 
 def callback(log: Log) -> str:
     """What would record the numbers of the batch."""
     return {"trl": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine')) of creditscope.plugins.trl",
-            "dpo": "trainer.add_callback(ScopeCallback(trainer, out='runs/mine')) of creditscope.plugins.trl",
             "verl": "creditscope's verl plugin, or `creditscope inspect` on trainer.rollout_data_dir",
             "creditscope": "--scope light --probe light, with smaller --every and --probe-every",
             }.get(log.trainer.speech, "rollouts in a file, and `creditscope inspect`")

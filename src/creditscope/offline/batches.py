@@ -54,7 +54,7 @@ class Reader:
     def batches(self, start: Place = START, last: str | None = None) -> Iterator[SampleBatch]:
         """Every batch after a place; `last` is the digest of the batch before it."""
         for batch in self._cut(start):
-            if self.shape == "trl":
+            if self.shape is not None and SHAPES[self.shape].repeats:
                 if batch.digest == last:
                     self.repeats += 1
                     continue

@@ -3,65 +3,39 @@
     creditscope   {"prompt": …, "response": …, "reward": 1.0}          and the fields of docs/offline.md
     trl           step, prompt, completion, a column per reward function, advantage      (log_completions)
     verl          {"input": …, "output": …, "score": 1.0, "step": 3, "uid": …}           (trainer.rollout_data_dir)
+    others        skyrl, areal, prime_rl, nemo_rl, swift: in `foreign`
     openai        {"messages": […], "choices": [{"message": …, "reward": 1.0}, …]}       one request per line
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from creditscope.batch.jsonl import Bad, Row, check_fields, check_list, check_scalar, show
+from creditscope.batch.jsonl import Bad, Row, check_fields, show
 from creditscope.batch.rollouts import STEP_FIELDS, TOKEN_FIELDS
 from creditscope.errors import CreditscopeError, unknown
+from creditscope.offline.foreign import FOREIGN
+from creditscope.offline.sample import (
+    Sample,
+    Shape,
+    ids_of,
+    name_of,
+    number_of,
+    prompt_of,
+    reward_of,
+    step_of,
+    text_of,
+)
 
-Messages = list[dict[str, Any]]
+__all__ = ["SHAPES", "Sample", "recognise", "spelling_number"]
+
 TEXTS = ("response", "completion", "text")
 GROUPS = ("group", "prompt_id", "uid")
 BATCHES = ("batch", "step")
 PER_TOKEN = (*TOKEN_FIELDS, *STEP_FIELDS, "pieces")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One logged answer to one prompt."""
-
-    where: str
-    """File and line, for messages."""
-    reward: float
-    prompt: str | Messages | None = None
-    text: str | None = None
-    group: Hashable = None
-    """The name of its group; None where a group is the answers to one prompt."""
-    batch: int | None = None
-    """The training step that sampled it."""
-    prompt_tokens: list[int] | None = None
-    fields: Row = field(default_factory=dict)
-    """Fields per token: tokens, logp, mask, entropy, step labels …, checked."""
-    spelled: bool = False
-    """True where tokens are known by their spelling alone: their ids are hashes, not a model's."""
-
-    @property
-    def key(self) -> Hashable:
-        if self.group is not None:
-            return self.group
-        return self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, sort_keys=True, default=str)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A kind of file. The functions take the object and --reward-field."""
-
-    says: str
-    fits: Callable[[Mapping[str, Any], str | None], bool]
-    convert: Callable[[Mapping[str, Any], str | None, str, Bad], list[Sample]]
-    """(object, --reward-field, its place, error from a message) -> its samples."""
-    reads: Callable[[Mapping[str, Any], str | None], set[str]]
-    """The fields that are read; the others are named to the user."""
 
 
 def recognise(row: Mapping[str, Any], reward_field: str | None, where: str) -> str:
@@ -89,12 +63,12 @@ def _ours(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad
     if text is None and "tokens" not in known:
         raise bad(f"neither an answer ({', '.join(TEXTS)}) nor its tokens")
     return [Sample(
-        where=where, reward=_reward(row, reward_field or "reward", bad),
-        prompt=_prompt(row["prompt"], bad) if row.get("prompt") is not None else None,
-        text=None if text is None else _said(row[text], text, bad),
-        group=None if name is None else _name(row[name], bad),
-        batch=_step(batch, bad),
-        prompt_tokens=_ids(row, "prompt_tokens", bad), fields=check_fields(known, bad))]
+        where=where, reward=reward_of(row, reward_field or "reward", bad),
+        prompt=prompt_of(row["prompt"], bad) if row.get("prompt") is not None else None,
+        text=None if text is None else text_of(row[text], text, bad),
+        group=None if name is None else name_of(row[name], bad),
+        batch=step_of(batch, bad),
+        prompt_tokens=ids_of(row, "prompt_tokens", bad), fields=check_fields(known, bad))]
 
 
 TRL_OWN = ("step", "prompt", "completion", "advantage")
@@ -113,9 +87,9 @@ def _trl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad)
     given = [value for value in map(row.get, columns) if value is not None and value == value]
     if not given:
         raise bad(f"no reward: {', '.join(columns)} gave no number")
-    return [Sample(where=where, reward=sum(_number(value, columns[0], bad) for value in given),
-                   prompt=_prompt(row["prompt"], bad), text=_said(row["completion"], "completion", bad),
-                   batch=_step(row["step"], bad))]
+    return [Sample(where=where, reward=sum(number_of(value, columns[0], bad) for value in given),
+                   prompt=prompt_of(row["prompt"], bad), text=text_of(row["completion"], "completion", bad),
+                   batch=step_of(row["step"], bad))]
 
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
@@ -128,10 +102,11 @@ def _verl(row: Mapping[str, Any], reward_field: str | None, where: str, bad: Bad
     """uid is SAMPLE_ROLLOUT_OUTPUT, and rows of one SAMPLE are a group; without uid, rows of one prompt are."""
     group = None
     if row.get("uid") is not None:
-        parts = str(_name(row["uid"], bad)).rsplit("_", 2)
+        parts = str(name_of(row["uid"], bad)).rsplit("_", 2)
         group = parts[0] if len(parts) == 3 and all(part.isdecimal() for part in parts[1:]) else str(row["uid"])
-    return [Sample(where=where, reward=_reward(row, reward_field or "score", bad), prompt=_prompt(row["input"], bad),
-                   text=_said(row["output"], "output", bad), group=group, batch=_step(row.get("step"), bad))]
+    return [Sample(where=where, reward=reward_of(row, reward_field or "score", bad),
+                   prompt=prompt_of(row["input"], bad), text=text_of(row["output"], "output", bad),
+                   group=group, batch=step_of(row.get("step"), bad))]
 
 
 REQUESTS = ((), ("request",), ("request", "body"), ("body",))
@@ -150,7 +125,7 @@ def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: B
     rewards = row.get(name)
     if isinstance(rewards, list) and len(rewards) != len(choices):
         raise bad(f"{name!r} has {len(rewards)} entries for {len(choices)} choices")
-    prompt = _prompt(messages["messages"], bad)  # once per request, which may have many choices
+    prompt = prompt_of(messages["messages"], bad)  # once per request, which may have many choices
     samples = []
     for i, choice in enumerate(choices):
         reward = choice if name in choice else {name: rewards[i]} if isinstance(rewards, list) else row
@@ -160,9 +135,9 @@ def _openai(row: Mapping[str, Any], reward_field: str | None, where: str, bad: B
         said = message.get("content") if isinstance(message, dict) else choice.get("text")
         fields, spelled = _logprobs(choice, bad)
         samples.append(Sample(
-            where=where, reward=_reward(reward, name, bad), prompt=prompt,
-            text=_said("" if said is None else said, "content", bad), group=where if len(choices) > 1 else None,
-            batch=_step(row.get("step"), bad), prompt_tokens=_ids(response or {}, "prompt_token_ids", bad),
+            where=where, reward=reward_of(reward, name, bad), prompt=prompt,
+            text=text_of("" if said is None else said, "content", bad), group=where if len(choices) > 1 else None,
+            batch=step_of(row.get("step"), bad), prompt_tokens=ids_of(response or {}, "prompt_token_ids", bad),
             fields=fields, spelled=spelled))
     return samples
 
@@ -171,7 +146,7 @@ def _logprobs(choice: Mapping[str, Any], bad: Bad) -> tuple[Row, bool]:
     """(fields per token from `logprobs`, whether it has no ids); some servers add `token_ids`."""
     found = choice.get("logprobs")
     entries = found.get("content") if isinstance(found, dict) else None
-    ids = _ids(choice, "token_ids", bad)
+    ids = ids_of(choice, "token_ids", bad)
     if not entries:
         return ({} if ids is None else {"tokens": ids}), False
     if not isinstance(entries, list) or not all(isinstance(e, dict) and isinstance(e.get("token"), str)
@@ -203,59 +178,14 @@ def _inside(row: Mapping[str, Any], paths: Iterable[Sequence[str]], name: str) -
     return None
 
 
-def _reward(row: Mapping[str, Any], name: str, bad: Bad) -> float:
-    if name not in row:
-        raise bad(f"no field {name!r} for the reward; say where it stands with --reward-field")
-    return _number(row[name], name, bad)
-
-
-def _number(value: Any, name: str, bad: Bad) -> float:
-    """A finite number; true and false are 1 and 0, and a decimal of parquet becomes a float."""
-    found: float = check_scalar(name, float(value) if isinstance(value, bool | Decimal) else value, float, bad)
-    return found
-
-
-def _step(value: Any, bad: Bad) -> int | None:
-    """The training step; tables with gaps have it as a float."""
-    whole = int(value) if isinstance(value, float) and value.is_integer() else value
-    found: int | None = None if whole is None else check_scalar("step", whole, int, bad)
-    return found
-
-
-def _prompt(value: Any, bad: Bad) -> str | Messages:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value):
-        return [dict(message) for message in value]
-    raise bad(f"the prompt must be a text or a list of messages with role and content, got {show(value)}")
-
-
-def _said(value: Any, name: str, bad: Bad) -> str:
-    """A text; of messages, their contents joined."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(m, dict) and isinstance(m.get("content"), str | None) for m in value):
-        return "".join(m.get("content") or "" for m in value)
-    raise bad(f"{name!r} must be a text or a list of messages, got {show(value)}")
-
-
-def _name(value: Any, bad: Bad) -> str | int:
-    if isinstance(value, str | int) and not isinstance(value, bool):
-        return value
-    raise bad(f"a group is named by a text or an integer, got {show(value)}")
-
-
-def _ids(row: Mapping[str, Any], name: str, bad: Bad) -> list[int] | None:
-    return None if row.get(name) is None else check_list(name, row[name], int, bad)
-
-
 SHAPES: dict[str, Shape] = {
     "trl": Shape("step, prompt, completion, advantage and the columns of the reward functions",
                  lambda row, _: row.keys() >= set(TRL_OWN), _trl,
-                 lambda row, reward: {*TRL_OWN, *(reward.split(",") if reward else _numbers(row))}),
+                 lambda row, reward: {*TRL_OWN, *(reward.split(",") if reward else _numbers(row))}, repeats=True),
     "verl": Shape("input, output, score, step",
                   lambda row, reward: row.keys() >= {"input", "output", reward or "score"}, _verl,
                   lambda _, reward: {"input", "output", "step", "uid", reward or "score"}),
+    **FOREIGN,
     "openai": Shape("messages and choices, with a reward in each choice or a list of them",
                     lambda row, _: _inside(row, RESPONSES, "choices") is not None, _openai,
                     lambda _, reward: {"messages", "choices", "request", "response", "body", "step",

@@ -18,6 +18,9 @@ from creditscope.errors import CreditscopeError, require_module
 from creditscope.files.jsonlines import MAX_LINE, placed_lines
 
 SUFFIXES = (".jsonl", ".parquet")
+NESTED = ("step_*/train/all/traces.jsonl", "rollouts/step_*/train/all/traces.jsonl", "[0-9]*/*.jsonl",
+          "rollout/[0-9]*/*.jsonl")
+"""Where prime-rl and AReaL keep files of one step in a folder of their own."""
 ROWS = 256
 """Rows of a parquet file that are held at once."""
 CHUNK = 2**20
@@ -144,9 +147,10 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / "run.json").exists():
         raise CreditscopeError(f"{path} is a run of creditscope, not a file of rollouts; see: creditscope report")
-    found = sorted((file for file in path.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")),
-                   key=lambda file: [(int(part), "") if part.isdecimal() else (0, part)
-                                     for part in re.split(r"(\d+)", file.name)])
+    inside = [file for file in path.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")]
+    inside = inside or next((files for pattern in NESTED if (files := [*path.glob(pattern)])), [])
+    found = sorted(inside, key=lambda file: [(int(part), "") if part.isdecimal() else (0, part)
+                                             for part in re.split(r"(\d+)", f"{file.relative_to(path)}")])
     if not found:
         trl = path / "completions"  # TRL's folder in its output_dir
         raise CreditscopeError(f"{path} holds no rollouts: no file in it ends in {' or '.join(SUFFIXES)}"

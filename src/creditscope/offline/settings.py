@@ -8,7 +8,7 @@ from creditscope.credit.table import parse
 from creditscope.errors import CreditscopeError, unknown
 from creditscope.methods.find import find
 
-FORMATS = ("auto", "creditscope", "trl", "verl", "openai")
+FORMATS = ("auto", "creditscope", "trl", "verl", "openai", "skyrl", "areal", "prime_rl", "nemo_rl", "swift")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Settings:
     credit: str | None = None
     """The credit estimator: creditscope list credits. Those with continuations or a critic do not work on a file."""
     format: str = "auto"
-    """auto, creditscope, trl, verl or openai."""
+    """auto, creditscope, trl, verl, openai, skyrl, areal, prime_rl, nemo_rl or swift."""
     reward_field: str | None = None
     """The field that holds the reward. TRL's columns of several reward functions are named with commas and summed."""
     rows: int = 512

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from creditscope.diagnosis.log import RecordSource
 from creditscope.diagnosis.readers import text
+from creditscope.diagnosis.readers.blocks import BlockReader
 from creditscope.diagnosis.readers.documents import array_of, is_notebook, notebook_texts
+from creditscope.diagnosis.readers.events import PREFIX, event_rows
 from creditscope.diagnosis.readers.printed import PrintedSettings
 from creditscope.diagnosis.readers.refusals import program_of
 from creditscope.diagnosis.readers.rows import MAX_SEEN, STEPS, RowCollector, is_read, own_name
@@ -19,7 +21,7 @@ from creditscope.files.jsonlines import Repeated
 from creditscope.runs.record import Record
 
 MAX_TALK = 2000
-"""Lines without a row in which the name of the program is searched."""
+"""Lines in which the name of the program is searched."""
 
 
 class LogFile:
@@ -31,6 +33,7 @@ class LogFile:
         self.notes: list[str] = []
         self.rows = RowCollector(self.notes)
         self.printed = PrintedSettings()
+        self._blocks = BlockReader()
         self.program = ""
         self._talk = 0
         self.planned: object = None
@@ -50,8 +53,13 @@ class LogFile:
             self.add_document()
         elif self.file.suffix in (".csv", ".tsv"):
             self.add_table()
+        elif self.file.name.startswith(PREFIX):
+            self.source = f"{self.file.name}, record"
+            for place, entry in event_rows(self.file, self.notes):
+                self.rows.add(place, entry)
         else:
             self.add_lines()
+        self._add_blocks(self._blocks.end())
 
     def add_document(self) -> None:
         """TRL's state, an array of rows, or a notebook; a file of JSON lines with this suffix is read by lines."""
@@ -89,19 +97,23 @@ class LogFile:
         for number, line in text.bounded_lines(self.file, self.notes):
             self._add_line(number, line)
 
+    def _add_blocks(self, ended: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        for place, entry in ended:
+            self.rows.add(place, entry)
+
     def _add_line(self, number: int, line: str) -> None:
-        if self.printed.see(line):
+        self._talk += 1
+        if self._talk <= MAX_TALK and not self.program:
+            self.program = program_of(line[:500])
+        inside, ended = self._blocks.see(number, line)
+        self._add_blocks(ended)
+        if inside or self.printed.see(line):
             return
-        found = False
         try:
             for entry in rows_of(line):
-                found = self.rows.add(number, entry) or found
+                self.rows.add(number, entry)
         except Repeated as error:
             raise CreditscopeError(f"{self.file}, line {number}: {error}") from None
-        if not found:
-            self._talk += 1
-            if self._talk <= MAX_TALK and not self.program:
-                self.program = program_of(line[:500])
 
     def add_table(self) -> None:
         lines = (line.replace("\0", "") for _, line in text.bounded_lines(self.file, self.notes))

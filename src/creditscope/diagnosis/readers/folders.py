@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from creditscope.diagnosis.readers.events import PREFIX
 from creditscope.errors import CreditscopeError, command_line
 from creditscope.runs.record import Record
 
@@ -23,6 +24,7 @@ SHAPES = "\n".join((
     "  a log      lines such as {'loss': '0', 'reward': '0.5', 'frac_reward_zero_std': '0.25'} (TRL), "
     "step:12 - actor/pg_loss:0.01 - critic/score/mean:0.5 (verl), or JSON objects with those names, also in a notebook "
     "(.ipynb) or in one JSON array",
+    "  a console  what OpenRLHF, SkyRL, AReaL, prime-rl, NeMo-RL or EasyR1 print, or their TensorBoard events",
     "  a table    .csv or .tsv with a column for each of those names, as wandb and others export it"))
 """What can be read, one line each: the command line wraps them to the terminal."""
 
@@ -115,6 +117,8 @@ def logs_in(path: Path) -> list[Path]:
     files = sorted(file for file in itertools.islice(path.iterdir(), 10 * MAX_FOLDERS) if file.is_file())
     for suffixes in ((*LOGS, ".txt"), (".md",)):
         if found := [file for file in files if file.suffix in suffixes]:
+            return found
+        if found := [file for file in files if file.name.startswith(PREFIX)]:
             return found
     return [file for file in files if file.suffix == ".json"
             and any(word in file.stem for word in ("metrics", "history", "log"))]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from creditscope.diagnosis.readers.text import number_of, yaml_of
-from creditscope.diagnosis.trainers import TRL
+from creditscope.diagnosis.trainers import FOREIGN, TRL, TRL_DPO
 from creditscope.errors import CreditscopeError
 
 MAX_PRINTED = 2**18
@@ -26,11 +26,15 @@ MAX_YAML = 2**16
 MAX_DEPTH = 50
 PREFIX = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\([\w.:\- ]{1,80}=[^)]{1,80}\))?(?:\x1b\[[\d;]*m)* ?")
 """Ray's "(TaskRunner pid=422294) " with its colours."""
-ROOTS = ("actor_rollout_ref", "algorithm", "data", "trainer", "critic")
+ROOTS = ("actor_rollout_ref", "algorithm", "data", "trainer", "critic", "worker", "checkpointing", "grpo", "loss_fn",
+         "policy", "generator", "environment")
+"""First names of the configurations that verl, EasyR1, NeMo-RL and SkyRL print."""
+_PATHS = frozenset(path for trainer in (*FOREIGN, TRL_DPO) for path in (*trainer.defaults, *trainer.paths.values()))
+_HEADS = sorted({path.partition(".")[0] for path in _PATHS if "." in path})
 _DICT = re.compile(r"\{'(?:" + "|".join(ROOTS) + r")': \{")
 _YAML = re.compile(r"(?:" + "|".join(ROOTS) + r"):\s*$")
 _YAML_LINE = re.compile(r"\s*(?:- )*[\w.\-@]+:(?:\s|$)|\s*- |\s*$")
-_OVERRIDE = re.compile(r"(?<![\w./])\+{0,2}((?:" + "|".join(ROOTS) + r")(?:\.\w+)+)="
+_OVERRIDE = re.compile(r"(?<![\w./])(?:\+{0,2}|--)((?:" + "|".join(_HEADS) + r")(?:\.\w+)+)[= ]"
                        r"([^\s'\"\\\[\]{}]{1,80})(?=[\s'\"\\]|$)")
 _CALL = re.compile(r"\bGRPOConfig\(")
 _PAIR = re.compile(r"(?<![\w.])(" + "|".join(sorted({*TRL.defaults, *TRL.paths.values()}, key=len, reverse=True))
@@ -77,9 +81,9 @@ class PrintedSettings:
             self._go_on(line)
         elif not self.found and ("': {" in line or "GRPOConfig(" in line or _starts_yaml(line)):
             self._begin(line)
-        if "actor_rollout_ref." in line or "algorithm." in line:
+        if any(f"{head}." in line for head in _HEADS):
             self.overrides |= {path: value_of(value) for path, value in _OVERRIDE.findall(line[:MAX_PRINTED])[:500]
-                               if "$" not in value}
+                               if "$" not in value and path in _PATHS}
         if "num_generations" in line or "max_completion_length" in line:
             pairs = dict(_PAIR.findall(line[:MAX_PRINTED]))
             if len(pairs) > 1:

@@ -1,14 +1,17 @@
-"""Programs whose logs are recognised and not read: the error names them."""
+"""Programs that are recognised by what they print; where a log is not read, the error names its program."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
 
+from creditscope.diagnosis.trainers import READ
+
 COLUMNS = "step, reward, reward_std, kl, entropy, grad_norm, learning_rate, completions/mean_length"
 _MARKS = {
-    "prime-rl": (r"SUCCESS Step \d+ \| Time: |orchestrator step|prime[-_]rl", {"reward/all/mean"}),
-    "SkyRL": (r"skyrl", {"reward/avg_raw_reward", "loss/avg_raw_rewards", "loss/avg_final_rewards"}),
+    **{trainer.name: (trainer.console, set[str]()) for trainer in READ if trainer.console},
+    "prime-rl": (r"SUCCESS\s+Step \d+ \||orchestrator step|prime[-_]rl", set[str]()),
+    "SkyRL": (r"skyrl", {"loss/avg_raw_rewards"}),
     "NeMo-RL": (r"nemo[-_]rl|• Avg Reward: ", {"total_reward_mean"}),
     "slime": (r"\bslime[/_.]|rollout/raw_reward", {"rollout/raw_reward"}),
     "open-instruct": (r"open[-_]instruct", {"objective/verifiable_reward", "objective/scores"}),
@@ -20,6 +23,7 @@ _MARKS = {
     "supervised training": (r"fsdp_sft_trainer|mean_token_accuracy|SFTTrainer", {"mean_token_accuracy", "token_acc"}),
 }
 """Program -> (what its console prints, columns of its own). The first that fits is named."""
+_VERSIONS = {trainer.name: trainer.version for trainer in READ}
 _CONSOLES = re.compile("|".join(f"(?P<m{at}>{text})" for at, (text, _) in enumerate(_MARKS.values())), re.IGNORECASE)
 
 
@@ -40,10 +44,14 @@ def program_with(columns: Collection[str]) -> str:
 def refusal(program: str) -> str:
     """What to say of a recognised program.
 
-    >>> refusal("prime-rl")[:56]
-    'this is a log of prime-rl, which is not read yet; write '
+    >>> refusal("slime")[:53]
+    'this is a log of slime, which is not read yet; write '
+    >>> refusal("SkyRL")[:66]
+    'this is a log of SkyRL without a reward that version 0.3.0 writes;'
     """
     if program == "supervised training":
         return "this is a log of supervised training, which has no reward; give the log of the reinforcement learning"
-    return (f"this is a log of {program}, which is not read yet; write one JSON object per step and line with these "
+    read = f" without a reward that version {_VERSIONS[program]} writes" if program in _VERSIONS else \
+        ", which is not read yet"
+    return (f"this is a log of {program}{read}; write one JSON object per step and line with these "
             f"columns: {COLUMNS}")

@@ -10,11 +10,12 @@ import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from creditscope.diagnosis.log import JoinedLine, LogRow, RecordSource
 from creditscope.diagnosis.readers.text import number_of
-from creditscope.diagnosis.trainers import KNOWN, PROVING
+from creditscope.diagnosis.trainers import HELD_OUT, KNOWN, PROVING, READ
 from creditscope.errors import CreditscopeError
 from creditscope.runs import schema
 
@@ -27,16 +28,16 @@ MAX_SEEN = 40
 MAX_NAMES = 20_000
 ENOUGH = 10
 """Rows of a session that is read although a longer one came before."""
-STEPS = ("step", "_step", "global_step", "Step", "training/global_step", "iteration", "global_step/max_steps")
+STEPS = ("step", "_step", "global_step", "Step", "training/global_step", "iteration", "global_step/max_steps",
+         "train/global_step", "trainer/global_step")
 SUPERVISED = frozenset({"mean_token_accuracy", "eval_mean_token_accuracy", "token_acc", "eval_token_acc"})
 """Columns that TRL's SFTTrainer and ms-swift's write, and no trainer with a reward."""
 PLAIN = frozenset({"loss", "grad_norm", "learning_rate", "lr", "epoch", "num_tokens", "entropy", "eval_loss"})
 """Columns that supervised training has too."""
 CLOCKS = frozenset({"epoch", "training/epoch", "num_tokens", "perf/total_num_tokens"})
 """Columns that count time: a row of these alone, such as the summary at the end, is no reading."""
-HELD_OUT = re.compile(r"val-core/.+/mean@\d+|(?:val/)?test_score/.+")
-"""verl's held-out values: 0.3 and later, 0.1 and 0.2."""
-_ELSEWHERE = ("timing", "perf/", "val-aux/", "global_seqlen/", "system/", "memory", "_", "prompt_length")
+_RENAMES = [(re.compile(pattern), name) for trainer in READ for pattern, name in trainer.renames.items()]
+_ELSEWHERE = ("tim", "perf/", "vllm/", "val-aux/", "global_seqlen/", "system/", "memory", "_", "prompt_length")
 """Beginnings of columns that say nothing of the training."""
 _UNIT = re.compile(r"(.+)\(1e-(\d{1,2})\)")
 _FIXED = re.compile(r"-?\d+\.(\d+)")
@@ -48,7 +49,8 @@ def own_name(key: object) -> str:
     >>> own_name("my run - train/reward_std"), own_name("actor/pg_loss")
     ('reward_std', 'actor/pg_loss')
     """
-    return str(key)[-200:].rpartition(" - ")[2].removeprefix("train/").removeprefix("creditscope/")
+    name = str(key)[-200:].rpartition(" - ")[2].removeprefix("train/").removeprefix("creditscope/")
+    return next((found.expand(new) for pattern, new in _RENAMES if (found := pattern.fullmatch(name))), name)
 
 
 def is_read(name: str) -> bool:
@@ -217,6 +219,16 @@ def chosen(found: Sequence[list[LogRow]], session: int | None, notes: list[str])
         notes.append(f"the log holds {len(found)} sessions, split where the step starts again, with {sizes} rows; "
                      f"session {at + 1} is read")
     return found[at]
+
+
+def with_sums(rows: Sequence[LogRow], sums: Mapping[str, Sequence[tuple[int, str]]]) -> list[LogRow]:
+    """Rows with columns that are sums of others, name -> (sign, column) of each; where one is missing there is none."""
+    found = []
+    for row in rows:
+        more = {name: math.fsum(sign * row.values[column] for sign, column in terms) for name, terms in sums.items()
+                if all(math.isfinite(row.values.get(column, math.nan)) for _, column in terms)}
+        found.append(replace(row, values={**row.values, **more}) if more else row)
+    return found
 
 
 def merged(rows: Sequence[LogRow], lines: Sequence[LogRow], source: RecordSource) -> list[LogRow]:

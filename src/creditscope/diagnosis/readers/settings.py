@@ -13,11 +13,15 @@ from creditscope.errors import CreditscopeError
 
 MAX_SETTINGS = 2**18
 """Longest file of settings, in bytes; verl's whole configuration has 30,000."""
-BESIDE = ("training_args.json", "args.json", ".hydra/config.yaml", "config.yaml")
-"""Files of settings in a run's folder: written by people for TRL, by ms-swift, by hydra for verl, by wandb."""
+BESIDE = ("training_args.json", "args.json", ".hydra/config.yaml", "experiment_config.json",
+          "configs/orchestrator.json", "config.yaml")
+"""Files of settings in a run's folder: written by people for TRL, by ms-swift, by hydra for verl, by EasyR1, by
+prime-rl, by wandb, AReaL and NeMo-RL."""
+IN_PARTS = ("orchestrator", "trainer")
+"""Files of prime-rl's `configs` that hold its settings, each of a part that has its name."""
 WITH_SETTINGS = ("trainer_state.json", "output.log", "logging.jsonl")
 """Logs of TRL, wandb and ms-swift: all of BESIDE in their folder is of the same run."""
-ANY_LOG = BESIDE[:3]
+ANY_LOG = BESIDE[:5]
 """Files that only a trainer's run has; a config.yaml beside another log may be of something else."""
 
 
@@ -60,6 +64,9 @@ def settings_set(sets: Sequence[str]) -> dict[str, Any]:
 
 def settings_file(file: Path) -> Mapping[str, Any]:
     """A mapping from JSON or YAML; wandb's config.yaml wraps each entry as {value: …}."""
+    if file.parent.name == "configs" and file.stem in IN_PARTS:
+        return {part: json_of(small_text(inner, MAX_SETTINGS), inner) for part in IN_PARTS
+                if (inner := file.with_stem(part)).is_file()}
     text = small_text(file, MAX_SETTINGS)
     found = json_of(text, file) if file.suffix == ".json" else yaml_of(text, f"{file}")
     if not isinstance(found, dict):

@@ -74,7 +74,7 @@ SCRIPT = replace(
     speech="trl")
 """A record that TRL's callback wrote in the user's own script, with TRL's settings."""
 SCRIPT_OF_PAIRS = replace(
-    SCRIPT, pairs=True, gain=TRL_DPO.gain, speech=TRL_DPO.speech,
+    SCRIPT, pairs=True, gain=TRL_DPO.gain, remedies=TRL_DPO.remedies,
     metrics={"loss": schema.OBJECTIVE_VALUE, "lr": schema.OPTIMIZER_LR, "entropy": schema.ENTROPY_MEAN,
              schema.GRAD_NORM: schema.GRAD_NORM, schema.REWARD_MEAN: schema.PAIRS_MARGIN}, aliases={},
     facts={name: _trl_fact(name, TRL_DPO) for name in TRL_DPO.facts})

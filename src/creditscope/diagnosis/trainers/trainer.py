@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from creditscope.diagnosis.log import LogSettings as Settings
 from creditscope.methods.axes import Method
+from creditscope.runs import schema
 
 FACTS = {
     "method": "the row of the table that the settings make, or None",
@@ -43,6 +46,24 @@ SETTINGS = {
     "lora": "rank of the adapters that are trained in place of the weights; 0 for none",
 }
 """Settings that rules read as they are -> meaning. A trainer need not have all."""
+WORDS = {
+    "beta": "weight of the KL term",
+    "epochs": "passes over each batch of rollouts",
+    "minibatch": "rollouts or prompts of one optimiser step",
+    "prompts": "prompts of one batch",
+    "warmup": "steps until the learning rate is whole",
+    "schedule": "of the learning rate",
+    "drop": "the setting that leaves unanimous groups out, with its value",
+    "dump": "the setting that writes answers to a file, with its value",
+    "master": "the setting that keeps weights in float32, with its value",
+    "correction": "the setting that corrects for a sampler that is not the trainer, with its value",
+    "even": "the setting that averages over tokens and not over answers, with its value",
+}
+"""Words of a change that no rule reads as a setting -> meaning. A trainer need not have all."""
+COMMON = ("loss", schema.GRAD_NORM, "lr", schema.REWARD_MEAN, schema.REWARD_STD, schema.REWARD_MIN, schema.REWARD_MAX,
+          "dead", "entropy", schema.LENGTH_MEAN, schema.LENGTH_MAX, "truncated", "clip", "kl", schema.SAMPLER_RATIO,
+          schema.SAMPLER_GAP, schema.EVAL_REWARD)
+"""Metrics that a trainer either names or says why it has none."""
 NOTHING: dict[str, Callable[[Settings], Any]] = {
     "limit": lambda s: None, "masked": lambda s: False, "ceiling": lambda s: None, "dropped": lambda s: False}
 """Facts of a trainer that has no such setting."""
@@ -55,7 +76,7 @@ class Trainer:
     marks: frozenset[str]
     """Metrics that no other program writes: a log with one of them is this trainer's."""
     metrics: Mapping[str, str]
-    """Our name -> its name in the version above."""
+    """Our name -> its name in the version above; or a sum of its names, as "a + b" or "a - b"."""
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our name -> its names in other versions and in programs that build on this trainer."""
     paths: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +84,7 @@ class Trainer:
     defaults: Mapping[str, Any]
     facts: Mapping[str, Callable[[Settings], Any]]
     speech: str
-    """Whose spelling `remedies.change` takes."""
+    """Whose spelling `remedies.change` takes: trl, verl, creditscope, other, or own for `paths` and `words`."""
     proofs: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     """Metric -> the setting that alone writes it. Absent metrics prove nothing: an export may be partial."""
     logged: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +93,45 @@ class Trainer:
     """Whether it learns from pairs of given answers: none is sampled, none has a reward. `rules.OF_PAIRS` apply."""
     gain: str = "reward"
     """What training raises, in words: the series under `schema.REWARD_MEAN`."""
+    through: str = ""
+    """The trainer whose names this one writes too: a log that fits both is this one's."""
+    together: frozenset[str] = frozenset()
+    """Names of the trainer in `through` that only this one writes in one log."""
+    console: str = ""
+    """A pattern of what its console prints and no other program's does; empty where its columns suffice."""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of a column that has the user's own words in it -> the name in `metrics`."""
+    held_out: str = ""
+    """A pattern of the columns whose mean is the held-out reward."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Our name -> why the trainer's log has no such number."""
+    flag: str = ""
+    """What stands before a setting in its own spelling."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What a change needs beside `paths`, as in WORDS -> the trainer's own spelling."""
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    """Cause -> the change, where it is not that of its `speech`."""
+    rollouts: str = ""
+    """The file of answers that it writes and `creditscope inspect` reads, or why there is none."""
+
+    def wrote(self, names: Set[str]) -> bool:
+        """Whether a log with these columns is this trainer's."""
+        return bool(self.marks & names) or (bool(self.together) and self.together <= names)
+
+    @cached_property
+    def spelled(self) -> Mapping[str, str]:
+        """Every setting and word that a change may name, as the trainer spells it."""
+        return {name: f"{self.flag}{text}" for name, text in {**self.paths, **self.words}.items()}
+
+
+def parts(text: str) -> list[tuple[int, str]]:
+    """(sign, column) of each part of a name in `metrics`.
+
+    >>> parts("seq_len/avg - prompt_len/avg")
+    [(1, 'seq_len/avg'), (-1, 'prompt_len/avg')]
+    """
+    first, *rest = re.split(r" ([+-]) ", text)
+    return [(1, first), *((-1 if sign == "-" else 1, name) for sign, name in zip(rest[::2], rest[1::2], strict=True))]
 
 
 def by_constant(row: Method | None) -> bool:

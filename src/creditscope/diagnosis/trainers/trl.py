@@ -61,6 +61,8 @@ TRL = Trainer(
         "lr": ("lr",), "epoch": ("epoch",), "tokens": ("num_tokens",), schema.EVAL_REWARD: ("eval_reward",),
         "eval loss": ("eval_loss",),
     },
+    absent={schema.REWARD_MIN: "not logged", schema.REWARD_MAX: "not logged"},
+    rollouts="OUTPUT_DIR/completions/*.parquet (`log_completions=True`)",
     defaults={
         "loss_type": "dapo", "importance_sampling_level": "token", "scale_rewards": "group", "beta": 0.0,
         "multi_objective_aggregation": "sum_then_normalize", "num_iterations": 1, "steps_per_generation": None,

@@ -32,7 +32,7 @@ def dpo_method(s: Settings) -> Method | None:
 
 
 TRL_DPO = Trainer(
-    name="TRL's DPOTrainer", version="1.16", speech="dpo", pairs=True, gain="margin",
+    name="TRL's DPOTrainer", version="1.16", speech="trl", pairs=True, gain="margin",
     marks=frozenset({"rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected"}),
     metrics={
         "loss": "loss", schema.GRAD_NORM: "grad_norm", "lr": "learning_rate", "entropy": "entropy",
@@ -49,4 +49,10 @@ TRL_DPO = Trainer(
            "method": dpo_method, "loss": lambda s: f"loss_type={'+'.join(_losses(s))}", "updates": lambda s: 1,
            "beta": lambda s: 0.0,  # of a KL term: β here is the factor on the scores
            "group": lambda s: 2.0, "masked": lambda s: False, "dropped": lambda s: False,
-           "dead_counted": lambda s: False, "per_token": lambda s: True, "sampler": lambda s: False})
+           "dead_counted": lambda s: False, "per_token": lambda s: True, "sampler": lambda s: False},
+    remedies={
+        "dead groups": "loss_type='sigmoid' where a hinge has every margin, or pairs whose answers differ",
+        "learning rate": "a larger learning_rate: ×10 (the default of DPOConfig is 1e-6)",
+        "reward trend": "a smaller learning_rate, or a larger beta; if only the pairs got harder, nothing",
+        "displacement": "loss_type=['sigmoid', 'sft'] with loss_weights=[1.0, 1.0], a larger beta, or a smaller "
+                        "learning_rate; leave out pairs whose two answers are nearly the same"})

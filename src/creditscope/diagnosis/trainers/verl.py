@@ -72,6 +72,9 @@ VERL = Trainer(
             "critic/vf_loss": ("algorithm.adv_estimator", "gae")},
     logged={"actor/kl_coef": f"{_ACTOR}.kl_loss_coef", "actor/reward_kl_penalty_coeff": "algorithm.kl_ctrl.kl_coef",
             "critic/kl_coeff": "algorithm.kl_ctrl.kl_coef"},
+    held_out=r"val-core/.+/mean@\d+|(?:val/)?test_score/.+",  # 0.3 and later, 0.1 and 0.2
+    absent={"dead": "not counted; with `filter_groups.enable` those that were dropped are"},
+    rollouts="`trainer.rollout_data_dir`: STEP.jsonl",
     defaults={
         "algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True,
         "algorithm.rollout_correction.bypass_mode": False, "algorithm.filter_groups.enable": False,
