@@ -267,13 +267,16 @@ def columns(verdicts: Sequence[ClaimVerdict]) -> dict[str, str]:
 
 
 def conformance_page() -> str:
-    """Our rows beside TRL's and verl's own code."""
+    """Our rows beside the libraries' own code."""
+    import openrlhf_peer
+    import skyrl_peer
     import trl_peer
     import verl_table
 
     page = [GENERATED, "# Conformance\n\n",
-            "For every method that TRL 1.16 or verl 0.9.1 implements, `w` from our row is compared with `w` from the "
-            "library's own code: its function is called on our tensors and differentiated. The batches "
+            "For every method that TRL 1.16 or verl 0.9.1 implements, and for those of OpenRLHF 0.11.2 and SkyRL "
+            "0.3.0 that are listed, `w` from our row is compared with `w` from the library's own code: its function is "
+            "called on our tensors and differentiated. The batches "
             "(`tests/conformance/batches.py`) reach every branch: both clip sides, dual clip, trust masks, unequal "
             "lengths, unanimous groups and, for verl, unequal groups, a group of one, an empty completion and holes in "
             "the mask. A dialect row states what a library computes as its difference from the paper's row "
@@ -292,6 +295,19 @@ def conformance_page() -> str:
     page += table(["row", "verl settings", "changes to the row", "difference"],
                   [[line["row"], code(line["verl"]), code(changes(line["changes"])), decade(line["difference"])]
                    for line in verl_table.table()])
+    for title, peer, note in (
+            ("OpenRLHF 0.11.2", openrlhf_peer, "Its advantages and its PolicyLoss, with its own counts of tokens and "
+             "rows. It adds 1e-8 to sequence lengths (1e-8 and less), and computes whitening and KL in float32 "
+             "(1e-7 and less)."),
+            ("SkyRL 0.3.0", skyrl_peer, "The advantages, the reduction and the losses of its registries. It computes "
+             "the ratios of its clipped losses in float32 (1e-6 and less).")):
+        name = peer.__name__.removesuffix("_peer")
+        page += [f"\n## {title}\n\n", f"{note} Stored in `tests/conformance/{peer.STORED.path.name}`, made by "
+                 f"`{name}_peer.py` beside it. w in its own trainer's backward is compared in "
+                 f"`tests/plugins/test_live_readings.py`.\n\n"]
+        page += table(["row", f"{title.split()[0]} settings", "changes to the row", "difference"],
+                      [[line["row"], code(line["peer"]), code(changes(line["changes"])), decade(line["difference"])]
+                       for line in peer.STORED.table()])
     page += ["\n## Where the libraries differ from the papers\n\n"]
     page += table(["row", "differs from", "by", "note"],
                   [[row.name, row.parent or "", code(changes({a: o for a, (_, o) in row.diff(
@@ -316,6 +332,14 @@ APART = (
     "ΣL/(n·ΣL_micro). GRPO, DAPO and Dr.GRPO are unchanged by accumulation.",
     "TRL's VESPO weighs KL by the token's ratio, where `kl_weight=\"ratio\"` would take the sequence's product.",
     "TRL's RLOO with `normalize_advantages=True` adds 1e-4 to the std; `whiten_eps` is added to the variance.",
+    "OpenRLHF and SkyRL clamp log-ratios to ±20 and KL values to ±10; the batches do not reach them.",
+    "OpenRLHF's KL loss is a token mean under every `loss_agg_mode`, SkyRL's a mean over sequences under every "
+    "`loss_reduction`: a row's KL has the weights of its policy term, so that they are compared where these agree.",
+    "SkyRL's REINFORCE++ gives tokens before a tool's output no part of the reward after it, and so whitens other "
+    "numbers; it is not compared on the batch that has such output.",
+    "Not stated as rows: OpenRLHF's `flash_reinforce` and its correction of the sampler's log-probs, SkyRL's "
+    "`rollout_is`, `dppo`, `clip_cov`, `kl_cov`, `token_mean_legacy` and its off-policy correction. The live readings "
+    "of w are of the trainer's own loss and include corrections.",
     "TRL never trains on a group of one: `lone=\"zero\"` is read from its evaluation code, not compared.",
 )
 

@@ -42,7 +42,7 @@ def test_a_plain_installation_has_no_torch_and_the_extras_whose_packages_need_it
     assert not core & {"torch", "transformers", "safetensors", "tokenizers", "trl", "altair"}
     extras = {name: distributions(rows) for name, rows in PROJECT["project"]["optional-dependencies"].items()}
     with_torch = {name for name, found in extras.items() if "torch" in found}
-    assert with_torch == {"torch", "lab", "trl", "verl", "lora", "gguf", "log", "ray"}
+    assert with_torch == {"torch", "lab", "trl", "verl", "openrlhf", "skyrl", "lora", "gguf", "log", "ray"}
 
 
 def test_all_addresses_are_of_one_repository() -> None:

@@ -105,12 +105,13 @@ def batch(trainer: Any, seed: int) -> Any:
                       mm_train_inputs=[None] * rows, info={"reward": reward})
 
 
-def drive(out: Path | None, batches: int = 2, stage: int = 0, hook: bool = True) -> tuple[Any, list[dict[str, Any]]]:
+def drive(out: Path | None, batches: int = 2, stage: int = 0, scoped: bool = True,
+          gram: bool = True) -> tuple[Any, list[dict[str, Any]]]:
     """(the trainer, what `ppo_train` returned for each batch): what OpenRLHF's trackers log."""
     from creditscope.plugins.openrlhf import ScopeHook
 
     trainer = make_trainer(stage)
-    scope = ScopeHook(trainer, every=1, out=out) if hook else None
+    scope = ScopeHook(trainer, every=1, out=out, gram=gram) if scoped else None
     found = []
     for number in range(batches):
         torch.manual_seed(number)  # for the order of rows

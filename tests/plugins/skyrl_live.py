@@ -118,7 +118,8 @@ def batch(worker: Any, seed: int) -> Any:
     return data
 
 
-def drive(out: Path | None, batches: int = 2, scoped: bool = True) -> tuple[Any, list[dict[str, Any]]]:
+def drive(out: Path | None, batches: int = 2, scoped: bool = True,
+          gram: bool = True) -> tuple[Any, list[dict[str, Any]]]:
     """(the worker, what SkyRL's trackers log of each batch)."""
     ready()
     absent()
@@ -138,7 +139,7 @@ def drive(out: Path | None, batches: int = 2, scoped: bool = True) -> tuple[Any,
                             generator=None)
     trainer.dispatch = trainer.policy_model = Here(worker)
     if scoped:
-        trainer.add_callback(ours.ScopeCallback(trainer, every=1, out=out))
+        trainer.add_callback(ours.ScopeCallback(trainer, every=1, out=out, gram=gram))
     found = []
     for number in range(batches):
         data = trainer.compute_advantages_and_returns(batch(worker, number))

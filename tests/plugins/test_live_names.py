@@ -1,4 +1,4 @@
-"""What the plugins of OpenRLHF and SkyRL refuse, in one sentence each. Their trainers run in `test_live_readings.py`."""
+"""What the plugins of OpenRLHF and SkyRL refuse, in one sentence each. `test_live_readings.py` has their trainers."""
 
 from __future__ import annotations
 

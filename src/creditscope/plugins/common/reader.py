@@ -109,7 +109,7 @@ class _Call:
         logp = out[0] if isinstance(out, tuple) else out
         if self.live is None and isinstance(logp, Tensor) and logp.requires_grad:
             self._args, self._kwargs, self.live = args, kwargs, logp.detach()
-            logp.register_hook(self._arrived)
+            logp.register_hook(self._arrived)  # type: ignore[no-untyped-call]
 
     def _arrived(self, grad: Tensor) -> None:
         self.slope = grad.detach() if self.slope is None else self.slope + grad.detach()
@@ -265,4 +265,5 @@ def prompt_ids(tokens: Tensor, inside: Tensor) -> Tensor:
 
 def numbered(group: Tensor) -> Tensor:
     """Group ids as 0, 1, ..."""
-    return torch.unique(group, return_inverse=True)[1]
+    found: Tensor = torch.unique(group, return_inverse=True)[1]
+    return found

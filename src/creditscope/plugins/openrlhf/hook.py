@@ -1,10 +1,12 @@
-"""An ActorPPOTrainer of OpenRLHF under the microscope, in one line; the training is not changed.
+"""An ActorPPOTrainer of OpenRLHF under the microscope, in one line.
 
     ScopeHook(trainer, every=10, out="runs/mine")
 
 OpenRLHF has no callbacks. Its narrowest points are three: `ppo_train`, one call per batch, whose dictionary goes to
 wandb and tensorboard; `training_step`, one call per micro-batch; and the strategy's `backward` and `optimizer_step`
 inside it. The hook wraps these on the one trainer that it is given. A line of the record is one batch.
+
+The training is not changed: bit by bit without the Gram; with it, the update that is read is rounded in another order.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""A RayPPOTrainer of SkyRL under the microscope, in one line; the training is not changed.
+"""A RayPPOTrainer of SkyRL under the microscope, in one line.
 
     trainer = scoped(trainer, every=10, out="runs/mine")
 
 SkyRL's driver has the batch, its workers have the model. `ScopeCallback` is a TrainingCallback of the driver: it sees
 rewards and groups where advantages are computed, asks the workers for the reading at the end of a step, writes the
 record, and adds our metrics to SkyRL's logs in `on_log`. `scoped` also makes the trainer build the workers that read.
+
+The training is not changed: bit by bit without the Gram; with it, the update that is read is rounded in another order.
 """
 
 from __future__ import annotations

@@ -23,10 +23,9 @@ ALGORITHM = ("advantage_estimator", "policy_loss_type", "loss_reduction", "eps_c
 """Of cfg.trainer.algorithm: read."""
 
 
-def require(what: str, given: object, names: tuple[str, ...]) -> None:
+def require(what: str, given: Any, names: tuple[str, ...]) -> None:
     """Refuse an object of SkyRL that lacks one of `names`; `given` may be a mapping of tensors."""
-    has = given.__contains__ if hasattr(given, "keys") else lambda name: hasattr(given, name)
-    missing = [name for name in names if not has(name)]
+    missing = [name for name in names if not (name in given if hasattr(given, "keys") else hasattr(given, name))]
     if missing:
         raise CreditscopeError(f"{what} of skyrl {version('skyrl') or '(unknown)'} has no {missing[0]!r}, which "
                                f"creditscope relies on; tested with skyrl {', '.join(TESTED)}: install one of these")
