@@ -356,9 +356,9 @@ def page_gloo() -> list[str]:
              f"All-gathers of real gloo processes, the shortest of {REPEATS * SESSIONS}, the last rank's time. α = "
              f"{seconds(here.alpha)} and β = 1/({1 / here.beta / 1e9:.2f} GB/s) are fitted to the first and the last "
              f"row of 2 processes. All other rows are predicted: (W−1)(α + β m), times W/{cores} where W processes "
-             f"take turns on {cores} cores. That factor was added after a first run without it, which predicted 27 to 69 % "
-             f"too little for 3 and 4 processes. The machine is busy, and runs of this table differ: in two earlier "
-             f"ones α was 126 and 271 µs, and the median error 45 and 21 %.", "",
+             f"take turns on {cores} cores. That factor was added after a first run without it, which gave 27 to 69 "
+             f"% too little for 3 and 4 processes. The machine is busy, and runs of this table differ: in two others "
+             f"α was 126 and 271 µs, and the median error 45 and 21 %.", "",
              "| processes | bytes of a rank | measured | predicted | error |", "|---|---|---|---|---|"]
     errors = []
     for world, found in gloo.items():
@@ -424,8 +424,8 @@ def page_first() -> list[str]:
     n = 1024 * ROLLOUTS
     lines = ["## What breaks first: all pairs on rank 0", "",
              f"Gram, spectrum and error of all pairs, CPU seconds of one thread. Measured here up to N = "
-             f"{max(first):,}; beyond, computed as {c:.2g}·N^{p:.2f} through the last two. Several (N, N) are held at "
-             f"once.", "", "| N | seconds | one (N, N) | |", "|---|---|---|---|",
+             f"{max(first):,}; beyond, computed as {c:.2g}·N^{p:.2f} through the last two (two runs on the busy "
+             f"machine: 5.0 and 7.9 s at N = 2,048). Several (N, N) are held at once.", "", "| N | seconds | one (N, N) | |", "|---|---|---|---|",
              *(f"| {count:,} | {seconds(took)} | {size(8 * count**2)} | measured |" for count, took in first.items()),
              *(f"| {count:,} | {seconds(c * count**p)} | {size(8 * count**2)} | computed |" for count in (8192, 32768)),
              "", "## Designs that carry on (not built)", "",
