@@ -425,7 +425,8 @@ def page_first() -> list[str]:
     lines = ["## What breaks first: all pairs on rank 0", "",
              f"Gram, spectrum and error of all pairs, CPU seconds of one thread. Measured here up to N = "
              f"{max(first):,}; beyond, computed as {c:.2g}·N^{p:.2f} through the last two (two runs on the busy "
-             f"machine: 5.0 and 7.9 s at N = 2,048). Several (N, N) are held at once.", "", "| N | seconds | one (N, N) | |", "|---|---|---|---|",
+             f"machine: 5.0 and 7.9 s at N = 2,048). Several (N, N) are held at once.", "",
+             "| N | seconds | one (N, N) | |", "|---|---|---|---|",
              *(f"| {count:,} | {seconds(took)} | {size(8 * count**2)} | measured |" for count, took in first.items()),
              *(f"| {count:,} | {seconds(c * count**p)} | {size(8 * count**2)} | computed |" for count in (8192, 32768)),
              "", "## Designs that carry on (not built)", "",

@@ -70,6 +70,9 @@ def test_accelerates_backward_steps_the_engine_and_a_reading_is_taken_between() 
     # At θ = 1, ∇ = 2 twice; then θ = 1 − 0.1·4.
     assert engine.seen == [1.0, 4.0]
     assert float(engine.theta.detach()) == pytest.approx(0.6)
+    engine.boundary, engine.theta.grad = False, torch.zeros(())
+    engine.step()
+    assert len(engine.seen) == 2, "a call of step inside an accumulation is no step"
     end()
     wrapper.backward(engine.theta.square(), sync_gradients=True)
     assert len(engine.seen) == 2
