@@ -147,8 +147,8 @@ def measure(world: int, rollouts: int, k: int) -> dict[str, Any]:
 
 
 def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
             return f"{count:.3g} {unit}"
         count /= 1000
     raise AssertionError

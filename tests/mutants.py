@@ -56,6 +56,7 @@ VERL, MASK = ("tests/plugins/test_verl_loss.py",), ("tests/lab/test_mask.py",)
 EXTRACTION = ("tests/tasks/test_extraction.py",)
 MIRROR = ("tests/runs/test_mirror.py",)
 PAIRS, REWARD = ("tests/batch/test_pairs.py",), ("tests/lab/test_reward.py",)
+ZERO = ("tests/plugins/test_trl_zero.py",)
 PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
 
 
@@ -247,6 +248,16 @@ MUTANTS = [
            enough=1),
     Mutant("one half of the rollouts proves all", "microscope/proof.py",
            "for bit in range((rollouts - 1).bit_length())]", "for bit in range(1)]", PLANTED),
+    Mutant("rows over ranks are proven by their total alone", "microscope/proof_ranks.py",
+           "            if not sums.error <= tolerance:", "            if False:",
+           ("tests/distributed/test_ranks.py::test_a_planted_fault_of_rows_is_raised_on_all_ranks",), enough=2),
+    Mutant("every rank proves the first rank's half", "microscope/proof_ranks.py",
+           "mine = half[first : first + rollouts]", "mine = half[:rollouts]",
+           ("tests/distributed/test_ranks.py::test_right_rows_of_all_ranks_are_proven_to_rounding",)),
+    Mutant("ZeRO is read at every micro-batch", "plugins/trl/zero.py",
+           "if engine.is_gradient_accumulation_boundary():", "if True:", ZERO, enough=1),
+    Mutant("an engine's hooks run in our own passes", "plugins/common/untouched.py",
+           "                held.clear()", "                held.copy()", ZERO, enough=1),
     Mutant("links out of a record are followed", "files/guards.py",
            "if path.is_symlink() and", "if False and", HOSTILE),
     Mutant("a copy's checkpoint is ahead of its lines", "runs/mirror.py",

@@ -268,7 +268,7 @@ BLOCKS: dict[tuple[str, int], tuple[Setup, dict[str, str]]] = {
                                    "ScopedGRPOTrainer(": "scoped("}),
 }
 """(page, number) -> what the page takes as given, and what a reader fills in."""
-ELSEWHERE = {("docs/scale.md", 0),  # two ranks: tests/distributed runs `across`
+ELSEWHERE = {("docs/scale.md", 0), ("docs/scale.md", 1),  # two ranks: tests/distributed runs both
              ("docs/doctor.head.md", 0),  # the same block as in docs/doctor.md, which is written from it
              ("docs/record.head.md", 0), ("docs/record.head.md", 1)}  # the same for docs/record.md
 

@@ -1,7 +1,7 @@
 """TRL under DeepSpeed ZeRO 0, 1 and 2: readings in front of the engine's own step.
 
-DeepSpeed is not in the test environment. `zero_0.19.8.json` is what `trl_zero.py` found with DeepSpeed's and accelerate's
-own code on two processes; the nightly test runs it again where DeepSpeed is installed.
+DeepSpeed is not in the test environment. `zero_0.19.8.json` is what `trl_zero.py` found with DeepSpeed's and
+accelerate's own code on two processes; the nightly test runs it again where DeepSpeed is installed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def test_accelerates_backward_steps_the_engine_and_a_reading_is_taken_between() 
     from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
     engine = Engine()
-    end = zero.before_steps(engine, lambda: engine.seen.extend([float(engine.theta.detach()), float(engine.theta.grad)]))
+
+    def read() -> None:
+        engine.seen.extend([float(engine.theta.detach()), float(engine.theta.grad)])
+
+    end = zero.before_steps(engine, read)
     wrapper = DeepSpeedEngineWrapper(engine)
     wrapper.backward(engine.theta.square(), sync_gradients=False)
     assert engine.seen == [], "an accumulated micro-batch is no step"
@@ -66,6 +70,9 @@ def test_accelerates_backward_steps_the_engine_and_a_reading_is_taken_between() 
     # At θ = 1, ∇ = 2 twice; then θ = 1 − 0.1·4.
     assert engine.seen == [1.0, 4.0]
     assert float(engine.theta.detach()) == pytest.approx(0.6)
+    engine.boundary, engine.theta.grad = False, torch.zeros(())
+    engine.step()
+    assert len(engine.seen) == 2, "a call of step inside an accumulation is no step"
     end()
     wrapper.backward(engine.theta.square(), sync_gradients=True)
     assert len(engine.seen) == 2

@@ -2,9 +2,9 @@
 
     python tests/plugins/trl_zero.py FILE          needs deepspeed; `zero_0.19.8.json` was made by it
 
-accelerate does not hand processes on CPUs to DeepSpeed, so it is told that gloo is its backend; the trainer, the engine,
-its hooks and its step are their own. DeepSpeed has no float64. Answers are scripted as in `trl_two_ranks`, so that other
-engines can be compared.
+accelerate does not hand processes on CPUs to DeepSpeed, so it is told that gloo is its backend; the trainer, the
+engine, its hooks and its step are their own. DeepSpeed has no float64. Answers are scripted as in `trl_two_ranks`, so
+that other engines can be compared.
 """
 
 from __future__ import annotations
