@@ -296,16 +296,19 @@ def test_a_node_of_another_source_and_one_with_a_full_disk_are_left_out(swept: P
         subprocess.run(["umount", "-l", str(full)], check=True)
     assert sweep.returncode == 0, said
     assert re.search(r"left out: creditscope \S+ \(source \w+\) there, \S+ \(source \w+\) here; install the same", said)
-    assert re.search(r"the disk of node \S+ \(\w+\) is full, so it is left out: .*No space left on device", said)
+    assert re.search(r"node \S+ \(\w+\) is left out, its disk is full: .*No space left on device", said)
     assert same_as_the_pool(swept, "mixed")
 
 
 @pytest.mark.nightly
 def test_ctrl_c_on_a_local_cluster_keeps_the_records_and_leaves_no_process(swept: Path, tmp_path: Path) -> None:
-    env = ray_nodes.environment() | {"TMPDIR": str(tmp_path)}
+    env, started = ray_nodes.environment() | {"TMPDIR": str(tmp_path)}, time.time()
     with begun(swept, "stopped", "ray", env) as sweep:
-        wait_for(lambda: [path for path in (swept / "stopped").glob("*/seed-0/steps.jsonl") if path.stat().st_size],
-                 "line at home")
+        def line() -> bool:
+            assert sweep.poll() is None, sweep.stdout.read() if sweep.stdout else ""
+            return any(path.stat().st_size for path in (swept / "stopped").glob("*/seed-0/steps.jsonl"))
+
+        wait_for(line, "line at home")
         below = ray_nodes.descendants(sweep.pid)[1:]
         os.killpg(sweep.pid, signal.SIGINT)
         said, _ = sweep.communicate(timeout=400)
@@ -314,7 +317,8 @@ def test_ctrl_c_on_a_local_cluster_keeps_the_records_and_leaves_no_process(swept
     assert "Traceback" not in said
     assert len(below) > 5
     wait_for(lambda: not [pid for pid in below if Path(f"/proc/{pid}").exists()], "end of the cluster's processes", 60)
-    assert not list(tmp_path.glob("creditscope-ray-*"))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("creditscope-ray")] == []
+    assert not [path for path in Path("/tmp").glob("creditscope-ray-*") if path.stat().st_mtime > started]
     kept = {path: path.read_text() for path in (swept / "stopped").glob("*/seed-0/steps.jsonl")}
     assert any(kept.values())
     with begun(swept, "stopped", "here", env) as sweep:

@@ -39,7 +39,7 @@ def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callabl
         return {}
     require_module("training", "transformers")
     reused, at_once, console = len(plan) - len(todo), min(at_once, len(todo)), output.console()
-    say = partial(print, file=sys.stderr) if output.json else partial(console.print, markup=False)
+    say = partial(print, file=sys.stderr) if output.json else partial(console.print, markup=False, soft_wrap=True)
     with executor(on, say) as run:
         prepare(todo)
         jobs = jobs_of(place, todo, on)
