@@ -247,7 +247,7 @@ MUTANTS = [
            MIRROR, enough=1),
     Mutant("a copy's line is ahead of its files", "runs/mirror.py",
            "for unit, opened in first + early:", "for unit, opened in first:", MIRROR, enough=1),
-    Mutant("a copy has lines before it has a run.json", "runs/mirror.py",
+    Mutant("a copy has files before it has a run.json", "runs/mirror.py",
            "for unit, opened in first + early:", "for unit, opened in early + first:", MIRROR, enough=1),
     Mutant("a rewound file is appended to", "runs/mirror.py",
            "whole = state.st_ino != self._inode or state.st_size < self._bytes", "whole = False", MIRROR, enough=1),

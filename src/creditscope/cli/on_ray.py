@@ -47,7 +47,7 @@ FULL = os.strerror(errno.ENOSPC)
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterSpec:
     """Where runs go, as `--on` names it: a cluster, and what each run takes of a node."""
 
     address: str
@@ -60,11 +60,11 @@ class Place:
         return self.address == "ray"
 
     @classmethod
-    def read(cls, spec: str) -> Place:
+    def read(cls, spec: str) -> ClusterSpec:
         """ray, or ray://HOST:PORT, with options.
 
-        >>> Place.read("ray://head:10001,gpus=0.5")
-        Place(address='ray://head:10001', cpus=1.0, gpus=0.5, memory=0.0)
+        >>> ClusterSpec.read("ray://head:10001,gpus=0.5")
+        ClusterSpec(address='ray://head:10001', cpus=1.0, gpus=0.5, memory=0.0)
         """
         address, options = read_options("--on", spec)
         for name, value in options.items():
@@ -84,7 +84,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def connected(place: Place, say: Callable[[str], object]) -> Iterator[RayExecutor]:
+def connected(place: ClusterSpec, say: Callable[[str], object]) -> Iterator[RayExecutor]:
     """A cluster to run jobs on; a local one is started, and is gone afterwards. `say` prints a line."""
     require_module("--on ray", "ray")
     before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
@@ -111,7 +111,7 @@ def _restore(before: Mapping[str, str]) -> None:
     os.environ.update(before)
 
 
-def _connect(place: Place, below: str | None) -> Any:
+def _connect(place: ClusterSpec, below: str | None) -> Any:
     """Ray, connected to a new local cluster or to the one that is named. Raises within seconds."""
     if not place.local:
         try:
@@ -158,7 +158,7 @@ class Remote:
 class RayExecutor:
     """Runs jobs on a cluster, under the contract of `processes.run_jobs`."""
 
-    def __init__(self, ray: Any, place: Place, below: str | None, say: Callable[[str], object]) -> None:
+    def __init__(self, ray: Any, place: ClusterSpec, below: str | None, say: Callable[[str], object]) -> None:
         self._ray, self._place, self._below, self._say = ray, place, below, say
         self._avoided: set[str] = set()
         """Nodes that get no more runs."""
@@ -316,7 +316,8 @@ class RayExecutor:
         remote.node, remote.folder = str(said.get("node", remote.node)), str(said.get("folder", remote.folder))
         if remote.node not in self._nodes:
             self._nodes |= self._alive()
-        if "source" in said and f"{__version__} (source {said['source']})" != self._source:  # it has joined since
+        theirs = f"{__version__} (source {said['source']})" if "source" in said else self._source
+        if theirs != self._source and not self._place.local:  # it has joined since; here it is the same, edited
             raise _Lost(f"its creditscope is not {self._source}", "it has other source")
         if "error" in said:
             if FULL in str(said["error"]):
