@@ -55,7 +55,7 @@ PAIRS = ("tests/plugins/test_trl_dpo.py",)
 VERL, MASK = ("tests/plugins/test_verl_loss.py",), ("tests/lab/test_mask.py",)
 EXTRACTION = ("tests/tasks/test_extraction.py",)
 MIRROR = ("tests/runs/test_mirror.py",)
-PAIRS, REWARD = ("tests/batch/test_pairs.py",), ("tests/lab/test_reward.py",)
+PAIR_FILE, REWARD = ("tests/batch/test_pairs.py",), ("tests/lab/test_reward.py",)
 ZERO = ("tests/plugins/test_trl_zero.py",)
 PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
 
@@ -266,7 +266,7 @@ MUTANTS = [
            MIRROR, enough=1),
     Mutant("a copy's line is ahead of its files", "runs/mirror.py",
            "for unit, opened in first + early:", "for unit, opened in first:", MIRROR, enough=1),
-    Mutant("a copy has lines before it has a run.json", "runs/mirror.py",
+    Mutant("a copy has files before it has a run.json", "runs/mirror.py",
            "for unit, opened in first + early:", "for unit, opened in early + first:", MIRROR, enough=1),
     Mutant("a rewound file is appended to", "runs/mirror.py",
            "whole = state.st_ino != self._inode or state.st_size < self._bytes", "whole = False", MIRROR, enough=1),
@@ -274,7 +274,7 @@ MUTANTS = [
            "if not (folder or UNIT.fullmatch(piece.path)):", "if False:", MIRROR),
     Mutant("the implicit prompt takes the space before the answer", "batch/pairs.py",
            'return at - 1 if at > 0 and chosen[at - 1] == " " and chosen[at] != rejected[at] else at', "return at",
-           PAIRS, 1),
+           PAIR_FILE, 1),
     Mutant("the preference turned round", "lab/reward.py", "logsigmoid(chosen - rejected)",
            "logsigmoid(rejected - chosen)", REWARD, 1),
     Mutant("the padding is scored", "policy/reward_model.py", "torch.where(counts, column, 0).cummax(dim=1).values",

@@ -82,9 +82,11 @@ def nodes(place: Path, count: int) -> Iterator[Nodes]:
             for number in range(1, count + 1):
                 cluster.add(number)
             yield cluster
-            cluster.tell(act="end")
-            process.wait(60)
         finally:
+            assert process.stdin is not None
+            process.stdin.close()  # the end of its commands
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
             process.kill()
             process.wait()
 
@@ -105,26 +107,25 @@ def serve(session: str, port: int, place: str) -> None:
     cluster, started = Cluster(), dict[int, Any]()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints
-    for line in sys.stdin:
-        command: Mapping[str, Any] = json.loads(line)
-        if command["act"] == "end":
-            cluster.shutdown()
-        elif command["act"] == "add":
+    try:
+        for line in sys.stdin:
+            command: Mapping[str, Any] = json.loads(line)
             number = command["number"]
-            head = {"ray_client_server_port": port, "temp_dir": session} if number == 0 else {}
-            started[number] = cluster.add_node(
-                num_cpus=command["cpus"], include_dashboard=False, object_store_memory=80_000_000,
-                env_vars={"TMPDIR": f"{place}/node-{number}", **command["env"]}, **head)
-        else:
-            raylet = started[command["number"]].all_processes["raylet"][0].process.pid
-            for pid in reversed(descendants(raylet)[1:]):  # a machine without power: not one process is left
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
-            cluster.remove_node(started.pop(command["number"]), allow_graceful=False)
-        answers.write(json.dumps(command["act"]) + "\n")
-        answers.flush()
-        if command["act"] == "end":
-            return
+            if command["act"] == "add":
+                head = {"ray_client_server_port": port, "temp_dir": session} if number == 0 else {}
+                started[number] = cluster.add_node(
+                    num_cpus=command["cpus"], include_dashboard=False, object_store_memory=80_000_000,
+                    env_vars={"TMPDIR": f"{place}/node-{number}", **command["env"]}, **head)
+            else:
+                raylet = started[number].all_processes["raylet"][0].process.pid
+                for pid in reversed(descendants(raylet)[1:]):  # a machine without power: not one process is left
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, 9)
+                cluster.remove_node(started.pop(number), allow_graceful=False)
+            answers.write(json.dumps(number) + "\n")
+            answers.flush()
+    finally:
+        cluster.shutdown()
 
 
 if __name__ == "__main__":

@@ -64,31 +64,36 @@ def test_a_copy_that_is_cut_off_after_any_piece_resumes_to_the_same_run(mini_tas
         assert differences(whole, cut) == []
 
 
-@pytest.mark.slow
-def test_what_a_run_writes_between_two_reads_is_sent_in_an_order_that_may_be_cut(
-        mini_task: None, tmp_path: Path) -> None:
-    """The run goes on after each piece of a round, so that what is read early and late is of different steps."""
-    whole, copy = tmp_path / "whole", tmp_path / "copy"
-    run = train(config(), whole, {})
-    next(run)
-    outbox, ended = Outbox(whole), False
-    with Inbox(copy) as inbox:
-        for _ in range(20):
-            for number, piece in enumerate(outbox.pieces()):
-                inbox.put([piece])
-                if (copy / "run.json").exists():
-                    check(copy)
-                if number % 3 == 0 and not ended:
-                    ended = next(run, None) is None
-    assert ended
-    assert differences(whole, copy) == []
-
-
 def record(path: Path, steps: int) -> Record:
     made = Record.create(path, {"seed": 0}, {})
     for step in range(steps):
         made.append(step, {"reward/mean": 0.5})
     return made
+
+
+def test_what_is_written_between_two_reads_waits_for_the_next_round(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on just after its lines were read: the checkpoint that it makes then is ahead of these lines."""
+    with record(tmp_path / "run", 1) as written, Inbox(tmp_path / "copy") as inbox:
+        outbox = Outbox(tmp_path / "run")
+        read = outbox._new_lines
+
+        def meanwhile() -> tuple[bytes, bool, tuple[int, int]]:
+            found = read()
+            step = len(written.steps())
+            written.append(step, {"reward/mean": 0.5})
+            with written.checkpoint(step + 1) as folder:
+                (folder / "state.json").write_text("{}")
+            return found
+
+        monkeypatch.setattr(outbox, "_new_lines", meanwhile)
+        for lines in (1, 2, 3):
+            for piece in outbox.pieces():
+                inbox.put([piece])
+                if (tmp_path / "copy" / "run.json").exists():
+                    check(tmp_path / "copy")
+            assert len(untimed(tmp_path / "copy")) == lines
+            assert max(Record.open(tmp_path / "copy").checkpoints(), default=0) == (lines if lines > 1 else 0)
 
 
 def test_lines_are_appended_and_a_rewound_file_is_sent_whole(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ FULL = os.strerror(errno.ENOSPC)
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterSpec:
     """Where runs go, as `--on` names it: a cluster, and what each run takes of a node."""
 
     address: str
@@ -60,11 +60,11 @@ class Place:
         return self.address == "ray"
 
     @classmethod
-    def read(cls, spec: str) -> Place:
+    def read(cls, spec: str) -> ClusterSpec:
         """ray, or ray://HOST:PORT, with options.
 
-        >>> Place.read("ray://head:10001,gpus=0.5")
-        Place(address='ray://head:10001', cpus=1.0, gpus=0.5, memory=0.0)
+        >>> ClusterSpec.read("ray://head:10001,gpus=0.5")
+        ClusterSpec(address='ray://head:10001', cpus=1.0, gpus=0.5, memory=0.0)
         """
         address, options = read_options("--on", spec)
         for name, value in options.items():
@@ -84,7 +84,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def connected(place: Place, say: Callable[[str], object]) -> Iterator[RayExecutor]:
+def connected(place: ClusterSpec, say: Callable[[str], object]) -> Iterator[RayExecutor]:
     """A cluster to run jobs on; a local one is started, and is gone afterwards. `say` prints a line."""
     require_module("--on ray", "ray")
     before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
@@ -95,10 +95,13 @@ def connected(place: Place, say: Callable[[str], object]) -> Iterator[RayExecuto
         after.callback(_restore, before)
         below = None
         if place.local:
-            below = after.enter_context(tempfile.TemporaryDirectory("", "creditscope-ray-", ignore_cleanup_errors=True))
+            # Ray's sockets lie in it, whose paths may have 107 bytes.
+            usual = tempfile.gettempdir()
+            below = after.enter_context(tempfile.TemporaryDirectory(
+                prefix="creditscope-ray-", dir=usual if len(usual) < 16 else "/tmp", ignore_cleanup_errors=True))
         ray = _connect(place, below)
         after.callback(ray.shutdown)
-        signal.signal(signal.SIGTERM, handler)  # Ray has set its own
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray has set its own
         yield RayExecutor(ray, place, below, say)
 
 
@@ -108,7 +111,7 @@ def _restore(before: Mapping[str, str]) -> None:
     os.environ.update(before)
 
 
-def _connect(place: Place, below: str | None) -> Any:
+def _connect(place: ClusterSpec, below: str | None) -> Any:
     """Ray, connected to a new local cluster or to the one that is named. Raises within seconds."""
     if not place.local:
         try:
@@ -155,18 +158,24 @@ class Remote:
 class RayExecutor:
     """Runs jobs on a cluster, under the contract of `processes.run_jobs`."""
 
-    def __init__(self, ray: Any, place: Place, below: str | None, say: Callable[[str], object]) -> None:
+    def __init__(self, ray: Any, place: ClusterSpec, below: str | None, say: Callable[[str], object]) -> None:
         self._ray, self._place, self._below, self._say = ray, place, below, say
         self._avoided: set[str] = set()
+        """Nodes that get no more runs."""
         self._tries: dict[str, int] = {}
         self._closing: list[Any] = []
-        self._nodes = {node["NodeID"]: f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
-                       for node in ray.nodes() if node["Alive"]}
+        self._source = f"{__version__} (source {source_sum()})"
+        self._nodes = self._alive()
+        """Id -> name of every node that was there at some time."""
         self._check_versions()
         self._check_needs()
         self._packed = cache(lambda path: [ray.put(parcel) for parcel in _inputs(Path(path))])
 
     # -- the cluster ---------------------------------------------------------------------------------------------
+
+    def _alive(self) -> dict[str, str]:
+        return {node["NodeID"]: f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+                for node in self._ray.nodes() if node["Alive"]}
 
     def _check_versions(self) -> None:
         """Leave out nodes whose Python, Ray or creditscope is another; refuse a cluster of which none is left."""
@@ -176,8 +185,7 @@ class RayExecutor:
         asked = {probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(): node
                  for node in self._nodes}
         self._ray.wait(list(asked), num_returns=len(asked), timeout=PROBE)
-        ours = {"Python": platform.python_version(), "Ray": self._ray.__version__,
-                "creditscope": f"{__version__} (source {source_sum()})"}
+        ours = {"Python": platform.python_version(), "Ray": self._ray.__version__, "creditscope": self._source}
         told = ""
         for answer, node in asked.items():
             try:
@@ -303,12 +311,17 @@ class RayExecutor:
         try:
             data = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            raise _Lost(_last(error), full=FULL in str(error)) from None
+            raise _Lost(_last(error), "its disk is full" if FULL in str(error) else "") from None
         pieces, said = unpack(data)
         remote.node, remote.folder = str(said.get("node", remote.node)), str(said.get("folder", remote.folder))
+        if remote.node not in self._nodes:
+            self._nodes |= self._alive()
+        theirs = f"{__version__} (source {said['source']})" if "source" in said else self._source
+        if theirs != self._source and not self._place.local:  # it has joined since; here it is the same, edited
+            raise _Lost(f"its creditscope is not {self._source}", "it has other source")
         if "error" in said:
             if FULL in str(said["error"]):
-                raise _Lost(str(said["error"]), full=True)
+                raise _Lost(str(said["error"]), "its disk is full")
             raise CreditscopeError(f"cannot start the run: {said['error']}{self._where(remote)}")
         if remote.inbox is not None:
             remote.inbox.put(pieces)
@@ -320,7 +333,7 @@ class RayExecutor:
             return ""
         why = last_line(job, code).replace(remote.folder, str(job.out))
         if FULL in why:
-            raise _Lost(why, full=True)
+            raise _Lost(why, "its disk is full")
         return why + self._where(remote)
 
     def _give_up(self, remote: Remote, lost: _Lost) -> str:
@@ -328,13 +341,13 @@ class RayExecutor:
         name = remote.job.name
         tries = self._tries[name] = self._tries.get(name, 0) + 1
         node = self._nodes.get(remote.node) or "of the cluster"
-        if lost.full:
-            self._avoid(remote.node, f"the disk of node {node} is full, so it is left out: {lost}")
-            if not {found["NodeID"] for found in self._ray.nodes() if found["Alive"]} - self._avoided:
-                return f"the disk of node {node} is full, and there is no other node: {lost}"
+        if lost.fault:
+            self._avoid(remote.node, f"node {node} is left out, {lost.fault}: {lost}")
+            if not self._alive().keys() - self._avoided:
+                return f"node {node} is left out, {lost.fault}, and there is no other: {lost}"
         if tries > RETRIES:
             return f"its node was lost {tries} times, at last {node}: {lost}"
-        if not lost.full:
+        if not lost.fault:
             self._say(f"node {node}, or the run's process there, was lost; {name} goes on elsewhere from its last "
                       f"checkpoint")
         return ""
@@ -358,11 +371,11 @@ class RayExecutor:
 
 
 class _Lost(Exception):
-    """A run has to go on elsewhere: its node is lost, or the disk there is full."""
+    """A run has to go on elsewhere: its node is lost, or has a fault and is to be avoided."""
 
-    def __init__(self, why: str, full: bool = False) -> None:
+    def __init__(self, why: str, fault: str = "") -> None:
         super().__init__(why)
-        self.full = full
+        self.fault = fault
 
 
 def _last(error: BaseException) -> str:

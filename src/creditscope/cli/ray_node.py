@@ -73,7 +73,8 @@ class Runner:
                     env=env if gpus else env | {"CUDA_VISIBLE_DEVICES": ""})
         except OSError as error:
             self._error = self._error or str(error)
-        return pack([], node=node_id(), folder=str(self._out), **({"error": self._error} if self._error else {}))
+        said = {"error": self._error} if self._error else {}
+        return pack([], node=node_id(), folder=str(self._out), source=source_sum(), **said)
 
     def news(self) -> bytes:
         """Pieces of the record that are new, after at most `WAIT` seconds; at last the exit code and the log."""

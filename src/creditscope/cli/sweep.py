@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from creditscope.cli.interrupt import Interrupt
-from creditscope.cli.on_ray import Place, below_here, connected
+from creditscope.cli.on_ray import ClusterSpec, below_here, connected
 from creditscope.cli.output import Output, Screen
 from creditscope.cli.processes import Executor, Job, cores, run_jobs
 from creditscope.cli.progress import Progress
@@ -39,7 +39,7 @@ def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callabl
         return {}
     require_module("training", "transformers")
     reused, at_once, console = len(plan) - len(todo), min(at_once, len(todo)), output.console()
-    say = partial(print, file=sys.stderr) if output.json else partial(console.print, markup=False)
+    say = partial(print, file=sys.stderr) if output.json else partial(console.print, markup=False, soft_wrap=True)
     with executor(on, say) as run:
         prepare(todo)
         jobs = jobs_of(place, todo, on)
@@ -65,13 +65,13 @@ def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callabl
 def check_on(on: str) -> None:
     """Refuse an unknown --on, and one whose library is missing."""
     if on != HERE:
-        Place.read(on)
+        ClusterSpec.read(on)
         require_module(f"--on {on}", "ray")
 
 
 def executor(on: str, say: Callable[[str], object]) -> AbstractContextManager[Executor]:
     """Where `--on` says: processes of this machine, or a Ray cluster for the time of the block. `say` prints a line."""
-    return nullcontext(run_jobs) if on == HERE else connected(Place.read(on), say)
+    return nullcontext(run_jobs) if on == HERE else connected(ClusterSpec.read(on), say)
 
 
 def places(on: str) -> int:
