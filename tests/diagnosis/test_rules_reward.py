@@ -263,4 +263,4 @@ def test_where_no_verifier_is_recorded_the_rule_is_not_in_play() -> None:
 
 def test_a_learned_reward_that_stays_while_the_verifiers_falls_misleads() -> None:
     found = findings(log_of({**gold(0.5), **FLAT}, OURS))["reward hacked"]
-    assert found.sentence.startswith("The learned reward misleads: it went from 0.446 to 0.454, and the verifier's fell")
+    assert found.sentence.startswith("The learned reward misleads: it went from 0.446 to 0.454, and the verifier's ")
