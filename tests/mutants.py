@@ -5,8 +5,9 @@
     python tests/mutants.py --changed    only those whose formula or whose tests differ from the main branch
     python tests/mutants.py --table docs/planted.md        all of them, as a page
 
-MUTANTS are bugs that could be made: three red tests or cases are enough, or one where a row says so. REPLANTED are bugs that were found and fixed
-(docs/reliability.md): the fix is undone, and one red test is enough, since many were fixed with one test.
+MUTANTS are bugs that could be made: three red tests or cases are enough, or one where a row says so. REPLANTED are
+bugs that were found and fixed (docs/reliability.md): the fix is undone, and one red test is enough, since many were
+fixed with one test.
 
 Each mutant is one textual change in a copy of the package. It runs in a process forked from one that has loaded torch
 and transformers but not creditscope, two at a time, against the tests of its part that `make test` runs, until enough

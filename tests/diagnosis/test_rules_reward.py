@@ -254,7 +254,7 @@ def test_a_reward_that_is_hacked_names_both_rewards_their_correlation_and_when()
     # A third has 12 readings, over which ±0.01 adds up to 0; the last third begins with reading 25.
     assert "the verifier's fell by 50%, from 0.4 to 0.2; inside groups their correlation is -0.10" in found.sentence
     assert found.onset == 25
-    assert found.change.startswith("--beta 0.05")
+    assert found.change.startswith("a reward model that orders held-out pairs")
 
 
 def test_where_no_verifier_is_recorded_the_rule_is_not_in_play() -> None:
