@@ -5,8 +5,9 @@
     python tests/mutants.py --changed    only those whose formula or whose tests differ from the main branch
     python tests/mutants.py --table docs/planted.md        all of them, as a page
 
-MUTANTS are bugs that could be made: three red tests or cases are enough. REPLANTED are bugs that were found and fixed
-(docs/reliability.md): the fix is undone, and one red test is enough, since many were fixed with one test.
+MUTANTS are bugs that could be made: three red tests or cases are enough, or one where a row says so. REPLANTED are
+bugs that were found and fixed (docs/reliability.md): the fix is undone, and one red test is enough, since many were
+fixed with one test.
 
 Each mutant is one textual change in a copy of the package. It runs in a process forked from one that has loaded torch
 and transformers but not creditscope, two at a time, against the tests of its part that `make test` runs, until enough
@@ -638,7 +639,7 @@ def table(found: dict[str, int]) -> str:
     lines = ["# Planted bugs", "",
              "Written by `python tests/mutants.py --table docs/planted.md`. Each bug is planted in a copy of the",
              "package and met by the tests of its part of `make test`; counting ends when enough are red: three,",
-             "or one where the bug was found and fixed before.", "",
+             "or one where the bug was found and fixed before, or where its own test is enough.", "",
              "| planted | in | red in `make test` |", "|---|---|---:|"]
     lines += [f"| {mutant.name} | {mutant.file} | {found[mutant.name]} |" for mutant in ALL if mutant.name in found]
     return "\n".join(lines) + "\n"

@@ -63,12 +63,13 @@ REMEDIES: Mapping[str, Remedy] = {
         "the correlation of reward and length inside groups, within ± 0.2 at once",
         "the reward function: take length out of it"),
     "reward hacked": Remedy(
-        "beta=0.05 (KL to the reference), fewer max_steps, or a reward model trained again on answers of this policy",
-        f"{ACTOR}.use_kl_loss=True with {ACTOR}.kl_loss_coef=0.05, or a reward model trained again on answers of this "
-        "policy",
-        "--beta 0.05, fewer --steps, or a reward model trained again on pairs of this policy (creditscope lab pairs)",
+        "a reward model that orders held-out pairs of this policy's answers, fewer max_steps, or a larger beta",
+        "a reward model that orders held-out pairs of this policy's answers, fewer trainer.total_training_steps, or a "
+        f"larger {ACTOR}.kl_loss_coef",
+        "a reward model that orders held-out pairs of this policy's answers (creditscope lab pairs, lab reward), fewer "
+        "--steps, or a larger --beta",
         "the verifier's reward, within 30 steps",
-        "a KL term to the reference, fewer steps, or a reward model trained again on answers of this policy"),
+        "a reward model that orders held-out pairs of this policy's answers, fewer steps, or a larger KL term"),
     "one rollout": Remedy(
         "num_generations=8", f"{ROLLOUT}.n=8", "--group 8", "groups whose rewards differ, at the first step"),
     "cold sampler": Remedy(
