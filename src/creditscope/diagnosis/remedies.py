@@ -223,8 +223,8 @@ REMEDIES: Mapping[str, Remedy] = {
         "a larger --beta, a smaller --lr, or --method cpo (a supervised term on the chosen answers)",
         "the reward of the chosen answers (pairs/chosen_reward) near 0 or above, within 30 steps",
         "a larger beta, a smaller learning rate, or a supervised term on the chosen answers",
-        dpo="loss_type=['sigmoid', 'sft'] with loss_weights=[1.0, 1.0], a larger beta, or a smaller learning_rate; leave "
-            "out pairs whose two answers are nearly the same"),
+        dpo="loss_type=['sigmoid', 'sft'] with loss_weights=[1.0, 1.0], a larger beta, or a smaller learning_rate; "
+            "leave out pairs whose two answers are nearly the same"),
     "signal": Remedy(
         "a larger batch: more prompts per step (per_device_train_batch_size or gradient_accumulation_steps)",
         "a larger data.train_batch_size", "--prompts (more), or --group (more)", "the noise scale below the batch",

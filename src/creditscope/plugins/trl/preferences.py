@@ -40,7 +40,7 @@ APART = 0.01
 
 
 class Preferences:
-    """A `TrainerSource`. `compute_loss` of this one trainer is wrapped; on steps without a reading it is TRL's own call."""
+    """A `TrainerSource`. `compute_loss` of this one trainer is wrapped; without a reading it is TRL's own call."""
 
     updates = 1
     apart = ("and the sum of the rows have cosine {cosine:.3f}: dropout, or a router's loss, which does not pass "
