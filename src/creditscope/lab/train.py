@@ -167,7 +167,8 @@ class Training:
         else:
             self.problems = pair_stream(self.pairs, self.config.seed)
         self.seen = answers.PromptsSeen()
-        self.seen.add(problem.prompt for problem in islice(self.problems, self.used))
+        drawn: Iterator[Any] = islice(self.problems, self.used)
+        self.seen.add(problem.prompt for problem in drawn)
         self.lines = record.steps() if self.config.adapt != "none" else []  # a long run must not hold what is not read
 
     def checkpoint(self, record: Record, done: int) -> None:
