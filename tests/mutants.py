@@ -51,7 +51,7 @@ NODES = ("tests/report/test_prefixes.py",)
 MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), tuple(
     f"tests/diagnosis/test_{name}.py" for name in ("rules_reward", "rules_contrast", "rules_movement", "rules_excess",
                                                    "rules_direction", "engine", "onset", "remedies"))
-PAIRS = ("tests/plugins/test_trl_dpo.py",)
+DPO_TRAINER = ("tests/plugins/test_trl_dpo.py",)
 LINKED = ("tests/objective/test_links.py", "tests/exact/test_preferences.py", "tests/objective/test_surrogate.py")
 VERL, MASK = ("tests/plugins/test_verl_loss.py",), ("tests/lab/test_mask.py",)
 EXTRACTION = ("tests/tasks/test_extraction.py",)
@@ -241,11 +241,11 @@ MUTANTS = [
            "return min(found, key=_kind, default=None)", "return found[0] if found else None", EXTRACTION),
     Mutant("every minus is a sign", "tasks/extraction.py", "(?:(?<![\\w).])-)?", "-?", EXTRACTION, enough=2),
     Mutant("the rows of a pair do not lie beside each other", "plugins/trl/pairs.py",
-           ".view(2, pairs).T.flatten()", ".view(2, pairs).flatten()", PAIRS),
+           ".view(2, pairs).T.flatten()", ".view(2, pairs).flatten()", DPO_TRAINER),
     Mutant("w of a pair is that of the token before", "plugins/trl/pairs.py",
-           "before = (place - 1).clamp(min=0)", "before = place.clamp(max=ids.shape[1] - 2)", PAIRS),
+           "before = (place - 1).clamp(min=0)", "before = place.clamp(max=ids.shape[1] - 2)", DPO_TRAINER),
     Mutant("w of a pair has the sign of the loss", "plugins/trl/pairs.py",
-           '-inputs.pop("pull") / scale', 'inputs.pop("pull") / scale', PAIRS),
+           '-inputs.pop("pull") / scale', 'inputs.pop("pull") / scale', DPO_TRAINER),
     Mutant("an answer without a reward has the reward 0", "plugins/trl/batch.py",
            "scored = ~each.isnan().all(dim=1)", "scored = torch.ones(len(each), dtype=torch.bool)",
            ("tests/plugins/test_trl_missing.py",)),

@@ -96,8 +96,13 @@ def test_every_remedy_is_spelled_for_every_trainer(key: str) -> None:
 
 @pytest.mark.parametrize("trainer", [*TRAINERS, SCRIPT], ids=lambda trainer: trainer.name)
 def test_every_trainer_speaks_a_language_of_the_table(trainer: Trainer) -> None:
-    assert trainer.speech in {*SPEECH, "other"}
+    assert trainer.speech in {*SPEECH, "dpo", "other"}
     assert set(TRL.facts) == set(trainer.facts)
+
+
+def test_dpo_trainers_have_words_of_their_own_or_those_of_trl() -> None:
+    assert change("learning rate", "dpo") == "a larger learning_rate: ×10 (the default of DPOConfig is 1e-6)"
+    assert change("epsilon", "dpo") == change("epsilon", "trl")
 
 
 def settings_named(text: str, trainer: Trainer) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from creditscope.plugins.trl.observer import RankObserver
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, take, untouched
 from creditscope.plugins.trl.preferences import Preferences
 from creditscope.plugins.trl.settings import settings_of, versions
-from creditscope.plugins.trl.source import Source, StepRows
+from creditscope.plugins.trl.source import StepRows, TrainerSource
 from creditscope.plugins.trl.update import after_step, before_step, moved_by
 from creditscope.policy.loading import Policy
 from creditscope.runs import schema
@@ -108,7 +108,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         other = other_content(self._out) if self._first and self._out is not None else None
         if other:
             raise CreditscopeError(f"{other}: give ScopeCallback another out=, a folder that is new or empty")
-        self._source: Source = (Preferences if isinstance(trainer, DPOTrainer) else Generations)(trainer, every)
+        self._source: TrainerSource = (Preferences if isinstance(trainer, DPOTrainer) else Generations)(trainer, every)
 
     @property
     def method(self) -> Method | None:
@@ -387,7 +387,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         self._held += 1
         if cosine < AGREE:
             self._warn("agreement", f"the trainer's gradient {self._source.apart.format(cosine=cosine)}")
-        told = {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
+        told: dict[str, float] = {schema.GRAD_NORM: ours**0.5, schema.SCOPE_AGREEMENT: cosine}
         if self._trainer.accelerator.scaler is None:  # else its factor may still be in TRL's gradient
             clip = self._trainer.args.max_grad_norm or math.inf
             told[schema.SCOPE_NORM_RATIO] = min(ours**0.5, clip) / other**0.5
