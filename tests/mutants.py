@@ -52,7 +52,8 @@ NODES = ("tests/report/test_prefixes.py",)
 MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"), tuple(
     f"tests/diagnosis/test_{name}.py" for name in ("rules_reward", "rules_contrast", "rules_movement", "rules_excess",
                                                    "rules_direction", "engine", "onset", "remedies"))
-PAIRS = ("tests/plugins/test_trl_dpo.py",)
+DPO_TRAINER = ("tests/plugins/test_trl_dpo.py",)
+LINKED = ("tests/objective/test_links.py", "tests/exact/test_preferences.py", "tests/objective/test_surrogate.py")
 VERL, MASK = ("tests/plugins/test_verl_loss.py",), ("tests/lab/test_mask.py",)
 EXTRACTION = ("tests/tasks/test_extraction.py",)
 MIRROR = ("tests/runs/test_mirror.py",)
@@ -156,6 +157,14 @@ MUTANTS = [
     Mutant("the least shared direction kept", "credit/salt.py", "[:, -rank:]", "[:, :rank]", SHAPES),
     Mutant("edge in ratio, not in log", "methods/bounds.py",
            "math.log1p(_given(m.clip_high))", "_given(m.clip_high)", OVERSHOOT),
+    Mutant("slope of the link 1 at the reference, not ½", "methods/links.py",
+           "return -u.new_zeros(()).logaddexp(-u)", "return u.clamp(max=0) - (-u.abs()).exp().log1p()", LINKED),
+    Mutant("the rejected answer pushed up too", "objective/advantages.py", "found[first] += sign", "found[first] += 1",
+           LINKED),
+    Mutant("a margin of each answer alone", "objective/links.py",
+           'Groups(rollouts.group).sum(own) if method.link_over == "pair" else own', "own", LINKED),
+    Mutant("the reference left out of the score", "objective/links.py", "logp = logp - reference.to(logp.dtype)",
+           "logp = logp - 0 * reference.to(logp.dtype)", LINKED),
     Mutant("sides of the edge swapped", "objective/bounds.py", "x - edge.high", "edge.high - x", OVERSHOOT),
     Mutant("account never restarts", "optimizer/overshoot.py",
            "torch.where(past, held + 1, 0)", "held + past.long()", OVERSHOOT),
@@ -235,11 +244,11 @@ MUTANTS = [
            "return min(found, key=_kind, default=None)", "return found[0] if found else None", EXTRACTION),
     Mutant("every minus is a sign", "tasks/extraction.py", "(?:(?<![\\w).])-)?", "-?", EXTRACTION, enough=2),
     Mutant("the rows of a pair do not lie beside each other", "plugins/trl/pairs.py",
-           ".view(2, pairs).T.flatten()", ".view(2, pairs).flatten()", PAIRS),
+           ".view(2, pairs).T.flatten()", ".view(2, pairs).flatten()", DPO_TRAINER),
     Mutant("w of a pair is that of the token before", "plugins/trl/pairs.py",
-           "before = (place - 1).clamp(min=0)", "before = place.clamp(max=ids.shape[1] - 2)", PAIRS),
+           "before = (place - 1).clamp(min=0)", "before = place.clamp(max=ids.shape[1] - 2)", DPO_TRAINER),
     Mutant("w of a pair has the sign of the loss", "plugins/trl/pairs.py",
-           '-inputs.pop("pull") / scale', 'inputs.pop("pull") / scale', PAIRS),
+           '-inputs.pop("pull") / scale', 'inputs.pop("pull") / scale', DPO_TRAINER),
     Mutant("an answer without a reward has the reward 0", "plugins/trl/batch.py",
            "scored = ~each.isnan().all(dim=1)", "scored = torch.ones(len(each), dtype=torch.bool)",
            ("tests/plugins/test_trl_missing.py",)),

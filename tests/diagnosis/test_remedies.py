@@ -18,7 +18,7 @@ from creditscope.diagnosis.log import LogSettings
 from creditscope.diagnosis.remedies import REMEDIES, change
 from creditscope.diagnosis.rules import QUESTIONS, RULES
 from creditscope.diagnosis.thresholds import SENTENCES, THRESHOLDS
-from creditscope.diagnosis.trainers import FOREIGN, OPENRLHF, OURS, SCRIPT, SWIFT, TRAINERS, TRL, VERL, Trainer
+from creditscope.diagnosis.trainers import FOREIGN, OPENRLHF, OURS, SCRIPT, SWIFT, TRAINERS, TRL, TRL_DPO, VERL, Trainer
 from creditscope.diagnosis.trainers.trainer import SETTINGS, WORDS
 from creditscope.report import rewards
 from diagnosis import (
@@ -131,6 +131,11 @@ def test_a_change_in_own_names_leaves_out_what_is_so_and_what_the_trainer_has_no
     assert change("cold sampler", OPENRLHF) == "--rollout.temperature=1.0, --rollout.top_p=1.0"  # it has no top_k
     assert change("cold sampler", OPENRLHF, given) == "--rollout.top_p=1.0"
     assert change("one rollout", SWIFT) == "--num_generations=8"
+
+
+def test_dpo_trainers_have_words_of_their_own_or_those_of_trl() -> None:
+    assert change("learning rate", TRL_DPO) == "a larger learning_rate: ×10 (the default of DPOConfig is 1e-6)"
+    assert change("epsilon", TRL_DPO) == change("epsilon", TRL)
 
 
 def settings_named(text: str, trainer: Trainer) -> dict[str, Any]:

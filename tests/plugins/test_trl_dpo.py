@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,15 @@ pytest.importorskip("trl")
 
 from trl import DPOTrainer
 
+import mini
 from creditscope.errors import CreditscopeError
 from creditscope.plugins.common.untouched import untouched
 from creditscope.plugins.trl import ScopeCallback, names
 from creditscope.plugins.trl.pairs import Pass, pairs_of
 from creditscope.plugins.trl.stated import stated_pairs
+from creditscope.runs.record import Record
 from each import each
+from makers import load_script
 from plugins.trl_makers import dpo_trainer, preferred
 
 pytestmark = [pytest.mark.slow, pytest.mark.conformance,
@@ -291,6 +297,38 @@ def test_a_reading_of_some_pairs_is_that_of_these_pairs(tmp_path: Path) -> None:
     assert "scope/agreement" not in found.lines[1]
     ours, loop = found.slow.ours[1], found.slow.grams[1]
     assert torch.allclose(ours, loop, rtol=1e-6)
+
+
+@pytest.mark.nightly
+def test_two_ranks_read_what_one_process_with_the_same_pairs_reads(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "trl_dpo_ranks.py"
+    start = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint",
+             "localhost:0"]
+    for name, launcher in (("two", start), ("one", [])):
+        done = subprocess.run([sys.executable, *launcher, str(script), str(tmp_path / name)], capture_output=True,
+                              text=True, check=False, timeout=600,
+                              env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)})
+        assert done.returncode == 0, done.stderr[-3000:]
+    two, one = ([json.loads(line) for line in (tmp_path / name / "steps.jsonl").read_text().splitlines()]
+                for name in ("two", "one"))
+    for ours, alone in zip(two, one, strict=True):
+        assert ours["scope/agreement"] == pytest.approx(1.0, abs=1e-9)
+        assert ours["scope/norm_ratio"] == pytest.approx(1.0, rel=1e-6)
+        # All pairs of rows across ranks are sketched, and TRL's entropy is that of one micro-batch.
+        same = {key for key in ours.keys() & alone.keys() if key.startswith(("pairs/", "w/", "gram/group/", "grad/"))}
+        assert len(same) > 20
+        assert {key: ours[key] for key in same} == pytest.approx({key: alone[key] for key in same}, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("model", ["mini", pytest.param("as it stands", marks=pytest.mark.nightly)])
+def test_the_example_runs(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                          capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = load_script(Path(__file__).parents[2] / "examples" / "trl_dpo.py")
+    small = {"model": mini.model()} if model == "mini" else {}
+    script.main(steps=5, **small)
+    assert "step 5: margin" in capsys.readouterr().out
+    assert len(Record.open("runs/mine").steps()) == 5
 
 
 # -- what is not read --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A DPOTrainer under the callback on all ranks that torchrun starts: four pairs per step in all. FOLDER gets the record.
+"""A DPOTrainer under the callback on all ranks that torchrun starts: four pairs per step. FOLDER gets the record.
 
     torchrun --nproc_per_node 2 tests/plugins/trl_dpo_ranks.py FOLDER
 """

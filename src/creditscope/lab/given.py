@@ -12,8 +12,8 @@ from creditscope.batch.rollouts import Rollouts
 from creditscope.files.memory import enough_memory
 from creditscope.lab.reward import encode_pairs
 from creditscope.lab.rollout import Drawn
-from creditscope.policy.logp import padded
 from creditscope.policy.loading import Policy
+from creditscope.policy.logp import padded
 from creditscope.policy.scoring import score_tokens
 from creditscope.tasks import Problem
 

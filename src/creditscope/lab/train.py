@@ -161,10 +161,14 @@ class Training:
         if self.alarm is not None:
             for line in record.steps():
                 self.alarm.note(line["step"], line)
-        self.problems: Iterator[Any] = problem_stream(self.task, self.config.seed, skip=0) \
-            if self.pairs is None else pair_stream(self.pairs, self.config.seed)
+        self.problems: Iterator[Any]
+        if self.pairs is None:
+            self.problems = problem_stream(self.task, self.config.seed, skip=0)
+        else:
+            self.problems = pair_stream(self.pairs, self.config.seed)
         self.seen = answers.PromptsSeen()
-        self.seen.add(problem.prompt for problem in islice(self.problems, self.used))
+        drawn: Iterator[Any] = islice(self.problems, self.used)
+        self.seen.add(problem.prompt for problem in drawn)
         self.lines = record.steps() if self.config.adapt != "none" else []  # a long run must not hold what is not read
 
     def checkpoint(self, record: Record, done: int) -> None:

@@ -56,8 +56,8 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
 
     def _check_pairs(self) -> None:
         if not (self.row.linked and self.row.link_over == "pair"):
-            raise CreditscopeError(f"--pairs {self.pairs}: method {self.method!r} learns from sampled answers; choose a "
-                                   f"method of pairs, such as --method dpo, or leave --pairs out")
+            raise CreditscopeError(f"--pairs {self.pairs}: method {self.method!r} learns from sampled answers; choose "
+                                   f"a method of pairs, such as --method dpo, or leave --pairs out")
         for name, value, idle in (("reward", self.reward, None), ("rollouts", self.rollouts, 0),
                                   ("adapt", self.adapt, "none")):
             if value != idle:

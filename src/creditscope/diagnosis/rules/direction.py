@@ -169,8 +169,8 @@ def displacement(log: Log) -> Finding:
     (begin, end), (before, after) = ends(chosen), ends(margin)
     fall, gain = begin.mean - end.mean, after.mean - before.mean
     state: State = "fine" if fall < DISPLACED else "broken" if fall >= DISPLACED_ALL * gain else "watch"
-    said = f"The reward of the chosen answers went from {begin.mean:.3g} to {end.mean:.3g} while the margin went from " \
-           f"{before.mean:.3g} to {after.mean:.3g}"
+    said = f"The reward of the chosen answers went from {begin.mean:.3g} to {end.mean:.3g} while the margin went " \
+           f"from {before.mean:.3g} to {after.mean:.3g}"
     if state == "fine":
         return finding("fine", said, end, after)
     return finding(state, f"{said}: both answers of a pair lose probability to answers that nobody has compared",

@@ -45,7 +45,7 @@ from creditscope.plugins.trl.generations import Generations
 from creditscope.plugins.trl.passes import Inputs, chosen, entropy, take
 from creditscope.plugins.trl.preferences import Preferences
 from creditscope.plugins.trl.settings import settings_of, versions
-from creditscope.plugins.trl.source import Source, StepRows
+from creditscope.plugins.trl.source import StepRows, TrainerSource
 from creditscope.policy.loading import Policy
 from creditscope.runs import schema
 from creditscope.runs.record import Record
@@ -109,7 +109,7 @@ class ScopeCallback(TrainerCallback):  # type: ignore[misc]
         other = other_content(self._out) if self._first and self._out is not None else None
         if other:
             raise CreditscopeError(f"{other}: give ScopeCallback another out=, a folder that is new or empty")
-        self._source: Source = (Preferences if isinstance(trainer, DPOTrainer) else Generations)(trainer, every)
+        self._source: TrainerSource = (Preferences if isinstance(trainer, DPOTrainer) else Generations)(trainer, every)
 
     @property
     def method(self) -> Method | None:

@@ -30,7 +30,7 @@ TRACKED = (schema.OPTIMIZER_OVERSHOOT, schema.OVERSHOOT_PAST, schema.OVERSHOOT_D
 
 
 class Generations:
-    """A `Source`. Rows are numbered when they are generated, and found again in TRL's buffer."""
+    """A `TrainerSource`. Rows are numbered when they are generated, and found again in TRL's buffer."""
 
     def __init__(self, trainer: Any, every: int) -> None:
         self._trainer, self._every = trainer, every

@@ -45,7 +45,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairRows:
     """The rows of one optimiser step of this rank: the chosen and the rejected answer of each pair in turn."""
 
     inputs: dict[str, Any]
@@ -60,7 +60,7 @@ class Pairs:
     def fresh(self) -> bool:
         return True
 
-    def rows(self, index: Tensor) -> Pairs:
+    def rows(self, index: Tensor) -> PairRows:
         return replace(self, inputs=take(self.inputs, index), rollouts=self.rollouts.rows(index),
                        credit=self.credit[index], given=self.given[index])
 
@@ -76,7 +76,7 @@ class Pairs:
 
 
 def pairs_of(passes: Sequence[Pass], scale: float, policy: Policy | None, method: Method | None = None, rank: int = 0,
-             ranks: int = 1) -> Pairs:
+             ranks: int = 1) -> PairRows:
     """The passes of one optimiser step, with −∂loss/∂log π divided by `scale`; `policy` decodes the texts, and
     `method` is the row of TRL's loss. The k-th pair of rank r of W is group k·W + r.
     """
@@ -100,7 +100,7 @@ def pairs_of(passes: Sequence[Pass], scale: float, policy: Policy | None, method
     if method is not None and ref is not None:
         ends = torch.tensor([len(part["input_ids"]) for part in parts]).cumsum(0).tolist()
         error = row_error(method, replace(rollouts, ref_logp=ref), live, w, ends)
-    return Pairs(inputs, rollouts, credit.to(w), w, -sum(one.loss for one in passes) / len(passes), error)
+    return PairRows(inputs, rollouts, credit.to(w), w, -sum(one.loss for one in passes) / len(passes), error)
 
 
 def row_error(method: Method, rollouts: Rollouts, live: Tensor, w: Tensor, ends: Sequence[int]) -> float:

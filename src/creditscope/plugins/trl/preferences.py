@@ -22,7 +22,7 @@ from creditscope.methods.dialects import TRL_DPO
 from creditscope.objective.kept import kept_arrays
 from creditscope.objective.links import pair_changes
 from creditscope.plugins.common.gather_ranks import Rows
-from creditscope.plugins.trl.pairs import Pairs, Pass, pairs_of
+from creditscope.plugins.trl.pairs import PairRows, Pass, pairs_of
 from creditscope.plugins.trl.passes import Inputs, placed_logits
 from creditscope.plugins.trl.stated import stated_pairs
 from creditscope.policy.loading import Policy
@@ -40,7 +40,7 @@ APART = 0.01
 
 
 class Preferences:
-    """A `Source`. `compute_loss` of this one trainer is wrapped; on steps without a reading it is TRL's own call."""
+    """A `TrainerSource`. `compute_loss` of this one trainer is wrapped; without a reading it is TRL's own call."""
 
     updates = 1
     apart = ("and the sum of the rows have cosine {cosine:.3f}: dropout, or a router's loss, which does not pass "
@@ -89,7 +89,7 @@ class Preferences:
     def due(self, step: int) -> bool:
         return step % self._every == 0
 
-    def take(self, policy: Policy | None, ended: bool = True) -> Pairs:
+    def take(self, policy: Policy | None, ended: bool = True) -> PairRows:
         passes, self._passes = self._passes, []
         if not passes:
             raise CreditscopeError("the step's loss was not computed by the trainer's compute_loss, which the callback "

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from creditscope.files.versions import software
-from creditscope.plugins.trl.source import Source
+from creditscope.plugins.trl.source import TrainerSource
 
 ARGUMENTS = ("loss_type", "loss_weights", "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "ld_alpha",
              "use_weighting", "discopop_tau", "precompute_ref_log_probs", "sync_ref_model", "ref_model_sync_steps",
@@ -24,7 +24,7 @@ ARGUMENTS = ("loss_type", "loss_weights", "label_smoothing", "f_divergence_type"
 """Settings that are kept as TRL spells them."""
 
 
-def settings_of(trainer: Any, source: Source, every: int, gram: bool) -> dict[str, Any]:
+def settings_of(trainer: Any, source: TrainerSource, every: int, gram: bool) -> dict[str, Any]:
     args = trainer.args
     inner = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(inner.config, "_name_or_path", "") or type(inner).__name__)

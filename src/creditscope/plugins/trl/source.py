@@ -46,7 +46,7 @@ class StepRows(Protocol):
         """J of these rows."""
 
 
-class Source(Protocol):
+class TrainerSource(Protocol):
     """A kind of trainer."""
 
     @property
