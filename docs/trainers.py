@@ -93,7 +93,8 @@ def trainers_page(table: Table) -> list[str]:
                   [[each.name, each.version, WHERE[each.name], apart(each), each.rollouts] for each in FOREIGN])
     page += ["\n## Which name is which\n\n",
              "Rows are our metrics, `a + b` is a sum of two columns, a dash means that there is none: the reason is "
-             "in the next table. `train/` before a name is dropped. Patterns of held-out columns are regular expressions.\n\n"]
+             "in the next table. `train/` before a name is dropped. Patterns of held-out columns are regular "
+             "expressions.\n\n"]
     for group in (FOREIGN[:4], FOREIGN[4:7], FOREIGN[7:]):
         page += [*table(["metric", *(f"{each.name} {each.version}" for each in group)],
                         [[ours(metric), *(name_in(each, metric) for each in group)] for metric in COMMON]), "\n"]
