@@ -21,21 +21,18 @@ MADE: Mapping[str, tuple[tuple[str, ...], str, str]] = {
     "OpenRLHF": (("openrlhf",), "rollout statistics, loss and logger are its own, batches are drawn", "PyPI"),
     "SkyRL": (("skyrl",), "console logger, rollout metrics and reduction are its own, batches are drawn", "PyPI"),
     "AReaL": (("areal",), "tracker of statistics, table and logger are its own, batches are drawn", "PyPI"),
-    "prime-rl": (("prime_rl",), "episodes by verifiers 0.4.0, their metrics and the file monitor by prime-rl; "
-        "numbers of "
-                 "the trainer's process are drawn", "repository at 559b447; verifiers from PyPI"),
+    "prime-rl": (("prime_rl",), "episodes by verifiers 0.4.0, their metrics and the file monitor by prime-rl; numbers "
+                 "of the trainer's process are drawn", "repository at 559b447; verifiers from PyPI"),
     "NeMo-RL": (("nemo_rl/tensorboard", "nemo_rl"), "the TensorBoard writer is its own; lines of the console are "
-        "written "
-                "as `grpo_train` prints them", "repository at 7ea279a; the package on PyPI is empty"),
+                "written as `grpo_train` prints them", "repository at 7ea279a; the package on PyPI is empty"),
     "ms-swift": (("swift",), "rows of a real run of TRL, with its own `add_train_message` and writer of JSON "
-        "lines", "PyPI"),
+                 "lines", "PyPI"),
     "unsloth": (("unsloth",), "rows of a real run of TRL with the columns that unsloth's source adds; unsloth "
-        "itself was not run", "PyPI"),
+                "itself was not run", "PyPI"),
     "open-r1": (("open_r1",), "its own dataclasses, printed before the lines of a real run of TRL",
                 "repository at 1416fa0"),
     "EasyR1": (("easyr1", "easyr1-console"), "metrics of the batch, loss and both loggers are its own, batches are "
-        "drawn",
-               "repository at b44b311"),
+               "drawn", "repository at b44b311"),
 }
 WHERE: Mapping[str, str] = {
     "TRL": "`trainer_state.json`, what it prints", "verl": "what it prints, its file logger",
@@ -69,6 +66,13 @@ def name_in(trainer: Trainer, metric: str) -> str:
     return ", ".join(f"`{name}`" for name in trainer.aliases.get(metric, ())) or "–"
 
 
+def apart(trainer: Trainer) -> str:
+    """What only this trainer's log has."""
+    both = " with ".join(f"`{name}`" for name in sorted(trainer.together))
+    marks = ", ".join(f"`{mark}`" for mark in sorted(trainer.marks)[:2])
+    return APART.get(trainer.name) or "; ".join(text for text in (marks, both) if text)
+
+
 def found_in(log: Log) -> tuple[str, str]:
     """(metrics that were read, metrics of the row that this log does not have)."""
     asked = [metric for metric in COMMON if metric not in log.trainer.absent]
@@ -79,24 +83,18 @@ def found_in(log: Log) -> tuple[str, str]:
 def trainers_page(table: Table) -> list[str]:
     page = ["# Trainers whose logs are read\n\n",
             "`creditscope doctor` reads logs of these trainers, each as a row of data in "
-            "`creditscope/diagnosis/trainers/`. "
-            "Names and defaults are compared with the trainer's own source: TRL's in the test environment, verl's "
-            "by stored "
-            "values, those of the others by `tests/diagnosis/logs/trainers.json`, which `make_trainers/names.py` "
-            "writes from "
-            "their source files. Names of earlier versions are read where they are known. ms-swift, unsloth and "
-            "open-r1 run "
-            "TRL's or transformers' trainer: their rows are TRL's with what differs. EasyR1 is a fork of verl.\n\n"]
-    page += table(["trainer", "version", "where its log is", "told apart by", "rollouts for `creditscope inspect`"], [
-        [each.name, each.version, WHERE[each.name],
-         APART.get(each.name) or ", ".join(f"`{mark}`" for mark in sorted(each.marks)[:2]) + (
-             f"; {' with '.join(f'`{name}`' for name in sorted(each.together))}" if each.together else ""), "
-                 "each.rollouts]
-        for each in FOREIGN])
+            "`creditscope/diagnosis/trainers/`. Names and defaults are compared with the trainer's own source: TRL's "
+            "in the test environment, verl's by stored values, those of the others by "
+            "`tests/diagnosis/logs/trainers.json`, which `make_trainers/names.py` writes from their source files. "
+            "Names of earlier versions are read where they are known. ms-swift, unsloth and open-r1 run TRL's or "
+            "transformers' trainer: their rows are TRL's with what differs. EasyR1 is a fork of verl. verifiers 0.4 "
+            "has no trainer of its own; prime-rl trains on its episodes.\n\n"]
+    page += table(["trainer", "version", "where its log is", "told apart by", "rollouts for `creditscope inspect`"],
+                  [[each.name, each.version, WHERE[each.name], apart(each), each.rollouts] for each in FOREIGN])
     page += ["\n## Which name is which\n\n",
              "Rows are our metrics, `a + b` is a sum of two columns, a dash means that there is none: the reason is "
-             "in the "
-             "next table. `train/` before a name is dropped. Patterns of held-out columns are regular expressions.\n\n"]
+             "in the next table. `train/` before a name is dropped. Patterns of held-out columns are regular "
+             "expressions.\n\n"]
     for group in (FOREIGN[:4], FOREIGN[4:7], FOREIGN[7:]):
         page += [*table(["metric", *(f"{each.name} {each.version}" for each in group)],
                         [[ours(metric), *(name_in(each, metric) for each in group)] for metric in COMMON]), "\n"]

@@ -59,6 +59,7 @@ EXTRACTION = ("tests/tasks/test_extraction.py",)
 MIRROR = ("tests/runs/test_mirror.py",)
 PAIR_FILE, REWARD = ("tests/batch/test_pairs.py",), ("tests/lab/test_reward.py",)
 ZERO = ("tests/plugins/test_trl_zero.py",)
+FOREIGN = ("tests/diagnosis/test_foreign.py",)
 PLANTED, HOSTILE = ("tests/stress/test_planted.py",), ("tests/security/test_records.py",)
 
 
@@ -256,6 +257,14 @@ MUTANTS = [
            "first = passes[0][0]  # later", "first = passes[0][-1]  # later",
            ("tests/lab/test_train.py::test_updates_on_other_minibatches_are_no_gap_between_sampler_and_trainer",),
            enough=1),
+    Mutant("a column that is to be subtracted is added", "diagnosis/trainers/trainer.py",
+           '-1 if sign == "-" else 1', "1", FOREIGN, enough=1),
+    Mutant("a fork's log is read as its base's", "diagnosis/read.py",
+           "if trainer.name not in through]", "if not trainer.through]", FOREIGN, enough=1),
+    Mutant("an answer's tokens begin with its prompt", "offline/foreign.py",
+           "first = mask.index(True)", "first = 0", ("tests/offline/test_foreign.py",), enough=1),
+    Mutant("rewards of an episode have no weight", "offline/foreign.py",
+           '* number_of(each.get("weight", 1.0), name, bad)', "* 1.0", ("tests/offline/test_foreign.py",), enough=1),
     Mutant("one half of the rollouts proves all", "microscope/proof.py",
            "for bit in range((rollouts - 1).bit_length())]", "for bit in range(1)]", PLANTED),
     Mutant("rows over ranks are proven by their total alone", "microscope/proof_ranks.py",

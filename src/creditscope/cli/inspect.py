@@ -33,10 +33,11 @@ class Inspect:
     """Show rollouts or runs in numbers: signal, credit, w, prefix bias; of a run what the optimiser did.
 
     A file of rollouts: one JSON object per line with prompt, response and reward is enough; answers to equal prompts
-    are a group. Other inputs: logs of TRL (log_completions), verl (rollout_data_dir) and OpenAI's style, parquet, and
-    folders of such files. Optional fields: group, step, tokens, logp, mask, entropy, step labels (docs/offline.md). A
-    batch is the rows of one training step, or whole groups; the file is streamed. Means over the batches are printed;
-    --out keeps every batch in a record for creditscope report and papers check.
+    are a group. Other inputs: dumps of TRL (log_completions), verl (rollout_data_dir), SkyRL, AReaL, prime-rl, NeMo-RL
+    and ms-swift, requests in OpenAI's style, parquet, and folders of such files. Optional fields:
+    group, step, tokens, logp, mask, entropy, step labels (docs/offline.md). A batch is the rows of one training step,
+    or whole groups; the file is streamed. Means over the batches are printed; --out keeps every batch in a record for
+    creditscope report and papers check.
 
     A run: overshoot past the bound, reward scale, update geometry, and whether the loss follows the reward, from its
     record alone. Several runs make one table.
