@@ -1,6 +1,6 @@
-"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md and the table in papers.md: from
-the rows, by enumeration, from the evidence in results/, from others' code, from the schema and record.head.md, and
-from the diagnosis and doctor.head.md.
+"""Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md, preferences.md and the table in
+papers.md: from the rows, by enumeration, from the evidence in results/, from others' code, from the schema and
+record.head.md, and from the diagnosis and doctor.head.md.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """
@@ -65,8 +65,8 @@ def methods_page() -> str:
     for row in METHODS.values():
         page += full(row, METHODS)
     page += ["\n## The axes\n\n", "A row names one value on each axis; the functions behind the names are in "
-             "`methods/bounds.py` (bounds and trust regions) and in `objective/`: `advantages.py`, `weights.py`, "
-             "`ratios.py` and `penalties.py`.\n"]
+             "`methods/bounds.py` (bounds and trust regions), `methods/links.py` (links and scores of preferences) and "
+             "in `objective/`: `advantages.py`, `weights.py`, `ratios.py`, `penalties.py` and `links.py`.\n"]
     for axis, values in AXES.items():
         page += [f"\n**{axis}**\n\n", *(f"- `{name}`: {meaning}\n" for name, meaning in values.items())]
     return "".join(page)
@@ -269,6 +269,7 @@ def columns(verdicts: Sequence[ClaimVerdict]) -> dict[str, str]:
 def conformance_page() -> str:
     """Our rows beside TRL's and verl's own code."""
     import trl_peer
+    import trl_preferences
     import verl_table
 
     page = [GENERATED, "# Conformance\n\n",
@@ -285,6 +286,13 @@ def conformance_page() -> str:
     page += table(["row", "TRL settings", "changes to the row", "difference"],
                   [[line["row"], code(line["settings"]), code(changes(line["changes"])), decade(line["difference"])]
                    for line in trl_peer.table()])
+    page += ["\nPreferences, on groups of two: DPOTrainer, KTOTrainer, CPOTrainer and ORPOTrainer "
+             "(`tests/conformance/test_trl_preferences.py`). ORPOTrainer takes odds in float32. KTOTrainer's z is of "
+             "answers to other prompts; here both sides take the batch's own. The supervised term of ORPOTrainer also "
+             "counts the tokens of the prompt but its first; prompts here have one token.\n\n"]
+    page += table(["row", "TRL settings", "changes to the row", "difference"],
+                  [[line["row"], code(line["settings"]), code(changes(line["changes"])), decade(line["difference"])]
+                   for line in trl_preferences.table()])
     page += ["\n## verl 0.9.1\n\n",
              "verl needs an environment of its own, so its answers are stored (`tests/conformance/verl_0.9.1.npz`, "
              "made by `verl_peer.py` beside it); where verl is installed a test checks that they are current. verl "
@@ -442,10 +450,17 @@ def decade(value: float) -> str:
     return "0" if value == 0 else f"< 1e{math.floor(math.log10(value)) + 1:+03d}"
 
 
+def preferences_page() -> str:
+    """Preference methods beside group methods, by formula and by measurement."""
+    import family
+
+    return GENERATED + family.page(table, mark, number, code)
+
+
 def main() -> None:
     for name, page in {"methods": methods_page, "credit": credit_page, "claims": claims_page,
                        "papers": papers_page, "conformance": conformance_page, "record": record_page,
-                       "doctor": doctor_page}.items():
+                       "doctor": doctor_page, "preferences": preferences_page}.items():
         (ROOT / "docs" / f"{name}.md").write_text(page())
         print(f"wrote docs/{name}.md")
 

@@ -52,6 +52,7 @@ MARKUP, DOCTOR = ("tests/report/test_markup.py", "tests/report/test_header.py"),
     f"tests/diagnosis/test_{name}.py" for name in ("rules_reward", "rules_contrast", "rules_movement", "rules_excess",
                                                    "rules_direction", "engine", "onset", "remedies"))
 DPO_TRAINER = ("tests/plugins/test_trl_dpo.py",)
+LINKED = ("tests/objective/test_links.py", "tests/exact/test_preferences.py", "tests/objective/test_surrogate.py")
 VERL, MASK = ("tests/plugins/test_verl_loss.py",), ("tests/lab/test_mask.py",)
 EXTRACTION = ("tests/tasks/test_extraction.py",)
 PAIRS, REWARD = ("tests/batch/test_pairs.py",), ("tests/lab/test_reward.py",)
@@ -153,6 +154,14 @@ MUTANTS = [
     Mutant("the least shared direction kept", "credit/salt.py", "[:, -rank:]", "[:, :rank]", SHAPES),
     Mutant("edge in ratio, not in log", "methods/bounds.py",
            "math.log1p(_given(m.clip_high))", "_given(m.clip_high)", OVERSHOOT),
+    Mutant("slope of the link 1 at the reference, not ½", "methods/links.py",
+           "return -u.new_zeros(()).logaddexp(-u)", "return u.clamp(max=0) - (-u.abs()).exp().log1p()", LINKED),
+    Mutant("the rejected answer pushed up too", "objective/advantages.py", "found[first] += sign", "found[first] += 1",
+           LINKED),
+    Mutant("a margin of each answer alone", "objective/links.py",
+           'Groups(rollouts.group).sum(own) if method.link_over == "pair" else own', "own", LINKED),
+    Mutant("the reference left out of the score", "objective/links.py", "logp = logp - reference.to(logp.dtype)",
+           "logp = logp - 0 * reference.to(logp.dtype)", LINKED),
     Mutant("sides of the edge swapped", "objective/bounds.py", "x - edge.high", "edge.high - x", OVERSHOOT),
     Mutant("account never restarts", "optimizer/overshoot.py",
            "torch.where(past, held + 1, 0)", "held + past.long()", OVERSHOOT),

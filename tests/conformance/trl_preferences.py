@@ -100,6 +100,18 @@ def trl_w(case: PreferenceCase, rollouts: Rollouts, logp: Tensor) -> Tensor:
     return -torch.autograd.grad(loss, leaf)[0]
 
 
+def table() -> list[dict[str, Any]]:
+    """One dictionary a case, for the page that shows our rows beside TRL's code."""
+    lines = []
+    for case in CASES:
+        both = [(our_w(case, *batch), trl_w(case, *batch)) for batch in pair_batches().values()]
+        worst = max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in both)
+        settings = ", ".join(f"{name}={value!r}" for name, value in case.settings.items())
+        lines.append({"row": case.dialect, "changes": dict(case.changes), "settings": f"{case.config}({settings})",
+                      "difference": worst})
+    return lines
+
+
 def _answering(logp: Tensor) -> Callable[..., Any]:
     """A model whose tokens have these log-probs."""
     def model(**_: Any) -> Any:

@@ -25,7 +25,7 @@ from creditscope.diagnosis.thresholds import (
     SILENT,
 )
 from creditscope.diagnosis.trainers import OURS, VERL
-from diagnosis.makers_doctor import FLAT, RISES, Case, N, above, below, findings, halves, log_of, states, steady
+from diagnosis.makers_doctor import FALLS, FLAT, RISES, Case, N, above, below, findings, halves, log_of, states, steady
 
 PAIRS = "reward/equal_texts"
 APART = "reward/equal_texts_apart"
@@ -117,7 +117,9 @@ CASES = [
          off=gold(below(GOLD_BROKEN)), otherwise="watch"),
     Case(rule="reward hacked", what="a tenth is lost", trainer=OURS, state="watch", on=gold(above(GOLD_WATCH)),
          off=gold(below(GOLD_WATCH))),
-    Case(rule="reward hacked", what="and the learned reward rose", trainer=OURS, on=gold(0.5), off=FLAT),
+    Case(rule="reward hacked", what="and the learned reward did not fall", trainer=OURS, on=gold(0.5), off=FALLS),
+    Case(rule="reward hacked", what="where it is flat", trainer=OURS, on={**gold(above(GOLD_BROKEN)), **FLAT},
+         off=gold(below(GOLD_WATCH))),
     Case(rule="reward hacked", what="more than by chance", trainer=OURS, on=gold(0.5), off=gold(0.5, noise=0.7)),
     Case(rule="reward hacked", what="in enough readings", trainer=OURS, on=gold(0.5),
          off={GOLD: gold(0.5)[GOLD][:THIRDS - 1]}),
@@ -257,3 +259,8 @@ def test_a_reward_that_is_hacked_names_both_rewards_their_correlation_and_when()
 
 def test_where_no_verifier_is_recorded_the_rule_is_not_in_play() -> None:
     assert states(log_of(RISES, OURS))["reward hacked"] == "fine"
+
+
+def test_a_learned_reward_that_stays_while_the_verifiers_falls_misleads() -> None:
+    found = findings(log_of({**gold(0.5), **FLAT}, OURS))["reward hacked"]
+    assert found.sentence.startswith("The learned reward misleads: it went from 0.446 to 0.454, and the verifier's ")

@@ -51,14 +51,16 @@ def train_reward(plan: RewardPlan, out: Path,
     kept, held = split(pairs, plan.pairs)
     learn, test = (encode_pairs(policy, part) for part in (kept, held))
     reward = fresh_reward_model(policy, body=plan.train == "all")
-    trained = [p for p in reward.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, plan.rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW([{"params": list(part.parameters()), "lr": rate} for part, rate in (
+        (reward.head, plan.head_rate), (reward.model.base_model, plan.rate))], weight_decay=0.0)
+    rates = [group["lr"] for group in optimizer.param_groups]
     # Under a head the states do not change: they are computed once.
     states = states_of(reward, learn) if plan.train == "head" else None
     steps = plan.epochs * math.ceil(len(learn) / plan.batch)
     losses: list[float] = []
     for step, rows in enumerate(batches(len(learn), plan.batch, plan.epochs, plan.seed)):
-        optimizer.param_groups[0]["lr"] = plan.rate * (1 - step / steps)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * (1 - step / steps)
         losses.append(descend(reward, optimizer, [learn[i] for i in rows],
                               None if states is None else states[torch.tensor(rows, device=states.device)]))
         yield {"step": step + 1, "steps": steps, "loss": losses[-1]}

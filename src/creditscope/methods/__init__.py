@@ -2,6 +2,7 @@
 
     axes      Method: a row, and the values that each axis can take
     bounds    bounds and trust regions, one row each
+    links     links and scores of preference methods, one row each
     table     the rows, each a cited diff of another
     dialects  the same names as TRL and verl compute them
     find      a row by name

@@ -26,7 +26,8 @@ class RewardPlan:
     batch: int = 64
     """Pairs per step."""
     lr: float | None = None
-    """Largest learning rate of AdamW, which falls linearly to 0; by default 3e-4 for all weights, 1e-2 for the head."""
+    """Largest learning rate of AdamW, which falls linearly to 0; by default 3e-4 for all weights, 1e-2 for the head. A
+    head that is trained with all weights has 1e-2: it starts at 0, they do not."""
     seed: int = 0
     """Fixes the order of the pairs."""
     device: str = "auto"
@@ -47,3 +48,8 @@ class RewardPlan:
     def rate(self) -> float:
         """The learning rate at the first step."""
         return PARTS[self.train] if self.lr is None else self.lr
+
+    @property
+    def head_rate(self) -> float:
+        """That of the head."""
+        return max(self.rate, PARTS["head"]) if self.train == "all" else self.rate

@@ -34,10 +34,10 @@ from creditscope.diagnosis.thresholds import (
 from creditscope.runs import schema
 from creditscope.runs.intervals import mean_interval
 
-CAUSES = ("reward constant", "reward missing", "form", "reward noise", "one rollout", "cold sampler", "hot sampler",
-          "truncation", "learning rate", "epsilon", "rounding", "gradient clip", "frozen", "mask", "small steps",
-          "KL pull", "clip", "cispo cap", "weight decay", "updates", "step size", "too hard", "too easy", "dead groups",
-          "memorised", "reward length", "signal", "sampler", "KL level", "length drift", "entropy")
+CAUSES = ("reward constant", "reward missing", "form", "reward noise", "reward hacked", "one rollout", "cold sampler",
+          "hot sampler", "truncation", "learning rate", "epsilon", "rounding", "gradient clip", "frozen", "mask",
+          "small steps", "KL pull", "clip", "cispo cap", "weight decay", "updates", "step size", "too hard", "too easy",
+          "dead groups", "memorised", "reward length", "signal", "sampler", "KL level", "length drift", "entropy")
 """Rules whose findings explain a reward that does not rise, first causes first."""
 
 

@@ -207,9 +207,11 @@ def length(log: Log) -> Finding:
 
 
 def hacked(log: Log) -> Finding:
-    """The verifier's reward beside a learned one: since its best third, while the learned one rose.
+    """The verifier's reward beside a learned one: how much of its best third is lost in the last, while the learned
+    one did not fall.
 
-    A learned reward was fitted to answers near the reference. Where training has left them, it may rise alone.
+    A learned reward was fitted to answers near the reference. Where training has left them, it may rise alone, or tell
+    nothing.
     """
     gold = log.finite(schema.REWARD_GOLD_MEAN)
     if not gold or len(gold) < THIRDS:
@@ -218,17 +220,19 @@ def hacked(log: Log) -> Finding:
     best = max((gold.part(at, at + size) for at in (0, size)), key=lambda part: part.mean)
     since = between(best, gold.part(-size))
     lost = -since.change.mean / best.mean if best.mean > 0 else 0.0
-    if signs.outcome(log) != "rose":
-        return finding("fine", f"Not in play: the learned reward did not rise; the verifier's went from "
-                       f"{best.mean:.3g} to {since.last.mean:.3g}", since.last)
+    paid, told = trend(series_of(log, schema.REWARD_MEAN)), signs.outcome(log)
     if not since.change.excludes_zero or lost < GOLD_WATCH:
-        return finding("fine", f"The verifier's reward did not clearly fall while the learned one rose: "
-                       f"{best.mean:.3g} at its best, {since.last.mean:.3g} in the last third", best, since.last)
-    paid, agree = trend(series_of(log, schema.REWARD_MEAN)), level(log, schema.REWARD_GOLD_CORRELATION)
-    return finding(grade(lost, GOLD_WATCH, GOLD_BROKEN), f"The learned reward is hacked: it rose from "
-                   f"{paid.first.mean:.3g} to {paid.last.mean:.3g}, and the verifier's fell by {percent(lost)}, from "
-                   f"{best.mean:.3g} to {since.last.mean:.3g}"
-                   + (f"; inside groups their correlation is {agree.mean:.2f}" if agree else ""),
+        return finding("fine", f"The verifier's reward did not clearly fall beside the learned one: {best.mean:.3g} at "
+                       f"its best, {since.last.mean:.3g} in the last third", best, since.last)
+    if told == "fell":
+        return finding("fine", f"Not in play: the learned reward fell with the verifier's, from {paid.first.mean:.3g} "
+                       f"to {paid.last.mean:.3g}", since.last)
+    agree = level(log, schema.REWARD_GOLD_CORRELATION)
+    lead = "is hacked: it rose" if told == "rose" else "misleads: it went"
+    inside = f"; inside groups their correlation is {agree.mean:.2f}" if agree else ""
+    return finding(grade(lost, GOLD_WATCH, GOLD_BROKEN), f"The learned reward {lead} from {paid.first.mean:.3g} to "
+                   f"{paid.last.mean:.3g}, and the verifier's fell by {percent(lost)}, from {best.mean:.3g} to "
+                   f"{since.last.mean:.3g}{inside}",
                    best, since.last, paid.last, why=since.told(), onset=since.last.rows[0].step)
 
 
