@@ -1,6 +1,6 @@
 """Write docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md, trainers.md, preferences.md and
-the table in papers.md: from the rows, by enumeration, from the evidence in results/, from others' code, from the schema and
-record.head.md, from the diagnosis and doctor.head.md, and from the rows of trainers and their stored logs.
+the table in papers.md: from the rows, by enumeration, from the evidence in results/, from others' code, from the
+schema and record.head.md, from the diagnosis and doctor.head.md, and from the rows of trainers and their stored logs.
 
     python docs/generate.py            all pages; needs TRL for conformance.md
 """

@@ -352,6 +352,12 @@ def test_a_setting_that_cannot_be_read_is_refused_with_its_name(place: str, name
         ScopeCallback(bare)
 
 
+def test_a_dpo_trainer_under_deepspeed_is_refused(bare: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(names, "_engine", lambda trainer: "DEEPSPEED")
+    with pytest.raises(CreditscopeError, match="not read under DeepSpeed"):
+        ScopeCallback(bare)
+
+
 def one_pass(**changes: Any) -> Pass:
     """Two pairs: prompts of one and two tokens, answers of one to three."""
     ids = torch.tensor([[9, 1, 2, 0], [9, 9, 3, 0], [9, 4, 0, 0], [9, 9, 5, 6]])

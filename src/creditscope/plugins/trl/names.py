@@ -97,12 +97,20 @@ def check_pairs(trainer: Any) -> None:
         if getattr(trainer, name, getattr(trainer.args, name, False)):
             raise CreditscopeError(f"{name}=True changes the model's forward, and rows are read from the plain one; "
                                    f"set {name}=False")
+    if _engine(trainer) == "DEEPSPEED":
+        raise CreditscopeError("a DPOTrainer is not read under DeepSpeed, whose engine scales the gradient that w is "
+                               "taken from; train in one process, with DDP or with FSDP 2")
     if getattr(trainer, "_is_vision_dataset", False):
         raise CreditscopeError("the dataset has images, and only text is read so far; leave the callback out")
 
 
+def _engine(trainer: Any) -> str:
+    """What accelerate trains with: NO for one process."""
+    return str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
+
+
 def check_engine(trainer: Any) -> None:
-    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
+    kind = _engine(trainer)
     readable = "train in one process, with DDP, FSDP 2 or ZeRO 1 or 2"
     if kind == "FSDP" and getattr(getattr(trainer.accelerator.state, "fsdp_plugin", None), "fsdp_version", 1) != 2:
         raise CreditscopeError(f"the trainer's weights are sharded by FSDP 1, which cannot be read; set fsdp_version "
