@@ -36,8 +36,8 @@ class Inspect:
     are a group. Other inputs: dumps of TRL (log_completions), verl (rollout_data_dir), SkyRL, AReaL, prime-rl, NeMo-RL
     and ms-swift, requests in OpenAI's style, parquet, and folders of such files. Optional fields:
     group, step, tokens, logp, mask, entropy, step labels (docs/offline.md). A batch is the rows of one training step,
-    or whole groups; the file is streamed. Means over the batches are printed; --out keeps every batch in a record for
-    creditscope report and papers check.
+    or whole groups; the file is streamed. Means over the batches are printed; --out keeps every batch in a record, for
+    `report` and `papers check`.
 
     A run: overshoot past the bound, reward scale, update geometry, and whether the loss follows the reward, from its
     record alone. Several runs make one table.
