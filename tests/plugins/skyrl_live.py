@@ -1,4 +1,4 @@
-"""SkyRL's own policy worker, trainer and callbacks on a CPU, with a ScopeCallback.
+"""SkyRL's own policy worker, trainer and callbacks on a CPU, with a SkyRLCallback.
 
 Theirs: HFModelWrapper, the worker's `forward_backward`, `_forward_backward_micro` and `optim_step`, FSDPStrategy's
 `backward` and `optimizer_step`, the losses of its registry, and RayPPOTrainer's `compute_advantages_and_returns`,
@@ -139,7 +139,7 @@ def drive(out: Path | None, batches: int = 2, scoped: bool = True,
                             generator=None)
     trainer.dispatch = trainer.policy_model = Here(worker)
     if scoped:
-        trainer.add_callback(ours.ScopeCallback(trainer, every=1, out=out, gram=gram))
+        trainer.add_callback(ours.SkyRLCallback(trainer, every=1, out=out, gram=gram))
     found = []
     for number in range(batches):
         data = trainer.compute_advantages_and_returns(batch(worker, number))

@@ -8,6 +8,6 @@ from creditscope.errors import install_hint, require_module
 with install_hint(__name__):
     require_module(__name__, "skyrl")
 
-    from creditscope.plugins.skyrl.callback import ScopeCallback, scoped
+    from creditscope.plugins.skyrl.callback import SkyRLCallback, scoped
 
-__all__ = ["ScopeCallback", "scoped"]
+__all__ = ["SkyRLCallback", "scoped"]

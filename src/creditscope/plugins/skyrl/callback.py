@@ -2,7 +2,7 @@
 
     trainer = scoped(trainer, every=10, out="runs/mine")
 
-SkyRL's driver has the batch, its workers have the model. `ScopeCallback` is a TrainingCallback of the driver: it sees
+SkyRL's driver has the batch, its workers have the model. `SkyRLCallback` is a TrainingCallback of the driver: it sees
 rewards and groups where advantages are computed, asks the workers for the reading at the end of a step, writes the
 record, and adds our metrics to SkyRL's logs in `on_log`. `scoped` also makes the trainer build the workers that read.
 
@@ -34,8 +34,8 @@ PACKAGES = ("torch", "transformers", "skyrl", "ray", "vllm", "numpy")
 
 
 def scoped(trainer: Any, *, every: int = 10, out: str | Path | None = None, gram: bool = True) -> Any:
-    """The trainer with a ScopeCallback, whose `build_models` makes our policy workers in place of SkyRL's."""
-    trainer.add_callback(ScopeCallback(trainer, every=every, out=out, gram=gram))
+    """The trainer with a SkyRLCallback, whose `build_models` makes our policy workers in place of SkyRL's."""
+    trainer.add_callback(SkyRLCallback(trainer, every=every, out=out, gram=gram))
     build = trainer.build_models
 
     @wraps(build)
@@ -46,7 +46,7 @@ def scoped(trainer: Any, *, every: int = 10, out: str | Path | None = None, gram
     return trainer
 
 
-class ScopeCallback(TrainingCallback):  # type: ignore[misc]
+class SkyRLCallback(TrainingCallback):  # type: ignore[misc]
     """Reads one update of every `every`-th batch.
 
     `out` is the folder of the record, on the driver's machine; without it the metrics go to SkyRL's logs alone, as
