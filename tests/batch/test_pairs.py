@@ -106,9 +106,14 @@ TEXT = st.text(alphabet="ab ", min_size=1, max_size=8)
 def test_an_implicit_prompt_ends_where_trl_has_it(prompt: str, one: str, other: str) -> None:
     extract = pytest.importorskip("trl.data_utils").maybe_extract_prompt
     row = {"chosen": prompt + one, "rejected": prompt + other}
-    if one != other:
-        theirs = extract(row)
+    if one == other:
+        return
+    theirs = extract(row)
+    if theirs["prompt"]:
         assert pair_of(row) == Pair(theirs["prompt"], theirs["chosen"], theirs["rejected"])
+    else:  # a space alone: TRL goes on with an empty prompt, which no policy can continue
+        with pytest.raises(CreditscopeError, match="no common beginning"):
+            pair_of(row)
 
 
 @pytest.mark.conformance

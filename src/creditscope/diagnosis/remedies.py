@@ -64,8 +64,8 @@ REMEDIES: Mapping[str, Remedy] = {
         "the reward function: take length out of it"),
     "reward hacked": Remedy(
         "a reward model that orders held-out pairs of this policy's answers, fewer max_steps, or a larger beta",
-        "a reward model that orders held-out pairs of this policy's answers, fewer trainer.total_training_steps, or a "
-        f"larger {ACTOR}.kl_loss_coef",
+        f"a reward model that orders held-out pairs of this policy's answers, fewer steps, or a larger "
+        f"{ACTOR}.kl_loss_coef",
         "a reward model that orders held-out pairs of this policy's answers (creditscope lab pairs, lab reward), fewer "
         "--steps, or a larger --beta",
         "the verifier's reward, within 30 steps",
