@@ -120,7 +120,7 @@ def test_every_row_on_localisation_is_that_of_the_committed_outcome() -> None:
     section = (ROOT / "docs" / "results.md").read_text().partition("## Does credit point at the wrong step?")[2]
     tables = {"planted": "### Arithmetic", "own": "### The same groups", "processbench": "### ProcessBench"}
     for name, heading in tables.items():
-        body = section.partition(heading)[2].partition("\n###")[0]
+        body = section.partition(heading)[2].partition("\n##")[0]
         rows = {cells[0]: cells[1:] for line in body.splitlines() if line.startswith("| ") and "[" in line
                 for cells in [[cell.strip() for cell in line.strip("|").split(" | ")]]}
         found = localised(name)

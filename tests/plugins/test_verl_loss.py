@@ -19,13 +19,14 @@ from creditscope.credit import ESTIMATORS, find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.errors import CreditscopeError
 from creditscope.methods.axes import Method
+from creditscope.methods.table import PREFERENCES
 from creditscope.plugins.verl.advantage import estimator_of, group_share, numbered, turns
 from creditscope.plugins.verl.loss import DECIDED, MODES, policy_loss, refuse_settings, share
 from creditscope.plugins.verl.table import BY_TOKENS, countable, refuse_credit, refuse_method
 from each import each
 from makers import make, moved
 
-REFUSED = {"gtpo": "the tokens"}
+REFUSED = {"gtpo": "the tokens", **dict.fromkeys(PREFERENCES, "one term per pair")}
 FED = [name for name, method in METHODS.items() if name not in REFUSED and method.baseline != "external"]
 BY_NAME = {case.name: case for case in CASES}
 
