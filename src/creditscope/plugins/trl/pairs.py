@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +100,8 @@ def pairs_of(passes: Sequence[Pass], scale: float, policy: Policy | None, method
     error = None
     if method is not None and ref is not None:
         ends = torch.tensor([len(part["input_ids"]) for part in parts]).cumsum(0).tolist()
-        error = row_error(method, replace(rollouts, ref_logp=ref), live, w, ends)
+        with suppress(CreditscopeError):  # a pair that the row cannot state: w does not need the row
+            error = row_error(method, replace(rollouts, ref_logp=ref), live, w, ends)
     return PairRows(inputs, rollouts, credit.to(w), w, -sum(one.loss for one in passes) / len(passes), error)
 
 
