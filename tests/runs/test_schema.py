@@ -28,7 +28,7 @@ KEY = re.compile(r"(?P<area>[a-z]+)/(?:[a-z0-9_:]+/)*[a-z0-9_]+")
 OTHERS = frozenset(VERL.metrics.values()) | frozenset(TRL.metrics.values()) | VERL.marks | TRL.marks
 """Names of trainers' own metrics."""
 APART = frozenset({"selftest/table.py", "runs/formats.py", "diagnosis/readers/refusals.py",
-                   "diagnosis/trainers/another.py", "diagnosis/trainers/trl.py", "diagnosis/trainers/verl.py"})
+                   *(f"diagnosis/trainers/{name}.py" for name in ("another", "prime_rl", "skyrl", "trl", "verl"))})
 """Modules whose names with a slash are other things: checks, names of older records, and trainers' own names."""
 
 

@@ -204,7 +204,8 @@ def test_the_goldens_hold_every_dialect_of_both_libraries() -> None:
     from creditscope.methods.dialects import DIALECTS
 
     for library in ("trl", "verl"):
-        assert {g.row for g in conformance.goldens(library)} == {n for n in DIALECTS if n.startswith(f"{library}_")}
+        assert {g.row for g in conformance.goldens(library)} == {
+            name for name, row in DIALECTS.items() if name.startswith(f"{library}_") and not row.linked}
 
 
 def test_the_twins_batches_reach_every_branch_of_the_table() -> None:
