@@ -74,7 +74,7 @@ lint: $(VENV)/test.ready
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md, trainers.md, the verdicts in papers.md and the notebook's outputs
+docs: $(VENV)/test.ready  ## regenerate docs/methods.md, credit.md, claims.md, conformance.md, record.md, doctor.md, trainers.md, preferences.md, the verdicts in papers.md and the notebook's outputs
 	$(PY) docs/generate.py
 	$(PY) docs/execute.py
 

@@ -48,7 +48,7 @@ KEPT_ROWS = 64
 KEPT_BYTES = 2**28
 """Most bytes of their texts. Text arrays have cells of one width, so one long answer costs as much as many."""
 PROBES = (0.0, -20.0)
-"""Two log-probs, of a certain and of an improbable token: a number that is equal under both does not depend on them."""
+"""Log-probs of a certain and of an improbable token."""
 
 BatchResult = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 """(metrics, arrays of the microscope, rollouts to keep); the last two may be empty."""
@@ -210,9 +210,15 @@ def weigh(method: Method, credit: Chosen, rollouts: Rollouts) -> tuple[Tensor, T
 
 
 def weigh_without_logp(method: Method, credit: Chosen, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-    """(A, w) at ratio 1 where log π_old is not known; an error where the two PROBES differ, so that it is needed."""
+    """(A, w) at ratio 1 where log π_old is not known; an error where they depend on it.
+
+    They are taken twice: where all tokens are certain, and where log π goes from one probe to the other over the batch.
+    Equal log-probs would not do, because a pair's margin is a difference of two answers.
+    """
+    certain, falling = (torch.linspace(PROBES[0], end, rollouts.mask.numel()).view(rollouts.mask.shape)
+                        for end in PROBES)
     (given, w), other = (weigh(method, credit, replace(rollouts, logp=torch.where(rollouts.mask, probe, 0.0)))
-                         for probe in PROBES)
+                         for probe in (certain, falling))
     if not (torch.allclose(given, other[0]) and torch.allclose(w, other[1])):
         who = f"method {method.name!r}" if torch.allclose(given, other[0]) else f"credit {credit.spec!r}"
         raise CreditscopeError(f"{who} needs the log-probs of the tokens, and the file has none; add logp to each row, "

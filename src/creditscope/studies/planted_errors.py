@@ -144,7 +144,7 @@ def localise_planted(policy: Policy, task: Arithmetic, *, problems: int, group: 
             own = first_of_each_group(culprits(batch.rollouts).masked_fill(planted >= 0, -1), batch.rollouts.group)
             kept += int((planted >= 0).sum())
             tools = FewTools((planted >= 0) | (own >= 0), policy, task, config, batch, task.max_tokens,
-                             seed * 1_000_003 + start, 0.0, values, len(batch.rollouts.group.unique()))
+                             seed * 1_000_003 + start, 0.0, values, accumulate=len(batch.rollouts.group.unique()))
             scores = dict(yardsticks(batch.rollouts))
             for estimator in run:
                 scores[estimator.spec] = _timed(clock, estimator.spec, estimator, method, batch.rollouts, tools)
@@ -167,8 +167,8 @@ class FewTools(LabTools):
     group does not change an order.
     """
 
-    def __init__(self, read: Tensor, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, read: Tensor, *args: Any, accumulate: int) -> None:
+        super().__init__(*args, accumulate=accumulate)
         self._read = read
         self._gram: Tensor | None = None
 
