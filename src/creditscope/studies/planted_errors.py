@@ -167,8 +167,8 @@ class FewTools(LabTools):
     group does not change an order.
     """
 
-    def __init__(self, read: Tensor, *args: Any, accumulate: int) -> None:
-        super().__init__(*args, accumulate=accumulate)
+    def __init__(self, read: Tensor, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
         self._read = read
         self._gram: Tensor | None = None
 
