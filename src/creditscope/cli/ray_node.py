@@ -1,7 +1,7 @@
 """One run on a node of a Ray cluster: a process in a folder of its own, and what is new in its record.
 
 `Runner` is the actor. It loads neither Ray nor torch: Ray makes an actor of the class, the run is a process as in
-`processes`. That process ends when its actor does, however that ended, and removes the folder.
+`processes`. That process ends when its actor does, however that ended, and has the folder removed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ from creditscope.runs.mirror import CHUNK, Inbox, Outbox, Piece, pack, unpack
 WAIT, LOOK = 1.0, 0.2
 """Seconds that a call waits for news, and between two looks at the folder."""
 LONGEST_LOG = 2**20
+CLEANER = """import os, shutil, sys, time
+for _ in range(300):
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not os.path.lexists(sys.argv[1]):
+        break
+    time.sleep(0.1)
+"""
+"""Removes a folder. It is a process of its own: the run has ended when it starts, and writes nothing more there."""
 
 
 class Runner:
@@ -161,7 +169,9 @@ def main() -> None:
     def leave() -> None:
         with contextlib.suppress(OSError):
             os.read(0, 1)  # returns at the end of the actor's process
-        shutil.rmtree(folder, ignore_errors=True)
+        quiet = subprocess.DEVNULL
+        subprocess.Popen([sys.executable, "-S", "-c", CLEANER, folder], stdin=quiet, stdout=quiet, stderr=quiet,
+                         start_new_session=True)
         os._exit(1)
 
     threading.Thread(target=leave, daemon=True).start()
