@@ -509,7 +509,7 @@ REPLANTED = [
     fixed("a YAML number in base 60 is computed", "diagnosis/readers/text.py",
           'token.value.count(":") > 20', "False", "tests/diagnosis/test_read.py"),
     fixed("the lab proves no reading", "microscope/observer.py",
-          "self.proofs.run(due, self.scope, pull, len(first))", "pass", "tests/microscope/test_observer.py"),
+          "self.proofs.run(due, self.scope, partial(pull, rows=rows), len(rows))", "pass", "tests/microscope/test_observer.py"),
     fixed("each pass decides by itself whether answers are right or wrong", "microscope/observer.py",
           "(reward == 0) | (reward == 1)", "(reward[rows] == 0) | (reward[rows] == 1)",
           "tests/microscope/test_observer.py"),
