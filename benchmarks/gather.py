@@ -358,7 +358,8 @@ def page_gloo() -> list[str]:
              f"row of 2 processes. All other rows are predicted: (W−1)(α + β m), times W/{cores} where W processes "
              f"take turns on {cores} cores. That factor was added after a first run without it, which gave 27 to 69 "
              f"% too little for 3 and 4 processes. The machine is busy, and runs of this table differ: in two others "
-             f"α was 126 and 271 µs, and the median error 45 and 21 %: the run shown is the best of these. Read it as right within a factor of two.", "",
+             f"α was 126 and 271 µs, and the median error 45 and 21 %: the run shown is the best of "
+             f"these. Read it as right within a factor of two.", "",
              "| processes | bytes of a rank | measured | predicted | error |", "|---|---|---|---|---|"]
     errors = []
     for world, found in gloo.items():
