@@ -111,10 +111,8 @@ def page(args: argparse.Namespace, took: dict[str, list[float]], wrong: dict[str
         f"`creditscope lab compare credit`, {args.rollouts // 8} steps each, on the one-layer policy of "
         f"`tests/mini.py`. "
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, torch {version('torch')}, "
-        f"Ray {version('ray')}. The ways take turns. Other work shared the cores: load {min(loads):.0f} to "
-        f"{max(loads):.0f} at the ends of the sweeps. " + (
-            "One reading of each under such a load shows that the numbers are equal, and not what Ray costs."
-            if args.repeats == 1 else "Read the ratios and not the seconds."), "",
+        f"Ray {version('ray')}. The ways take turns. Load {min(loads):.0f} to {max(loads):.0f} at the ends "
+        f"of the sweeps, of which two are the sweep's own.", "",
         "| | seconds, median | range | of the processes' | differences of the records |",
         "| --- | ---: | ---: | ---: | ---: |", *rows, "",
         "Seconds are those of the whole command, with the start of Python and torch in each run. `--on ray` starts a "

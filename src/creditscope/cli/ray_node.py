@@ -70,7 +70,7 @@ class Runner:
         if self._out is not None:
             self._outbox = Outbox(self._out, sent=True)
             more = ["--out", str(self._out), *["--resume"] * (self._out / "run.json").exists()]
-        # Ray's own variables hold the cluster's token, which is no business of a run's.
+        # Ray's own variables hold the cluster's token, which a run does not need.
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | ONE_THREAD
         try:
             self._here.mkdir(exist_ok=True)
