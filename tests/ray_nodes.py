@@ -23,7 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 TESTS = Path(__file__).parent
+ONE = FileLock(Path(tempfile.gettempdir(), "creditscope-tests-ray.lock"))
+"""A head gives its first client port 23000 if that is free, and the server there listens only seconds later: of two
+clusters on a machine, a client of one may meet the server of the other."""
 LOCAL = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 
 
@@ -67,15 +72,17 @@ class Nodes:
 
 @contextlib.contextmanager
 def nodes(place: Path, count: int) -> Iterator[Nodes]:
-    """A head and `count` nodes of one CPU each."""
+    """A head and `count` nodes of one CPU each; one cluster at a time on a machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = secrets.token_hex(32)
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as session:  # a short path for sockets
+    # The session's name is short, because the paths of its sockets may have 107 bytes.
+    with ONE, tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as session:
         process = subprocess.Popen([sys.executable, __file__, session, str(port), str(place)], text=True,
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                   env=environment() | LOCAL | {"RAY_AUTH_TOKEN": token}, cwd=place)
+                                   env=environment() | LOCAL | {"RAY_AUTH_TOKEN": token, "RAY_TMPDIR": session},
+                                   cwd=place)
         try:
             cluster = Nodes(process, f"ray://127.0.0.1:{port}", environment(token), place)
             cluster.add(0, cpus=0)
@@ -104,6 +111,8 @@ def descendants(pid: int) -> list[int]:
 def serve(session: str, port: int, place: str) -> None:
     from ray.cluster_utils import Cluster
 
+    # Ray notes the newest cluster's address in RAY_TMPDIR/ray, by default /tmp/ray, and does not make that folder.
+    Path(session, "ray").mkdir()
     cluster, started = Cluster(), dict[int, Any]()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints

@@ -22,9 +22,11 @@ import mini
 import ray_nodes
 from cli import run
 from creditscope.cli import ray_node
-from creditscope.cli.on_ray import ClusterSpec, below_here
+from creditscope.cli.on_ray import CONNECTS, ClusterSpec, _connect, below_here
 from creditscope.cli.ray_node import Runner
+from creditscope.cli.sweep import inputs
 from creditscope.errors import CreditscopeError
+from creditscope.runs.config import Config
 from creditscope.runs.mirror import Inbox, Outbox, pack, unpack
 from creditscope.runs.record import Record
 from same_runs import differences
@@ -79,6 +81,27 @@ def test_a_cluster_that_is_not_there_is_said_before_ray_is_loaded(
         in capsys.readouterr().err
 
 
+def test_a_cluster_that_starts_no_server_for_a_client_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    tried: list[str] = []
+
+    def init(address: str, **_: object) -> None:  # the real failure is a crash in one fork of ten, not to be provoked
+        tried.append(address)
+        if len(tried) % (CONNECTS + 1) != 0:
+            raise ConnectionAbortedError("Initialization failure from server:\nStarting Ray client server failed.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with socket.socket() as open_port:
+        open_port.bind(("127.0.0.1", 0))
+        open_port.listen()
+        place, said = ClusterSpec(f"ray://127.0.0.1:{open_port.getsockname()[1]}"), list[str]()
+        with pytest.raises(CreditscopeError, match=r"cannot use the Ray cluster .*Starting Ray client server failed"):
+            _connect(place, None, said.append)
+        assert (len(tried), len(said)) == (CONNECTS, CONNECTS - 1)
+        assert _connect(place, None, said.append) is ray
+        assert (len(tried), len(said)) == (CONNECTS + 1, CONNECTS - 1)
+
+
 def test_files_below_the_working_directory_travel_and_others_do_not(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
@@ -88,6 +111,15 @@ def test_files_below_the_working_directory_travel_and_others_do_not(
     assert below_here(["problems.jsonl", "tiny", "", "owner/name", str(tmp_path / "other")]) == ("problems.jsonl",)
     with pytest.raises(CreditscopeError, match=r"\.\./other lies outside the working directory"):
         below_here(["../other"])
+
+
+def test_pairs_and_a_reward_model_travel_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "model").mkdir()  # the prefix of a learned reward is no module of the user's
+    (tmp_path / "pairs.jsonl").touch()
+    assert inputs(Config(method="dpo", pairs="pairs.jsonl")) == ("pairs.jsonl",)
+    assert inputs(Config(reward="model:reward")) == ("reward",)
 
 
 # -- a run on a node, without Ray ------------------------------------------------------------------------------------

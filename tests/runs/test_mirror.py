@@ -78,7 +78,7 @@ def test_what_is_written_between_two_reads_waits_for_the_next_round(
         outbox = Outbox(tmp_path / "run")
         read = outbox._new_lines
 
-        def meanwhile() -> tuple[bytes, bool, tuple[int, int]]:
+        def meanwhile() -> tuple[bytes, bool, tuple[int, bytes | None]]:
             found = read()
             step = len(written.steps())
             written.append(step, {"reward/mean": 0.5})
@@ -108,6 +108,24 @@ def test_lines_are_appended_and_a_rewound_file_is_sent_whole(tmp_path: Path) -> 
         written.rewind(1)
         inbox.put(outbox.pieces())
         assert untimed(tmp_path / "copy") == untimed(tmp_path / "run") == [{"step": 0, "reward/mean": 0.5}]
+
+
+def test_a_file_that_was_rewound_and_grew_between_two_reads_is_sent_whole_whatever_its_inode(tmp_path: Path) -> None:
+    """A resumed run writes its lines twice, so the second file may have the inode that the first one freed."""
+    lines = tmp_path / "run" / "steps.jsonl"
+    with record(tmp_path / "run", 3), Inbox(tmp_path / "copy") as inbox:
+        outbox = Outbox(tmp_path / "run")
+        inbox.put(outbox.pieces())
+        before = lines.stat()
+        with record(tmp_path / "other", 2) as other:
+            for step in range(2, 5):
+                other.append(step, {"reward/mean": 0.25, "time/step": 0.125})
+        with lines.open("r+b") as out:  # in place: the same inode, and longer than what was sent
+            out.write((tmp_path / "other" / "steps.jsonl").read_bytes())
+        assert (lines.stat().st_ino, lines.stat().st_size > before.st_size) == (before.st_ino, True)
+        inbox.put(outbox.pieces())
+        assert untimed(tmp_path / "copy") == untimed(tmp_path / "run")
+        assert len(untimed(tmp_path / "copy")) == 5
 
 
 def test_a_torn_line_and_a_run_that_was_removed_send_nothing(tmp_path: Path) -> None:

@@ -5,8 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
+
+
+@contextlib.contextmanager
+def nothing_written() -> Iterator[None]:
+    """Ctrl-C inside says what is left of work that writes its result at the end."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; nothing was written, and the same command starts again") from None
 
 
 class Interrupt:

@@ -34,6 +34,9 @@ OPTIONS = {"cpus": Option(1.0, "CPUs of a run", low=0.01), "gpus": Option(0.0, "
            "memory": Option(0.0, "GiB of memory of a run", low=0)}
 RETRIES = 3
 """Times that a run goes on elsewhere after its node was lost, or its disk was full."""
+CONNECTS = 4
+"""Times that the connection to a cluster is tried. For each client the head forks a server out of a process whose gRPC
+threads run; some servers die in the fork (ray-project/ray#63202, 7 of 53 on a busy machine), told after 40 seconds."""
 ANSWER, PROBE, CLOSE = 3.0, 60.0, 20.0
 """Seconds for a cluster to answer, for a node to state its versions, for scratch folders to be removed."""
 STORE = 2**28
@@ -99,7 +102,7 @@ def connected(place: ClusterSpec, say: Callable[[str], object]) -> Iterator[RayE
             usual = tempfile.gettempdir()
             below = after.enter_context(tempfile.TemporaryDirectory(
                 prefix="creditscope-ray-", dir=usual if len(usual) < 16 else "/tmp", ignore_cleanup_errors=True))
-        ray = _connect(place, below)
+        ray = _connect(place, below, say)
         after.callback(ray.shutdown)
         signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray has set its own
         yield RayExecutor(ray, place, below, say)
@@ -111,8 +114,8 @@ def _restore(before: Mapping[str, str]) -> None:
     os.environ.update(before)
 
 
-def _connect(place: ClusterSpec, below: str | None) -> Any:
-    """Ray, connected to a new local cluster or to the one that is named. Raises within seconds."""
+def _connect(place: ClusterSpec, below: str | None, say: Callable[[str], object]) -> Any:
+    """Ray, connected to a new local cluster or to the one that is named. Raises within seconds where none answers."""
     if not place.local:
         try:
             socket.create_connection(place.host(), timeout=ANSWER).close()
@@ -126,10 +129,22 @@ def _connect(place: ClusterSpec, below: str | None) -> Any:
             ray.init(address="local", num_cpus=cores(), include_dashboard=False, log_to_driver=False,
                      logging_level=logging.CRITICAL, object_store_memory=STORE, _temp_dir=below)
         else:
-            ray.init(place.address, log_to_driver=False, logging_level=logging.CRITICAL)
+            _as_client(ray, place.address, say)
     except (RuntimeError, ConnectionError, OSError, ValueError, ray.exceptions.RayError) as error:
         raise CreditscopeError(f"cannot use the Ray cluster {place.address}: {_sentence(error)}") from None
     return ray
+
+
+def _as_client(ray: Any, address: str, say: Callable[[str], object]) -> None:
+    """Connect to a cluster that answers; again where it did not start the server of this client."""
+    for left in reversed(range(CONNECTS)):
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
+            return
+        except ConnectionAbortedError:
+            if not left:
+                raise
+            say(f"the Ray cluster {address} did not start a server for this client; trying again")
 
 
 def _sentence(error: BaseException) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from creditscope.cli.processes import Executor, Job, cores, run_jobs
 from creditscope.cli.progress import Progress
 from creditscope.errors import CreditscopeError, MissingExtra, printable, require_module
 from creditscope.files.hub import refuse_missing
+from creditscope.files.writing import lock_folder
 from creditscope.runs.compare import FREE, Glance, difference, glance, is_finished
 from creditscope.runs.config import Config, flags
 from creditscope.runs.record import Record
@@ -28,16 +29,50 @@ Plan = Mapping[str, Config]
 """A run's folder below the sweep's, and its settings."""
 HERE = "here"
 """`--on`: processes on this machine."""
+LOCK = ".sweep.lock"
+"""Held by the command that writes a sweep's folder."""
 
 
 def run_all(place: Path, plan: Plan, at_once: int, output: Output, done: Callable[[Path, Config], bool],
             prepare: Callable[[Plan], None], on: str = HERE) -> dict[str, str] | None:
-    """Call `prepare` on the runs that are not finished, then train them: failed run -> reason; None after Ctrl-C."""
+    """Call `prepare` on the runs that are not finished, then train them: failed run -> reason; None after Ctrl-C.
+
+    The sweep's folder is locked meanwhile: two commands would resume the same runs and empty each other's logs.
+    """
     check_on(on)
-    todo = {name: config for name, config in plan.items() if not done(place / name, config)}
-    if not todo:
+    if all(done(place / name, config) for name, config in plan.items()):
         return {}
     require_module("training", "transformers")
+    with _own_folder(place):
+        return _run_left(place, plan, at_once, output, done, prepare, on)
+
+
+@contextmanager
+def _own_folder(place: Path) -> Iterator[None]:
+    """The sweep's folder, locked. What was made of its path here and got nothing, because of bad input, is taken away
+    again."""
+    new = [folder for folder in (place, *place.parents) if not folder.exists()]
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CreditscopeError(f"cannot make {place}: {error.strerror}; choose another --out") from None
+    lock = lock_folder(place, LOCK)
+    try:
+        yield
+    finally:
+        if new and [each.name for each in place.iterdir()] == [LOCK]:
+            (place / LOCK).unlink()  # while it is held: nobody else takes it
+        lock.release()
+        with suppress(OSError):  # it holds runs
+            for folder in new:
+                folder.rmdir()
+
+
+def _run_left(place: Path, plan: Plan, at_once: int, output: Output, done: Callable[[Path, Config], bool],
+              prepare: Callable[[Plan], None], on: str) -> dict[str, str] | None:
+    todo = {name: config for name, config in plan.items() if not done(place / name, config)}
+    if not todo:  # another command finished them meanwhile
+        return {}
     reused, at_once, console = len(plan) - len(todo), min(at_once, len(todo)), output.console()
     say = partial(print, file=sys.stderr) if output.json else partial(console.print, markup=False, soft_wrap=True)
     with executor(on, say) as run:
@@ -86,10 +121,12 @@ def jobs_of(place: Path, plan: Plan, on: str = HERE) -> list[Job]:
 
 
 def inputs(config: Config) -> tuple[str, ...]:
-    """Files below the working directory that a run reads: model, problems, and modules of the user's own functions."""
-    functions = [config.credit, config.reward, *config.also]
+    """Files below the working directory that a run reads: model, problems, pairs, reward model, modules of the user's
+    own functions."""
+    functions = [config.credit, "" if config.learned else config.reward, *config.also]
     modules = [word.partition(":")[0].split(".")[0] for word in functions if word and ":" in word]
-    return below_here([config.model, config.task.partition(":")[2], *modules, *(f"{name}.py" for name in modules)])
+    return below_here([config.model, config.task.partition(":")[2], config.pairs or "", config.learned or "", *modules,
+                       *(f"{name}.py" for name in modules)])
 
 
 def is_done(path: Path, config: Config, free: frozenset[str] = FREE, beside: str = "") -> bool:

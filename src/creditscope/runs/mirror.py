@@ -91,8 +91,9 @@ class Outbox:
     def __init__(self, folder: Path, sent: bool = False) -> None:
         self._folder = folder
         self._sent: dict[str, tuple[int, int, int]] = {}
-        self._inode = self._bytes = 0
-        """Of steps.jsonl: its inode, and how much of it was sent."""
+        self._bytes = 0
+        self._newest: bytes | None = None
+        """Of steps.jsonl: how much of it was sent, and the last line of that; None before anything was sent."""
         if sent:
             for _ in self.pieces():
                 pass
@@ -116,7 +117,7 @@ class Outbox:
                     yield Piece("fill" if whole else "grow", LINES, lines[at:at + CHUNK])
                 if whole:
                     yield Piece("done", LINES)
-            self._inode, self._bytes = reach
+            self._bytes, self._newest = reach
             for unit, opened in late:
                 yield from self._send(unit, opened)
             for unit in [unit for unit in self._sent if not (self._folder / unit).exists()]:
@@ -140,19 +141,24 @@ class Outbox:
                     self._sent[unit] = stamp
         return found
 
-    def _new_lines(self) -> tuple[bytes, bool, tuple[int, int]]:
-        """Whole lines of steps.jsonl that were not sent; whether they are all of it; what is sent then."""
+    def _new_lines(self) -> tuple[bytes, bool, tuple[int, bytes | None]]:
+        """Whole lines of steps.jsonl that were not sent; whether they are all of it; what is sent then.
+
+        A file that was rewound no longer has the newest line at its place: a line has its times and its sum. Its
+        inode does not tell: one that was freed is given to the next file, and `resume` writes the file twice.
+        """
         try:
             with (self._folder / LINES).open("rb") as file:
-                state = os.fstat(file.fileno())
-                whole = state.st_ino != self._inode or state.st_size < self._bytes
-                start = 0 if whole else self._bytes
-                file.seek(start)
+                newest = self._newest or b""
+                file.seek(self._bytes - len(newest))
+                whole = self._newest is None or file.read(len(newest)) != newest
+                file.seek(0 if whole else self._bytes)
                 data = file.read()
         except FileNotFoundError:
-            return b"", False, (self._inode, self._bytes)
+            return b"", False, (self._bytes, self._newest)
         data = data[:data.rfind(b"\n") + 1]
-        return data, whole, (state.st_ino, start + len(data))
+        sent, before = (0, b"") if whole else (self._bytes, newest)
+        return data, whole, (sent + len(data), data[data.rfind(b"\n", 0, -1) + 1:] or before)
 
     @staticmethod
     def _send(unit: str, opened: dict[str, IO[bytes]]) -> Iterator[Piece]:
