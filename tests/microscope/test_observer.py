@@ -18,7 +18,7 @@ from creditscope.lab.setup import make_optimizer
 from creditscope.lab.step import Minibatch, take_step
 from creditscope.lab.train import train
 from creditscope.microscope import observer as observer_module
-from creditscope.microscope.observer import Observer, row_w
+from creditscope.microscope.observer import Block, Observer, _joined, row_w
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.sketch import Sketcher
 from creditscope.microscope.sources import ParameterSource
@@ -239,9 +239,59 @@ def test_row_credit_is_absent_when_tokens_of_one_answer_differ() -> None:
     assert found.tolist() == [1.0]
 
 
-def test_groups_that_micro_batches_would_cut_are_refused_with_the_numbers() -> None:
-    with pytest.raises(CreditscopeError, match=r"--accumulate 4 would cut groups apart.*at most 3"):
-        replace(LOOK, accumulate=4)
+@pytest.mark.slow
+@pytest.mark.parametrize(("prompts", "group", "accumulate"), [
+    (3, 4, 4),  # micro-batches of 3 rows, which no group fits: each group in parts of one row, 6 passes
+    (1, 12, 2),  # 2 of 6 rows: parts of three rows, 6 passes
+])
+def test_groups_that_micro_batches_cut_apart_have_the_same_grams(prompts: int, group: int, accumulate: int) -> None:
+    """Identity: K_ij from a pass of two parts of a group is K_ij from a pass of the batch."""
+    config = replace(LOOK, also=("leave_one_out",), prompts=prompts, group=group)
+    _, whole, rollouts, w, _, batch = looked(config)
+    policy, cut, same, v, before, _ = looked(replace(config, accumulate=accumulate))
+    assert torch.allclose(v, w, rtol=1e-12, atol=0)
+    want, got = whole.arrays(rollouts, w), cut.arrays(same, v)
+    inside = rollouts.group[:, None].eq(rollouts.group).numpy()
+    for name in ("gram", "scores"):
+        assert np.abs(got[name] - want[name])[inside].max() < 1e-11 * want[name][inside].max(), name
+        assert np.isnan(got[name][~inside]).all(), "rollouts of different groups never met"
+    order = [got["layer_names"].tolist().index(name) for name in want["layer_names"]]
+    assert got["layer_groups"].tolist() == want["layer_groups"].tolist()
+    assert np.allclose(got["layers"][order], want["layers"], rtol=1e-6, atol=1e-6 * want["layers"].max())
+    one, two = whole.metrics(rollouts, w, whole.seconds + 1.0), cut.metrics(same, v, cut.seconds + 1.0)
+    shared = [name for name in one if "/group/" in name or name.startswith(("baseline/", "also/", "tokens/"))]
+    assert len(shared) > 20
+    for name in [*shared, *{"gram/between"} & set(one)]:
+        assert two[name] == pytest.approx(one[name], rel=1e-5), name
+    # Twin: the first group's rows one by one, by plain autograd at the weights before the update.
+    for name, p in policy.trainable().items():
+        p.data.copy_(before[name])
+    rows = slow_rows(policy, batch, w)
+    first = (rollouts.group == rollouts.group[0]).nonzero().squeeze(1)
+    assert np.allclose(got["gram"][np.ix_(first, first)], (rows @ rows.T)[first][:, first], rtol=0,
+                       atol=1e-11 * float((rows @ rows.T).max()))
+
+
+def test_the_norms_that_passes_differ_by_are_part_of_the_precision() -> None:
+    """Hand: row 1 has norms 4 and 5 in two passes, and the largest entry is 10: 1/10."""
+    def block(rows: list[int], gram: list[list[float]]) -> Block:
+        return Block(torch.tensor(rows), np.array(gram), {"w": np.array(gram)}, 1e-14)
+
+    joined = _joined([block([3, 1], [[10.0, 1.0], [1.0, 4.0]]), block([3, 5], [[10.0, 2.0], [2.0, 6.0]]),
+                      block([1, 5], [[5.0, 3.0], [3.0, 6.0]])])
+    assert joined.rows.tolist() == [1, 3, 5]
+    assert joined.gram.tolist() == [[5, 1, 3], [1, 10, 2], [3, 2, 6]]
+    assert joined.layers["w"].tolist() == joined.gram.tolist()
+    assert joined.eps == 0.1
+
+
+def test_micro_batches_of_one_rollout_are_refused_with_the_numbers() -> None:
+    replace(LOOK, accumulate=11)
+    with pytest.raises(CreditscopeError, match=r"--scope full compares .* --accumulate 12 would put each of 12 .* 11"):
+        replace(LOOK, accumulate=12)
+    # Of --pairs a group has two rollouts, whatever --group is by default.
+    with pytest.raises(CreditscopeError, match="would put each of 8 into a micro-batch of its own; give at most 7"):
+        Config(method="dpo", pairs="pairs.jsonl", prompts=4, accumulate=8, scope="light")
     with pytest.raises(CreditscopeError, match="ligth"):
         replace(LOOK, scope="ligth")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from creditscope import CreditscopeError
 from creditscope.microscope import operations, watch
 from creditscope.microscope.calls import Call, name_of
-from creditscope.microscope.gram import dense_gram
+from creditscope.microscope.gram import SPAN, dense_gram, products
 from creditscope.microscope.recorder import weight_gram
 from creditscope.microscope.rerun import again
 from creditscope.microscope.scope import Microscope
@@ -1178,6 +1178,21 @@ def test_products_of_half_precision_rows_are_not_rounded() -> None:
     delta, a = noise(N, 40, 6).bfloat16(), noise(N, 40, 5, seed=1).bfloat16()
     each = torch.einsum("nto,ntd->nod", delta.double(), a.double()).flatten(1)
     assert apart(weight_gram(delta, a)[1], each @ each.T) <= 1e-6
+
+
+@pytest.mark.parametrize("columns", [SPAN - 1, SPAN, 3 * SPAN + 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wide_products_are_their_float64_twins_also_of_a_slice(columns: int, dtype: torch.dtype) -> None:
+    """Rows of so many columns are cut into spans and a rest; slices of rows are strided."""
+    rows = noise(N, columns + 8).to(dtype)[:, 4:-4]
+    limit = 1e-6 if dtype == torch.float32 else 1e-14
+    assert apart(products(rows).double(), rows.double() @ rows.double().T) <= limit
+
+
+def test_a_product_of_two_million_columns_is_as_exact_as_a_short_one() -> None:
+    """A flat float32 sum over so many columns of two rows is off by 6e-5; ROUNDING says 1e-6 of float32."""
+    rows = noise(2, 1 << 21).float()
+    assert apart(products(rows).double(), rows.double() @ rows.double().T) <= 1e-7
 
 
 def test_a_layer_norms_row_in_bfloat16_is_rounded_once() -> None:

@@ -717,3 +717,17 @@ def test_a_gradient_that_is_not_finite_is_called_so() -> None:
     with refuses("the gradient of '(weight|bias)' is not finite.*overflowed, or the run has diverged"), \
             Microscope(model):
         (model(torch.ones(2, 2)) * torch.inf).sum().backward()
+
+
+def unseen(loss: Tensor, weights: list[Tensor]) -> None:
+    """A backward that the watch does not see: the rules themselves have to refuse it."""
+    with torch._C.DisableTorchFunction():
+        torch.autograd.grad(loss, weights, create_graph=True)
+
+
+@pytest.mark.parametrize("asked", [lambda loss, weights: torch.autograd.grad(loss, weights, create_graph=True),
+                                   lambda loss, weights: torch.autograd.grad(loss, weights, None, True, True), unseen])
+def test_a_backward_that_is_to_be_differentiated_again_is_refused_however_it_is_asked_for(asked: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 2, bias=False))
+    with pytest.raises(CreditscopeError, match="one plain backward pass"), Microscope(model):
+        asked(model(torch.randn(4, 3)).square().sum(), list(model.parameters()))

@@ -228,3 +228,29 @@ def test_a_function_is_not_trusted_for_its_name() -> None:
     model, x = nn.Sequential(first, second), torch.randn(3, 4, dtype=torch.float64)
     with pytest.raises(CreditscopeError, match=r"trust=\['CheckpointRoll'\]"), Microscope(model):
         second(CheckpointRoll.apply(model[0](x))).square().sum().backward()
+
+
+# -- the limit between two passes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rollouts", [8, 128])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_in_bfloat16_a_rollout_that_the_microscope_loses_is_above_the_limit(lost: int, rollouts: int) -> None:
+    """One of N independent rows is 1/√2N of the scale √(Σ‖g_i‖² + ‖∇‖²): 0.25 and 0.06. The limits are 0.12 and 0.06.
+    A projection of that row is smaller or larger, so a model of one parameter could hide it; this one has 16."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh()))).bfloat16()
+    x, scope = torch.randn(rollouts, 1, 64).bfloat16(), Microscope(model)
+    c = torch.randn(rollouts, 1, 64).bfloat16()
+
+    def backward(weights: Tensor) -> None:
+        kept = weights.clone()
+        if scope._open is not None:
+            kept[:lost] = 0
+        ((model(x) * c).sum((1, 2)) * kept.to(x)).sum().backward()
+
+    if lost:
+        with pytest.raises(CreditscopeError, match="changes the gradient"):
+            prove(scope, backward, rollouts)
+    else:
+        assert prove(scope, backward, rollouts) < 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
+
 import torch
 from torch import Tensor
 
@@ -115,3 +118,32 @@ def micro_batches(group: Tensor, parts: int) -> list[Tensor]:
     if parts <= len(Groups(group)):
         return deal(group, parts)
     return list(torch.arange(len(group)).chunk(parts))
+
+
+def joint_passes(group: Tensor, chunks: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Row indices of passes in which every two rows of a group meet, none of more rows than the largest of `chunks`.
+
+    They are `chunks` themselves where these are whole groups. A group that these cut apart is a pass of its own where
+    its R rows are no more than the n of a pass; else it is dealt into q = ⌈R / ⌊n/2⌋⌉ parts, and any two of them are a
+    pass: q(q−1)/2 passes.
+
+    >>> group = torch.tensor([7, 7, 7, 7])
+    >>> [rows.tolist() for rows in joint_passes(group, micro_batches(group, 2))]
+    [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    """
+    group = group.cpu()
+    number = torch.zeros(len(group))
+    for n, chunk in enumerate(chunks):
+        number[chunk] = n
+    cut = ~Groups(group).unanimous(number)
+    if not bool(cut.any()):
+        return chunks
+    most = max(map(len, chunks))
+    if most < 2:
+        raise CreditscopeError("passes of one rollout compare no two rollouts of a group; give passes of two or more")
+    passes = [whole for chunk in chunks if len(whole := chunk[~cut[chunk]])]
+    for g in sorted(set(group[cut].tolist())):
+        rows = (group == g).nonzero().squeeze(1)
+        passes += [rows] if len(rows) <= most else [
+            torch.cat(pair) for pair in combinations(rows.split(most // 2), 2)]
+    return passes

@@ -29,6 +29,10 @@ class Passes(Protocol):
     chunks: Sequence[Tensor]
     """The rows of each micro-batch in the minibatch, on the CPU."""
 
+    @property
+    def joint(self) -> Sequence[Tensor]:
+        """The rows of passes in which every two rows of a group meet: `chunks` itself where no group is cut apart."""
+
     def logp(self) -> Tensor:
         """(B, T) log π of all rows, without a graph."""
 
@@ -67,7 +71,8 @@ class StepObserver:
         return w
 
     def weighed(self, minibatch: Passes, logp: Tensor, pulled: Tensor) -> None:
-        """w is known before the update's pass: with several micro-batches, or where `early`."""
+        """w is known before the update's pass: with several micro-batches, or where `early`. Gradients left behind are
+        cleared."""
 
     def around(self, rows: Tensor) -> AbstractContextManager[None]:
         """The context of one forward and backward pass over `rows` of the batch."""

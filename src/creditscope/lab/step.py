@@ -9,12 +9,13 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from creditscope.batch.groups import micro_batches
+from creditscope.batch.groups import joint_passes, micro_batches
 from creditscope.batch.observer import Around, Cotangent, StepObserver
 from creditscope.batch.rollouts import Rollouts
 from creditscope.errors import CreditscopeError
@@ -28,15 +29,16 @@ from creditscope.optimizer.scale import Clipping
 from creditscope.policy.loading import Policy
 from creditscope.policy.logp import head_norms, rollout_logp
 
-LESS = ("add --recompute, use --dtype bfloat16, raise --accumulate, or lower --prompts, --group or --max-tokens; "
-        "--scope light or off takes less too")
-"""What to do where a pass does not fit."""
+LESS = ("add --recompute (8 answers of 512 tokens, 0.6 B weights in float32: 25.7 to 11.8 GiB), use --dtype bfloat16, "
+        "raise --accumulate (above --prompts it cuts groups apart; readings stay exact and take passes of their own), "
+        "or lower --prompts, --group or --max-tokens; --scope light or off takes less too")
+"""What to do where a pass does not fit; measured in benchmarks/real_step.md."""
 VANISHING = 1e-15
 """Norms below it are taken again in float64: squares of a nearly certain policy's gradient are 0 in float32."""
 
 
 class PolicyPasses:
-    """Passes of a batch, or of its rows `rows`, through a policy, in micro-batches of whole groups."""
+    """Passes of a batch, or of its rows `rows`, through a policy, by default in `micro_batches`."""
 
     def __init__(self, policy: Policy, batch: Rollouts, *, rows: Tensor | None = None, accumulate: int = 1,
                  chunks: Sequence[Tensor] | None = None, temperature: float = 1.0) -> None:
@@ -44,6 +46,10 @@ class PolicyPasses:
         self.rows = torch.arange(len(batch)) if rows is None else rows
         self.rollouts = batch if rows is None else batch.rows(rows)
         self.chunks: Sequence[Tensor] = chunks or micro_batches(self.rollouts.group, accumulate)
+
+    @cached_property
+    def joint(self) -> Sequence[Tensor]:
+        return joint_passes(self.rollouts.group, self.chunks)
 
     def forward(self, chunk: Tensor, grad: bool = True) -> Tensor:
         """(B, T) log π of a micro-batch."""
@@ -74,13 +80,13 @@ class PolicyPasses:
         return head_norms(self.policy, self.rollouts.rows(chunk), self.temperature)
 
     def score_gram(self) -> Tensor:
-        """(B, B) ⟨ψ_i, ψ_j⟩ of the unweighted scores: the cotangent is 1 on every chosen token. NaN between rows of
-        different micro-batches. Gradients that parameters hold are put back."""
+        """(B, B) ⟨ψ_i, ψ_j⟩ of the unweighted scores: the cotangent is 1 on every chosen token. NaN between rows that
+        no pass has together. Gradients that parameters hold are put back."""
         whole = torch.full((len(self.rollouts), len(self.rollouts)), torch.nan, dtype=torch.float64)
         parameters = self.policy.trainable().values()
         kept = [p.grad for p in parameters]
         scope = Microscope(self.policy.model)
-        for chunk in self.chunks:
+        for chunk in self.joint:
             self.policy.clear()
             with scope:
                 self.backward(lambda live, part: self.rollouts.mask[part].to(live.dtype), chunks=[chunk], collect=False)
@@ -138,7 +144,7 @@ def take_step(minibatch: Minibatch, brake: Brake, observers: Sequence[StepObserv
     everybody = [*observers, brake]
     for one in everybody:
         one.before(minibatch)
-    minibatch.policy.clear()
+        minibatch.policy.clear()  # the next one reads its own passes alone
 
     # With one micro-batch, w comes from the same forward that is pulled back; with several it must come first.
     sight = None
@@ -148,7 +154,7 @@ def take_step(minibatch: Minibatch, brake: Brake, observers: Sequence[StepObserv
             return None
         for one in everybody:
             one.weighed(minibatch, sight.logp, sight.pulled)
-        minibatch.policy.clear()
+            minibatch.policy.clear()
 
     def descend(live: Tensor, chunk: Tensor) -> Tensor | None:
         nonlocal sight
@@ -201,8 +207,9 @@ def _sight(minibatch: Minibatch, logp: Tensor, everybody: Sequence[StepObserver]
 def _checked(norm: float, parameters: Sequence[nn.Parameter]) -> float:
     """‖∇J‖, in float64 where its squares vanish in float32."""
     if not math.isfinite(norm):
-        raise CreditscopeError(f"the gradient's norm is {norm}; the run's record is whole up to the step "
-                               f"before. Lower --lr, set --clip-norm, or use --dtype float32")
+        raise CreditscopeError(f"the gradient's norm is {norm}; what was recorded before this step is kept. Lower "
+                               f"--lr, set --clip-norm, or use --dtype float32; at the first step look at --beta and "
+                               f"the rewards")
     if norm >= VANISHING:
         return norm
     return float(squared_norms([p.grad for p in parameters if p.grad is not None]).sum().sqrt())

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from creditscope.errors import CreditscopeError
 from creditscope.microscope.recorder import Recorder
 from creditscope.microscope.rows import RowOwners
 from creditscope.microscope.sources import ParameterSource
@@ -38,8 +38,13 @@ class Call:
     ran: list[Any] = field(default_factory=list)  # the call's result, once it has run unchanged: it must not run again
 
 
+def again_differentiated() -> CreditscopeError:
+    return CreditscopeError("the microscope reads one plain backward pass, and this one is to be differentiated again "
+                            "(create_graph=True); run it outside the with block")
+
+
 def unwatched(backward: Any) -> Any:
-    """A backward that runs once, with the watch off.
+    """A backward that runs once, with the watch off, and cannot be differentiated again.
 
     Saved tensors are unpacked before: a checkpoint recomputes its forward then, and that has to be watched.
     """
@@ -50,11 +55,15 @@ def unwatched(backward: Any) -> Any:
         ctx.kept = ctx.saved_tensors
         try:
             with torch._C.DisableTorchFunction():
+                # Autograd runs a plain backward without a graph; torch's decorator would switch it off once more, in
+                # two calls that the watch sees.
+                if torch.is_grad_enabled():
+                    raise again_differentiated()
                 return backward(ctx, *grads)
         finally:  # the graph may outlive the pass
             ctx.kept = ctx.call = ctx.report = None
 
-    return staticmethod(once_differentiable(run))
+    return staticmethod(run)
 
 
 def name_of(func: Func) -> str:
@@ -62,6 +71,19 @@ def name_of(func: Func) -> str:
     if getattr(func, "__name__", "") == "__get__":
         return str(getattr(getattr(func, "__self__", None), "__name__", "__get__"))
     return str(getattr(func, "__name__", func)).strip("_")
+
+
+def in_place(func: Func) -> bool:
+    """Whether torch's function writes into its first argument, by its name: add_, but not __add__."""
+    found = _IN_PLACE.get(func)
+    if found is None:
+        name = str(getattr(func, "__name__", ""))
+        found = _IN_PLACE[func] = name.endswith("_") and not name.endswith("__")
+    return found
+
+
+_IN_PLACE: dict[Func, bool] = {}
+"""By hand and not by lru_cache, which torch.compile warns of at every call."""
 
 
 def arguments(call: Call, *names: str) -> list[Any]:

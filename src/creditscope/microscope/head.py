@@ -25,6 +25,9 @@ from creditscope.microscope.sources import ParameterSource
 
 HELD = 2**26
 """Logits of a block: with their probabilities and gradients at most 1 GB."""
+ALIGNED = 128
+"""A block is a multiple of so many words where it has as many. Products with odd blocks ran on a GPU's kernels for
+unaligned rows: 44 of the 115 ms of a pass (0.6 B weights, H200)."""
 
 
 def chosen_logp(hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor,
@@ -47,6 +50,7 @@ def chosen_logp(hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Ten
 def blocks(shape: tuple[int, ...], vocabulary: int) -> Iterator[slice]:
     """The vocabulary in blocks of at most HELD logits of (B, T) tokens."""
     step = max(1, HELD // max(1, shape[0] * shape[1]))
+    step -= step % ALIGNED if step > ALIGNED else 0
     return (slice(start, min(start + step, vocabulary)) for start in range(0, vocabulary, step))
 
 

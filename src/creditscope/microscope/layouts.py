@@ -392,6 +392,13 @@ def _stay_along(func: Any, args: Any, kwargs: Any, y: Tensor, given: Sequence[Te
     return bool(axis % wide) and all(t.dim() == given[0].dim() for t in given)
 
 
+def _stay_aligned(func: Any, args: Any, kwargs: Any, y: Tensor, given: Sequence[Tensor]) -> bool:
+    for t in given:  # noqa: SIM110 (a generator takes three times as long, and this is asked at most torch calls)
+        if t.dim() != y.dim():
+            return False
+    return True
+
+
 MATMULS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, Tensor.__matmul__}
 _TABLE: tuple[tuple[Iterable[Any], Rule, Quick | None], ...] = (
     (FIRST, _each(_first), None),
@@ -411,7 +418,7 @@ _TABLE: tuple[tuple[Iterable[Any], Rule, Quick | None], ...] = (
     ({torch.stack}, _each(_stack), None),
     (JOINS, _each(_join), _stay_joined),
     (PUTS, _each(_put), None),
-    (ELEMENTWISE, _each(_merge), lambda f, args, kwargs, y, given: all(t.dim() == y.dim() for t in given)),
+    (ELEMENTWISE, _each(_merge), _stay_aligned),
     ({F.embedding}, _look_up, None),
     (INDEXED, _look_up, _stay_looked_up),
 )
@@ -422,16 +429,22 @@ _BY_NAME: dict[str, Rule] = {"einsum": _each(_einsum), "grouped_mm": _each(_grou
 """Functions that torch calls under several objects."""
 
 
-def stays(func: Any, args: Sequence[Any], kwargs: dict[str, Any], y: Tensor, given: Sequence[Tensor]) -> bool:
-    """Whether a result surely has the usual layout, where its arguments have it and rows are the first axis: fast."""
+def stays(func: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Any],
+         given: Sequence[Tensor]) -> bool:
+    """Whether results surely have the usual layout, where the arguments have it and rows are the first axis: fast."""
     quick = _QUICK.get(func)
-    if quick is None or y.dim() == 0:
+    if quick is None:
         return False
-    size = y.shape[0]
-    for t in given:
-        if t.dim() == 0 or t.shape[0] != size:
+    for y in results:
+        if type(y) is not Tensor or y.dim() == 0:
             return False
-    return quick(func, args, kwargs, y, given)
+        size = y.size(0)  # not len(y), which is a function in Python
+        for t in given:
+            if t.dim() == 0 or t.size(0) != size:
+                return False
+        if not quick(func, args, kwargs, y, given):
+            return False
+    return True
 
 
 def after(func: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor], rows: RowOwners,

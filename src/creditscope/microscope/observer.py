@@ -2,8 +2,9 @@
 
 `light` reads the update's own backward pass. `full` adds a pass whose cotangent is 1 on every chosen token: its rows
 are the unweighted scores ψ_i, from which come the centred rank, the null of shuffled w and the optimal baseline. Each
-other credit adds a pass whose cotangent is the w under that credit. Groups are never cut, so each group's block is
-exact; blocks of different micro-batches are not compared.
+other credit adds a pass whose cotangent is the w under that credit. Each group's block is exact: where micro-batches
+cut groups apart, the update's own passes are not read, and passes of the microscope's own have any two rows of a group
+together. Groups are compared only where one pass has both.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from creditscope.batch.groups import Groups
-from creditscope.batch.observer import Passes, StepObserver
+from creditscope.batch.observer import Cotangent, Passes, StepObserver
 from creditscope.batch.rollouts import Rollouts
 from creditscope.microscope import geometry
 from creditscope.microscope.matrices import model_spectra
@@ -38,7 +39,7 @@ TIMED = 2
 
 @dataclass(frozen=True)
 class Block:
-    """The Grams of the rollouts of one micro-batch; `rows` are their rows in the batch, on the CPU."""
+    """The Grams of rollouts whose every pair was in one pass; `rows` are their rows in the batch, on the CPU."""
 
     rows: Tensor
     gram: NDArray[np.float64]
@@ -68,6 +69,8 @@ class Observer(StepObserver):
         self._before: dict[str, Tensor] = {}
         self._extra: dict[str, Any] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
+        self._apart = False  # whether the micro-batches of the update cut groups apart
+        self._watched = 0  # passes of updates that were read
         self._seconds = 0.0  # cost of the reading besides the update's own passes
         self._calibration = 0.0
         self.seconds = 0.0  # time spent on reading inside the update, the calibration included
@@ -83,9 +86,20 @@ class Observer(StepObserver):
         if self.full:
             self.read_scores(minibatch)
         self.read_others(minibatch)
+        self._apart = minibatch.joint is not minibatch.chunks
+
+    def weighed(self, minibatch: Passes, logp: Tensor, pulled: Tensor) -> None:
+        if not self._apart:
+            return
+        start = self._now()
+        self.blocks += self._read(minibatch, partial(_rows_of, pulled))
+        self._spend(start)
 
     @contextmanager
     def around(self, rows: Tensor) -> Iterator[None]:
+        if self._apart:
+            yield
+            return
         self.open()
         try:
             yield
@@ -101,6 +115,7 @@ class Observer(StepObserver):
     def close(self, rows: Tensor) -> None:
         self.scope.__exit__(None, None, None)
         self.blocks.append(self._block(rows))
+        self._watched += 1
 
     def abort(self) -> None:
         """Restore the model after an exception in the pass."""
@@ -136,7 +151,7 @@ class Observer(StepObserver):
         A first proof, of 2 + ⌈log₂ N⌉ passes, takes the rows of one group; later ones, of three passes, a micro-batch,
         in which the rows of several groups meet.
         """
-        first = minibatch.chunks[0]
+        first = minibatch.joint[0]
 
         def pull(weights: Tensor, rows: Tensor = first) -> None:
             mask = minibatch.rollouts.mask[rows]
@@ -166,13 +181,9 @@ class Observer(StepObserver):
     def read_scores(self, minibatch: Passes) -> None:
         """Passes whose cotangents are 1: the unweighted scores, and each token's score norm for the output head."""
         start = self._now()
-        for chunk in minibatch.chunks:
-            mask, rows = minibatch.rollouts.mask[chunk], minibatch.rows[chunk]
-            with self.scope:
-                minibatch.backward(lambda live, _, ones=mask: ones.to(live.dtype),  # type: ignore[misc]
-                                   chunks=[chunk], collect=False)
-            self._scores.append(self._block(rows))
-            self._tokens.append((rows, minibatch.head_norms(chunk), mask))
+        mask = minibatch.rollouts.mask
+        self._scores += self._read(minibatch, lambda live, part: mask[part].to(live.dtype))
+        self._tokens += [(minibatch.rows[part], minibatch.head_norms(part), mask[part]) for part in minibatch.chunks]
         self._spend(start)
 
     def read_others(self, minibatch: Passes) -> None:
@@ -183,12 +194,22 @@ class Observer(StepObserver):
         logp = minibatch.logp()
         for name, credit in self.others.items():
             w = minibatch.w(logp, credit[minibatch.rows])
-            for chunk in minibatch.chunks:
-                with self.scope:
-                    minibatch.backward(lambda _, part, w=w: w[part], chunks=[chunk],  # type: ignore[misc]
-                                       collect=False)
-                self._others.setdefault(name, []).append(self._block(minibatch.rows[chunk]))
+            self._others.setdefault(name, []).extend(self._read(minibatch, partial(_rows_of, w)))
         self._spend(start)
+
+    def _read(self, minibatch: Passes, cotangent: Cotangent) -> list[Block]:
+        """The blocks of passes of the microscope's own; passes that share a group are one block."""
+        found: list[list[Block]] = []
+        last = None
+        for rows in minibatch.joint:
+            with self.scope:
+                minibatch.backward(cotangent, chunks=[rows], collect=False)
+            group = int(minibatch.rollouts.group[rows[0]])
+            if group != last:  # passes of one group follow each other
+                found.append([])
+            found[-1].append(self._block(minibatch.rows[rows]))
+            last = group
+        return [blocks[0] if len(blocks) == 1 else _joined(blocks) for blocks in found]
 
     def metrics(self, rollouts: Rollouts, w: Tensor, seconds: float) -> dict[str, Any]:
         """`gram/…` of the weighted rows, `scores/…` of the unweighted ones, and the cost as a share of the step."""
@@ -205,7 +226,7 @@ class Observer(StepObserver):
         now = self._now() - start
         if self._cost:
             out[schema.SCOPE_RATIO] = self._cost["scoped"] / self._cost["plain"]
-            extra = (self._cost["scoped"] - self._cost["plain"]) * len(self.blocks)
+            extra = (self._cost["scoped"] - self._cost["plain"]) * self._watched
             # `seconds` includes the reading so far; the calibration happens once per run and is left out.
             out[schema.SCOPE_SHARE] = (max(extra, 0.0) + self._seconds + now) / (seconds - self._calibration + now)
         return out
@@ -387,6 +408,29 @@ def _parted(blocks: Sequence[Block], rollouts: Rollouts) -> Sequence[Block]:
     return [Block(block.rows[torch.from_numpy(rows).to(block.rows.device)], block.gram[np.ix_(rows, rows)], {},
                   block.eps)
             for block in blocks for _, rows in geometry.rows_by_group(rollouts.group[block.rows].cpu().numpy())]
+
+
+def _rows_of(w: Tensor, _: Tensor, part: Tensor) -> Tensor:
+    return w[part]
+
+
+def _joined(parts: Sequence[Block]) -> Block:
+    """The block of a group from passes that have any two of its rows together.
+
+    The norm of a row is read in several passes. What they differ by is part of the precision of the entries.
+    """
+    rows = torch.from_numpy(np.unique(torch.cat([part.rows for part in parts]).numpy()))
+    gram = np.full((len(rows), len(rows)), np.nan)
+    layers = {name: np.zeros_like(gram) for part in parts for name in part.layers}  # 0 where a pass does not use it
+    gap = 0.0
+    for part in parts:
+        at = torch.searchsorted(rows, part.rows).numpy()
+        gap = max(gap, float(np.nanmax(np.abs(gram[at, at] - part.gram.diagonal()), initial=0.0)))
+        gram[np.ix_(at, at)] = part.gram
+        for name, k in part.layers.items():
+            layers[name][np.ix_(at, at)] = k
+    most = float(gram.diagonal().max())
+    return Block(rows, gram, layers, max(*(part.eps for part in parts), gap / most if most > 0 else 0.0))
 
 
 def _whole(blocks: Sequence[Block], count: int) -> NDArray[np.float64]:

@@ -106,7 +106,8 @@ def product(call: Call) -> Any:
     rows.owned(tuple(x.shape[:-1]), where)  # refused here rather than in the middle of a backward
     run = F.linear if call.func is F.linear else _matmul
     for source, kind in zip(sources, ("matrix", "dense"), strict=True):
-        call.recorder.forward(kind, source, x.requires_grad)
+        if source is not None:
+            call.recorder.forward(kind, source, x.requires_grad)
     made = _Product(where, call.recorder, rows, *sources, transposed, run)
     factors = autocast(x, weight, bias)
     call.nodes.update(t.grad_fn for t in factors[1:] if t is not None and t is not weight and t is not bias)

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +26,7 @@ from creditscope.microscope.spectrum import at_least
 VECTOR_CHUNK = 4096  # entries of a 1-D parameter at a time: (N, 4096, k) is the largest thing it makes
 
 
+@lru_cache(1024)  # a Microscope per step makes a Sketcher per step
 def signs(seed: int, name: str, side: str, size: int, k: int) -> Tensor:
     """The projection of one side of one parameter: ±1, (size, k) int8, E[p pᵀ] = I for each column p.
 
@@ -119,7 +123,7 @@ class Sketcher:
         left = self._projection(name, "out", g, g.shape[1], out)
         right = self._projection(name, "in", g, g.shape[2], into)
         wide = _wide(g.dtype)
-        with torch.autocast(g.device.type, enabled=False):
+        with _unrounded(g):
             if g.shape[1] >= g.shape[2]:
                 s = (left.t() @ g).to(wide) @ right.to(wide)
             else:
@@ -157,12 +161,15 @@ class Sketcher:
     def _outer(self, u: Tensor, v: Tensor) -> Tensor:
         """Σ_t u_it v_itᵀ / k in float32 or wider: (N, T, k) twice -> (N, k²)."""
         wide = _wide(torch.promote_types(u.dtype, v.dtype))
-        if torch.is_autocast_enabled(u.device.type):
-            # A backward pass inside autocast would silently round the sketch to bfloat16.
-            with torch.autocast(u.device.type, enabled=False):
-                return self._outer(u, v)
-        u, v = u.to(wide), v.to(wide)
-        return torch.baddbmm(u.new_empty(()), u.transpose(1, 2), v, beta=0, alpha=1 / self.k).flatten(1)
+        with _unrounded(u):
+            u, v = u.to(wide), v.to(wide)
+            return torch.baddbmm(u.new_empty(()), u.transpose(1, 2), v, beta=0, alpha=1 / self.k).flatten(1)
+
+
+def _unrounded(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off where it is on: a backward pass inside it would silently round the sketch to bfloat16."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -93,6 +94,7 @@ def _hooks_off(tensors: Sequence[Tensor]) -> Iterator[None]:
             hooks.update(kept)
 
 
+@cache
 def coarsest(*dtypes: torch.dtype) -> torch.dtype:
     return max((d for d in dtypes if d.is_floating_point), key=lambda d: torch.finfo(d).eps)
 

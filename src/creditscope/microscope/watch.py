@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from creditscope.errors import CreditscopeError
-from creditscope.microscope.calls import Call, name_of, note_nodes, opened
+from creditscope.microscope.calls import Call, again_differentiated, in_place, name_of, note_nodes, opened
 from creditscope.microscope.layouts import FACTORIES, after, stays, tensors_of
 from creditscope.microscope.operations import ONE_CALL, RULES, looked_up, product
 from creditscope.microscope.owners import USUAL, Layout, put_in, settled, usual_owner
@@ -59,9 +59,11 @@ class Watch(TorchFunctionMode):
         """Among many ranks: the name of the parameter that an engine has replaced by this tensor, or None."""
         self._known: dict[int, ParameterSource | Mark] = {
             id(p): ParameterSource.parameter(name, p) for name, p in recorder.parameters.items() if not p.is_complex()}
-        fixed = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad),
-                 *(x for module in model.modules() for x in vars(module).values() if isinstance(x, Tensor))]
-        self._constants: dict[int, Tensor] = {id(t): t for t in fixed}
+        self._constants: dict[int, Tensor] = {}
+        for module in model.modules():
+            frozen = (p for p in module._parameters.values() if p is not None and not p.requires_grad)
+            held = (*module._buffers.values(), *frozen, *vars(module).values())
+            self._constants |= {id(x): x for x in held if isinstance(x, Tensor)}
         self._inputs: list[Tensor] = []
         self._token, self._still = object(), object()
         """Attributes of tensors that descend from rows in the usual layout, with and without a gradient. One marked
@@ -121,14 +123,17 @@ class Watch(TorchFunctionMode):
             return self._constant(func, args, kwargs, tensors)
         rows = self._recorder.known
         if plain and rows is not None and not rows.by_position and func is not Tensor.__setitem__:
-            kept: dict[int, Layout | bool] = {id(x): USUAL for x in given}
-            base = args[0]._base if _in_place(func) and isinstance(args[0], Tensor) else None
-            if base is not None:
-                kept[id(base)] = self._layout(base)
+            base = args[0]._base if in_place(func) and isinstance(args[0], Tensor) else None
+            before = None if base is None else self._layout(base)
             out = func(*args, **kwargs)
-            if type(out) is Tensor and base is None and stays(func, args, kwargs, out, given):
-                out._creditscope = token if out.requires_grad else still  # type: ignore[attr-defined]
+            results = (out,) if type(out) is Tensor else out if type(out) is tuple else ()
+            if results and base is None and stays(func, args, kwargs, results, given):
+                for y in results:
+                    y._creditscope = token if y.requires_grad else still
             elif isinstance(out, Tensor | tuple | list):
+                kept: dict[int, Layout | bool] = {id(x): USUAL for x in given}
+                if base is not None:
+                    kept[id(base)] = before
                 self._lay_all(func, args, kwargs, out, kept)
             return out
         return self._moved(func, args, kwargs)
@@ -139,8 +144,7 @@ class Watch(TorchFunctionMode):
         roots = kwargs.get("tensors", kwargs.get("outputs", args[0] if args else None))
         self._recorder.roots += [x for x in pytree.tree_leaves(roots) if isinstance(x, Tensor)]
         if kwargs.get("create_graph"):
-            raise CreditscopeError("the microscope reads one plain backward pass, and this one is to be differentiated "
-                                   "again (create_graph=True); run it outside the with block")
+            raise again_differentiated()
         with self:
             return opened(func)(*args, **kwargs)
 
@@ -163,13 +167,13 @@ class Watch(TorchFunctionMode):
         if isinstance(func, types.FunctionType) and func not in RULES and func not in ONE_CALL:
             with self:
                 return opened(func)(*args, **kwargs)
-        if not torch.is_grad_enabled():
+        graph = torch.is_grad_enabled()
+        if not graph:
             self._count(func, args, kwargs, sources)
-            return self._moved(func, args, kwargs) if any(self._has_rows(x) for x in leaves) else \
-                self._derived(func, args, kwargs, sources)
-        if not any(self._has_rows(x) for x in leaves):
+        kept = self._layouts(func, args, leaves)
+        if all(layout is False for layout in kept.values()):
             return self._derived(func, args, kwargs, sources)
-        return self._met(func, args, kwargs, leaves, sources)
+        return self._met(func, args, kwargs, leaves, sources, kept) if graph else self._moved(func, args, kwargs)
 
     def _unseen(self, func: Any, args: Any, kwargs: Any) -> Any:
         for x in tensors_of(args, kwargs):
@@ -206,9 +210,11 @@ class Watch(TorchFunctionMode):
                 self._constants[id(y)] = y
         return out
 
-    def _met(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor], sources: list[ParameterSource]) -> Any:
+    def _met(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor], sources: list[ParameterSource],
+             kept: dict[int, Layout | bool]) -> Any:
+        """A call of parameters and activations; `kept` has the layouts of its tensors."""
         if any(is_shard(source.tensor) for source in sources):
-            layouts = [layout for x in leaves if (layout := self._layout(x)) is not False]
+            layouts = [layout for x in leaves if (layout := kept[id(x)]) is not False]
             out = on_shards(self._recorder, func, args, kwargs, self._source, self._on_part)
             self._lay(out, USUAL if all(layout is USUAL for layout in layouts) else None)
             return out
@@ -216,7 +222,6 @@ class Watch(TorchFunctionMode):
         call = Call(func, args, kwargs, f"{name_of(func)} with {' and '.join(names)}", self._recorder, self._source,
                     self._rows_of, self._has_rows, self.nodes)
         self._recorder.turned.clear()
-        kept = self._layouts(func, args, leaves)
         try:
             if any(x.is_complex() for x in leaves):
                 raise CreditscopeError(f"{call.where} computes with complex numbers, which are not read")
@@ -235,7 +240,7 @@ class Watch(TorchFunctionMode):
         assert rows is not None
         if type(out) is Tensor and not rows.by_position and not self._recorder.turned:
             given = [x for x in leaves if kept[id(x)] is not False]
-            if all(kept[id(x)] is USUAL for x in given) and stays(func, args, kwargs, out, given):
+            if all(kept[id(x)] is USUAL for x in given) and stays(func, args, kwargs, (out,), given):
                 self._lay(out, USUAL)
                 return out
         results = [y for y in pytree.tree_leaves(out) if isinstance(y, Tensor)]
@@ -260,8 +265,9 @@ class Watch(TorchFunctionMode):
         for x in args:
             if isinstance(x, Tensor) and self._source(x) is None:
                 self._lay(x, USUAL)
-        return self._met(func, args, {}, [x for x in args if isinstance(x, Tensor)],
-                         [s for x in args if (s := self._source(x)) is not None])
+        leaves = [x for x in args if isinstance(x, Tensor)]
+        return self._met(func, args, {}, leaves, [s for x in args if (s := self._source(x)) is not None],
+                         self._layouts(func, args, leaves))
 
     def _source(self, x: Any) -> ParameterSource | None:
         found = self._known.get(id(x))
@@ -391,7 +397,7 @@ class Watch(TorchFunctionMode):
     def _layouts(self, func: Any, args: Any, tensors: list[Tensor]) -> dict[int, Layout | bool]:
         """The layouts of a call's tensors, and of the first one's base, before the call may write into them."""
         kept = {id(x): self._layout(x) for x in tensors}
-        if args and _in_place(func) and isinstance(args[0], Tensor) and args[0]._base is not None:
+        if args and in_place(func) and isinstance(args[0], Tensor) and args[0]._base is not None:
             kept[id(args[0]._base)] = self._layout(args[0]._base)
         return kept
 
@@ -411,12 +417,12 @@ class Watch(TorchFunctionMode):
             self._constants |= {id(y): y for y in results}
             return
         if isinstance(out, Tensor) and not rows.by_position and all(kept[id(x)] is USUAL for x in given) \
-                and stays(func, args, kwargs, out, given):
+                and stays(func, args, kwargs, (out,), given):
             found: list[Layout] = [USUAL]
         else:
             found = self._after(func, args, kwargs, results, rows, kept)
         for y, layout in zip(results, found, strict=True):
-            base = y._base if _in_place(func) else None
+            base = y._base if in_place(func) else None
             before = kept.get(id(y))
             self._lay(y, layout)
             if base is not None and not _same(before, layout):  # a view's base was written into too
@@ -452,11 +458,6 @@ class Watch(TorchFunctionMode):
 
 def _module_of(node: Any) -> str:
     return str(getattr(getattr(type(node), "_forward_cls", None), "__module__", ""))
-
-
-def _in_place(func: Any) -> bool:
-    name = str(getattr(func, "__name__", ""))
-    return name.endswith("_") and not name.endswith("__")
 
 
 def _same(one: Layout | bool, other: Layout | bool) -> bool:
