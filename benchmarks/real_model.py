@@ -6,11 +6,12 @@
 
 In this order, --jobs at a time; a .gguf is converted to a folder once, before them:
 
-    learn    GRPO at R = 8, outcome credit, three seeds: the learning curve, P2.3, P2.5, and what `credit` compares with
-    p1       `creditscope papers reproduce p1`: R = 2, 4, 8, 16, 32, seed by seed
-    p2       `creditscope papers reproduce p2`: brakes at four updates per batch
+    learn    GRPO at R = 8, outcome credit, three seeds: the learning curve, P1.4, P2.5, and what `credit` compares with
     sampled  p1's short runs with credit from continuations: a label per step, and per uncertain token
-    credit   as learn, under the credits that gained on the packaged model, at equal rollouts
+    p1       `creditscope papers reproduce p1`: R = 2, 4, 8 seed by seed, then 16 and 32 with --recompute
+    p2       `creditscope papers reproduce p2`: brakes at four updates per batch
+    credit   the first steps of learn, under credits that gained on the packaged model, at equal rollouts
+    float32  p1's runs at R = 8 once more, in float32
 
 At --limit-seconds, Ctrl-C or SIGTERM the runs end after their step with a checkpoint, and the same command continues.
 After SIGKILL finished runs are kept, and the others start from their last checkpoint. Of a finished run checkpoint and
@@ -46,7 +47,7 @@ SAMPLED = ("monte_carlo,samples=2", "spo_chain,samples=2,every=1,probability=0.5
 """Credit from two continuations at the end of each step, and after each token with π < ½."""
 WINNERS = ("optimal_sequence", "optimal_token", "step_reward")
 """Credits above outcome on the packaged model (docs/results.md). optimal_scalar was, too: it takes one more pass."""
-SETS = ("learn", "p1", "p2", "sampled", "credit")
+SETS = ("learn", "sampled", "p1", "p2", "credit", "float32")
 LARGEST = 10_000_000
 
 
@@ -98,17 +99,21 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--limit-seconds", type=float, default=float("inf"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--groups", type=int, nargs="+", default=[2, 4, 8, 16, 32])
-    parser.add_argument("--steps", type=int, default=16, help="of p1 and p2; a multiple of 4 (see --evaluations)")
-    parser.add_argument("--readings", type=int, default=8, help="of p1's runs")
-    parser.add_argument("--learn-steps", type=int, default=80, help="of learn and credit")
+    parser.add_argument("--steps", type=int, default=12, help="of p1; a multiple of 4 (see --evaluations)")
+    parser.add_argument("--readings", type=int, default=4, help="of p1's runs")
+    parser.add_argument("--brake-steps", type=int, default=8, help="of p2")
+    parser.add_argument("--brakes", nargs="+", default=["none", "recall", "shorten"], help="of p2")
+    parser.add_argument("--learn-steps", type=int, default=80, help="of learn; a multiple of 4")
     parser.add_argument("--learn-prompts", type=int, default=16)
+    parser.add_argument("--credit-steps", type=int, default=40, help="of credit; learn is evaluated there")
+    parser.add_argument("--dtype", default="bfloat16", help="of all runs but those of the set float32")
     parser.add_argument("--prompts", type=int, default=8, help="of p1 and p2")
     parser.add_argument("--lr", type=float, default=2e-6)
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--max-tokens", type=int, default=300)
-    parser.add_argument("--accumulate", type=int, default=4, help="of p1 and p2; learn and credit take twice as many")
+    parser.add_argument("--accumulate", type=int, default=8)
     parser.add_argument("--answer", default="strict")
-    parser.add_argument("--eval-problems", type=int, default=200, help="of p1; the other sets take twice as many")
+    parser.add_argument("--eval-problems", type=int, default=400, help="of p1; the other sets take twice as many")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=JSON",
                         help="further settings of every run, such as recompute=true")
@@ -120,24 +125,31 @@ def planned(args: argparse.Namespace, model: str) -> dict[str, Config]:
     size = Size(model=model, task=args.task, answer=args.answer, steps=args.steps, prompts=args.prompts, lr=args.lr,
                 temperature=args.temperature, max_tokens=args.max_tokens, accumulate=args.accumulate, seeds=args.seeds,
                 groups=tuple(args.groups), readings=args.readings, evaluations=4, eval_problems=args.eval_problems,
-                sampled=SAMPLED)
+                sampled=SAMPLED, dtype=args.dtype)
     brakes = replace(size, groups=Size.groups, readings=None, evaluations=Size.evaluations, sampled=(), clip_norm=None,
-                     eval_problems=2 * args.eval_problems)
+                     eval_problems=2 * args.eval_problems, steps=args.brake_steps)
     for paper, own in (("p1", size), ("p2", brakes)):
-        print(f"{paper}: {Reproduce(paper, Choices(**asdict(own))).command()} --out {args.out / paper}")  # type: ignore[arg-type]
+        print(f"{paper} (here with --recompute above R = {CLOSE}, and p2 with --brakes alone): "
+              f"{Reproduce(paper, Choices(**asdict(own))).command()} --out {args.out / paper}")  # type: ignore[arg-type]
     rollouts = args.learn_steps * args.learn_prompts * CLOSE
-    learn = Config(**brakes.common() | {"prompts": args.learn_prompts, "accumulate": 2 * args.accumulate},
+    learn = Config(**brakes.common() | {"prompts": args.learn_prompts},
                    method="grpo", group=CLOSE, steps=args.learn_steps, rollouts=rollouts, eval_rollouts=rollouts // 4,
-                   scope="light", every=max(1, args.learn_steps // 4), probe="light",
-                   probe_every=max(1, args.learn_steps // 4), keep_every=0, checkpoint_every=args.learn_steps)
-    sweep, seeds = dict(p1(size)), range(args.seeds)
+                   scope="off", probe="off", keep_every=0, recompute=True,
+                   checkpoint_every=args.learn_steps)
+    short = replace(learn, steps=args.credit_steps, rollouts=args.credit_steps * args.learn_prompts * CLOSE,
+                    checkpoint_every=args.credit_steps)
+    seeds = range(args.seeds)
+    sweep = {name: replace(config, recompute=config.group > CLOSE) for name, config in p1(size)}
+    sizes = sorted((name for name in sweep if name.startswith("r")), key=lambda name: sweep[name].recompute)
     sets: dict[str, dict[str, Config]] = {
         "learn": {f"learn/outcome/seed-{seed}": replace(learn, seed=seed) for seed in seeds},
-        "p1": {f"p1/{name}": config for name, config in sweep.items() if name.startswith("r")},
-        "p2": {f"p2/{name}": config for name, config in p2(brakes)},
+        "p1": {f"p1/{name}": sweep[name] for name in sizes},
+        "p2": {f"p2/{name}": config for name, config in p2(brakes) if config.brake in args.brakes},
         "sampled": {f"p1/{name}": config for name, config in sweep.items() if name.startswith("sampled")},
-        "credit": {f"learn/{credit}/seed-{seed}": replace(learn, credit=credit, seed=seed)
-                   for seed in seeds for credit in WINNERS}}
+        "credit": {f"learn/{credit}/seed-{seed}": replace(short, credit=credit, seed=seed)
+                   for seed in seeds for credit in WINNERS},
+        "float32": {f"float32/seed-{seed}": replace(sweep[f"r{CLOSE}/seed-{seed}"], dtype="float32", scope="off",
+                                                    also=()) for seed in seeds}}
     more = {name: json.loads(value) for name, _, value in (word.partition("=") for word in args.set)}
     return {name: replace(config, device=args.device, **more)
             for kind in SETS if kind in args.only for name, config in sets[kind].items()}

@@ -95,10 +95,10 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 @pytest.mark.parametrize("name", [*converting.BLOCKS, "F32", "Q2_K", "IQ4_NL"])
-@pytest.mark.parametrize("chunk", [converting.CHUNK, 512])
+@pytest.mark.parametrize("chunk", [converting.CHUNK, {"cpu": 512, "cuda": 512}])
 @pytest.mark.parametrize("device", DEVICES)
 def test_blocks_of_random_bytes_become_the_numbers_of_the_gguf_package_bit_by_bit(
-        name: str, chunk: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        name: str, chunk: dict[str, int], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(converting, "CHUNK", chunk)
     kind = gguf.GGMLQuantizationType[name]
     data = np.random.default_rng(1).integers(0, 256, (5, gguf.GGML_QUANT_SIZES[kind][1] * 8), dtype=np.uint8)
@@ -131,6 +131,18 @@ def test_the_fast_reader_gives_what_transformers_reads_and_puts_its_names_back(
     assert same(fast, slow)
     assert fast.end == slow.end
     assert fast.encode("abc ab a") == slow.encode("abc ab a")
+
+
+def test_fields_of_the_fast_reader_are_those_of_the_gguf_package(file: Path) -> None:
+    plain = gguf.GGUFReader(file)
+    with converting.fast_reading("cpu"):
+        fast = gguf.GGUFReader(file)
+    assert list(fast.fields) == list(plain.fields)
+    for name, field in plain.fields.items():
+        found = fast.fields[name]
+        assert (found.offset, found.data, found.types) == (field.offset, field.data, field.types), name
+        assert [part.tolist() for part in found.parts] == [part.tolist() for part in field.parts], name
+    assert [tensor.name for tensor in fast.tensors] == [tensor.name for tensor in plain.tensors]
 
 
 def test_a_file_is_read_also_where_transformers_has_no_module_of_that_name(

@@ -12,7 +12,7 @@ from creditscope import Microscope, Rollouts
 from creditscope.microscope import head
 from creditscope.microscope.head import chosen_logp
 from creditscope.policy import logp as logp_module
-from creditscope.policy.loading import Policy, _recompute
+from creditscope.policy.loading import Policy, _avoid_cudnn_attention, _recompute
 from creditscope.policy.logp import head_norms, token_logp
 from small_models import VOCAB, build
 
@@ -145,6 +145,26 @@ def test_chosen_logp_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     ln3, ln4 = weight[1].item(), weight[3].item()
     assert hidden.grad is not None
     assert hidden.grad[0, 0].item() == pytest.approx(ln3 * 6 / 9 - ln4 * 4 / 9, rel=1e-12)
+
+
+def test_on_a_gpu_cudnns_attention_is_not_taken() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for device, expected in (("cpu", True), ("cuda:1", False)):
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            _avoid_cudnn_attention(device)
+            assert torch.backends.cuda.cudnn_sdp_enabled() is expected
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_blocks_are_even_and_cover_the_vocabulary() -> None:
+    """2^26 logits of 16 × 300 tokens are 13,981 words: 109 · 128 = 13,952 of them are a block."""
+    found = list(head.blocks((16, 300), 151_936))
+    assert {part.stop - part.start for part in found[:-1]} == {13_952}
+    assert [part.start for part in found[1:]] == [part.stop for part in found[:-1]]
+    assert (found[0].start, found[-1].stop) == (0, 151_936)
+    assert [part.stop for part in head.blocks((1, head.HELD // 3), 4)] == [3, 4]  # too few for an even block
 
 
 @pytest.mark.parametrize("family", ["llama", "phi"])

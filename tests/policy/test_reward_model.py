@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import mini
@@ -112,7 +113,8 @@ def code(folder: Path, reward: RewardModel) -> None:
 
 
 @each(("spoil", "message"), [
-    (lambda folder, reward: shutil.rmtree(folder), "no folder .*reward; give one in Hugging Face format"),
+    (lambda folder, reward: shutil.rmtree(folder), "--reward model:.*reward: there is no such folder; creditscope lab "
+                                                   "reward makes one"),
     (two_labels, "has 2 labels; a reward is one number per answer: train one with num_labels=1"),
     (a_pickle, "has its weights in pytorch_model.bin, a pickle, which can run code"),
     (no_head, "lack 1 of its parameters, score.weight first.*a model for sequence classification"),
@@ -127,6 +129,19 @@ def test_a_folder_that_is_no_reward_model_is_refused_in_one_sentence(tmp_path: P
     with pytest.raises(CreditscopeError, match=message):
         load_reward_model(folder, policy)
     assert not (folder / "ran").exists()
+
+
+def test_a_missing_head_is_told_by_our_sentence_without_transformers_table(
+        policy: Policy, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    no_head(tmp_path, made(policy))
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()
+    try:
+        with pytest.raises(CreditscopeError, match=r"lack 1 of its parameters, score\.weight first"):
+            load_reward_model(tmp_path, policy)
+    finally:
+        transformers.logging.set_verbosity(before)
+    assert caplog.text == ""
 
 
 def test_scores_that_are_no_numbers_are_refused_in_one_sentence(policy: Policy, tmp_path: Path) -> None:

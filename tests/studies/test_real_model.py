@@ -1,4 +1,5 @@
-"""benchmarks/real_model.py: the order of its runs, and what it packs of finished and unfinished ones."""
+"""benchmarks/real_model.py: the order of its runs, and what it packs of finished and unfinished ones; and what
+benchmarks/real_step.py measures again."""
 
 from __future__ import annotations
 
@@ -33,20 +34,26 @@ def planned(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) ->
 def test_learning_comes_first_then_p1_seed_by_seed_then_p2(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = list(planned(script, monkeypatch))
     kinds = list(dict.fromkeys(name.rpartition("/seed-")[0].split("/")[0] for name in plan))
-    assert kinds == ["learn", "p1", "p2"]
-    assert plan[:4] == ["learn/outcome/seed-0", "learn/outcome/seed-1", "learn/outcome/seed-2", "p1/r2/seed-0"]
-    assert [name[-1] for name in plan if name.startswith("p1/r")] == [*"00000", *"11111", *"22222"]
-    assert plan[-1] == "learn/step_reward/seed-2"
+    assert kinds == ["learn", "p1", "p2", "float32"]
+    assert plan[:4] == ["learn/outcome/seed-0", "learn/outcome/seed-1", "learn/outcome/seed-2", "p1/sampled/seed-0"]
+    sizes = [name.removeprefix("p1/").replace("/seed-", " ") for name in plan if name.startswith("p1/r")]
+    assert sizes == [f"r{group} {seed}" for groups in ((2, 4, 8), (16, 32)) for seed in range(3) for group in groups]
+    assert plan[-4:] == ["learn/step_reward/seed-2", "float32/seed-0", "float32/seed-1", "float32/seed-2"]
+    few = planned(script, monkeypatch, "--only", "p2", "--brakes", "none", "recall")
+    assert {name.split("/")[2] for name in few} == {"none", "recall"}
     assert all(name.startswith("learn/") for name in planned(script, monkeypatch, "--only", "credit", "learn"))
 
 
-def test_the_compared_credits_differ_from_the_learning_runs_in_credit_alone(
+def test_the_compared_credits_are_the_first_steps_of_the_learning_runs_which_are_evaluated_there(
         script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(script, monkeypatch)
-    base = asdict(plan["learn/outcome/seed-1"])
+    base = plan["learn/outcome/seed-1"]
     for credit in script.WINNERS:
-        other = asdict(plan[f"learn/{credit}/seed-1"])
-        assert {name for name in base if base[name] != other[name]} == {"credit"}
+        other = plan[f"learn/{credit}/seed-1"]
+        changed = {name for name, value in asdict(base).items() if value != asdict(other)[name]}
+        assert changed == {"credit", "steps", "rollouts", "checkpoint_every"}
+        assert other.rollouts == other.steps * other.prompts * other.group < base.rollouts
+        assert other.rollouts % base.eval_rollouts == 0
 
 
 def test_further_settings_reach_every_run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +87,11 @@ def test_a_finished_run_loses_its_weights_and_keeps_its_record(script: ModuleTyp
     script.lighten(tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert (tmp_path / "run" / "steps.jsonl").exists()
+
+
+def test_a_step_is_measured_again_where_it_failed_or_had_another_length() -> None:
+    real_step = load_script(ROOT / "benchmarks" / "real_step.py")
+    cells = [{"part": "step", "group": 8, "head": kind} for kind in ("whole", "blocks", "recompute")]
+    there = [cells[0] | {"tokens": 8 * 512}, cells[1] | {"failed": "out of memory"}]
+    assert real_step.left(cells, there, 512) == cells[1:]
+    assert real_step.left(cells, there, 1024) == cells

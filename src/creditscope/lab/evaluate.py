@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
 
 from creditscope.lab.rollout import roll_out
+from creditscope.policy.decoding import cache_numbers
 from creditscope.policy.loading import Policy
 from creditscope.runs import schema
 from creditscope.runs.config import Config
-from creditscope.tasks import Task
+from creditscope.tasks import Problem, Task
 
-BATCH = 128  # problems sampled at a time
+USUAL, MOST = 128, {"cuda": 512}
+"""Problems sampled at a time, and on these devices: a GPU decodes 512 rows in 1.7 times the time of 128
+(benchmarks/real_step.md)."""
+KEYS = 2**32
+"""Numbers in the keys and values of all rows, 8 GiB in half precision, above which fewer than `MOST` are sampled."""
 
 
 def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -37,12 +43,24 @@ def evaluate(policy: Policy, task: Task, config: Config, max_tokens: int) -> dic
     if not problems:
         return {}
     generator = torch.Generator(policy.device).manual_seed(config.eval_seed)
-    right, reward = 0, 0.0
-    for start in range(0, len(problems), BATCH):
-        batch = roll_out(policy, task, problems[start:start + BATCH], 1, max_tokens=max_tokens,
+    right, reward, size = 0, 0.0, at_once(policy, problems, max_tokens)
+    for start in range(0, len(problems), size):
+        batch = roll_out(policy, task, problems[start:start + size], 1, max_tokens=max_tokens,
                          temperature=config.temperature, top_p=config.top_p, generator=generator)
         right += int((batch.rollouts.reward > 0.5).sum())
         reward += float(batch.rollouts.reward.sum())
     low, high = wilson(right, len(problems))
     return {schema.EVAL_ACCURACY: right / len(problems), schema.EVAL_LOW: low, schema.EVAL_HIGH: high,
             schema.EVAL_REWARD: reward / len(problems), schema.EVAL_PROBLEMS: len(problems)}
+
+
+def at_once(policy: Policy, problems: Sequence[Problem], max_tokens: int) -> int:
+    """Problems sampled together: as many as the device takes well, fewer where the model's keys and values are large.
+
+    It depends on model, problems and limit, not on the memory that is free: other batches have other random numbers.
+    """
+    most, numbers = MOST.get(policy.device.type, USUAL), cache_numbers(policy.model)
+    if numbers is None or most == USUAL:
+        return USUAL
+    tokens = max_tokens + max(len(policy.encode(problem.prompt)) for problem in problems)
+    return max(USUAL, min(most, KEYS // (numbers * tokens)))

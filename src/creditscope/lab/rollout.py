@@ -46,7 +46,8 @@ class Drawn:
         return Groups(self.rollouts.group).unanimous(self.rollouts.reward)
 
 
-@enough_memory("sampling answers", "lower --prompts, --group or --max-tokens")
+@enough_memory("sampling answers", "lower --max-tokens, or --prompts and --group; in an evaluation, "
+               "--eval-problems")
 def roll_out(policy: Policy, task: Task, problems: Sequence[Problem], group: int, *, max_tokens: int,
              temperature: float, top_p: float, generator: torch.Generator) -> Drawn:
     """R answers to each problem, judged."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn.utils import get_total_norm
 
 from creditscope.credit import Chosen
 from creditscope.errors import CreditscopeError
@@ -75,6 +77,8 @@ def check_problems(task: Task, config: Config, estimator: Chosen) -> None:
 
 def require_finite(policy: Policy, config: Config) -> None:
     """Refuse weights that an update has spoilt."""
+    if math.isfinite(float(get_total_norm([p.detach() for p in policy.trainable().values()]))):
+        return  # the device is waited for once, not for each weight
     spoilt = next((name for name, p in policy.trainable().items() if not bool(torch.isfinite(p).all())), None)
     if spoilt is not None:
         raise CreditscopeError(f"the update has made {spoilt} infinite or NaN; the checkpoints are from before. Lower "

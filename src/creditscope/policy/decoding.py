@@ -178,6 +178,16 @@ def release(model: nn.Module) -> None:
     _KEPT.pop(base(model), None)
 
 
+def cache_numbers(model: Any) -> int | None:
+    """Numbers that a token's keys and values take in all layers; None for a model that does not say."""
+    config = model.config.get_text_config(decoder=True)
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    if not layers or not heads:
+        return None
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * width)
+
+
 def base(model: Any) -> Any:
     """The Hugging Face model inside a peft wrapper, with the adapter's layers in it."""
     if not hasattr(model, "get_base_model"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -99,7 +100,8 @@ class Policy:
     def tokenize(self, text: str, special: bool = False) -> list[int]:
         """Token ids of a text; `special` adds the tokenizer's special tokens."""
         with tokenizing(self.name):
-            return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+            # Without `verbose` a text that is too long for the model is told by us alone.
+            return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a completion, without its end token."""
@@ -182,6 +184,7 @@ def load_policy(name: str, *, device: str = "auto", dtype: str = "float32", lora
                                f"their base model first")
     if recompute:
         _recompute(name, model)
+    _avoid_cudnn_attention(device)
     # Dropout stays off: with it the ratio of the first step would not be 1.
     return Policy(name, model.to(device).eval(), tokenizer, use_chat, lora > 0)
 
@@ -217,12 +220,14 @@ def load_folder(folder: Path, head: str, dtype: torch.dtype) -> tuple[Any, Any]:
 def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype,
           head: str = "CausalLM") -> tuple[Any, Any]:
     import transformers
-    from transformers.utils import logging
+    from transformers.utils import logging as display
 
-    logging.disable_progress_bar()  # it would write over our own progress display
+    display.disable_progress_bar()  # it would write over our own progress display
     # A model folder is data, not a program. If this were left out, transformers would ask whether to run its code.
     extra = extra | {"trust_remote_code": False}
-    weights = {"dtype": dtype, "use_safetensors": None if "gguf_file" in extra else True, "output_loading_info": True}
+    # Weights of another shape are told by `loaded`, and refused below.
+    weights = {"dtype": dtype, "use_safetensors": None if "gguf_file" in extra else True, "output_loading_info": True,
+               "ignore_mismatched_sizes": True}
 
     def attempt(what: str, job: Any, options: dict[str, Any]) -> Any:
         try:
@@ -233,9 +238,18 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype,
             if is_short(error):
                 raise
             said = " ".join(str(error).split())[:300] or type(error).__name__
-            raise CreditscopeError(f"cannot load the {what} of {name!r}: {said}") from error
+            raise CreditscopeError(f"cannot load the {what} of {name!r}: {said}; bring the folder whole from where it "
+                                   f"was made") from error
 
-    model, loaded = attempt("model", getattr(transformers, f"AutoModelFor{head}"), weights)
+    with _without_table():
+        model, loaded = attempt("model", getattr(transformers, f"AutoModelFor{head}"), weights)
+    made_for = next(iter(getattr(model.config, "architectures", None) or ()), "")
+    if head == "CausalLM" and made_for.endswith("ForSequenceClassification"):
+        raise CreditscopeError(f"{name!r} is a {made_for}, which scores answers and writes none; train against it with "
+                               f"--reward model:{name}, and name a language model here")
+    for weight, there, wanted in sorted(loaded["mismatched_keys"]):
+        raise CreditscopeError(f"the weights of {name!r} are not those of its config.json: {weight} has the shape "
+                               f"{tuple(there)} there and {tuple(wanted)} by the config; bring both from one place")
     if missing := sorted(loaded["missing_keys"]):
         raise CreditscopeError(f"the weights of {name!r} lack {len(missing)} of its parameters, {missing[0]} first, "
                                f"which would be random numbers; is the folder whole, and a model for {HEADS[head]}?")
@@ -246,6 +260,22 @@ def _load(name: str, where: str, extra: dict[str, Any], dtype: torch.dtype,
     return model, attempt("tokenizer", transformers.AutoTokenizer, {})
 
 
+@contextmanager
+def _without_table() -> Iterator[None]:
+    """transformers logs weights that are missing, superfluous or of another shape as a table with escape codes; our
+    sentence says the same. Tables of other faults stay: its errors refer to them."""
+    def keep(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return "LOAD REPORT" not in text or "CONVERSION" in text
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
 def _with_adapters(model: Any, rank: int, seed: int) -> Any:
     if rank < 0:
         raise CreditscopeError(f"--lora is the rank of the adapters, got {rank}; give 0 for none, or 8, 16, 32 ...")
@@ -253,6 +283,13 @@ def _with_adapters(model: Any, rank: int, seed: int) -> Any:
         from peft import LoraConfig, get_peft_model
     torch.manual_seed(seed)  # adapters start at random
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0))
+
+
+def _avoid_cudnn_attention(device: str) -> None:
+    """On a GPU torch takes its other attention kernels, in the whole process: in bfloat16 the gradient of cuDNN's was
+    NaN for some batches with padding, even of a cotangent that is 0 (torch 2.11, H200)."""
+    if torch.device(device).type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _recompute(name: str, model: nn.Module) -> None:

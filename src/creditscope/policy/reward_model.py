@@ -104,6 +104,9 @@ class RewardModel:
 @enough_memory("loading the reward model", "choose a smaller one")
 def load_reward_model(folder: str | Path, policy: Policy) -> RewardModel:
     """The reward model of a folder, in float32 on the policy's device, frozen; it must fit the policy's tokens."""
+    if not Path(folder).is_dir():
+        raise CreditscopeError(f"--reward model:{folder}: there is no such folder; creditscope lab reward makes one "
+                               f"from pairs")
     model, tokenizer = load_folder(Path(folder), "SequenceClassification", torch.float32)
     check_head(str(folder), model)
     found = RewardModel(str(folder), model.to(policy.device).eval().requires_grad_(False), tokenizer)

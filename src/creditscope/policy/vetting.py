@@ -23,6 +23,11 @@ MAX_JSON = 64 * 2**20
 """Longest JSON file of settings that is read, in bytes. An index of 100,000 tensors has 10 million."""
 
 
+REQUIRED = {"the model's settings": ("config.json",),
+         "the tokenizer": ("tokenizer.json", "*.model", "vocab*", "*.spm", "*.tiktoken", "tekken.json")}
+"""What a folder must hold -> the files that give it, any of them; weights may be in one file or in many."""
+
+
 # -- a folder --------------------------------------------------------------------------------------------------------
 
 
@@ -40,6 +45,11 @@ def check_folder(folder: Path) -> None:
     if (folder / "adapter_config.json").exists():  # it names a base model, which may be anywhere
         raise CreditscopeError(f"{folder} holds adapters; merge them into their base model first (peft: "
                                f"merge_and_unload), and give the folder of the merged model")
+    # Without these transformers guesses, and says what its guess lacks.
+    for what, names in REQUIRED.items():
+        if not any(any(folder.glob(name)) for name in names):
+            raise CreditscopeError(f"{folder} has no {names[0]}, {what}; bring the file there, or give a whole folder "
+                                   f"in Hugging Face format, as save_pretrained of model and tokenizer writes it")
     config = _read(folder / "config.json")
     for key, value in _settings(config):
         # owner/name there is a kernel on the hub: transformers would fetch it and run it.
