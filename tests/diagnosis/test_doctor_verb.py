@@ -23,6 +23,7 @@ from creditscope.diagnosis.read import read
 from creditscope.diagnosis.readers.folders import SHAPES
 from creditscope.diagnosis.rules import RULES
 from creditscope.report.diagnosed import chain
+from creditscope.runs.record import Record
 from diagnosis.makers_doctor import LOGS, findings
 
 NEXT = "Next: "
@@ -42,6 +43,19 @@ def test_the_first_line_is_the_headline_and_the_last_the_next_command(capsys: py
     assert code == 0
     assert flat(out).startswith(flat(diagnose(read(LOGS / "verl-collapse")).headline))
     assert out.splitlines()[-1].startswith(NEXT)
+
+
+def test_an_error_that_ended_the_run_is_said_below_the_headline(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Record.create(tmp_path / "run", {"method": "grpo"}, {}) as record:
+        for step in range(3):
+            record.append(step, {"reward/mean": 0.5, "signal/dead_groups": 0.0})
+        record.append(3, {"run/stopped": "the gradient's norm is nan\x1b[2J"})
+    assert Doctor(tmp_path / "run").run() == 0
+    out = capsys.readouterr().out
+    assert "note: the run ended early with an error: the gradient's norm is nan" in flat(out)
+    assert "\x1b" not in out
+    assert out.index("note: ") < out.index("unknown")
 
 
 def test_every_rule_that_is_not_fine_is_named_and_the_others_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,7 @@ def test_thirds_need_readings() -> None:
     values = [0.8] * (THIRDS // 2) + [0.1] * (THIRDS // 2)
     assert states(log_of({"reward/mean": values}))["reward trend"] == "watch"
     found = findings(log_of({"reward/mean": values[:-1]}))["reward trend"]
-    assert found.sentence == f"needs at least {THIRDS} readings of reward; the log has {THIRDS - 1}"
+    assert found.sentence == f"too few readings of reward: {THIRDS - 1} of the {THIRDS} that it needs"
 
 
 # -- held out ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,7 @@ from creditscope.diagnosis.thresholds import (
 from creditscope.diagnosis.trainers import OURS, VERL
 from diagnosis.makers_doctor import FALLS, FLAT, RISES, Case, N, above, below, findings, halves, log_of, states, steady
 
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 PAIRS = "reward/equal_texts"
 APART = "reward/equal_texts_apart"
 LOST = "reward/lost_to_form"
@@ -122,7 +125,7 @@ CASES = [
          off=gold(below(GOLD_WATCH))),
     Case(rule="reward hacked", what="more than by chance", trainer=OURS, on=gold(0.5), off=gold(0.5, noise=0.7)),
     Case(rule="reward hacked", what="in enough readings", trainer=OURS, on=gold(0.5),
-         off={GOLD: gold(0.5)[GOLD][:THIRDS - 1]}),
+         off={GOLD: gold(0.5)[GOLD][:THIRDS - 1]}, otherwise="unknown"),
     Case(rule="reward length", what="from steps", state="watch", on=together(0.0), off=together(20.0)),
 ]
 
@@ -255,6 +258,27 @@ def test_a_reward_that_is_hacked_names_both_rewards_their_correlation_and_when()
     assert "the verifier's fell by 50%, from 0.4 to 0.2; inside groups their correlation is -0.10" in found.sentence
     assert found.onset == 25
     assert found.change.startswith("a reward model that orders held-out pairs")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("file", "name"), [("all", "wide"), ("strong", "strong")])
+def test_real_runs_against_a_learned_reward_are_found(file: str, name: str, seed: int) -> None:
+    """The rule was not changed after either was seen."""
+    runs = json.loads((RESULTS / "learned-reward" / f"{file}.json").read_text())
+    steps = runs[f"{name}-{seed}"]
+    columns = {"reward/mean": "learned", GOLD: "gold"}
+    found = findings(log_of({name: [step[key] for step in steps] for name, key in columns.items()}, OURS))
+    assert found["reward hacked"].state == "broken"
+    assert "The learned reward is hacked: it rose" in found["reward hacked"].sentence
+    early = findings(log_of({name: [step[key] for step in steps[:16]] for name, key in columns.items()}, OURS))
+    assert early["reward hacked"].state in ("fine", "watch")  # enough readings, and little is lost yet
+
+
+def test_real_runs_that_lose_little_are_not_called_hacked() -> None:
+    runs = json.loads((RESULTS / "learned-reward" / "mild.json").read_text())
+    logs = [log_of({"reward/mean": [step["learned"] for step in steps], GOLD: [step["gold"] for step in steps]}, OURS)
+            for steps in runs.values()]
+    assert [states(log)["reward hacked"] for log in logs] == ["fine", "fine", "watch"]
 
 
 def test_where_no_verifier_is_recorded_the_rule_is_not_in_play() -> None:

@@ -105,7 +105,7 @@ def test_several_updates_per_batch_really_clip_in_trl() -> None:
     assert "with 3 optimiser steps per batch" in found["updates"].sentence
     assert (found["KL only"].state, "0.04" in found["KL only"].sentence) == ("watch", True)
     # TRL writes rewards once per batch, so a third of the rows have them.
-    assert found["saturation"].sentence == "needs at least 12 readings of frac_reward_zero_std; the log has 4"
+    assert found["saturation"].sentence == "too few readings of frac_reward_zero_std: 4 of the 12 that it needs"
 
 
 def test_a_run_that_lost_its_reward_at_once_is_told_from_one_that_never_had_any() -> None:
@@ -202,7 +202,8 @@ def test_a_record_of_trls_callback_counts_dead_groups_at_every_step_and_names_tr
     assert {rule: found[rule].state for rule in ("saturation", "dilution")} == {"saturation": "fine",
                                                                                 "dilution": "watch"}
     assert found["truncation"].change == "max_completion_length (raise it)"
-    assert "ScopeCallback" in found["updates"].settles
+    # The microscope looked at one of the steps.
+    assert (found["updates"].lacks, found["updates"].settles) == ((1, 2), "more steps, or readings at more of them")
     assert not [each for each in found.values() if "--" in each.sentence + each.change + each.why]
 
 

@@ -96,11 +96,27 @@ def test_a_run_is_finished_by_its_last_evaluation_its_steps_or_its_budget(tmp_pa
     assert how_far(made(tmp_path / "d", [STEP] * 2, long | {"rollouts": 129}), 0.0).startswith("still going")
 
 
+def test_a_run_whose_last_evaluation_failed_is_not_finished(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [STEP] * 3 + [{"run/stopped": "out of memory"}])
+    assert how_far(run, 0.0) == "stopped early, 3 of 3 steps"
+
+
 def test_a_run_has_stopped_after_ten_of_its_longest_steps_in_silence(tmp_path: Path) -> None:
     run = made(tmp_path / "run", [STEP, STEP | {"time/step": 2.0}])
     os.utime(tmp_path / "run" / "steps.jsonl", (1000.0, 1000.0))
     assert how_far(run, 1100.0) == "still going, 2 of 3 steps"  # 10 · 10 s
     assert how_far(run, 1100.1) == "stopped early, 2 of 3 steps"
+
+
+def test_an_error_that_ended_the_run_stands_above_the_diagnosis_as_text(tmp_path: Path) -> None:
+    bad = "<img src=x>\n" + "e" * 600
+    run = made(tmp_path / "run", [STEP, {"run/stopped": bad}])
+    assert how_far(run, 0.0) == "stopped early, 1 of 3 steps"
+    html = first_screen(run)
+    assert f'id="stopped">The run ended early with an error: &lt;img src=x&gt; {"e" * 488} …</p>' in html
+    assert html.index('id="stopped"') < html.index('id="diagnosis"')
+    resumed = made(tmp_path / "resumed", [STEP, {"run/stopped": bad}, STEP])
+    assert 'id="stopped"' not in first_screen(resumed)
 
 
 def test_a_minute_of_silence_means_nothing(tmp_path: Path) -> None:

@@ -50,6 +50,16 @@ def test_one_run_s_page_lies_in_its_folder_and_is_told_with_its_size(
     assert (bare / "report.html").read_text().startswith("<!doctype html>")
 
 
+def test_an_error_that_ended_the_run_is_printed_below_the_headline(
+        bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Record.resume(bare, Record.open(bare).config) as record:
+        record.append(record.steps()[-1]["step"] + 1, {"run/stopped": "the gradient's norm is nan"})
+    assert run(bare) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    headline = read_run(bare).diagnosis.headline
+    assert out.startswith(f"{headline} the run ended early with an error: the gradient's norm is nan")
+
+
 def test_the_four_answers_are_printed_as_they_stand_on_the_page(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(bare) == 0
     out = capsys.readouterr().out

@@ -132,8 +132,9 @@ def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
         console.print(Text(f"note: {printable(note)}"))
     if first is not None:
         console.print(details(first, log, found.effects, why))
-    # Open questions matter where no cause was found; otherwise they are named in one line.
-    others = [each for each in found.findings if each is not first and (each.bad or (each.settles and first is None))]
+    # Open questions matter where no cause was found; otherwise, and where steps alone are lacking, one line names them.
+    others = [each for each in found.findings if each is not first
+              and (each.bad or (each.settles and each.lacks is None and first is None))]
     if others:
         console.print(table_of(others))
     if why:
@@ -144,12 +145,19 @@ def show(console: Console, log: Log, found: Diagnosis, why: bool) -> None:
                 console.print(details(each, log, why=why))
         return
     for state in ("unknown", "fine"):
-        folded = [each.rule for each in found.findings if each.state == state and each not in others]
+        folded = [each for each in found.findings if each.state == state and each not in others]
         if folded:
             also = "also " if any(each.state == state for each in others) else ""
             count = f"{len(folded)} question{'s' * (len(folded) > 1)}"
-            named = ", named by --why" if state == "fine" else f": {', '.join(folded)}"
+            short = "; (k of n): k readings are logged and n are needed, which more steps or evaluations bring" \
+                if any(each.lacks for each in folded) else ""
+            named = ", named by --why" if state == "fine" else f": {', '.join(map(_open_question, folded))}{short}"
             console.print(Text(f"{also}{state}: {count}{named}", STATE_COLOURS[state]))
+
+
+def _open_question(found: Finding) -> str:
+    """The rule, with the readings that the log has and that are needed, where these alone are lacking."""
+    return found.rule if found.lacks is None else f"{found.rule} ({found.lacks[0]} of {found.lacks[1]})"
 
 
 def details(found: Finding, log: Log, effects: Sequence[Finding] = (), why: bool = False) -> Table:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from creditscope.diagnosis.log import Log, Series
 from creditscope.files.cells import cell
+from creditscope.runs import schema
 from creditscope.runs.intervals import Interval, mean_interval
 
 State = Literal["broken", "watch", "unknown", "fine"]
@@ -30,6 +31,8 @@ EDGE = 5
 """Fewest readings at each end."""
 THIRDS = 3 * FEW
 """Fewest readings for a trend over thirds."""
+MORE_STEPS = "more steps"
+"""What settles a question whose metric the log has, with too few readings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ class Finding:
     """Rules whose findings can cause this one, the likeliest first; `diagnose` leaves the one that does."""
     assumes: Mapping[str, Any] | None = None
     """Settings that were not given and were taken at the trainer's default."""
+    lacks: tuple[int, int] | None = None
+    """(readings that the log has, readings that are needed), where an unknown finding lacks these alone."""
 
     @property
     def bad(self) -> bool:
@@ -94,7 +99,11 @@ def unknown(sentence: str, *follows: str, settles: str = "") -> Finding:
 
 
 class TooFewReadings(Exception):
-    """Ends a rule whose metric the log lacks; the message is the sentence of its unknown finding."""
+    """Ends a rule for want of readings; it holds the rule's unknown finding."""
+
+    def __init__(self, found: Finding) -> None:
+        super().__init__(found.sentence)
+        self.found = found
 
 
 def judge(rule: Callable[[Log], Finding], log: Log) -> Finding:
@@ -102,7 +111,7 @@ def judge(rule: Callable[[Log], Finding], log: Log) -> Finding:
     try:
         return rule(log)
     except TooFewReadings as lacking:
-        return unknown(str(lacking))
+        return lacking.found
 
 
 def series_of(log: Log, metric: str, few: int = FEW) -> Series:
@@ -110,11 +119,34 @@ def series_of(log: Log, metric: str, few: int = FEW) -> Series:
     series = log.series(metric)
     name = series.name if series else log.trainer.metrics.get(metric)
     if name is None:
-        raise TooFewReadings(f"{log.trainer.name} does not log what this needs ({metric})")
-    found = series.finite if series else Series(name, [], log.source)
-    if len(found) < few:
-        raise TooFewReadings(f"needs at least {few} readings of {name}; the log has {len(found)}")
-    return found
+        raise TooFewReadings(unknown(f"{log.trainer.name} does not log what this needs ({metric})"))
+    expect_enough(log, {metric: few})
+    if not series or not len(series.finite):
+        raise TooFewReadings(unknown(f"needs at least {few} readings of {name}; the log has none"))
+    return series.finite
+
+
+def expect_enough(log: Log, needs: Mapping[str, int], more: str = MORE_STEPS) -> None:
+    """Ends the rule where the log has one of these metrics with fewer readings than it needs. A metric that is absent
+    ends nothing: the rule says what its absence means.
+
+    Where a metric was read at half of the steps or fewer, readings at more of them settle it too.
+    """
+    steps = len(log.finite(schema.REWARD_MEAN) or ())
+    for metric, few in needs.items():
+        found = log.finite(metric)
+        if found and len(found) < few:
+            sparse = 2 * len(found) <= steps and more == MORE_STEPS
+            short = unknown(f"too few readings of {found.name}: {len(found)} of the {few} that it needs",
+                            settles=f"{more}, or readings at more of them" if sparse else more)
+            raise TooFewReadings(replace(short, lacks=(len(found), few)))
+
+
+def lacking(log: Log, sentence: str, needs: Mapping[str, int], settles: str = "", more: str = MORE_STEPS) -> Finding:
+    """Unknown because none of the metrics could be read: `sentence` and `settles` are of metrics that the log does not
+    have; of those that it has with too few readings their number is said, and that more steps settle it."""
+    expect_enough(log, needs, more)
+    return unknown(sentence, settles=settles)
 
 
 def has(log: Log, metric: str, few: int = FEW) -> bool:

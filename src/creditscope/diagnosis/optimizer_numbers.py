@@ -23,6 +23,7 @@ from creditscope.runs.columns import Steps
 from creditscope.runs.correlation import LARGEST, of_pairs, series
 from creditscope.runs.intervals import Interval, mean_interval
 from creditscope.runs.record import Record
+from creditscope.runs.trained import trained
 
 OVERSHOOT: Mapping[str, schema.Metric] = {key.rpartition("/")[2]: key for key in (
     schema.OPTIMIZER_OVERSHOOT, schema.OVERSHOOT_PAST, schema.OVERSHOOT_DISTANCE, schema.OVERSHOOT_AFTER,
@@ -122,7 +123,7 @@ def of_steps(config: Mapping[str, Any], steps: Steps, *, run: str = "", sweep: S
     return Findings(
         run=run, method=_name(config, "method"), brake=None if brake == "none" else brake,
         stops=row.stops if row else None, law=law(row.under(config.get("credit"))) if row else None,
-        steps=len(steps.having(schema.REWARD_MEAN)), overshoot=means(OVERSHOOT),
+        steps=len(trained(steps)), overshoot=means(OVERSHOOT),
         furthest=max(values(schema.OVERSHOOT_MAX), default=None),
         by_update={k: seen for k, seen in by_update.items() if seen},
         scale_change=scale.get("start"), scale_change_now=scale.get("now"),

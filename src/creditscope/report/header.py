@@ -21,10 +21,14 @@ from creditscope.runs.config import flags
 def first_screen(run: Run) -> Html:
     """Made after the sections: it lists what they could not read."""
     return join(
-        tag("h1", run.name), block(run.diagnosis),
+        tag("h1", run.name), _error(run.ended_by), block(run.diagnosis),
         tag("ul", *map(_answer, answers(run)), class_="answers", aria_label="Four topics in numbers"),
         tag("dl", *(_fact(name, value) for name, value in facts(run).items() if value), class_="facts"),
         _row(run.config), _command(run.config), _faults(run.faults))
+
+
+def _error(why: str) -> Html | None:
+    return tag("p", f"The run ended early with an error: {why}", class_="missing", id="stopped") if why else None
 
 
 def _answer(answer: Answer) -> Html:

@@ -18,11 +18,14 @@ PATIENCE = 60.0
 
 
 def how_far(run: Run, now: float) -> str:
-    """"finished, 40 of 40 steps". An unfinished run has stopped when nothing was written for long:
+    """"finished, 40 of 40 steps". An unfinished run has stopped where its last line says so, or when nothing was
+    written for long:
 
         now − last write > max(SILENCE · longest step, PATIENCE)
     """
     of = counted(run.config, run.trained)
+    if run.ended_by:  # after all steps too: the last evaluation may fail
+        return f"stopped early, {of}"
     if is_over(run.config, run.trained) or is_finished(run.steps):
         return f"finished, {of}"
     try:

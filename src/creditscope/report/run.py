@@ -14,9 +14,10 @@ from creditscope.diagnosis.engine import Diagnosis
 from creditscope.diagnosis.of_record import diagnose_steps
 from creditscope.errors import CreditscopeError
 from creditscope.files.guards import resolved
-from creditscope.runs import schema
 from creditscope.runs.columns import Steps
 from creditscope.runs.record import Record
+from creditscope.runs.stopped import ended_by
+from creditscope.runs.trained import trained
 
 Arrays = Mapping[str, NDArray[Any]]
 KINDS = "biufU"
@@ -42,12 +43,12 @@ class Run:
 
     @cached_property
     def trained(self) -> Steps:
-        """The steps that sampled, without a last line that is an evaluation alone. A loop of one's own need not count
-        rollouts: then the steps with a reward; or, where nothing was evaluated, all."""
-        for key in (schema.ROLLOUTS_SPENT, schema.REWARD_MEAN):
-            if len(found := self.steps.having(key)):
-                return found
-        return found if schema.EVAL_ACCURACY in self.steps.names else self.steps
+        return trained(self.steps)
+
+    @cached_property
+    def ended_by(self) -> str:
+        """The error that ended the run; empty where none did."""
+        return ended_by(self.steps)
 
     @cached_property
     def diagnosis(self) -> Diagnosis:

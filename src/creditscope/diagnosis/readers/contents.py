@@ -19,6 +19,7 @@ from creditscope.diagnosis.readers.shapes import rows_of, table_rows
 from creditscope.errors import CreditscopeError
 from creditscope.files.jsonlines import Repeated
 from creditscope.runs.record import Record
+from creditscope.runs.stopped import ended_by
 
 MAX_TALK = 2000
 """Lines in which the name of the program is searched."""
@@ -43,6 +44,8 @@ class LogFile:
         steps = record.steps() if (self.file.parent / "steps.jsonl").exists() else []
         if not steps:
             raise CreditscopeError(f"{path} has no step yet; wait for the run's first step, or look why it stopped")
+        if why := ended_by(steps):
+            self.notes.append(f"the run ended early with an error: {why}")
         self.source = RecordSource("steps.jsonl, line")
         for place, step in enumerate(steps, start=1):
             self.rows.add(place, whole_step(step))

@@ -34,6 +34,6 @@ QUESTIONS: Mapping[str, Mapping[str, Rule]] = {
 }
 """Question -> rule by name."""
 OF_PAIRS = frozenset({"learning rate", "epsilon", "rounding", "gradient clip", "frozen", "weight decay", "gradient",
-                      "reward trend", "displacement", "signal", "no gain"})
+                      "reward trend", "displacement", "signal", "no gain", "held out"})
 """Rules that also apply where pairs of given answers are learnt from; the others ask of answers that are sampled."""
 RULES: Mapping[str, Rule] = {name: rule for rules in QUESTIONS.values() for name, rule in rules.items()}

@@ -11,9 +11,11 @@ from creditscope.diagnosis.finding import (
     THIRDS,
     Finding,
     State,
+    expect_enough,
     finding,
     grade,
     has,
+    lacking,
     last,
     level,
     over,
@@ -95,6 +97,9 @@ def cold(log: Log) -> Finding:
     if narrow and low is not None and low.mean > 0:
         return finding("watch", f"The sampler hardly explores: {low.mean:.2g} nats per token from the start", low,
                        onset=low.rows[0].step, settles="the sampler's temperature, top-p and top-k", why=why)
+    if low is None:
+        expect_enough(log, {**({schema.SIGNAL_DISTINCT_TEXTS: FEW} if distinct and log.fact("group") != 1 else {}),
+                            **({"entropy": FEW} if entropy and log.fact("per_token") else {})})
     return finding("fine", "Not in play: nothing says that the sampler is narrow")
 
 
@@ -105,6 +110,8 @@ def hot(log: Log) -> Finding:
     high = first is not None and first.mean >= HOT_ENTROPY
     warm = temperature is not None and temperature >= HOT
     if not high and not (warm and first is None):
+        if first is None and entropy and log.fact("per_token"):
+            expect_enough(log, {"entropy": FEW})
         return finding("fine", "Not in play: nothing says that the sampler is too wide", first)
     said = f" ({log.spelled('temperature')} = {temperature:g})" if temperature is not None else ""
     bad = warm or not signs.rises(log)
@@ -123,7 +130,7 @@ def too_hard(log: Log) -> Finding:
     """Dead groups whose answers are all wrong."""
     recent, dead = level(log, schema.REWARD_MEAN), _dead_share(log)
     if recent is None:
-        return unknown("the reward was not read")
+        return lacking(log, "the reward was not read", {schema.REWARD_MEAN: FEW})
     among = level(log, schema.SIGNAL_DEAD_REWARD)
     wrong = signs.is_small(log, among or recent, WRONG)
     if dead < DEAD_BOUND or not wrong or signs.flat_rewards(log):
@@ -141,6 +148,8 @@ def too_hard(log: Log) -> Finding:
 def too_easy(log: Log) -> Finding:
     """Dead groups whose answers are all right: nothing is left to learn on these prompts."""
     right, dead = signs.nearly_all_right(log) or signs.at_the_top(log), _dead_share(log)
+    if right is None:
+        expect_enough(log, {schema.REWARD_MEAN: FEW})
     if right is None or dead < DEAD_BOUND:
         return finding("fine", "Not in play: few groups are known to be all right", right)
     learnt = signs.outcome(log) == "rose"
@@ -190,7 +199,10 @@ def dead(log: Log) -> Finding:
                        f"{recent.mean:.0%}", norm, recent, why=WHY, follows=DEATH,
                        remedy="dead counted" if signs.assumes(log, "dead_counted") else "dead groups")
     if recent.mean == 0:
-        return finding("fine", "No group is dead: in each of them some answers got more reward than others", recent)
+        row = log.fact("method")
+        return finding("fine", "No group is dead: " + (
+            "an answer has a w by the sign of its own reward, in a tie too" if row is not None and row.by_sign else
+            "in each of them some answers got more reward than others"), recent)
     spread = level(log, schema.REWARD_STD)
     by_prompt = min(recent.values) == 1 and spread is not None and min(spread.values) > 0
     said = "rewards differ between prompts and never between the answers to one: they do not depend on the answer" \
@@ -207,7 +219,8 @@ def _uncounted(log: Log) -> Finding:
 
     q^R + (1−q)^R is convex in q, so prompts of unequal difficulty around p leave more groups dead (Jensen).
     """
-    counted, norm, bound = level(log, "dead"), level(log, schema.GRAD_NORM), _zero_std(log)
+    counted, norm, bound = log.finite("dead"), level(log, schema.GRAD_NORM), _zero_std(log)
+    counted = last(counted) if counted else None
     doubt = (f"{counted.name} cannot be trusted: it is taken from the std of the whole batch and reads 0 beside dead "
              f"groups" if counted else f"{log.trainer.name} does not log how many groups are dead")
     if norm and signs.no_gradient(log):
@@ -269,7 +282,7 @@ def kl_only(log: Log) -> Finding:
         return unknown("whether the loss has a KL term is not known", settles="the KL to the reference, in the log")
     share = _dead_share(log)
     if share == 0 and not (log.fact("dead_counted") and level(log, "dead")):
-        return unknown(NOT_COUNTED)
+        return lacking(log, NOT_COUNTED, {"dead": FEW} if log.fact("dead_counted") else {})
     weight = "" if beta is None else f", with weight {beta:g}"
     return finding("fine" if signs.rises(log) else grade(share, DEAD_WATCH), f"{percent(share)} of the groups are dead "
                    f"and pulled to the reference alone{weight}", level(log, "kl"),
@@ -339,7 +352,9 @@ def _near_limit(log: Log) -> Finding:
     """Where the share of cut answers is not logged: the mean length beside the limit."""
     size, limit = level(log, schema.LENGTH_MEAN), log.setting("limit")
     if size is None or not limit or limit < 0:
-        return unknown("the share of cut answers was not read", settles="the share of answers cut at the limit")
+        return lacking(log, "the share of cut answers was not read",
+                       {"truncated": FEW, **({schema.LENGTH_MEAN: FEW} if limit and limit > 0 else {})},
+                       "the share of answers cut at the limit")
     share = size.mean / limit
     if share < NEAR_LIMIT:
         return finding("fine", f"Answers have {size.mean:.0f} tokens on average, the limit is {limit:.0f}", size)

@@ -11,6 +11,7 @@ from creditscope.diagnosis.finding import (
     State,
     ends,
     finding,
+    lacking,
     level,
     series_of,
     trend,
@@ -43,11 +44,13 @@ CAUSES = ("reward constant", "reward missing", "form", "reward noise", "reward h
 
 def held_out(log: Log) -> Finding:
     """Held-out accuracy or reward against that of training."""
+    unmeant = "what the pairs prefer" if log.trainer.pairs else "what is paid"
+    unmeant += " is not what was meant"
     if worse := signs.held_out_fell(log):
         before, after = (part.values[0] for part in worse)
         rose = signs.outcome(log) == "rose"
         return finding("broken", f"Held-out accuracy fell from {before:.1%} to {after:.1%}"
-                       + (" while the training reward rose: what is paid is not what was meant" if rose else
+                       + (f" while the training {log.trainer.gain} rose: {unmeant}" if rose else
                           ": training made the model worse"), *worse,
                        why="The 95 % intervals of the two, as logged, have no point in common.",
                        remedy="held out" if rose else "step size",
@@ -58,8 +61,11 @@ def held_out(log: Log) -> Finding:
         begin, end = accuracy[0], accuracy[3]
         return finding("fine", f"Held-out accuracy went from {begin.mean:.1%} to {end.mean:.1%}", begin, end)
     values = log.finite(schema.EVAL_REWARD)
-    if not values or len(values) < FEW:
-        return unknown("nothing was evaluated on held-out problems", settles="an evaluation before and after")
+    if not values or len(values) < FEW or log.trainer.pairs:  # a reward is no margin
+        with_ends = log.finite(schema.EVAL_LOW) and log.finite(schema.EVAL_HIGH)
+        return lacking(log, "nothing was evaluated on held-out problems",
+                       {**({"eval": 2} if with_ends else {}), schema.EVAL_REWARD: FEW},
+                       "an evaluation before and after", more="more evaluations")
     size = max(2, len(values) // 3)
     begin, end = values.part(0, size), values.part(-size)
     fell = begin.mean - end.mean >= FELL * signs.reward_unit(log) and max(end.values) < min(begin.values)
@@ -136,7 +142,8 @@ def signal(log: Log) -> Finding:
     """mean_{a≠b}⟨G_a, G_b⟩/mean‖G_a‖²: 0 in expectation where the groups' gradients are noise."""
     series, scale = log.finite(schema.GRAM_BETWEEN), log.finite(schema.GRAM_NOISE_SCALE_GROUPS)
     if not series or len(series) < FEW:
-        return unknown("the agreement of the groups' gradients was not read", settles=signs.callback(log))
+        return lacking(log, "the agreement of the groups' gradients was not read", {schema.GRAM_BETWEEN: FEW},
+                       signs.callback(log))
     found = mean_interval(series.values)
     low, high = found.ends or (found.mean, found.mean)
     told = f"{found.mean:.2g} (95 % from {low:.2g} to {high:.2g})"
@@ -184,7 +191,8 @@ def no_gain(log: Log) -> Finding:
     """A flat reward, with the smallest gain that these steps could have shown."""
     found = signs.reward_trend(log)
     if found is None:
-        return unknown(f"needs at least {THIRDS} readings of the {log.trainer.gain}")
+        return lacking(log, f"needs at least {THIRDS} readings of the {log.trainer.gain}",
+                       {schema.REWARD_MEAN: THIRDS})
     series, done = series_of(log, schema.REWARD_MEAN), signs.steps(log)
     if signs.outcome(log) != "flat":
         return finding("fine", f"Not in play: the {log.trainer.gain} changed")

@@ -15,6 +15,7 @@ from creditscope.diagnosis.finding import (
     finding,
     grade,
     has,
+    lacking,
     last,
     level,
     over,
@@ -138,8 +139,8 @@ def updates(log: Log) -> Finding:
                        f"{percent(worst.mean)} at most{signs.at_step(worst)}, with {often} per batch", recent, worst,
                        onset=crossed(past, lambda x: x >= PAST_WATCH, 1), why=why)
     if clip is None:
-        return unknown(f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
-                       settles=signs.callback(log))
+        return lacking(log, f"with {often} per batch, neither clipped tokens nor tokens past their bound were read",
+                       {schema.OVERSHOOT_PAST: 2, "clip": FEW}, signs.callback(log))
     state = grade(clip.mean, CLIP_MUCH) if harm else "fine"
     if count is not None and harm and count >= UPDATES_MANY and clip.mean >= CLIP_SOME:
         state = "broken"
@@ -272,7 +273,8 @@ def sampler(log: Log) -> Finding:
             return finding("fine", "The trainer's own forward draws the samples: there is no second engine")
         names = (log.trainer.metrics[metric] for metric in (schema.SAMPLER_RATIO, schema.SAMPLER_GAP)
                  if metric in log.trainer.metrics)
-        return unknown("another engine draws the samples", settles=f"at least {FEW} readings of {' or '.join(names)}")
+        return lacking(log, "another engine draws the samples", {schema.SAMPLER_RATIO: FEW, schema.SAMPLER_GAP: FEW},
+                       f"at least {FEW} readings of {' or '.join(names)}")
     far = abs(ratio.mean - 1) if ratio else 0.0
     apart = gap.mean if gap else 0.0
     state: State = "broken" if far > RATIO_BROKEN else "watch" if far > RATIO_WATCH or apart > GAP else "fine"

@@ -5,7 +5,20 @@ from __future__ import annotations
 import math
 
 from creditscope.diagnosis import signs
-from creditscope.diagnosis.finding import FEW, Finding, State, finding, grade, last, level, over, series_of, unknown
+from creditscope.diagnosis.finding import (
+    FEW,
+    Finding,
+    State,
+    expect_enough,
+    finding,
+    grade,
+    lacking,
+    last,
+    level,
+    over,
+    series_of,
+    unknown,
+)
 from creditscope.diagnosis.log import Log, Series, is_number
 from creditscope.diagnosis.onset import crossed
 from creditscope.diagnosis.signs import percent
@@ -89,7 +102,7 @@ def _small_sgd(log: Log) -> Finding:
     """From a log alone: under SGD the weights move by Σ η·min(‖g‖, clip) at most."""
     rate, norm = log.finite("lr"), log.finite(schema.GRAD_NORM)
     if not signs.by_sgd(log) or not rate or not norm:
-        return unknown("KL after a step was not read", settles=signs.callback(log))
+        return lacking(log, "KL after a step was not read", {schema.OVERSHOOT_KL: 2}, signs.callback(log))
     clip = log.setting("grad_clip") or math.inf
     rows = [row.values for row in rate.rows if is_number(row.values.get(norm.name, math.nan))]
     moved = math.fsum(abs(row[rate.name]) * min(row[norm.name], clip) for row in rows) * signs.planned(log) / max(
@@ -246,7 +259,8 @@ def mask(log: Log) -> Finding:
     if rows is None and signs.rises(log):
         return finding("fine", "Not in play: the reward rises")
     if rows is None:
-        return unknown("whether tokens with credit are trained was not read", settles=signs.callback(log))
+        return lacking(log, "whether tokens with credit are trained was not read", {schema.W_DEAD_ROWS: FEW},
+                       signs.callback(log))
     if row is not None and (row.keep not in ("all", "live_groups") or row.token_weight != "none"):
         return finding("fine", f"Not in play: {log.fact('loss')} leaves tokens with credit out")
     first, after = (level(log, metric) for metric in (schema.W_SKIPPED_FIRST, schema.W_SKIPPED_LAST))
@@ -274,7 +288,7 @@ def kl_pull(log: Log) -> Finding:
     if pull and len(pull) >= 2:
         return _measured_pull(log, pull, beta)
     if beta is None:
-        return unknown("the KL term's weight is not known", settles=signs.SETTINGS_FILE)
+        return lacking(log, "the KL term's weight is not known", {schema.GRAD_KL_PULL: 2}, signs.SETTINGS_FILE)
     if beta < BETA:
         return finding("fine", f"Not in play: the KL term's weight is {beta:g}" if beta else
                        "There is no KL term in the loss")
@@ -342,6 +356,7 @@ def clip(log: Log) -> Finding:
                        "run, or the old log-probs come from another engine", recent,
                        why="With one step per batch ρ = 1, which is inside 1 ± ε.", remedy="sampler")
     if recent is None:
+        expect_enough(log, {"clip": FEW})
         return finding("fine", "Not in play: clipped tokens are not counted in this log")
     return finding("fine", f"{percent(recent.mean)} of the tokens are clipped{over(recent)}", recent)
 

@@ -16,6 +16,7 @@ from creditscope.diagnosis.finding import (
     finding,
     grade,
     has,
+    lacking,
     last,
     level,
     series_of,
@@ -50,7 +51,8 @@ def constant(log: Log) -> Finding:
     series = series_of(log, schema.REWARD_MEAN)
     silent, flat = signs.silent_end(log), signs.flat_rewards(log)
     if not silent and not level(log, schema.REWARD_STD) and not level(log, schema.REWARD_MAX):
-        return unknown(f"needs the spread of the rewards beside {series.name}")
+        return lacking(log, f"needs the spread of the rewards beside {series.name}",
+                       {schema.REWARD_STD: FEW, schema.REWARD_MAX: FEW})
     spread = level(log, schema.REWARD_STD)
     if spread and spread.resolution and max(spread.values) == 0:
         return unknown(f"{spread.name} is printed as 0: it is below {spread.resolution:g}",
@@ -142,8 +144,11 @@ def form(log: Log) -> Finding:
     if (lost is None or paid is None) and signs.rises(log):
         return finding("fine", "Not in play: the reward rises")
     if lost is None or paid is None:
-        return unknown("whether right numbers are lost to their form is not in the log",
-                       settles="the last number of some answers beside their references")
+        # Without the share its absence matters, however few rewards there are.
+        needs = [name for name in (schema.REWARD_LOST_TO_FORM, schema.REWARD_MEAN)
+                 if log.finite(schema.REWARD_LOST_TO_FORM)]
+        return lacking(log, "whether right numbers are lost to their form is not in the log", dict.fromkeys(needs, FEW),
+                       "the last number of some answers beside their references")
     share = lost.mean / (lost.mean + max(paid.mean, 0.0)) if lost.mean > 0 else 0.0
     if lost.mean < FORM:
         return finding("fine", f"{percent(lost.mean)} of the answers have the right number and earn nothing", lost)
@@ -193,7 +198,8 @@ def length(log: Log) -> Finding:
                        why="corr(L, r) over rollouts of one prompt; 0 where length does not pay.",
                        onset=found.rows[0].step)
     if not has(log, schema.REWARD_MEAN, 2 * THIRDS) or not has(log, schema.LENGTH_MEAN, 2 * THIRDS):
-        return unknown("correlation of reward and length inside groups is not in the log", settles=signs.callback(log))
+        return lacking(log, "correlation of reward and length inside groups is not in the log",
+                       {schema.LENGTH_REWARD_CORRELATION: FEW}, signs.callback(log))
     r = _changes_together(log)
     if abs(r) < LENGTH_STEPS or not grown or grown * r < 0 or signs.outcome(log) != "rose":
         return finding("fine", f"The reward is not known to follow length: from step to step their changes have "
@@ -213,9 +219,9 @@ def hacked(log: Log) -> Finding:
     A learned reward was fitted to answers near the reference. Where training has left them, it may rise alone, or tell
     nothing.
     """
-    gold = log.finite(schema.REWARD_GOLD_MEAN)
-    if not gold or len(gold) < THIRDS:
+    if not log.finite(schema.REWARD_GOLD_MEAN):
         return finding("fine", "Not in play: no second reward is recorded beside the one that is paid")
+    gold = series_of(log, schema.REWARD_GOLD_MEAN, THIRDS)
     size = len(gold) // 3
     best = max((gold.part(at, at + size) for at in (0, size)), key=lambda part: part.mean)
     since = between(best, gold.part(-size))

@@ -43,7 +43,7 @@ OURS = Trainer(
         "method": _own_method,
         "loss": lambda s: f"--method {s.word('method')}" + (f" --credit {s.word('credit')}" if s.get("credit") else ""),
         "updates": lambda s: int(s.number("inner_steps") * s.number("minibatches")),
-        "beta": lambda s: None if (row := _own_method(s)) is None else row.beta if row.kl_in == "loss" else 0.0,
+        "beta": lambda s: None if (row := _own_method(s)) is None else row.beta if row.has_loss_kl else 0.0,
         "group": lambda s: s.number("group"),
         **NOTHING,
         "dropped": lambda s: (row := _own_method(s)) is not None and row.keep == "live_groups",
@@ -83,6 +83,8 @@ SCRIPT_OF_PAIRS = replace(
 
 OURS_OF_PAIRS = replace(
     OURS, pairs=True, gain=TRL_DPO.gain,
+    remedies={"held out": "the pairs: read some of --pairs, and see whether the chosen answer is the better one; or a "
+                          "smaller --lr"},
     metrics={**{name: key for name, key in OURS.metrics.items() if name != schema.REWARD_STD},
              schema.REWARD_MEAN: schema.PAIRS_MARGIN})
 """A record of lab train --pairs."""
