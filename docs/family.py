@@ -7,13 +7,17 @@ from collections.abc import Callable, Sequence
 from creditscope.exact.preferences import Readings, contrast, readings
 from creditscope.methods.axes import Method
 from creditscope.methods.links import LINKS, SCORES
-from creditscope.methods.properties import properties
+from creditscope.methods.properties import Properties, properties
 from creditscope.methods.table import METHODS, PREFERENCES
 from creditscope.methods.words import equation
 
 BESIDE = ("ppo", "grpo", "dr_grpo", "rloo")
 LARGE = 4
 """Answers of the larger groups."""
+WITH_GAE = Properties(zero_sum=False, uniform_credit=False, prefix_cancels=False, scale_invariant=True,
+                      shift_invariant=True)
+"""Of credit r_i − V(s_it), whitened over the batch: V differs from token to token and is not the group's mean. A V that
+has learned the rewards takes on their unit and their shift."""
 
 HEAD = """# Preferences
 
@@ -38,6 +42,8 @@ How the columns are decided. *By formula* follows from the axes (`methods/proper
 answers share two tokens and of which one is a tie, in float64, at ratio 1 or, for preferences, away from the
 reference, without KL and supervised terms. 0 means that the property is there.
 
+- **ppo** takes its credit from outside: here GAE at λ = 1, A_it = r_i − V(s_it), whitened over the batch's tokens, with
+  a critic whose V is random and a function of the tokens so far. Without it V is 0; V is halved where rewards are.
 - **w uniform**: (max_t w − min_t w)/max|w| inside an answer. One label per answer gives all its tokens one w:
   preferences do not solve what P1.1 says of outcome rewards.
 - **Σ A = 0**: the two labels of a pair sum to 0, so Σ_i w_it = 0 at a position that both answers have, where their
@@ -51,6 +57,11 @@ reference, without KL and supervised terms. 0 means that the property is there.
   reward's scale is elsewhere. At the reference all pairs have u = −γ, so β is a common factor and AdamW does not see
   it; later it decides which pairs still count. Scores without a reference start at margins of their own, so they are
   never blind to β.
+- **weight of a pair**: φ'(u). DPO's is σ(−u): a pair whose margin is large and right counts little, one in the wrong
+  order most ([theory](theory.md)).
+- **displacement**: u also grows where both answers lose probability, the rejected one faster; no row forbids that. The
+  doctor's rule `displacement` reads `pairs/chosen_reward` and `pairs/margin`; steps of the probe have
+  `pairs/chosen_change` too.
 - **dead when**: a tie has no pair; beside that a pair rests where φ' does.
 - **rank**: of the matrix of the answers' gradients with independent scores, in groups of two and of four, three of
   them no tie. A pair's Gram is 2×2, so a batch has rank ≤ 2 per pair, and its update lies in the span of one
@@ -77,15 +88,13 @@ def page(table: Callable[..., list[str]], mark: Callable[[bool | None], str], nu
 
 def line(row: Method, mark: Callable[[bool | None], str], number: Callable[[float], str]) -> Sequence[str]:
     """One method: by formula, and in parentheses as measured."""
-    told = properties(row)
-    if row.external:
-        return [row.name, *["credit comes from outside"] + ["–"] * 7]
+    told = WITH_GAE if row.external else properties(row)
     found, large = readings(row), readings(row, LARGE)
 
     def both(formula: bool | None, measured: float) -> str:
         return f"{mark(formula)} ({number(measured)})"
 
-    needs = row.centred and not row.labels
+    needs = row.external or (row.centred and not row.labels)
     return [row.name, both(told.uniform_credit, found.within), mark(told.zero_sum),
             both(told.prefix_cancels, found.prefix), both(needs, found.baseline),
             both(not told.scale_invariant, found.scale), beta(row, found, number), dead(row, found),

@@ -47,9 +47,9 @@ def methods_page() -> str:
     """The table, P2's view of it, each row in full, and the axes."""
     page = [GENERATED, "# Methods\n\n",
             "Every method is one row under one surrogate, `J = Σ_it α_it · term_it − β·R`; the effective credit of a "
-            "token is `w_it = ∂J/∂log π_it`. Notation: [notation.md](notation.md). The properties, at ratio 1 with "
-            "β = 0, follow from the axes; the tests measure each on a probe batch (two mixed groups, unequal lengths, "
-            "a shared prefix).\n\n"]
+            "token is `w_it = ∂J/∂log π_it`. Notation: [notation.md](notation.md). The properties are of the policy "
+            "term at ratio 1, or of a preference method's pair term, without KL and supervised terms. They follow from "
+            "the axes; the tests measure each on two mixed groups of unequal lengths that share a prefix.\n\n"]
     page += table(["method", "arXiv", "Σ A = 0", "uniform credit", "shared prefix cancels", "reward-scale invariant",
                    "reward-shift invariant"],
                   [[f"[{name}](#{name})", row.arxiv, *map(mark, asdict(properties(row)).values())]
@@ -249,7 +249,8 @@ def all_verdicts() -> tuple[ClaimVerdict, ...]:
     return (*run_exact(), *(check(evidence) if evidence else []))
 
 
-SUBJECTS = {"closed forms": "exact", "packaged model": "tiny", "SmolLM2-135M": "SmolLM2", "Qwen2.5-Coder-0.5B": "qwen"}
+SUBJECTS = {"closed forms": "exact", "packaged model": "tiny", "SmolLM2-135M": "SmolLM2",
+            "Qwen2.5-Coder-0.5B": "qwen-0.5b", "Qwen2.5-Coder-1.5B": "qwen-1.5b"}
 """Columns of the table in papers.md, and how the places begin that belong to them: of runs, with the model's name."""
 VERDICTS = re.compile(r"(?<=<!-- verdicts: make docs -->\n).*?(?=<!-- /verdicts -->)", re.DOTALL)
 

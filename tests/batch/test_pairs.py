@@ -45,23 +45,36 @@ def test_both_kinds_of_prompt_and_of_text_are_read(row: dict[str, Any], pair: Pa
 
 
 @each(("line", "message"), [
-    ("{", "not valid JSON"),
-    ("[1]", "expected an object {...}, got list"),
+    ("{", "not valid JSON: Expecting property name enclosed in double quotes at column 2; one JSON object"),
+    ('{"chosen": "a', "not valid JSON: Unterminated string starting at column 12; one JSON object"),
+    ("[1]", r"a JSON array begins here; one JSON object {...} per line is needed"),
+    ("[", r"a JSON array begins here; one JSON object {...} per line is needed"),
+    ("1", r"one JSON object {...} per line is needed, got int"),
     (json.dumps(GOOD | {"rejected": " 4"}), "'chosen' and 'rejected' are equal, so nothing is preferred"),
-    (json.dumps({"prompt": "a", "chosen": "b"}), "'rejected' is missing or empty; .* it has prompt, chosen"),
-    (json.dumps(GOOD | {"chosen": ""}), "'chosen' is missing or empty"),
+    (json.dumps({"prompt": "a", "chosen": "b"}), "'rejected' is missing; .* it has prompt, chosen"),
+    (json.dumps(GOOD | {"chosen": ""}), "'chosen' is \"\"; give it a text, or leave this line out"),
+    (json.dumps(GOOD | {"chosen": None}), "'chosen' is null; give it a text, or leave this line out"),
+    (json.dumps({"prompt": [USER], "chosen": [FOUR | {"content": 4}], "rejected": [FIVE]}),
+     "'chosen' must be text, or a list of messages .* got int as 'content' of message 1"),
+    (json.dumps({"chosen": [USER, {"role": "assistant"}], "rejected": [USER, FIVE]}),
+     "got nothing as 'content' of message 2"),
     (json.dumps(GOOD | {"chosen": 4}), "'chosen' must be text, or a list of messages .* got int"),
     (json.dumps(GOOD | {"prompt": 4}), "'prompt' must be text, or a list of messages .* got int"),
     (json.dumps(GOOD | {"chosen": [FOUR]}), "must both be text, or both lists of messages"),
-    (json.dumps({"chosen": ["4"], "rejected": ["5"]}), "'chosen' must be text, or a list of messages .* got list"),
+    (json.dumps({"chosen": ["4"], "rejected": ["5"]}),
+     "'chosen' must be text, or a list of messages .* got str as message 1"),
     (json.dumps({"chosen": "a", "rejected": "b"}), "have no common beginning; give the prompt"),
     (json.dumps({"chosen": [USER, FOUR, USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}),
      "'prompt' has messages of 'user', 'assistant', 'user', and one of 'user' is read"),
     (json.dumps({"prompt": [USER], "chosen": [USER, FOUR], "rejected": [USER, FIVE]}),
      "'chosen' has messages of 'user', 'assistant', and one of 'assistant' is read"),
     (json.dumps({"prompt": [USER], "chosen": [FOUR], "rejected": [FOUR | {"name": "other"}]}), "are equal"),
+    (json.dumps({"prompt": [USER], "chosen": " 4", "rejected": " 5"}),
+     "'prompt' is a list of messages, and 'chosen' and 'rejected' are text; give all three as text, or all as "),
+    (json.dumps({"prompt": "2 + 2 =", "chosen": [FOUR], "rejected": [FIVE]}),
+     "'prompt' is text, and 'chosen' and 'rejected' are messages that have no common beginning; give all three"),
     (json.dumps(GOOD | {"chosen": "\ud800"}), "'chosen' has half a character"),
-    ("[" * 200, "not valid JSON"),
+    ('{"chosen": ' + "[" * 200, "not valid JSON"),
     ('{"chosen": "a", "chosen": "b"}', "'chosen' stands twice in one object"),
 ])
 def test_a_fault_is_named_by_its_line(tmp_path: Path, line: str, message: str) -> None:
@@ -77,6 +90,11 @@ def test_a_file_without_pairs_says_so(tmp_path: Path, text: str, message: str) -
     path.write_text(text)
     with pytest.raises(CreditscopeError, match=message):
         read_pairs(path)
+
+
+def test_a_name_that_no_file_can_have_is_told_in_a_sentence() -> None:
+    with pytest.raises(CreditscopeError, match="no such file; give a file of preference pairs"):
+        read_pairs("x" * 300)
 
 
 def test_a_file_with_too_many_pairs_or_characters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

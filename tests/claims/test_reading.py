@@ -12,7 +12,7 @@ from creditscope.claims.evidence import Evidence, over_runs
 from creditscope.claims.p1_credit import baseline, multi_turn, sparsity, uniform_credit, zero_sum
 from creditscope.claims.p1_learning import larger_groups_learn_faster, rank_aware
 from creditscope.claims.p1_rank import other_credit, rank_about_two, rank_and_spread, top_share
-from creditscope.claims.reading import ratio_over_runs, sweeps
+from creditscope.claims.reading import fixed, ratio_over_runs, sweeps
 from creditscope.claims.verdict import ClaimVerdict
 from each import each
 
@@ -30,6 +30,11 @@ def test_without_what_it_needs_a_claim_is_undecided_and_says_which_flags_give_it
     assert (verdict.outcome, verdict.observed) == ("undecided", None)
     assert verdict.reason.startswith("needs ")
     assert "creditscope" in verdict.reason
+
+
+def test_a_run_on_given_pairs_is_no_run_of_p1s() -> None:
+    sampled, given = evidence(pairs=None), evidence(pairs="pairs.jsonl")
+    assert fixed([sampled, given]) == [sampled]
 
 
 def test_three_runs_are_averaged_each_and_fewer_give_the_mean_of_their_readings_without_an_interval() -> None:

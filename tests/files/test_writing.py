@@ -33,6 +33,19 @@ def test_a_file_and_a_folder_take_their_names_at_the_end(tmp_path: Path, sync: b
     assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")) == ["folder", "folder/new", "page"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_files_of_a_new_folder_have_the_mode_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with new_folder(tmp_path / "model") as part:
+            (part / "inner").mkdir()
+            for file in (part / "config.json", part / "inner" / "model.safetensors"):
+                file.touch(mode=0o600)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "model").rglob("*") if file.is_file()} == {0o640}
+
+
 def test_a_private_file_is_never_readable_by_others(tmp_path: Path) -> None:
     with new_file(tmp_path / "key", mode=0o600) as out:
         assert not os.fstat(out.fileno()).st_mode & 0o077

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import defaultdict
 from dataclasses import replace
 from itertools import islice
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import mini
 from cli import run, run_json
@@ -20,7 +22,7 @@ from creditscope import CreditscopeError
 from creditscope.batch.answers import PromptsSeen
 from creditscope.batch.metrics import reference_kl
 from creditscope.batch.pairs import Pair, read_pairs, write_pairs
-from creditscope.lab.pairs import best_and_worst
+from creditscope.lab.pairs import best_and_worst, make_pairs
 from creditscope.lab.reward import batches, encode_pairs, measure_pairs, preference_loss, states_of, train_reward
 from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.lab.train import Training, train
@@ -105,6 +107,12 @@ def test_the_first_loss_is_log_2_and_a_preference_that_one_token_shows_is_learnt
     assert measure_pairs(load_reward_model(out, policy), encoded)["accuracy"] == 1.0
 
 
+def test_equal_scores_count_one_half(policy: Policy, pairs: Path) -> None:
+    found = measure_pairs(fresh_reward_model(policy), encode_pairs(policy, read_pairs(pairs)))  # a head of zeros
+    assert found["accuracy"] == 0.5
+    assert found["low"] + found["high"] == pytest.approx(1.0)
+
+
 def test_prompts_are_held_out_whole_and_epochs_see_every_pair_once() -> None:
     rows = list(batches(5, 2, 2, seed=0))
     assert [len(part) for part in rows] == [2, 2, 1, 2, 2, 1]
@@ -123,11 +131,50 @@ def test_a_head_is_trained_on_states_that_do_not_change(pairs: Path, tmp_path: P
 
 @each(("change", "message"), [
     ({"train": "tail"}, "unknown --train 'tail'"), ({"epochs": 0}, "--epochs must be at least 1, got 0"),
-    ({"lr": -1.0}, "--lr must be a number from 0"), ({"pairs": "none.jsonl"}, "no such file: none.jsonl")])
+    ({"lr": -1.0}, "--lr must be a number from 0"), ({"pairs": "none.jsonl"}, "PAIRS none.jsonl: no such file")])
 def test_a_plan_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):
         finished(train_reward(RewardPlan(**{"pairs": "x", "model": mini.model(), **change}), tmp_path / "out", {}))
     assert not (tmp_path / "out").exists()
+
+
+@each("words", [["pairs"], ["reward", "good.jsonl"], ["warmup", "tiny", "--task", "arithmetic"]])
+def test_ctrl_c_says_that_nothing_was_written(words: list[str], pairs: Path, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    def pressed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"creditscope.lab.{words[0]}.load_policy", pressed)
+    shutil.copy(pairs, "good.jsonl")
+    assert run("lab", *words, "--out", "new") == 130
+    assert capsys.readouterr().err == ("creditscope: interrupted; nothing was written, and the same command starts "
+                                       "again\n")
+    assert not Path("new").exists()
+
+
+@each(("words", "message"), [
+    (["pairs", "--out", "there.jsonl"], "--out there.jsonl is there already; choose another --out"),
+    (["pairs", "--out", "folder"], "--out folder is a folder; give the name of a file, such as folder/pairs.jsonl"),
+    (["reward", "good.jsonl", "--out", "folder"], "--out folder is there already and not empty"),
+    (["reward", "good.jsonl", "--out", "f" * 300], "File name too long"),
+    (["pairs", "--out", "f" * 300], "File name too long"),
+    (["reward", "none.jsonl", "--out", "new"], "PAIRS none.jsonl: no such file"),
+    (["reward", "there.jsonl", "--out", "new"], "there.jsonl, line 1: not valid JSON")])
+def test_what_cannot_be_read_or_written_is_refused_before_the_model_is_loaded(
+        words: list[str], message: str, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in ("pairs", "reward"):
+        monkeypatch.setattr(f"creditscope.lab.{module}.load_policy", lambda *_, **__: pytest.fail("it is loaded"))
+    shutil.copy(pairs, "good.jsonl")
+    Path("there.jsonl").write_text("{mine")
+    Path("folder").mkdir()
+    Path("folder", "notes.txt").touch()
+    assert run("lab", *words) == 2
+    assert message in capsys.readouterr().err
+    assert Path("there.jsonl").read_text() == "{mine"
 
 
 def test_pairs_of_too_few_prompts_leave_nothing_to_measure_on(tmp_path: Path) -> None:
@@ -166,6 +213,15 @@ def test_a_pair_is_the_best_and_the_worst_finished_answer_and_a_tie_gives_none(p
     judged = with_rewards(batch, [0.5, 1, 1, 1, 1, 1, 0, 1, 0.5],
                           [True, True, True, True, True, True, False, True, False])
     assert best_and_worst(policy, judged) == [Pair(prompts[0], "1 + 2", "0 + 2")]
+
+
+def test_groups_without_a_pair_say_how_many_answers_were_cut(tmp_path: Path) -> None:
+    # One token per answer: whatever does not end at once is cut, and nothing has two finished answers that differ.
+    config = settings(None, steps=2, max_tokens=1)
+    with pytest.raises(CreditscopeError, match=r"none of 4 groups .*no pair \((100|\d\d)% of the answers were cut\); "
+                                               r"raise --max-tokens"):
+        finished(make_pairs(config, tmp_path / "pairs.jsonl", 4))
+    assert not (tmp_path / "pairs.jsonl").exists()
 
 
 # -- training against it ---------------------------------------------------------------------------------------------
@@ -212,13 +268,58 @@ def test_credit_that_is_made_of_rewards_is_made_of_the_learned_one(
 
 @each(("config", "message"), [
     ({"credit": "step_reward"}, "credit 'step_reward' needs a task that judges single steps.*which --reward model:"),
-    ({"reward": "model:nowhere"}, "no folder nowhere; give one in Hugging Face format"),
+    ({"reward": "model:nowhere"}, "--reward model:nowhere: there is no such folder; creditscope lab reward"),
+    ({"model": "FOLDER", "reward": None}, "is a LlamaForSequenceClassification, which scores answers and writes none; "
+                                          "train against it with --reward model:"),
     ({"reward": None, "credit": "prefix_score"}, "needs a learned reward that scores every prefix.*task 'coins'")])
 def test_what_a_learned_reward_cannot_do_is_refused_before_the_run(
         trained: tuple[Path, dict[str, Any]], tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    named = {name: str(trained[0]) if value == "FOLDER" else value for name, value in config.items()}
     with pytest.raises(CreditscopeError, match=message):
-        finished(train(settings(trained[0], **config), tmp_path / "run", {}))
+        finished(train(settings(trained[0], **named), tmp_path / "run", {}))
     assert not (tmp_path / "run").exists()
+
+
+def test_labels_by_the_sign_of_a_reward_are_refused_for_a_learned_one_which_has_no_zero() -> None:
+    with pytest.raises(CreditscopeError, match=r"method 'kto' labels an answer by whether its reward is above 0"):
+        settings(Path("reward"), method="kto")
+    assert settings(Path("reward"), method="dpo").learned == "reward"
+    assert settings(None, method="kto").learned is None
+
+
+@each(("changes", "message"), [
+    ({"reward": "FOLDER"}, "--reward .*reward: task 'coins' judges answers itself; .* write --reward model:.*reward"),
+    ({"task": "jsonl:pairs.jsonl"}, "--reward model:.*reward: task 'jsonl' has no verifier"),
+    ({"reward": "model:"}, "--reward model: names no folder; write --reward model:FOLDER")])
+def test_a_reward_in_the_wrong_place_is_named_with_the_right_one(
+        trained: tuple[Path, dict[str, Any]], changes: dict[str, Any], message: str) -> None:
+    if changes.get("reward") == "FOLDER":
+        changes = {"reward": str(trained[0])}
+    with pytest.raises(CreditscopeError, match=message):
+        Training(settings(trained[0], **changes))
+
+
+@each(("name", "message"), [
+    ("tokenizer.json", "has no tokenizer.json, the tokenizer; bring the file there"),
+    ("config.json", "has no config.json, the model's settings; bring the file there")])
+def test_a_reward_folder_that_lacks_a_file_names_it(trained: tuple[Path, dict[str, Any]], policy: Policy,
+                                                    tmp_path: Path, name: str, message: str) -> None:
+    shutil.copytree(trained[0], tmp_path / "reward")
+    (tmp_path / "reward" / name).unlink()
+    with pytest.raises(CreditscopeError, match=message):
+        load_reward_model(tmp_path / "reward", policy)
+
+
+def test_a_run_does_not_go_on_with_another_learned_reward(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    reward = tmp_path / "reward"
+    shutil.copytree(trained[0], reward)
+    config = settings(reward, checkpoint_every=1, steps=1)
+    finished(train(config, tmp_path / "run", {}))
+    weights = load_file(reward / "model.safetensors")
+    save_file({name: -weight for name, weight in weights.items()}, reward / "model.safetensors", {"format": "pt"})
+    (reward / "SHA256SUMS").unlink(missing_ok=True)
+    with pytest.raises(CreditscopeError, match=r"cannot resume .*: model.safetensors of its reward is not as it was"):
+        finished(train(replace(config, steps=2), tmp_path / "run", {}, resume=True))
 
 
 # -- the commands ----------------------------------------------------------------------------------------------------

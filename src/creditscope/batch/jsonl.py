@@ -19,7 +19,7 @@ from torch import Tensor
 
 from creditscope.batch.rollouts import COLUMNS, Range, Rollouts
 from creditscope.errors import CreditscopeError, unknown
-from creditscope.files.jsonlines import numbered_lines, parse_json
+from creditscope.files.jsonlines import fault, numbered_lines, parse_json
 
 _INT64 = range(-(2**63), 2**63)
 _TYPES = {"int64": int, "float": float, "bool": bool}
@@ -100,7 +100,7 @@ def read_object(line: str, bad: Bad) -> Row:
     try:
         row = parse_json(line, parse_constant=_no_constant)
     except ValueError as error:
-        raise bad(f"not valid JSON: {error}") from None
+        raise bad(f"not valid JSON: {fault(error)}") from None
     if not isinstance(row, dict):
         raise bad(f"expected a JSON object, got {type(row).__name__}")
     return row

@@ -12,13 +12,14 @@ ones are given as text that the template has made. Fields besides the three are 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
-from creditscope.files.jsonlines import encodable, numbered_lines, parse_json
+from creditscope.files.jsonlines import encodable, fault, numbered_lines, parse_json
 from creditscope.files.writing import write_file
 
 MOST_PAIRS = 2**20
@@ -34,10 +35,16 @@ class Pair:
     prompt: str
     chosen: str
     rejected: str
+    line: int = field(default=0, compare=False, repr=False)
+    """Its line in the file, counted from 1; 0 where it is of no file."""
 
 
-def read_pairs(path: str | Path) -> list[Pair]:
-    """The pairs of a file, in its order. An error names the line."""
+def read_pairs(path: str | Path, option: str = "the pairs") -> list[Pair]:
+    """The pairs of a file, in its order. An error names the line, or the option that gave the file."""
+    if not os.path.exists(path) or os.path.isdir(path):  # pathlib's raise where a name is too long
+        what = "it is a folder" if os.path.isdir(path) else "no such file"
+        raise CreditscopeError(f"{option} {path}: {what}; give a file of preference pairs, which creditscope lab pairs "
+                               f"--out FILE makes")
     found: list[Pair] = []
     room = MOST_CHARACTERS
     for number, line in numbered_lines(path):
@@ -49,7 +56,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
         if len(found) == MOST_PAIRS or room < 0:
             raise CreditscopeError(f"{path}, line {number}: more than {MOST_PAIRS:,} pairs or {MOST_CHARACTERS:,} "
                                    f"characters; give a part of the file")
-        found.append(pair)
+        found.append(replace(pair, line=number))
     if not found:
         raise CreditscopeError(f"{path} has only blank lines; expected one pair per line: prompt, chosen, rejected")
     return found
@@ -57,7 +64,8 @@ def read_pairs(path: str | Path) -> list[Pair]:
 
 def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> None:
     """One line per pair with an explicit prompt in plain text; the file is complete or not there."""
-    write_file(Path(path), "".join(json.dumps(asdict(pair), ensure_ascii=False) + "\n" for pair in pairs))
+    rows = ({"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in pairs)
+    write_file(Path(path), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def pair_of(row: dict[str, Any]) -> Pair:
@@ -71,17 +79,22 @@ def pair_of(row: dict[str, Any]) -> Pair:
         raise CreditscopeError("'chosen' and 'rejected' must both be text, or both lists of messages")
     if chosen == rejected:
         raise CreditscopeError("'chosen' and 'rejected' are equal, so nothing is preferred; leave this line out")
-    # As TRL's maybe_extract_prompt: a prompt of the other kind than the answers is only a copy of what is in them.
-    if row.get("prompt") is not None and type(_side(row, "prompt")) is type(chosen):
-        prompt = _side(row, "prompt")
-    else:
+    prompt = _side(row, "prompt") if row.get("prompt") is not None else None
+    if isinstance(prompt, list) and isinstance(chosen, str):
+        raise CreditscopeError("'prompt' is a list of messages, and 'chosen' and 'rejected' are text; give all three "
+                               "as text, or all as messages")
+    if type(prompt) is not type(chosen):
+        # As TRL's maybe_extract_prompt: a prompt as text is only a copy of what conversations begin with.
         at = shared(chosen, rejected)
+        if at == 0 and prompt is not None:
+            raise CreditscopeError("'prompt' is text, and 'chosen' and 'rejected' are messages that have no common "
+                                   "beginning; give all three as text, or all as messages")
         if at == 0:
             raise CreditscopeError("there is no 'prompt', and 'chosen' and 'rejected' have no common beginning; give "
                                    "the prompt")
         prompt, chosen, rejected = chosen[:at], chosen[at:], rejected[at:]
-    found = Pair(*(_text(value, name, role) for value, name, role in (
-        (prompt, "prompt", "user"), (chosen, "chosen", "assistant"), (rejected, "rejected", "assistant"))))
+    found = Pair(_text(prompt, "prompt", "user"), _text(chosen, "chosen", "assistant"),
+                 _text(rejected, "rejected", "assistant"))
     if found.chosen == found.rejected:  # messages that differ in another field alone
         raise CreditscopeError("'chosen' and 'rejected' are equal, so nothing is preferred; leave this line out")
     return found
@@ -100,28 +113,44 @@ def shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
 
 
 def _row(line: str) -> dict[str, Any]:
+    if line.lstrip().startswith("["):
+        raise CreditscopeError("a JSON array begins here; one JSON object {...} per line is needed, as jq -c '.[]' "
+                               "makes them of an array")
     try:
-        row = parse_json(line)
+        row = parse_json(line.rstrip())
     except ValueError as error:
-        raise CreditscopeError(f"not valid JSON: {error}") from None
+        raise CreditscopeError(f"not valid JSON: {fault(error)}; one JSON object {{...}} per line is needed") from None
     if not isinstance(row, dict):
-        raise CreditscopeError(f"expected an object {{...}}, got {type(row).__name__}")
+        raise CreditscopeError(f"one JSON object {{...}} per line is needed, got {type(row).__name__}")
     return row
 
 
 def _side(row: dict[str, Any], name: str) -> Any:
     """A side as it was given: a text, or a list of messages; an empty one is missing."""
-    value = row.get(name)
-    if value is None or value in ("", []):
+    if name not in row:
         have = ", ".join(key[:40] for key in list(row)[:20]) or "nothing"
-        raise CreditscopeError(f"{name!r} is missing or empty; a pair needs chosen and rejected, and it has {have}")
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(message, dict) and isinstance(message.get("role"), str)
-                                              and isinstance(message.get("content"), str) for message in value):
-        raise CreditscopeError(f"{name!r} must be text, or a list of messages {{\"role\": ..., \"content\": text}}, "
-                               f"got {type(value).__name__}")
+        raise CreditscopeError(f"{name!r} is missing; a pair needs chosen and rejected, and it has {have}")
+    value = row[name]
+    if value is None or value in ("", []):
+        raise CreditscopeError(f"{name!r} is {json.dumps(value)}; give it a text, or leave this line out")
+    if wrong := _no_side(value):
+        raise CreditscopeError(f"{name!r} must be text, or a list of messages {{\"role\": text, \"content\": text}}, "
+                               f"got {wrong}")
     return value
+
+
+def _no_side(value: Any) -> str:
+    """Why a value is neither a text nor a list of messages; "" where it is one."""
+    if not isinstance(value, list):
+        return "" if isinstance(value, str) else type(value).__name__
+    for number, message in enumerate(value, start=1):
+        if not isinstance(message, dict):
+            return f"{type(message).__name__} as message {number}"
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                found = type(message[key]).__name__ if key in message else "nothing"
+                return f"{found} as {key!r} of message {number}"
+    return ""
 
 
 def _text(value: Any, name: str, role: str) -> str:

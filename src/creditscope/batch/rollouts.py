@@ -197,7 +197,8 @@ class Rollouts:
         """The optional field `name`, or an error that says who needs it."""
         value: Tensor | None = getattr(self, name)
         if value is None:
-            raise CreditscopeError(f"{who} needs {name} but the rollouts have none; pass Rollouts({name}=...)")
+            raise CreditscopeError(f"{who} needs {name} but the rollouts have none; pass Rollouts({name}=...), "
+                                   f"or give {name!r} in each line of a file")
         return value
 
     # -- new batches from old ------------------------------------------------------------------------------

@@ -133,8 +133,8 @@ def rows_with(table: Mapping[str, Sequence[float | None]], *columns: str) -> lis
     return [row for row in rows if None not in row]
 
 
-APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "keep_most", "device", "accumulate", "probe",
-                   "probe_every", "scope", "every", "also", "eval_every", "eval_rollouts"})
+APART = frozenset({"seed", "log", "checkpoint_every", "keep_every", "keep_most", "device", "accumulate", "recompute",
+                   "probe", "probe_every", "scope", "every", "also", "eval_every", "eval_rollouts"})
 """Settings in which runs of one experiment may differ."""
 
 

@@ -33,10 +33,11 @@ def rule_of(run: Evidence) -> str:
 
 
 def fixed(runs: Sequence[Evidence]) -> list[Evidence]:
-    """Runs with one R at every step and one update per batch, as P1's. A run without R or seed is left out: files are
-    untrusted."""
+    """Runs with one R at every step and one update per batch, as P1's, on answers that were sampled: rewards of given
+    pairs are labels. A run without R or seed is left out: files are untrusted."""
     return [run for run in runs if isinstance(run["group"], int) and isinstance(run["seed"], int)
-            and rule_of(run) == "none" and all(run[name] in (None, 1) for name in ("inner_steps", "minibatches"))]
+            and run["pairs"] is None and rule_of(run) == "none"
+            and all(run[name] in (None, 1) for name in ("inner_steps", "minibatches"))]
 
 
 def with_outcome(runs: Sequence[Evidence]) -> list[Evidence]:

@@ -14,11 +14,15 @@ from torch import Tensor
 from creditscope.batch.groups import Groups
 from creditscope.batch.rollouts import Rollouts
 from creditscope.claims.verdict import ClaimVerdict, at_most
+from creditscope.credit.gae import gae
+from creditscope.credit.tools import Tools
 from creditscope.exact.p2 import EQUAL, apart
 from creditscope.methods.axes import Method
 from creditscope.methods.table import METHODS, PREFERENCES
 from creditscope.objective.surrogate import effective_credit, surrogate
 
+LIVE = 3
+"""Groups of `pairs` that are no tie."""
 PREFIX = 2
 """Tokens that the two answers of a pair share."""
 BETAS = (0.5, 2.0)
@@ -32,9 +36,9 @@ class Readings:
     within: float
     """max over answers of max_t w_it − min_t w_it, over max |w|."""
     baseline: float
-    """max |Δw| / max |w| when the baseline is left out."""
+    """max |Δw| / max |w| when the baseline, or the critic, is left out."""
     scale: float
-    """max |Δw| / max |w| when all rewards are halved."""
+    """max |Δw| / max |w| when all rewards are halved, and a critic's values with them."""
     prefix: float
     """Σ_g |Σ_i w_it| / Σ|w_it| over the tokens that the answers of a pair share."""
     tie: float
@@ -63,28 +67,49 @@ def pairs(size: int = 2) -> tuple[Rollouts, Tensor]:
     return batch, (batch.logp - 0.4 * move) * mask
 
 
-def readings(method: Method, size: int = 2) -> Readings:
+@dataclass(frozen=True)
+class GivenValues(Tools):
+    """V before each token, (B, T), for rows that take their credit from outside."""
+
+    v: Tensor
+
+    def critic(self) -> Tensor:
+        return self.v
+
+
+def state_values(size: int = 2) -> Tensor:
+    """A critic's V on `pairs(size)`: random, and the same for answers whose tokens so far are the same."""
+    values = torch.rand(4, size, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    values[:, :, :PREFIX + 1] = values[:, :1, :PREFIX + 1]
+    return values.flatten(0, 1)
+
+
+def readings(method: Method, size: int = 2, values: Tensor | None = None) -> Readings:
     """The row's policy term on pairs, or on larger groups: of a preference method away from its reference, of any other
-    at ratio 1."""
+    at ratio 1. A row that takes its credit from outside has that of `gae` with these values, by default `state_values`.
+    """
     batch, moved = pairs(size)
     row, moved = method.bare, moved if method.linked else batch.logp
-    w = _w(row, batch, moved)
+    values = state_values(size) if values is None else values
+    w = _w(row, batch, moved, values)
     top = float(w.abs().max())
     tied, shared = batch.group == 3, w[batch.group != 3][:, :PREFIX]
     totals = Groups(batch.group[batch.group != 3]).totals(shared)
     held = replace(batch, ref_logp=moved)
     free = row if row.external or row.baseline == "none" else row.replace(baseline="none")
+    halved = replace(batch, reward=batch.reward / 2)
     ends = w.masked_fill(~batch.mask, -torch.inf).amax(dim=1) - w.masked_fill(~batch.mask, torch.inf).amin(dim=1)
     return Readings(
-        within=float(ends.max()) / top, baseline=apart(w, _w(free, batch, moved)),
-        scale=apart(w, _w(row, replace(batch, reward=batch.reward / 2), moved)),
+        within=float(ends.max()) / top, baseline=apart(w, _w(free, batch, moved, 0 * values)),
+        scale=apart(w, _w(row, halved, moved, values / 2)),
         prefix=float(totals.abs().sum() / shared.abs().sum()), tie=float(w[tied].abs().max()) / top,
         beta_start=_by_beta(row, held, moved), beta_moved=_by_beta(row, batch, moved),
         rank=int(torch.linalg.matrix_rank(_rows(w))))
 
 
-def _w(method: Method, batch: Rollouts, logp: Tensor) -> Tensor:
-    return effective_credit(lambda live: surrogate(method, live, batch), logp)
+def _w(method: Method, batch: Rollouts, logp: Tensor, values: Tensor | None = None) -> Tensor:
+    credit = gae(method, batch, GivenValues(values)) if method.external and values is not None else None
+    return effective_credit(lambda live: surrogate(method, live, batch, credit=credit), logp)
 
 
 def _by_beta(method: Method, batch: Rollouts, logp: Tensor) -> float:
@@ -109,6 +134,7 @@ def contrast(*, methods: Mapping[str, Method] = METHODS, names: Sequence[str] = 
     of_pairs = [name for name in names if methods[name].link_over == "pair"]
     by_sum = [name for name in of_pairs if methods[name].score in ("log_ratio", "log_prob")]
     by_mean = [name for name in of_pairs if name not in by_sum]
+    ranks = {name: readings(methods[name], 4).rank / LIVE for name in of_pairs}
     referred = [name for name in of_pairs if methods[name].score == "log_ratio"]
 
     def verdict(field: str, over: Sequence[str], definition: str, said: str) -> ClaimVerdict:
@@ -129,6 +155,9 @@ def contrast(*, methods: Mapping[str, Method] = METHODS, names: Sequence[str] = 
                 "what is left is"),
         verdict("prefix", by_mean, "the shared prefix of a pair cancels, scores that are means: Σ|Σ_i w| / Σ|w|",
                 "what is left is"),
+        at_most(2.0, "rank of a group's gradients, whatever its size: of four answers, with independent scores",
+                ", ".join(of_pairs), max(ranks.values()), f"a group of four has rank {max(ranks.values()):g}",
+                expected="at most 2", n=len(of_pairs), of="methods"),
         verdict("scale", names, "w does not depend on the size of the rewards: |Δw| / max|w| at half of them",
                 "w changes by"),
         verdict("beta_start", referred, "the direction of w does not depend on β at the reference", "it turns by"),

@@ -39,7 +39,7 @@ def placed_lines(path: str | Path, max_line: int = MAX_LINE, before: int = 0,
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
                     raise CreditscopeError(f"{path}, line {number}: not UTF-8 text: byte {line[error.start]:#04x} at "
-                                           f"position {error.start}") from None
+                                           f"position {error.start}; save the file as UTF-8") from None
                 if text.strip():
                     yield number, end, text
     except FileNotFoundError:
@@ -114,6 +114,18 @@ def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = 
         if level:
             raise ValueError(f"nested too deeply: more than {MAX_DEPTH} levels")
     return value
+
+
+def fault(error: ValueError) -> str:
+    """What `parse_json` found wrong in a line: the column alone, since json counts lines from the line's own start.
+
+    >>> try: parse_json('{"a": }')
+    ... except ValueError as error: fault(error)
+    'Expecting value at column 7'
+    """
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
+    return str(error)
 
 
 def encodable(text: str) -> bool:

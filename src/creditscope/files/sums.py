@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from creditscope.errors import CreditscopeError
@@ -36,6 +37,15 @@ def seal(folder: Path) -> None:
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
     for entry in [*folder.rglob("*"), folder]:
         flush_to_disk(entry)
+
+
+def digests(path: Path, patterns: Sequence[str] = ("*",)) -> dict[str, str]:
+    """Name -> SHA-256 of a file, or of the files of a folder that match a pattern; empty where neither is there."""
+    try:
+        files = [path] if path.is_file() else [file for pattern in patterns for file in path.glob(pattern)]
+        return {file.name: _sum(file) for file in sorted(files)}
+    except OSError as error:
+        raise CreditscopeError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def _files(folder: Path) -> list[str]:

@@ -53,6 +53,8 @@ def new_folder(path: Path, sync: bool = False) -> Iterator[Path]:
     part.mkdir(parents=True)
     try:
         yield part
+        for file in filter(_plain, part.rglob("*")):
+            file.chmod(part.stat().st_mode & 0o666)  # safetensors writes 0600 for any umask
         if path.exists():
             remove_folder(path)
         part.replace(path)
@@ -60,6 +62,37 @@ def new_folder(path: Path, sync: bool = False) -> Iterator[Path]:
             flush_to_disk(path.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def check_new_folder(out: Path) -> None:
+    """Find out before the work, not after it, whether the folder of --out can be written."""
+    _check_place(out)
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise CreditscopeError(f"--out {out} is there already and not empty; choose another --out")
+
+
+def check_new_file(out: Path) -> None:
+    """The same of a file: it must not be there."""
+    _check_place(out)
+    if out.is_dir():
+        raise CreditscopeError(f"--out {out} is a folder; give the name of a file, such as {out / 'pairs.jsonl'}")
+    if os.path.lexists(out):
+        raise CreditscopeError(f"--out {out} is there already; choose another --out, or remove it")
+
+
+def _check_place(out: Path) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            out.lstat()  # a name may be too long
+    except OSError as error:
+        raise CreditscopeError(f"cannot make --out {out}: {error.strerror}; choose another --out") from None
+    if not os.access(out.parent, os.W_OK):
+        raise CreditscopeError(f"cannot make --out {out}: no right to write there")
+
+
+def _plain(entry: Path) -> bool:
+    return entry.is_file() and not entry.is_symlink()
 
 
 def free_path(path: str | Path) -> Path:
@@ -93,12 +126,12 @@ def flush_to_disk(path: Path) -> None:
         os.close(found)
 
 
-def lock_folder(path: Path) -> BaseFileLock:
+def lock_folder(path: Path, name: str = "run.lock") -> BaseFileLock:
     """The lock of a folder's writer, held until `release` or the end of the process; an error if another holds it."""
     from filelock import FileLock, Timeout  # late: readers need none
 
-    # filelock opens run.lock with O_NOFOLLOW: a symlink there is refused.
-    lock = FileLock(path / "run.lock", timeout=0, mode=0o644, thread_local=False)
+    # filelock opens the file with O_NOFOLLOW: a symlink there is refused.
+    lock = FileLock(path / name, timeout=0, mode=0o644, thread_local=False)
     try:
         lock.acquire()
     except Timeout:

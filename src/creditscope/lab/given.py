@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from creditscope.batch.pairs import Pair
+from creditscope.batch.pairs import Pair, read_pairs
 from creditscope.batch.rollouts import Rollouts
+from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
 from creditscope.lab.reward import encode_pairs
 from creditscope.lab.rollout import Drawn
@@ -18,11 +19,27 @@ from creditscope.policy.scoring import score_tokens
 from creditscope.tasks import Problem
 
 
+def pairs_of(file: str, step: int) -> list[Pair]:
+    """The pairs of a file. A step that takes more than there are would learn from each of them several times."""
+    pairs = read_pairs(file, "--pairs")
+    if step > len(pairs):
+        raise CreditscopeError(f"--prompts {step}: a step takes so many pairs, and {file} has {len(pairs)}; give "
+                               f"--prompts {len(pairs)} or fewer, or more pairs")
+    return pairs
+
+
 def pair_stream(pairs: Sequence[Pair], seed: int) -> Iterator[Pair]:
     """The pairs without end; every pass shuffles all of them by the seed."""
     shuffled = random.Random(f"pairs/{seed}")
     while True:
         yield from shuffled.sample(list(pairs), len(pairs))
+
+
+def check_pairs(policy: Policy, pairs: Sequence[Pair], file: str) -> None:
+    """Refuse a pair that the policy cannot learn from before the first step: one pair would end the run that draws it.
+    The tokens are not kept, since a file may have more of them than memory holds."""
+    for pair in pairs:
+        encode_pairs(policy, [pair], file)
 
 
 @enough_memory("scoring the pairs", "lower --prompts")

@@ -18,6 +18,7 @@ import torch
 from creditscope.batch.groups import Groups
 from creditscope.batch.pairs import Pair, write_pairs
 from creditscope.errors import CreditscopeError
+from creditscope.files.writing import check_new_file
 from creditscope.lab.rollout import Drawn, roll_out
 from creditscope.lab.setup import problem_stream, stream_seed
 from creditscope.policy.loading import Policy, load_policy
@@ -27,21 +28,26 @@ from creditscope.tasks import find_task
 
 def make_pairs(config: Config, out: Path, groups: int) -> Generator[dict[str, Any], None, dict[str, Any]]:
     """Sample `groups` groups, config.prompts at a time, and write their pairs, all or none. Yields the counts."""
+    check_new_file(out)
     policy = load_policy(config.model, device=config.device, dtype=config.dtype, chat=config.chat, seed=config.seed)
     task = find_task(config.task, **config.task_options)
     problems = islice(problem_stream(task, config.seed, skip=0), groups)
     found: list[Pair] = []
+    cut = sampled = 0
     for step in range(config.steps):
         generator = torch.Generator(policy.device).manual_seed(stream_seed(config.seed, step, 0))
         batch = roll_out(policy, task, list(islice(problems, config.prompts)), config.group,
                          max_tokens=config.max_tokens or task.max_tokens, temperature=config.temperature,
                          top_p=config.top_p, generator=generator)
         found += best_and_worst(policy, batch)
+        cut += int((~batch.finished).sum())
+        sampled += len(batch.finished)
         yield {"step": step + 1, "steps": config.steps, "groups": min(groups, (step + 1) * config.prompts),
                "pairs": len(found)}
     if not found:
-        raise CreditscopeError(f"none of {groups} groups has two finished answers with "
-                               f"different rewards, so there is no pair; raise --group, or warm the model up first")
+        raise CreditscopeError(f"none of {groups} groups has two finished answers with different rewards, so there is "
+                               f"no pair ({cut / sampled:.0%} of the answers were cut); raise --max-tokens, "
+                               f"--temperature or --group, or warm the model up first")
     write_pairs(out, found)
     return {"groups": groups, "pairs": len(found)}
 

@@ -23,8 +23,9 @@ from torch import Tensor
 from creditscope.batch.pairs import Pair, read_pairs
 from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
+from creditscope.files.writing import check_new_folder
 from creditscope.lab.evaluate import wilson
-from creditscope.lab.warmup import Example, check_out, whole
+from creditscope.lab.warmup import Example, whole
 from creditscope.policy.loading import Policy, load_policy
 from creditscope.policy.logp import padded
 from creditscope.policy.reward_model import ROWS, RewardModel, fresh_reward_model
@@ -45,11 +46,11 @@ def train_reward(plan: RewardPlan, out: Path,
                  versions: dict[str, Any]) -> Generator[dict[str, Any], None, dict[str, Any]]:
     """Train and write the model's folder, whole or not at all. Yields each step's loss; returns reward.json."""
     start = time.perf_counter()
-    check_out(out)
-    pairs = read_pairs(plan.pairs)
+    check_new_folder(out)
+    pairs = read_pairs(plan.pairs, "PAIRS")
     policy = load_policy(plan.model, device=plan.device, dtype=plan.dtype, chat=plan.chat, seed=plan.seed)
     kept, held = split(pairs, plan.pairs)
-    learn, test = (encode_pairs(policy, part) for part in (kept, held))
+    learn, test = (encode_pairs(policy, part, plan.pairs) for part in (kept, held))
     reward = fresh_reward_model(policy, body=plan.train == "all")
     optimizer = torch.optim.AdamW([{"params": list(part.parameters()), "lr": rate} for part, rate in (
         (reward.head, plan.head_rate), (reward.model.base_model, plan.rate))], weight_decay=0.0)
@@ -91,19 +92,34 @@ def split(pairs: Sequence[Pair], where: str) -> tuple[list[Pair], list[Pair]]:
     return kept, held
 
 
-def encode_pairs(policy: Policy, pairs: Sequence[Pair]) -> list[Encoded]:
-    """Prompts as the sampler reads them, answers as it ends them."""
+def encode_pairs(policy: Policy, pairs: Sequence[Pair], file: str = "") -> list[Encoded]:
+    """Prompts as the sampler reads them, answers as it ends them. An error names the pair's line in the file."""
     room = getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", math.inf)
     found = []
     for pair in pairs:
+        where = f"{file}, line {pair.line}" if pair.line else f"the pair with the prompt {pair.prompt[:60]!r}"
         prompt = policy.encode(pair.prompt)
-        sides = [Example(prompt, [*encode_exactly(policy, text, "a pair's answer"), policy.end[0]])
-                 for text in (pair.chosen, pair.rejected)]
-        if len(prompt) + max(len(side.answer) for side in sides) > room:
-            raise CreditscopeError(f"a pair with the prompt {pair.prompt[:60]!r} is longer than the context of {room} "
-                                   f"tokens of model {policy.name!r}; leave it out, or take a model with more room")
+        if not prompt:
+            raise CreditscopeError(f"{where}: its prompt {pair.prompt[:60]!r} has no token in the tokenizer of "
+                                   f"{policy.name!r}; leave the pair out, or give it another prompt")
+        if has_unknown(policy, prompt):
+            raise CreditscopeError(f"{where}: its prompt {pair.prompt[:60]!r} has text that the tokenizer of "
+                                   f"{policy.name!r} does not know; leave the pair out, or give it another prompt")
+        sides = [Example(prompt, [*encode_exactly(policy, text, f"{where}, {name!r}"), policy.end[0]])
+                 for name, text in (("chosen", pair.chosen), ("rejected", pair.rejected))]
+        longest = len(prompt) + max(len(side.answer) for side in sides)
+        if longest > room:
+            raise CreditscopeError(f"{where}: prompt and answer have {longest} tokens, over the context of {room} of "
+                                   f"model {policy.name!r}; leave the pair out, or take a model with more room")
         found.append(Encoded(*sides))
     return found
+
+
+def has_unknown(policy: Policy, ids: Sequence[int]) -> bool:
+    """Whether ids hold the token for unknown text, where the tokenizer has one for nothing else."""
+    known = policy.tokenizer
+    special = {known.bos_token_id, known.eos_token_id, known.pad_token_id}
+    return known.unk_token_id not in {None, *special} and known.unk_token_id in ids
 
 
 def batches(count: int, size: int, epochs: int, seed: int) -> Iterator[list[int]]:
@@ -139,18 +155,20 @@ def descend(reward: RewardModel, optimizer: torch.optim.Optimizer, pairs: Sequen
                               answer_states(reward, [pair.rejected for pair in pairs])], dim=1)
     chosen, rejected = reward.head(states).squeeze(2).unbind(dim=1)
     loss = preference_loss(chosen, rejected)
-    if not bool(torch.isfinite(loss)):
-        raise CreditscopeError(f"the loss is {float(loss)}; nothing was written. Lower --lr, or use --dtype float32")
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise CreditscopeError(f"the loss is {value}; nothing was written. Lower --lr, now "
+                               f"{optimizer.param_groups[0]['lr']:g}")
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    return float(loss.detach())
+    return value
 
 
 @torch.no_grad()
 def measure_pairs(reward: RewardModel, pairs: Sequence[Encoded]) -> dict[str, float]:
-    """Loss, share of pairs with s_c > s_r and its 95 % interval; a tie is wrong."""
+    """Loss, share of pairs in order and its 95 % interval: #(s_c > s_r)/N + ½ #(s_c = s_r)/N."""
     chosen, rejected = reward.head(states_of(reward, pairs)).squeeze(2).unbind(dim=1)
-    right = int((chosen > rejected).sum())
+    right = float((chosen > rejected).sum()) + 0.5 * float((chosen == rejected).sum())
     low, high = wilson(right, len(pairs))
     return {"pairs": len(pairs), "loss": float(preference_loss(chosen, rejected)), "accuracy": right / len(pairs),
             "low": low, "high": high}

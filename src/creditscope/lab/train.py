@@ -22,14 +22,14 @@ from torch import Tensor
 from creditscope.batch import answers, metrics
 from creditscope.batch.groups import deal
 from creditscope.batch.observer import StepObserver
-from creditscope.batch.pairs import read_pairs
 from creditscope.batch.rollouts import Rollouts
 from creditscope.credit import find_estimator
 from creditscope.diagnosis.alarm import Alarm
 from creditscope.errors import CreditscopeError
 from creditscope.lab.checkpoint import load_checkpoint, save_checkpoint
 from creditscope.lab.evaluate import evaluate
-from creditscope.lab.given import given, pair_stream
+from creditscope.lab.given import check_pairs, given, pair_stream, pairs_of
+from creditscope.lab.inputs import read_inputs, require_same
 from creditscope.lab.rollout import Drawn, by_reward_model, replace_dead, roll_out
 from creditscope.lab.setup import (
     CONTINUING,
@@ -113,10 +113,12 @@ class Training:
 
     def __init__(self, config: Config, alarm: Alarm | None = None) -> None:
         self.config, self.alarm = config, alarm
+        self.pairs = None if config.pairs is None else pairs_of(config.pairs, config.prompts)
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
                                   chat=config.chat, seed=config.seed, recompute=config.recompute)
         self.learned = None if config.learned is None else load_reward_model(config.learned, self.policy)
-        self.pairs = None if config.pairs is None else read_pairs(config.pairs)
+        if self.pairs is not None:
+            check_pairs(self.policy, self.pairs, str(config.pairs))
         self.task = find_task(config.task, **config.task_options)
         self.estimators = {spec: find_estimator(spec) for spec in config.credits}
         for chosen in self.estimators.values():
@@ -132,6 +134,7 @@ class Training:
         self.critic = make_critic(self.policy, config, self.estimators[config.estimator], self.others)
         self.observer = Observer(self.policy.model, config.scope == "full", self.policy.trainable()) \
             if config.scope != "off" else None
+        self.inputs = read_inputs(config, self.policy, self.task)
         self.done = self.used = self.spent = self.spent_before = 0
         """Steps done, problems used, rollouts spent, and rollouts spent before the last step."""
         self.lines: list[Metrics] = []
@@ -147,6 +150,7 @@ class Training:
         kept = record.checkpoints()
         if kept:
             state = load_checkpoint(record.checkpoint_path(kept[-1]), self.policy, self.optimizer, self.critic)
+            require_same(state.get("inputs"), self.inputs, record.path)
             self.done, self.used = state["step"], state["problems"]
         record.rewind(self.done)
         if kept:
@@ -173,7 +177,8 @@ class Training:
 
     def checkpoint(self, record: Record, done: int) -> None:
         """Write everything that a later process needs to go on."""
-        state: Metrics = {"step": done, "problems": self.used, "spent": self.spent, "before": self.spent_before}
+        state: Metrics = {"step": done, "problems": self.used, "spent": self.spent, "before": self.spent_before,
+                          "inputs": self.inputs}
         if self.probe is not None and self.probe.clipping is not None:
             state["norms"] = list(self.probe.clipping.extent)
         with record.checkpoint(done) as folder:
@@ -363,22 +368,29 @@ def gather(passes: Sequence[Sequence[Update]], rollouts: Rollouts) -> tuple[Tens
     return w, live
 
 
+REWARDS = frozenset({schema.REWARD_MEAN, schema.REWARD_STD, schema.REWARD_MIN, schema.REWARD_MAX})
+"""Metrics of what a verifier or a reward model gave to sampled answers."""
+
+
 def batch_metrics(drawn: Drawn, used: Drawn, tools: LabTools) -> Metrics:
     """What was sampled at first, before any group was replaced; what it cost; what could not be judged.
 
     Continuations that were sampled for values are rollouts too: `rollouts/spent` counts both.
     """
-    out = metrics.signal(drawn.rollouts) | {
+    sampled, out = drawn.rollouts, metrics.signal(drawn.rollouts)
+    if used.sampled:
+        out |= answers.answer_metrics(answers.answer_numbers(sampled), sampled.reward, sampled.group, sampled.lengths,
+                                      ~drawn.finished)
+    else:  # the labels of given pairs are no rewards
+        out = {name: value for name, value in out.items() if name not in REWARDS}
+    out |= {
         schema.SIGNAL_USED_LIVE_GROUPS: metrics.signal(used.rollouts)[schema.SIGNAL_LIVE_GROUPS],
         schema.ROLLOUTS_SAMPLED: used.sampled, schema.ROLLOUTS_USED: len(used.rollouts),
         schema.ROLLOUTS_SPENT: used.sampled + tools.continuations,
         schema.LENGTH_TRUNCATED: float((~drawn.finished).double().mean())}
-    sampled = drawn.rollouts
-    out |= answers.answer_metrics(answers.answer_numbers(sampled), sampled.reward, sampled.group, sampled.lengths,
-                                  ~drawn.finished)
     if drawn.gold is not None:
         out |= answers.gold_metrics(drawn.gold, sampled.reward, sampled.group)
-    if used.rollouts.ref_logp is not None:
+    if used.rollouts.ref_logp is not None and used.sampled:  # answers of --pairs are not the policy's own
         out[schema.POLICY_REFERENCE_KL] = metrics.reference_kl(used.rollouts)
     if drawn.lost is not None:
         out[schema.REWARD_LOST_TO_FORM] = float(drawn.lost.double().mean())

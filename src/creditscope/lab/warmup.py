@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import operator
-import os
 import random
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -27,7 +26,7 @@ from tokenizers import AddedToken
 
 from creditscope.errors import CreditscopeError
 from creditscope.files.memory import enough_memory
-from creditscope.files.writing import new_folder
+from creditscope.files.writing import check_new_folder, new_folder
 from creditscope.lab.evaluate import evaluate
 from creditscope.lab.setup import make_optimizer
 from creditscope.policy.loading import Policy, load_policy
@@ -63,7 +62,7 @@ def warm_up(config: Config, out: Path, versions: dict[str, Any], *, batch: int =
     Yields each evaluation and each step's loss. Returns what is written to warmup.json.
     """
     start = time.perf_counter()
-    check_out(out)
+    check_new_folder(out)
     policy = load_policy(config.model, device=config.device, dtype=config.dtype, chat=config.chat, seed=config.seed)
     task = find_task(config.task, **config.task_options)
     max_tokens = config.max_tokens or task.max_tokens
@@ -215,18 +214,6 @@ def backward(policy: Policy, batch: Sequence[Example], logits: int) -> float:
 
 
 # -- what is left ----------------------------------------------------------------------------------------------------
-
-
-def check_out(out: Path) -> None:
-    """Find out now, not after the training, whether the folder can be written."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise CreditscopeError(f"--out {out} is there already and not empty; choose another --out")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CreditscopeError(f"cannot make --out {out}: {error.strerror}") from None
-    if not os.access(out.parent, os.W_OK):
-        raise CreditscopeError(f"cannot make --out {out}: no right to write there")
 
 
 @contextmanager

@@ -258,6 +258,11 @@ class Method:
         return self.link != "none"
 
     @property
+    def by_sign(self) -> bool:
+        """True when A depends on whether a reward is above 0, so that rewards need a zero that means something."""
+        return self.scale == "label"
+
+    @property
     def labels(self) -> bool:
         """True when A is a label (+1, −1 or 0), whatever the size of the rewards."""
         return self.scale in ("extremes", "label")

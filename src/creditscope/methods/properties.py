@@ -55,3 +55,19 @@ def properties(m: Method) -> Properties:
     return Properties(zero_sum=sums_to_zero, uniform_credit=m.token_weight == "none",
                       prefix_cancels=sums_to_zero and even, scale_invariant=unitless and not m.entropy_cost,
                       shift_invariant=blind_to_shift)
+
+
+def properties_of(m: Method) -> str:
+    """The part of J that the properties are of. They say nothing of the terms that stand beside it.
+
+    >>> from creditscope.methods.table import METHODS
+    >>> properties_of(METHODS["grpo"]), properties_of(METHODS["dpo"])
+    ('of the policy term alone, without KL, at ratio 1', 'of the preference term')
+    >>> properties_of(METHODS["cpo"])
+    'of the preference term alone, without the supervised term'
+    """
+    term = "the preference term" if m.linked else "the policy term"
+    # A KL in the reward is part of A, and goes with β as well.
+    beside = [*(["KL"] if m.kl != "none" else []), *(["the supervised term"] if m.sft else [])]
+    alone = f" alone, without {' and '.join(beside)}" if beside else ""
+    return f"of {term}{alone}" + ("" if m.linked else ", at ratio 1")

@@ -131,7 +131,7 @@ LAWS = {
                "watch reward/mean.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: here it does follow reward/mean.",
     "margin": "The loss says how far apart the answers of a pair are, not how many answers are good: watch "
-              "reward/mean.",
+              "reward/mean where answers are sampled, and eval/accuracy.",
 }
 
 

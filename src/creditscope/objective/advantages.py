@@ -127,7 +127,8 @@ def _by_group_mean(centred: Tensor, reward: Tensor, groups: Groups, method: Meth
     if bool((mean < 0).any()):
         row = int((mean < 0).nonzero()[0])
         raise CreditscopeError(f"method {method.name!r} divides by the group's mean reward, which must be ≥ 0: the "
-                               f"group of row {row} has mean {mean[row].item():.4g}; make the rewards non-negative")
+                               f"group of row {row} has mean {mean[row].item():.4g}; make the rewards non-negative, "
+                               f"or choose a method that does not divide by their mean, such as grpo")
     return _divide(centred, mean + method.std_eps)
 
 

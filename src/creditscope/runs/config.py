@@ -15,6 +15,7 @@ from creditscope.optimizer.table import BRAKES, OPTIMIZERS, parse_brake
 from creditscope.runs.adapt import ADAPTS, Setting, check_adapt, parse_adapt
 from creditscope.runs.settings import (
     GROUPS,
+    MOST,
     Keeping,
     Looking,
     Optimiser,
@@ -23,6 +24,7 @@ from creditscope.runs.settings import (
     Subject,
     check_kind,
     flag,
+    in_range,
 )
 
 
@@ -35,12 +37,15 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
             check_kind(f.name, str(f.type), getattr(self, f.name))
         for group in GROUPS:
             group.check(self)
-        if self.scope != "off" and self.accumulate > self.prompts // self.minibatches:
-            raise CreditscopeError(f"--scope {self.scope} compares rollouts inside one micro-batch, but --accumulate "
-                                   f"{self.accumulate} would cut groups apart: --prompts {self.prompts} and "
-                                   f"--minibatches {self.minibatches} allow at most {self.prompts // self.minibatches}")
-        if self.pairs is not None:
+        self._check_beta()
+        if self.pairs is not None:  # first, because it sets the group's size
             self._check_pairs()
+        if self.scope != "off":
+            self._check_meeting(f"--scope {self.scope}", self.prompts // self.minibatches)
+        if self.learned is not None and self.row.by_sign:
+            raise CreditscopeError(f"--reward {self.reward}: method {self.method!r} labels an answer by whether its "
+                                   f"reward is above 0, and a learned reward has no zero of its own; choose a method "
+                                   f"of pairs, such as --method dpo, or leave --reward out")
         if self.row.centred and self.group < 2:
             raise CreditscopeError(f"--group {self.group}: method {self.method!r} compares a rollout with its group, "
                                    f"so a group of one has advantage 0; give --group 2 or more, or --method reinforce")
@@ -54,12 +59,25 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
             except CreditscopeError as error:
                 raise CreditscopeError(f"{option} {spec}: {error}") from None
 
+    def _check_meeting(self, what: str, prompts: int) -> None:
+        """Two rollouts of a group are compared in a pass that has both."""
+        if self.group > 1 and self.accumulate >= (rollouts := prompts * self.group):
+            raise CreditscopeError(f"{what} compares rollouts two by two, but --accumulate {self.accumulate} would put "
+                                   f"each of {rollouts} into a micro-batch of its own; give at most {rollouts - 1}")
+
+    def _check_beta(self) -> None:
+        if self.beta is not None and find(self.method).linked and not 0 < self.beta <= MOST:
+            raise CreditscopeError(f"--beta must be above 0, and at most {MOST:g}, got {self.beta}: method "
+                                   f"{self.method!r} multiplies its scores by it; leave it out for the method's own")
+        in_range(self, "beta")
+
     def _check_pairs(self) -> None:
         if not (self.row.linked and self.row.link_over == "pair"):
             raise CreditscopeError(f"--pairs {self.pairs}: method {self.method!r} learns from sampled answers; choose "
                                    f"a method of pairs, such as --method dpo, or leave --pairs out")
-        for name, value, idle in (("reward", self.reward, None), ("rollouts", self.rollouts, 0),
-                                  ("adapt", self.adapt, "none")):
+        for name, value, idle in (("reward", self.reward if self.learned else None, None),
+                                  ("rollouts", self.rollouts, 0), ("adapt", self.adapt, "none"),
+                                  ("resample", self.resample, Schedule.resample)):
             if value != idle:
                 raise CreditscopeError(f"{flag(name)} {value}: with --pairs no answer is sampled; leave it out")
         if self.group not in (2, Schedule.group):
@@ -82,10 +100,8 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
             raise CreditscopeError(f"--credit {name} is made from rewards, but method {self.method!r} labels its "
                                    f"answers +1 and −1; leave --credit out, or choose one that reshapes the label: "
                                    f"creditscope list credits")
-        if "gram" in row.needs and self.accumulate > self.prompts:
-            raise CreditscopeError(f"--credit {name} compares the rollouts of a group in one backward pass, but "
-                                   f"--accumulate {self.accumulate} would cut groups apart; give at most "
-                                   f"{self.prompts}")
+        if "gram" in row.needs:
+            self._check_meeting(f"--credit {name}", self.prompts)
         if row.siblings and self.group < 2:
             raise CreditscopeError(f"--group {self.group}: --credit {name} compares a rollout with its siblings; give "
                                    f"--group 2 or more")

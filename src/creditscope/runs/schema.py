@@ -208,7 +208,8 @@ POLICY_SAMPLER_GAP = _train("policy/sampler_gap", "sampler gap", "nats",
                             "How far the training forward and the sampler disagree on the same tokens.",
                             "max_it |log π_train − log π_sampler|")
 POLICY_REFERENCE_KL = _train("policy/reference_kl", "KL to the reference", "nats per answer",
-                             "Of the sampling policy, estimated on its own answers; where a run has a reference.",
+                             "Of the sampling policy, estimated on its own answers; where a run has a reference and "
+                             "samples.",
                              "1/B Σ_it (log π_old − log π_ref)_it")
 POLICY_LOGP = _offline("policy/logp", "source of log π_old", "text", "file, or model where the file has none.")
 POLICY_RESPELLED = _offline("policy/respelled", "respelled answers", "rollouts",

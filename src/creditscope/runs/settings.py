@@ -52,9 +52,15 @@ class Subject:
 
     def check(self) -> None:
         at_least(self, 0, "critic_warmup")
-        in_range(self, "beta", "critic_lr")
+        in_range(self, "critic_lr")
         one_of(self, "critic", ("head", "model"))
         one_of(self, "answer", ("strict", "flexible"))
+        if self.learned == "":
+            raise CreditscopeError(f"--reward {self.reward} names no folder; write --reward model:FOLDER, a folder of "
+                                   f"creditscope lab reward")
+        if self.learned is not None and self.task.partition(":")[0] == "jsonl":
+            raise CreditscopeError(f"--reward {self.reward}: task 'jsonl' has no verifier to record beside a learned "
+                                   f"reward; give it your own, --reward module:function, or choose another --task")
 
     @property
     def learned(self) -> str | None:
@@ -85,7 +91,9 @@ class Schedule:
     minibatches: int = 1
     """Optimiser steps per pass: the groups are dealt out evenly."""
     accumulate: int = 1
-    """Micro-batches per optimiser step: less memory, the same gradient, one more forward pass."""
+    """Micro-batches per optimiser step: less memory, the same gradient, one more forward pass. More than --prompts cut
+    groups apart: a reading is as exact then, by passes of its own. Of a group cut into M parts of an even number of
+    rows they cost 2M − 1 times a pass over the group; of an odd number, up to 3M times."""
     adapt: str = "none"
     """When R or the credit changes on the way: none; raise_group or denser_credit, when the effective rank falls;
     late_group, the control, when half of --rollouts was spent; with options after commas (raise_group,most=16)."""

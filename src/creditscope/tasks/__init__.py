@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -69,6 +71,11 @@ class Task(Protocol):
         """A sensible limit for the length of a completion, in tokens."""
         ...
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that the problems are read from; none where they are generated or come from the hub."""
+        ...
+
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
         """Problems in an order that the seed fixes. Generated `train` never ends; files end; `test` is a fixed list."""
         ...
@@ -109,7 +116,10 @@ gsm8k, jsonl, turns.
         if given == "source" and given not in allowed:
             raise CreditscopeError(f"task {name!r} is generated and takes no source, got {spec!r}; write {name!r}")
         if given == "reward" and given not in allowed:
-            raise CreditscopeError(f"task {name!r} judges answers itself; --reward goes with --task jsonl:FILE")
+            learned = f"; for the reward model in that folder write --reward model:{options[given]}" \
+                if os.path.isdir(str(options[given])) else ", and --reward model:FOLDER with this one"
+            raise CreditscopeError(f"--reward {options[given]}: task {name!r} judges answers itself; a function as "
+                                   f"--reward goes with --task jsonl:FILE{learned}")
         if given == "answer" and given not in allowed:
             raise CreditscopeError(f"task {name!r} reads no number from an answer; --answer goes with arithmetic and "
                                    f"gsm8k")

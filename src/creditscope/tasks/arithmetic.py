@@ -20,6 +20,8 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 from creditscope.errors import CreditscopeError
 from creditscope.tasks import Problem, Step, Verdict, check_split, spans
@@ -52,6 +54,7 @@ class Arithmetic:
     max_tokens: int = 80
     answer: str = "strict"
     """strict: the number after the first `####`; flexible: where that is none, the last number of the text."""
+    files: ClassVar[tuple[Path, ...]] = ()
 
     def __post_init__(self) -> None:
         check_extraction(self.answer)

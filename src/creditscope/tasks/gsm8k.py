@@ -90,17 +90,29 @@ class Gsm8k:
         final = answer.rpartition("####")[2].strip()
         return Problem(str(row.get("id", f"{split}-{number}")), question + INSTRUCTION, final, meta)
 
-    def _read(self, split: str) -> Iterator[tuple[dict[str, Any], Path, int]]:
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that the splits are read from; none where they come from the hub."""
+        return tuple(dict.fromkeys(self._places().values()))
+
+    def _places(self) -> dict[str, Path]:
+        """The file of each split. Beside a single file may be one that is named for the other split."""
         place = Path(self.source)
         if place.is_dir():
-            return read_rows(place / f"{split}.jsonl")
-        if place.suffix in (".jsonl", ".json") or place.exists() or self.source.startswith((".", "/", "~")):
-            # Beside it may be a file named for the other split; else a tenth of the questions is held out.
-            sisters = {s: place.with_name(place.name.replace("train", s).replace("test", s)) for s in SPLITS}
-            if sisters["train"] != sisters["test"] and all(path.exists() for path in sisters.values()):
-                return read_rows(sisters[split])
-            return (found for found in read_rows(place)
-                    if in_test(str(found[0].get("question"))) == (split == "test"))
+            return {split: place / f"{split}.jsonl" for split in SPLITS}
+        if not (place.suffix in (".jsonl", ".json") or place.exists() or self.source.startswith((".", "/", "~"))):
+            return {}
+        sisters = {split: place.with_name(place.name.replace("train", split).replace("test", split))
+                   for split in SPLITS}
+        return sisters if all(path.exists() for path in sisters.values()) else dict.fromkeys(SPLITS, place)
+
+    def _read(self, split: str) -> Iterator[tuple[dict[str, Any], Path, int]]:
+        places = self._places()
+        if places:
+            rows = read_rows(places[split])
+            if places["train"] != places["test"]:
+                return rows
+            return (row for row in rows if in_test(str(row[0].get("question"))) == (split == "test"))
         if "/" not in self.source:
             raise CreditscopeError(f"task 'gsm8k' finds no file or folder {self.source!r}; a hub name has the form "
                                    f"owner/name, such as openai/gsm8k")

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from creditscope.errors import CreditscopeError
-from creditscope.files.jsonlines import encodable, numbered_lines, parse_json
+from creditscope.files.jsonlines import encodable, fault, numbered_lines, parse_json
 from creditscope.tasks import Problem, Step, Verdict, check_split, in_order
 from creditscope.tasks.worker import Worker, WorkerError
 
@@ -51,7 +51,7 @@ class Jsonl:
                                    f"reward, model:FOLDER, goes with a task that has a verifier")
         if not 0 < seconds < float("inf"):
             raise CreditscopeError(f"seconds must be positive, got {seconds}")
-        self.reward, self.max_tokens, self.errors = reward, max_tokens, 0
+        self.reward, self.max_tokens, self.errors, self.files = reward, max_tokens, 0, (Path(source),)
         rows = [_problem(row, where, number) for row, where, number in read_rows(source)]
         self._rows = {"train": [p for p in rows if not in_test(p.prompt)],
                       "test": [p for p in rows if in_test(p.prompt)]}
@@ -84,7 +84,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Path, int]]:
         try:
             row = parse_json(line)
         except ValueError as error:
-            raise CreditscopeError(f"{file}, line {number} is not JSON: {error}") from None
+            raise CreditscopeError(f"{file}, line {number} is not JSON: {fault(error)}") from None
         if not isinstance(row, dict):
             raise CreditscopeError(f"{file}, line {number} must be an object {{...}}, got {type(row).__name__}")
         yield row, file, number

@@ -16,7 +16,8 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from creditscope.errors import CreditscopeError
 from creditscope.tasks import Problem, Step, Verdict, check_split, spans
@@ -40,6 +41,7 @@ class Ladder:
     turns: int = 3
     name: str = "turns"
     max_tokens: int = 32
+    files: ClassVar[tuple[Path, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.top < 1 or self.turns < 1:
