@@ -15,7 +15,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint con
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/demo.ready  ## set up, then watch a language model learn by GRPO (four minutes)
+demo: $(VENV)/demo.ready  ## set up, then watch a language model learn by GRPO (three minutes)
 	$(PY) -m creditscope lab demo
 
 test: $(VENV)/test.ready chromium lint  ## set up, then linters, the tests of every change, mutants of changed files

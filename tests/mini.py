@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -37,6 +38,7 @@ class Coins:
 
     name: str = TASK
     max_tokens: int = 12
+    files: ClassVar[tuple[Path, ...]] = ()
 
     def problems(self, split: str, seed: int = 0) -> Iterator[Problem]:
         every = (Problem(f"{split}-{seed}-{i}", f"Question: {10 + 7 * seed % 50 + i % 40} + {i % 9}\nAnswer:\n", "7")

@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: two mutants run side by side
-
 ROOT = Path(__file__).resolve().parent.parent
 FORMULAS = ("tests/objective/test_advantages.py", "tests/objective/test_surrogate.py", "tests/exact/test_p2_table.py")
 MICROSCOPE = ("tests/microscope/test_operations.py", "tests/microscope/test_regimes.py",
               "tests/microscope/test_families.py")
+OBSERVER = ("tests/microscope/test_observer.py::test_groups_that_micro_batches_cut_apart_have_the_same_grams",)
+OBSERVERS = ("tests/lab/test_observers.py",)
 READINGS = ("tests/microscope/test_geometry.py", "tests/microscope/test_spectrum.py", "tests/microscope/test_sketch.py")
 UNITS = ("tests/credit/test_units.py", "tests/credit/test_outcome.py", "tests/credit/test_gae.py")
 STEPS, TREE, CUTS = ("tests/credit/test_steps.py",), ("tests/credit/test_prefixes.py",), ("tests/credit/test_cuts.py",)
@@ -106,6 +106,14 @@ MUTANTS = [
            "centred.masked_fill(groups.unanimous(reward) & ~raw, 0.0)", "centred"),
     Mutant("rows of the tied head and its embedding not crossed", "microscope/gram.py",
            "gram += cross + cross.t()", "pass", MICROSCOPE),
+    Mutant("a span of a wide product left out", "microscope/gram.py",
+           "torch.bmm(spans, spans.transpose(1, 2)).sum(", "torch.bmm(spans, spans.transpose(1, 2))[1:].sum(",
+           MICROSCOPE),
+    Mutant("the columns after the last span left out", "microscope/gram.py",
+           "return gram if whole == columns else gram + torch.mm(rows[:, whole:], rows[:, whole:].t())", "return gram",
+           MICROSCOPE),
+    Mutant("spans of a wide product added up in float32", "microscope/gram.py", "SPAN = 1 << 12", "SPAN = 1 << 20",
+           MICROSCOPE, enough=1),
     Mutant("rows given to the neighbour", "microscope/rows.py",
            "return units\n        picked = units[self.index]\n        if blank",
            "return units.roll(1, 0)\n        picked = units[self.index.roll(1, 0)]\n        if blank", MICROSCOPE),
@@ -121,6 +129,17 @@ MUTANTS = [
            "rows = rows + torch.bmm(delta.transpose(1, 2), a).view_as(rows)", "pass", MICROSCOPE),
     Mutant("padding of unequal rollouts kept", "microscope/rows.py",
            "if blank and self.real is not None:", "if False:", MICROSCOPE),
+    Mutant("parts of a cut group meet their neighbours alone", "batch/groups.py",
+           "combinations(rows.split(most // 2), 2)", "zip(rows.split(most // 2), rows.split(most // 2)[1:])",
+           OBSERVER, 2),
+    Mutant("passes that cut groups apart are read", "microscope/observer.py",
+           "self._apart = minibatch.joint is not minibatch.chunks", "self._apart = False", OBSERVER, 2),
+    Mutant("gradients of one observer's passes left to the next before an update", "lab/step.py",
+           "        one.before(minibatch)\n        minibatch.policy.clear()", "        one.before(minibatch)",
+           OBSERVERS, 1),
+    Mutant("gradients of one observer's passes left to the next where w is known", "lab/step.py",
+           "sight.pulled)\n            minibatch.policy.clear()", "sight.pulled)\n        minibatch.policy.clear()",
+           OBSERVERS, 1),
     Mutant("r_eff on squared values", "microscope/spectrum.py",
            "return float(self._unitless.sum() ** 2 / self._energy)",
            "return float(self._energy ** 2 / (self._unitless**4).sum())", READINGS),
@@ -288,7 +307,8 @@ MUTANTS = [
     Mutant("a copy has files before it has a run.json", "runs/mirror.py",
            "for unit, opened in first + early:", "for unit, opened in early + first:", MIRROR, enough=1),
     Mutant("a rewound file is appended to", "runs/mirror.py",
-           "whole = state.st_ino != self._inode or state.st_size < self._bytes", "whole = False", MIRROR, enough=1),
+           "whole = self._newest is None or file.read(len(newest)) != newest", "whole = self._newest is None",
+           MIRROR, enough=1),
     Mutant("a node may name any path", "runs/mirror.py",
            "if not (folder or UNIT.fullmatch(piece.path)):", "if False:", MIRROR),
     Mutant("the implicit prompt takes the space before the answer", "batch/pairs.py",
@@ -598,6 +618,7 @@ def outcome(folder: Path, status: int) -> int:
 
 def reds(mutants: list[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
     """Each mutant with the number of tests that it turned red, as they end."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: two mutants run side by side
     for name in WARM:
         importlib.import_module(name)
     waiting, running = list(mutants), {}

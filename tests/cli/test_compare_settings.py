@@ -154,3 +154,12 @@ def test_two_learning_rates_are_trained_and_compared(tmp_path: Path, capsys: pyt
     stored = {json.loads((tmp_path / name / "seed-0" / "run.json").read_text())["config"]["lr"]
               for name in ("lr=0.001", "lr=0.01")}
     assert stored == {0.001, 0.01}
+
+
+def test_bad_input_leaves_nothing_of_a_new_path_and_what_was_there(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    for out in ("mine/a/b", "c/d"):
+        assert run("lab", "compare", "method", "grpo", "dr_grpo", "--task", "gsm8k:nowhere", *SMALL, "--seeds", "1",
+                   "--out", str(tmp_path / out)) == 2
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"], capsys.readouterr().err

@@ -45,6 +45,16 @@ def test_one_method_shows_equation_diff_citations_and_properties(capsys: pytest.
         assert text in out
 
 
+def test_a_method_says_of_which_term_its_properties_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("grpo", "of the policy term alone, without KL, at ratio 1"), ("dpo", "of the preference term"),
+                        ("cpo", "of the preference term alone, without the supervised term"),
+                        ("orpo", "of the preference term alone, without the supervised term")):
+        assert run("list", "methods", name) == 0
+        assert f"properties ({words}; measured by the tests)" in " ".join(capsys.readouterr().out.split())
+        assert run("list", "methods", name, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["properties_of"] == words
+
+
 def test_a_method_says_what_its_loss_shows_before_anything_has_moved(capsys: pytest.CaptureFixture[str]) -> None:
     for name, formula, words in (("grpo", "J = 0", "A loss of 0 is what this method shows at ratio 1"),
                                  ("dapo", "J = Σ_i A_i·L_i/ΣL", "good answers are longer than bad ones"),

@@ -26,8 +26,8 @@ def sft(kind: Any) -> Any:
     from transformers import AutoTokenizer
 
     args = trl.SFTConfig(output_dir=FOLDER.name, use_cpu=True, bf16=False, report_to="none")
-    return kind(model=model_folder(), args=args, train_dataset=Dataset.from_list([{"text": "a b c"}] * 4),
-                processing_class=AutoTokenizer.from_pretrained(model_folder()))
+    return kind(model=model_folder("float64"), args=args, train_dataset=Dataset.from_list([{"text": "a b c"}] * 4),
+                processing_class=AutoTokenizer.from_pretrained(model_folder("float64")))
 
 
 def run_in(out: Path) -> None:

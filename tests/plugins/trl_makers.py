@@ -32,8 +32,12 @@ def settle() -> None:
 
 
 @cache
-def model_folder(dtype: str = "float64") -> str:
-    """The model on disk: with β > 0 TRL loads its reference from there."""
+def model_folder(dtype: str) -> str:
+    """The model on disk: with β > 0 TRL loads its reference from there.
+
+    The dtype has no default: `cache` would keep model_folder() and model_folder("float64") apart, and ranks forked
+    after the first would both write the folder at once.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

@@ -299,7 +299,7 @@ def main(folder: Path, whole: bool) -> None:
 
 def load() -> None:
     """Before the ranks meet: then only the first would write the models."""
-    model_folder()
+    model_folder("float64")
     mini.model()
     settle()
 

@@ -13,6 +13,9 @@ from creditscope.diagnosis.thresholds import SAMPLER_OFF
 from creditscope.errors import printable
 from creditscope.runs import schema
 
+GAINS = {schema.REWARD_MEAN: "reward", schema.PAIRS_MARGIN: "margin"}
+"""What is to rise, and its name in a line; given pairs have a margin alone."""
+
 
 class Display(Progress):
     """Shows the metrics of each step of a run of `total` steps."""
@@ -34,7 +37,7 @@ class Display(Progress):
             self._eval = accuracy(m)
             if not self.live:
                 self.say(f"{self._label}  step {m['step']}  {self._eval}")
-        if schema.REWARD_MEAN not in m:
+        if not GAINS.keys() & m.keys():  # an evaluation alone, or a step on answers of an earlier one
             return
         self._warn(m)
         self._seen += 1
@@ -74,7 +77,7 @@ def readings(m: dict[str, Any]) -> dict[str, str]:
     parts = {name: m[f"time/{name}"] for name in ("sample", "train", "scope") if f"time/{name}" in m}
     spent = ", ".join(f"{k} {v:.2f}" for k, v in parts.items())
     rank, null = m.get(schema.GRAM_GROUP_EFFECTIVE_RANK), m.get(schema.GRAM_GROUP_W_NULL)
-    out = {"reward": f"{m[schema.REWARD_MEAN]:.3f}",
+    out = {**{name: f"{m[key]:.3f}" for key, name in GAINS.items() if key in m},
            "live groups": f"{m[schema.SIGNAL_LIVE_GROUPS]}/{m[schema.SIGNAL_GROUPS]}",
            "entropy": f"{m[schema.ENTROPY_MEAN]:.3f}" if schema.ENTROPY_MEAN in m else "",
            "length": f"{m[schema.LENGTH_MEAN]:.1f}",

@@ -31,8 +31,8 @@ def main(args: Sequence[str] | None = None) -> None:
         code = 2
     except (ReaderLeft, BrokenPipeError):
         code = 128 + signal.SIGPIPE if "--strict" in args else 0  # 0 would be a verdict
-    except KeyboardInterrupt:
-        complain("interrupted")
+    except KeyboardInterrupt as stop:
+        complain(str(stop) or "interrupted")  # a command may say what is left
         code = 130
     except (RuntimeError, MemoryError) as error:
         if not is_short(error):

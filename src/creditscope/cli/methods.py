@@ -14,7 +14,7 @@ from creditscope.methods import words
 from creditscope.methods.axes import Method
 from creditscope.methods.dialects import DIALECTS
 from creditscope.methods.find import find
-from creditscope.methods.properties import properties
+from creditscope.methods.properties import properties, properties_of
 from creditscope.methods.table import METHODS
 
 _COLUMNS = {"zero_sum": "Σ A\n= 0", "uniform_credit": "even\ncredit", "prefix_cancels": "prefix\ncancels",
@@ -60,8 +60,9 @@ class Methods:
         console.print(table)
         if not formulas:
             console.print(f"Formulas are left out below {WIDE} columns.")
-        console.print("Properties at ratio 1, β = 0, measured by the tests. yes: holds  no: does not  "
-                      "–: credit comes from outside.")
+        console.print("Properties of the policy term at ratio 1, or of a preference method's pair term, without KL and "
+                      "supervised terms; measured by the tests. yes: holds  no: does not  –: credit comes from "
+                      "outside.")
         console.next("creditscope list methods NAME",
                      *([] if self.dialects else ["creditscope list methods --dialects"]))
 
@@ -86,7 +87,7 @@ class Methods:
             console.print(f"[bold]note[/]  {escape(row.note)}\n")
         loss = words.law(row)
         console.print(f"[bold]at ratio 1[/]  {escape(loss.formula)}\n  {loss.sentence}\n")
-        console.print("[bold]properties[/] (at ratio 1, β = 0; measured by the tests)")
+        console.print(f"[bold]properties[/] ({properties_of(row)}; measured by the tests)")
         for name, value in asdict(properties(row)).items():
             console.print(f"  {name}: {_mark(value)}")
 
@@ -96,7 +97,7 @@ def as_dict(row: Method) -> dict[str, Any]:
     parent = find(row.parent) if row.parent is not None else None
     diff = {axis: list(pair) for axis, pair in row.diff(parent).items()} if parent is not None else {}
     return asdict(row) | {"equation": words.equation(row), "diff": diff, "at_ratio_one": asdict(words.law(row)),
-                          "properties": asdict(properties(row))}
+                          "properties": asdict(properties(row)), "properties_of": properties_of(row)}
 
 
 def _mark(value: bool | None) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from creditscope.cli.interrupt import nothing_written
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
 from creditscope.errors import CreditscopeError, command_line, require_module
@@ -33,7 +34,7 @@ class Pairs:
     """
 
     out: Path
-    """The file to write; it is complete or not there."""
+    """The file to write, which must not be there yet; it is complete or not there."""
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """tiny (packaged), a folder in Hugging Face format, a .gguf file, or owner/name on the hub."""
     task: str = "arithmetic"
@@ -77,7 +78,7 @@ class Pairs:
         from creditscope.lab.pairs import make_pairs
 
         console = self.output.console()
-        with Progress(console, "pairs", quiet=self.output.json) as progress:
+        with nothing_written(), Progress(console, "pairs", quiet=self.output.json) as progress:
             def tell(m: dict[str, Any]) -> None:
                 progress.tick(m["step"], m["steps"], f"{m['groups']} groups  {m['pairs']} pairs")
 

@@ -111,6 +111,8 @@ class Report:
         console = self.output.console()
         if isinstance(found, Run):
             console.print(Text(printable(found.diagnosis.headline), "bold"))
+            if found.ended_by:
+                console.print(Text(f"the run ended early with an error: {printable(found.ended_by)}"))
         told = settings(found) if isinstance(found, Several) else [
             (answer.topic, answer.state, answer.sentence) for answer in answers(found)]
         width = max((len(printable(name)) for name, _, _ in told), default=0) + 1

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from creditscope.cli.env import environment
+from creditscope.cli.interrupt import nothing_written
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
 from creditscope.errors import command_line, require_module
@@ -29,9 +30,9 @@ class Reward:
     """Train a reward model on preference pairs: s(x, y) with P(chosen preferred) = σ(s(x, chosen) − s(x, rejected)).
 
     The model gets a linear head of one label on its last hidden state; the loss is −log σ(s_chosen − s_rejected). A
-    tenth of the prompts is held out, by their hash: accuracy there is the share of pairs with s_chosen > s_rejected, ½
-    for a model that knows nothing. The folder is one of transformers' AutoModelForSequenceClassification, in
-    safetensors, with reward.json.
+    tenth of the prompts is held out, by their hash: accuracy there is the share of pairs with s_chosen > s_rejected,
+    where a tie counts ½: ½ for a model that knows nothing. The folder is one of transformers'
+    AutoModelForSequenceClassification, in safetensors, with reward.json.
 
     A learned reward is a stand-in. Training against it raises it; whether the answers get better is recorded beside it,
     as reward/gold_mean, and creditscope doctor compares the two.
@@ -55,7 +56,7 @@ class Reward:
         from creditscope.lab.reward import train_reward
 
         console = self.output.console()
-        with Progress(console, "reward", quiet=self.output.json) as progress:
+        with nothing_written(), Progress(console, "reward", quiet=self.output.json) as progress:
             progress.begin("the model and the pairs", 0)
 
             def tell(m: dict[str, Any]) -> None:

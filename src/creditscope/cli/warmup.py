@@ -11,6 +11,7 @@ import tyro
 
 from creditscope.cli.display import accuracy
 from creditscope.cli.env import environment
+from creditscope.cli.interrupt import nothing_written
 from creditscope.cli.output import Output
 from creditscope.cli.progress import Progress, drive
 from creditscope.errors import CreditscopeError, command_line, require_module
@@ -78,7 +79,7 @@ class Warmup:
         from creditscope.lab.warmup import warm_up
 
         console = self.output.console()
-        with Progress(console, "warm-up", quiet=self.output.json) as progress:
+        with nothing_written(), Progress(console, "warm-up", quiet=self.output.json) as progress:
             progress.begin("the model and the examples", self.eval_problems)
             notes = drive(warm_up(config, self.out, environment(), batch=self.batch, epochs=self.epochs),
                           partial(tell, progress))
