@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from creditscope.errors import CreditscopeError
-from creditscope.files.writing import lock_folder, new_file, new_folder, write_file
+from creditscope.files.writing import check_new_file, check_new_folder, lock_folder, new_file, new_folder, write_file
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
@@ -56,6 +57,18 @@ def test_a_place_that_cannot_be_written_is_told_with_its_repair(tmp_path: Path) 
     (tmp_path / "file").touch()
     with pytest.raises(CreditscopeError, match=r"cannot write .*page: .*; use another disk$"):
         write_file(tmp_path / "file" / "page", "text", repair="use another disk")
+
+
+@pytest.mark.parametrize("check", [check_new_file, check_new_folder])
+def test_an_out_that_cannot_be_made_is_refused_before_the_work(
+        tmp_path: Path, check: Callable[[Path], None]) -> None:
+    check(tmp_path / "new" / "out")
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(CreditscopeError, match=r"cannot make --out .*: File name too long; choose another --out"):
+        check(tmp_path / ("x" * 300))
+    if sys.platform == "linux":  # of /proc, access() tells root that it may write there
+        with pytest.raises(CreditscopeError, match=r"cannot make --out /proc/out: .*; choose another --out"):
+            check(Path("/proc/out"))
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -85,10 +86,10 @@ def _check_place(out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             out.lstat()  # a name may be too long
+        with tempfile.TemporaryFile(dir=out.parent):  # of /proc, access() tells root that it may write there
+            pass
     except OSError as error:
         raise CreditscopeError(f"cannot make --out {out}: {error.strerror}; choose another --out") from None
-    if not os.access(out.parent, os.W_OK):
-        raise CreditscopeError(f"cannot make --out {out}: no right to write there")
 
 
 def _plain(entry: Path) -> bool:

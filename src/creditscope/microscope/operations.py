@@ -105,13 +105,24 @@ def product(call: Call) -> Any:
     where = call.where
     rows.owned(tuple(x.shape[:-1]), where)  # refused here rather than in the middle of a backward
     run = F.linear if call.func is F.linear else _matmul
-    for source, kind in zip(sources, ("matrix", "dense"), strict=True):
+    return _multiply(x, weight, bias, _Product(where, call.recorder, rows, *sources, transposed, run), call.nodes)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, sources: tuple[ParameterSource, ParameterSource | None],
+           recorder: Recorder, rows: RowOwners, nodes: set[Any]) -> Tensor:
+    """`product` of F.linear where W and b are parameters themselves and x surely has the layout (B, ...)."""
+    names = " and ".join(repr(source.names[0]) for source in sources if source is not None)
+    made = _Product(f"linear with {names}", recorder, rows, *sources, False, F.linear)
+    return _multiply(x, weight, bias, made, nodes)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, made: _Product, nodes: set[Any]) -> Tensor:
+    for source, kind in ((made.weight, "matrix"), (made.bias, "dense")):
         if source is not None:
-            call.recorder.forward(kind, source, x.requires_grad)
-    made = _Product(where, call.recorder, rows, *sources, transposed, run)
+            made.recorder.forward(kind, source, x.requires_grad)
     factors = autocast(x, weight, bias)
-    call.nodes.update(t.grad_fn for t in factors[1:] if t is not None and t is not weight and t is not bias)
-    return _Multiply.apply(*factors, made)  # type: ignore[no-untyped-call]
+    nodes.update([t.grad_fn for t in factors[1:] if t is not None and t is not weight and t is not bias])
+    return _Multiply.apply(*factors, made)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ axes (B, T, ...) or (B·T,), or are vectors picked from such ones (`gathered`); 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -61,12 +62,12 @@ class RowOwners:
     def owners(self) -> Tensor:
         return torch.arange(self.batch) if self.owner is None else self.owner
 
-    @property
+    @cached_property
     def by_position(self) -> bool:
         """Whether owners are named for each position rather than for each row."""
         return self.owner is not None and self.owner.dim() == 2 and not self.picked
 
-    @property
+    @cached_property
     def base(self) -> int:
         """The number of owned units: rows, or positions."""
         return self.batch * (self.width or 1) if self.by_position else self.batch

@@ -12,7 +12,7 @@ Neither model nor loss is changed. While the context is open, torch calls that u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import TracebackType
@@ -67,7 +67,7 @@ class Microscope:
         self.model, self._owners, self.exact = model, (rows, segments), exact
         self.sketcher = Sketcher(sketch) if isinstance(sketch, int) else sketch
         self._allow, self._trust = tuple(allow), tuple(trust)
-        self.parameters = check_model(model, self._allow)
+        self.parameters = check_model(dict(model.named_modules()), self._allow)
         self._open: Recorder | None = None
         self._watch: Watch | None = None
         self._walked: set[Any] = set()  # kinds of passes whose graph was searched
@@ -144,7 +144,8 @@ class Microscope:
     def __enter__(self) -> Microscope:
         if self._open is not None:
             raise CreditscopeError("this Microscope is open already; it does not nest")
-        self.parameters = check_model(self.model, self._allow)  # some may have been frozen, thawed or replaced
+        modules = dict(self.model.named_modules())
+        self.parameters = check_model(modules, self._allow)  # some may have been frozen, thawed or replaced
         if not _MEASURED.isdisjoint(map(id, self.parameters.values())):
             raise CreditscopeError("another Microscope is open on this model; close it first")
         recorder = Recorder(self._owners, self.exact, self.sketcher, self.parameters)
@@ -152,7 +153,7 @@ class Microscope:
         self._open, self._result, self._norms, self._kept = recorder, None, {}, {}
         self._older, self._weighed = set(), set()
         try:
-            self._install(recorder)
+            self._install(recorder, modules.values())
         except BaseException:
             self._remove()
             raise
@@ -167,11 +168,11 @@ class Microscope:
             self._result = self._finish(recorder)
         self._norms, self._kept = {}, {}
 
-    def _install(self, recorder: Recorder) -> None:
+    def _install(self, recorder: Recorder, modules: Iterable[nn.Module]) -> None:
         ranks = many_ranks()
         self._measured = {id(p) for p in self.parameters.values()}
         _MEASURED.update(self._measured)
-        watch = self._watch = Watch(recorder, self.model, self._stand_in if ranks else None, self._trust)
+        watch = self._watch = Watch(recorder, modules, self._stand_in if ranks else None, self._trust)
         for module in entrances(self.model):
             hook = _meet(recorder, watch, module is self.model)
             self._undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -245,8 +246,8 @@ class Microscope:
 
     def _arrived(self, recorder: Recorder) -> dict[str, float]:
         """‖∇‖² of this pass by parameter, for those that got a gradient."""
-        new = {name: p for name, p in self.model.named_parameters()
-               if p.requires_grad and p.grad is not None and self.parameters.get(name) is not p
+        new = {name: p for name, p in trainable(self.model.named_modules()).items()
+               if p.grad is not None and self.parameters.get(name) is not p
                and name not in self._weighed}  # made in the forward
         for name in new:
             recorder.miss(ParameterSource.parameter(name, new[name]), "it was made in the forward pass")
@@ -383,9 +384,19 @@ def check_arguments(model: Any, rows: Any, segments: Any, exact: Any, sketch: An
                                    f"{given!r}")
 
 
-def check_model(model: nn.Module, allow: Sequence[str] = ()) -> dict[str, nn.Parameter]:
-    """The trainable parameters by name; an error where the model cannot be measured."""
-    for where, module in model.named_modules():
+def trainable(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Parameter]:
+    """The trainable parameters by name, as `named_parameters` has them, of modules that were walked already."""
+    named: dict[nn.Parameter, str] = {}
+    for where, module in modules:
+        for name, p in module._parameters.items():
+            if p is not None and p.requires_grad and p not in named:
+                named[p] = f"{where}.{name}" if where else name
+    return {name: p for p, name in named.items()}
+
+
+def check_model(modules: Mapping[str, nn.Module], allow: Sequence[str] = ()) -> dict[str, nn.Parameter]:
+    """The trainable parameters by name; an error where the model of these modules cannot be measured."""
+    for where, module in modules.items():
         if ("_orig_mod" in module._modules or module._compiled_call_impl is not None
                 or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")):
             raise CreditscopeError(
@@ -396,19 +407,19 @@ def check_model(model: nn.Module, allow: Sequence[str] = ()) -> dict[str, nn.Par
             raise CreditscopeError(f"{where} ({type(module).__name__}) mixes the rows of a batch through its "
                                    f"statistics, so no rollout has a gradient of its own; call model.eval(), or use "
                                    f"LayerNorm")
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trainable:
+    found = trainable(modules.items())
+    if not found:
         raise CreditscopeError("the model has no trainable parameter: all are frozen. Set requires_grad on those to "
                                "train")
-    for name, p in trainable.items():
+    for name, p in found.items():
         if p.is_complex() and not any(fnmatchcase(name, pattern) for pattern in allow):
             raise CreditscopeError(f"parameter {name!r} is {p.dtype}; the microscope reads real parameters. Hold its "
                                    f"real and imaginary parts (torch.view_as_real), or name it in allow=[{name!r}]")
-    devices = sorted({str(p.device) for p in trainable.values()})
+    devices = sorted(map(str, {p.device for p in found.values()}))
     if len(devices) > 1:
         raise CreditscopeError(f"the model lies on several devices ({', '.join(devices)}); the microscope reads a "
                                f"model on one device, or one shard of it on each rank")
-    return trainable
+    return found
 
 
 def _tf32() -> bool:

@@ -8,12 +8,13 @@ other tensor is a constant.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from creditscope.errors import CreditscopeError
 from creditscope.microscope.calls import Call, again_differentiated, in_place, name_of, note_nodes, opened
 from creditscope.microscope.layouts import FACTORIES, after, stays, tensors_of
-from creditscope.microscope.operations import ONE_CALL, RULES, looked_up, product
+from creditscope.microscope.operations import ONE_CALL, RULES, linear, looked_up, product
 from creditscope.microscope.owners import USUAL, Layout, put_in, settled, usual_owner
 from creditscope.microscope.recorder import RULED, Recorder, in_backward
 from creditscope.microscope.rerun import again
@@ -37,6 +38,7 @@ TRUSTED = (*ENGINES, "torch.utils.checkpoint", "creditscope.microscope.", "bitsa
 CONSTANT = "constant"
 """The attribute of tensors that belong to no row."""
 _Getter = types.MethodWrapperType
+SET = Tensor.__setitem__
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +53,8 @@ class Mark:
 
 
 class Watch(TorchFunctionMode):
-    def __init__(self, recorder: Recorder, model: nn.Module, stand_in: Callable[[Tensor], str | None] | None,
-                 trust: Sequence[str]) -> None:
+    def __init__(self, recorder: Recorder, modules: Iterable[nn.Module],
+                 stand_in: Callable[[Tensor], str | None] | None, trust: Sequence[str]) -> None:
         super().__init__()
         self._recorder = recorder
         self._stand_in = stand_in
@@ -60,10 +62,11 @@ class Watch(TorchFunctionMode):
         self._known: dict[int, ParameterSource | Mark] = {
             id(p): ParameterSource.parameter(name, p) for name, p in recorder.parameters.items() if not p.is_complex()}
         self._constants: dict[int, Tensor] = {}
-        for module in model.modules():
-            frozen = (p for p in module._parameters.values() if p is not None and not p.requires_grad)
-            held = (*module._buffers.values(), *frozen, *vars(module).values())
-            self._constants |= {id(x): x for x in held if isinstance(x, Tensor)}
+        for module in modules:
+            frozen = [p for p in module._parameters.values() if p is not None and not p.requires_grad]
+            for x in (*frozen, *module._buffers.values(), *vars(module).values()):
+                if isinstance(x, Tensor):
+                    self._constants[id(x)] = x
         self._inputs: list[Tensor] = []
         self._token, self._still = object(), object()
         """Attributes of tensors that descend from rows in the usual layout, with and without a gradient. One marked
@@ -102,6 +105,8 @@ class Watch(TorchFunctionMode):
             found = func(*args)
             if not isinstance(found, Tensor):
                 return found
+        if func is F.linear and not kwargs and (out := self._linear(*args)) is not None:
+            return out
         kwargs = kwargs or {}
         known, token, still = self._known, self._token, self._still
         given, plain = [], True  # tensors with rows; whether all of them have the usual layout
@@ -122,7 +127,7 @@ class Watch(TorchFunctionMode):
         if not given:
             return self._constant(func, args, kwargs, tensors)
         rows = self._recorder.known
-        if plain and rows is not None and not rows.by_position and func is not Tensor.__setitem__:
+        if plain and rows is not None and not rows.by_position and func is not SET:
             base = args[0]._base if in_place(func) and isinstance(args[0], Tensor) else None
             before = None if base is None else self._layout(base)
             out = func(*args, **kwargs)
@@ -137,6 +142,25 @@ class Watch(TorchFunctionMode):
                 self._lay_all(func, args, kwargs, out, kept)
             return out
         return self._moved(func, args, kwargs)
+
+    def _linear(self, x: Any, weight: Any, bias: Any = None) -> Tensor | None:
+        """F.linear of parameters themselves and rows in the usual layout; None for any other.
+
+        Most uses of parameters are such, and `_touched` takes twice the Python to come to the same.
+        """
+        rows, matrix, shift = self._recorder.known, self._known.get(id(weight)), self._known.get(id(bias))
+        tag = getattr(x, "_creditscope", None)
+        if type(weight) is not nn.Parameter or not isinstance(matrix, ParameterSource) or weight.dim() != 2 \
+                or type(x) is not Tensor or not (tag is self._token or (tag is self._still and not x.requires_grad)) \
+                or id(x) in self._known or x.dim() < 2 or rows is None or x.size(0) != rows.batch \
+                or self._stand_in is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+            return None
+        if bias is not None and (type(bias) is not nn.Parameter or not isinstance(shift, ParameterSource)
+                                 or bias.dim() != 1):
+            return None
+        out = linear(x, weight, bias, (matrix, shift), self._recorder, rows, self.nodes)  # type: ignore[arg-type]
+        out._creditscope = self._token if out.requires_grad else self._still  # type: ignore[attr-defined]
+        return out
 
     def _backward(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a backward under the watch: checkpoints run forwards inside it."""
@@ -387,7 +411,7 @@ class Watch(TorchFunctionMode):
                 self._places[place, y.shape] = mark
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is Tensor.__setitem__:
+        if func is SET:
             return self._set(args)
         kept = self._layouts(func, args, tensors_of(args, kwargs))
         out = func(*args, **kwargs)

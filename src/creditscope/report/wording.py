@@ -15,17 +15,6 @@ def mean_of(steps: Sequence[Mapping[str, Any]], what: str = "steps") -> str:
     return f"Mean over the last {len(steps)} {what}, {steps[0]['step']} to {steps[-1]['step']}."
 
 
-def too_few(count: float, what: str, needed: int) -> str:
-    """Why a number is not given.
-
-    >>> too_few(1, "reading", 3)
-    '1 reading is too few to say, it takes 3'
-    """
-    if not count:
-        return f"No {what} yet; it takes {needed} to say"
-    return f"{short(count)} {what}{' is' if count == 1 else 's are'} too few to say, it takes {needed}"
-
-
 def short(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
