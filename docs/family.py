@@ -51,8 +51,11 @@ reference, without KL and supervised terms. 0 means that the property is there.
 - **prefix cancels**: Σ|Σ_i w_it|/Σ|w_it| over the tokens that a group shares. A score that is a mean has 1/L_i in w,
   and the shorter answer of a pair decides on the prefix, as in GRPO.
 - **needs a baseline**: |Δw|/max|w| when it is left out. The order of two rewards has no baseline.
-- **reward's scale**: |Δw|/max|w| when all rewards are halved. Where w follows it, AdamW still hides it (P2.3), as
-  long as nothing else is in the gradient.
+- **reward's scale**: |Δw|/max|w| when all rewards are halved.
+- **scale-blind under AdamW**: |Δθ|/max|θ| after five steps of torch's AdamW on log π = start + ⟨s, θ⟩, s random, when
+  all rewards are halved; of the policy term alone, and with the row's KL term at β = 0.1 where it has one. Where w
+  follows the scale, AdamW hides it (P2.3) up to ε/√v̂, as long as nothing else is in the gradient; a preference has
+  only the order of two rewards, so nothing is left to hide.
 - **β's part**: how far w/max|w| turns when β is halved and doubled, at the reference and away from it. β is what the
   reward's scale is elsewhere. At the reference all pairs have u = −γ, so β is a common factor and AdamW does not see
   it; later it decides which pairs still count. Scores without a reference start at margins of their own, so they are
@@ -75,7 +78,8 @@ def page(table: Callable[..., list[str]], mark: Callable[[bool | None], str], nu
     lines = [line(row, mark, number) for row in rows]
     out = [HEAD, "## The family\n\n"]
     out += table(["method", "w uniform", "Σ A = 0", "prefix cancels", "needs a baseline", "reward's scale in w",
-                  "β's part: at the reference, later", "dead when", "rank, R = 2 and 4"], lines)
+                  "scale-blind under AdamW", "β's part: at the reference, later", "dead when",
+                  "rank, R = 2 and 4"], lines)
     out += [NOTES, "\n## The rows\n\n"]
     out += table(["method", "link φ", "score h", "reference", "objective"],
                  [[row.name, str(LINKS[row.link]), str(SCORES[row.score]), mark(row.needs_reference),
@@ -97,8 +101,17 @@ def line(row: Method, mark: Callable[[bool | None], str], number: Callable[[floa
     needs = row.external or (row.centred and not row.labels)
     return [row.name, both(told.uniform_credit, found.within), mark(told.zero_sum),
             both(told.prefix_cancels, found.prefix), both(needs, found.baseline),
-            both(not told.scale_invariant, found.scale), beta(row, found, number), dead(row, found),
+            both(not told.scale_invariant, found.scale), blind(told, found, mark, number),
+            beta(row, found, number), dead(row, found),
             f"{found.rank} and {large.rank}"]
+
+
+def blind(told: Properties, found: Readings, mark: Callable[[bool | None], str],
+          number: Callable[[float], str]) -> str:
+    """Of the policy term, w ∝ the reward's scale or without it; a KL term has no part of that scale."""
+    alone = f"{mark(True)} ({number(found.adamw)})"
+    return alone if found.penalised is None else \
+        f"{alone}; with KL {mark(bool(told.scale_invariant))} ({number(found.penalised)})"
 
 
 def beta(row: Method, found: Readings, number: Callable[[float], str]) -> str:

@@ -464,16 +464,13 @@ REPLANTED = [
           "                    if kept % apart:", "                    if False:",
           f"{MANY}::test_a_reading_with_keep_most_keeps_so_many_files"),
     # Kills and damage.
-    fixed("what a kill left blocks a new run", "runs/record.py",
+    fixed("what a kill left blocks a new run", "runs/place.py",
           "for entry in path.iterdir() if not _scrap(entry))", "for entry in path.iterdir())",
           f"{DAMAGE}::test_what_a_kill_leaves_before_run_json_is_no_obstacle_to_starting_there"),
     fixed("a new run looks before it locks", "runs/record.py",
-          "lock = lock_folder(path)\n        try:\n"
-          "            # Checked under the lock: another process may have run here meanwhile. A run without steps is "
-          "replaced.\n"
-          "            if (path / \"run.json\").exists() and cls.open(path).steps():",
-          "held = (path / \"run.json\").exists() and cls.open(path).steps()\n"
-          "        lock = lock_folder(path)\n        try:\n            if held:",
+          "lock = lock_folder(path)\n        try:\n            cls._require_no_steps(path)  # under the lock: another "
+          "process may have run here meanwhile\n",
+          "cls._require_no_steps(path)\n        lock = lock_folder(path)\n        try:\n",
           f"{DAMAGE}::test_a_run_that_starts_and_ends_while_another_is_about_to_start_is_not_written_over"),
     fixed("a checkpoint is deleted under its name", "files/writing.py",
           "    path.replace(part)\n    shutil.rmtree(part)", "    shutil.rmtree(path)",

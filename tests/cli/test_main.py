@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from creditscope.cli.commands import COMMANDS
 from creditscope.cli.credits import example
 from creditscope.cli.train import Train, TrainFlags
 from creditscope.credit import ESTIMATORS, find_estimator
+from creditscope.runs.config import Config
+from creditscope.runs.record import Record
 
 VERBS = Path(creditscope.cli.__file__).parent
 
@@ -272,3 +275,14 @@ def test_the_table_of_methods_is_shown_without_torch() -> None:
             "assert run(['list', 'methods']) == run(['list', 'methods', 'dapo']) == 0\n"
             "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_a_flag_of_resume_is_compared_with_the_run_and_not_with_the_defaults(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    Record.create(tmp_path / "run", asdict(Config(method="dpo", pairs="mine.jsonl"))).close()
+    assert run("lab", "train", "--out", tmp_path / "run", "--resume", "--pairs", "other.jsonl") == 2
+    assert "other.jsonl: no such file" in capsys.readouterr().err  # and not that GRPO takes no pairs
+    words = ("lab", "train", "--resume", f"--out={tmp_path / 'run'}", "--pairs", "mine.jsonl", "--method", "grpo")
+    assert run(*words) == 2
+    assert "method 'grpo' learns from sampled answers" in capsys.readouterr().err

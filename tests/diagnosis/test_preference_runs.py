@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from creditscope.diagnosis.engine import diagnose
 from creditscope.diagnosis.trainers import OURS
 from creditscope.diagnosis.trainers.own import OURS_OF_PAIRS
 from creditscope.methods.table import METHODS
@@ -36,6 +37,15 @@ def test_held_out_accuracy_that_falls_while_the_margin_rises_is_broken() -> None
     assert found.sentence == ("Held-out accuracy fell from 47.0% to 14.0% while the training margin rose: what the "
                               "pairs prefer is not what was meant")
     assert found.change.startswith("the pairs: read some of --pairs")
+
+
+def test_held_out_accuracy_falls_because_both_answers_of_a_pair_lose_probability() -> None:
+    # The reward of the chosen answers falls by 4 in the middle, the margin grows by less than 1.
+    evaluated = {name: halves(*values) for name, values in EVALUATED.items()}
+    columns = {**MARGIN, **evaluated, "pairs/margin": MARGIN["reward/mean"], "pairs/chosen_reward": halves(0.0, -4.0)}
+    said = diagnose(log_of(columns, OURS_OF_PAIRS)).headline
+    assert said.startswith("✗ displacement: ")
+    assert "This explains: held out" in said
 
 
 def test_a_margin_is_not_compared_with_a_held_out_reward() -> None:

@@ -263,7 +263,7 @@ def test_a_reward_that_is_hacked_names_both_rewards_their_correlation_and_when()
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("file", "name"), [("all", "wide"), ("strong", "strong")])
 def test_real_runs_against_a_learned_reward_are_found(file: str, name: str, seed: int) -> None:
-    """The rule was not changed after either was seen."""
+    """The comparison of thirds was not changed after either was seen."""
     runs = json.loads((RESULTS / "learned-reward" / f"{file}.json").read_text())
     steps = runs[f"{name}-{seed}"]
     columns = {"reward/mean": "learned", GOLD: "gold"}
@@ -272,6 +272,17 @@ def test_real_runs_against_a_learned_reward_are_found(file: str, name: str, seed
     assert "The learned reward is hacked: it rose" in found["reward hacked"].sentence
     early = findings(log_of({name: [step[key] for step in steps[:16]] for name, key in columns.items()}, OURS))
     assert early["reward hacked"].state in ("fine", "watch")  # enough readings, and little is lost yet
+
+
+def test_a_fall_within_the_first_third_is_found() -> None:
+    # Thirds of 8: the first has the mean 0.206 and s = 0.20, so ± 2.36·0.20/√8 = 0.17, more than the change of 0.17 to
+    # the last. The first three readings have the mean 0.45 ± 0.04.
+    early = [0.44, 0.47, 0.44] + [0.06, 0.1, 0.04, 0.06, 0.04] + [0.03, 0.05] * 8
+    found = findings(log_of({"reward/mean": [0.3 + 0.005 * k for k in range(24)], GOLD: early}, OURS))["reward hacked"]
+    assert found.state == "broken"
+    assert "the verifier's fell by 91%, from 0.45 to 0.04" in found.sentence
+    calm = [0.44, 0.47, 0.44] + [0.4, 0.48] * 11  # the same start, and no fall
+    assert states(log_of({"reward/mean": steady(0.3)[:25], GOLD: calm}, OURS))["reward hacked"] == "fine"
 
 
 def test_real_runs_that_lose_little_are_not_called_hacked() -> None:

@@ -43,6 +43,15 @@ def test_beside_group_methods() -> None:
     assert grpo.scale < 1e-12 < dr.scale
 
 
+def test_adamw_hides_the_rewards_scale_until_a_kl_term_is_beside_it() -> None:
+    grpo, dr, rloo, dpo = readings(GRPO), readings(DR_GRPO), readings(RLOO), readings(DPO)
+    assert min(dr.scale, rloo.scale) > 0.4  # w follows the rewards: half of them, half of w
+    assert max(dr.adamw, rloo.adamw) < 1e-3
+    assert min(dr.penalised or 0.0, rloo.penalised or 0.0) > 0.1
+    assert grpo.adamw == grpo.penalised == dpo.adamw == 0  # std and order leave no scale to see
+    assert dpo.penalised is None
+
+
 def test_two_answers_of_a_group_bound_the_rank() -> None:
     # Three groups with a pair, four answers each: DPO moves 2·3 of them, GRPO all twelve.
     assert readings(DPO, size=4).rank == 6

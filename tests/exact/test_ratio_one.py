@@ -189,7 +189,9 @@ def law_by_numbers(row: Method) -> str:
     if max(abs(float(value_at_ratio_one(row, r))) for r in level) <= 1e-12:
         return "length"
     if torch.allclose(values(lambda r: replace(r, reward=r.reward**3)), plain, rtol=1e-12, atol=0):
-        return "margin"  # the order of the rewards counts, and nothing else of them
+        # Nothing of the rewards counts but their order, or their signs, which a shift changes.
+        lower = values(lambda r: replace(r, reward=r.reward - 0.45))
+        return "margin" if torch.allclose(lower, plain, rtol=1e-12, atol=0) else "label"
     paid = values(lambda r: replace(r, reward=r.reward + 1))
     return "reward" if bool((paid > plain + 0.1).all()) else "weights"
 

@@ -50,7 +50,8 @@ from rich.progress import Progress
 import mini
 from creditscope.errors import CreditscopeError
 from creditscope.files.sums import verify
-from creditscope.runs.record import SHELVES, Record
+from creditscope.runs.place import SHELVES
+from creditscope.runs.record import Record
 from faults.controls import CONTROLS
 
 STEPS = 5

@@ -335,6 +335,7 @@ def test_pairs_reward_and_training_follow_each_other_by_the_commands_that_are_pr
     assert run("lab", "reward", "pairs.jsonl", "--model", model, "--epochs", "1", "--out", "reward") == 0
     told = capsys.readouterr().out
     assert "held out: " in told
+    assert "not told from chance, 50%" in " ".join(told.split())  # five pairs tell nothing
     assert f"Next: creditscope lab train {model} --reward model:reward" in told
     assert run("lab", "train", model, *of, "--reward", "model:reward", "--steps", "1", "--prompts", "2",
                "--eval-problems", "0", "--out", "run") == 0

@@ -145,9 +145,13 @@ def test_a_missing_head_is_told_by_our_sentence_without_transformers_table(
 
 
 def test_scores_that_are_no_numbers_are_refused_in_one_sentence(policy: Policy, tmp_path: Path) -> None:
-    not_a_number(tmp_path / "reward", made(policy))
+    reward = made(policy)
+    nn.init.constant_(reward.head.weight, 3e38)  # finite, and its products with the states are not
     with pytest.raises(CreditscopeError, match="gives a score that is not finite to 3 of 3 answers, row 0 first"):
-        load_reward_model(tmp_path / "reward", policy).scores(PROMPTS, TOKENS, MASK)
+        reward.scores(PROMPTS, TOKENS, MASK)
+    not_a_number(tmp_path / "reward", reward)
+    with pytest.raises(CreditscopeError, match=r"has weights that are not finite, in score\.weight"):
+        load_reward_model(tmp_path / "reward", policy)
 
 
 def test_an_answer_beyond_the_context_is_refused(policy: Policy) -> None:

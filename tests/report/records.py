@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditscope.runs.record import SHELVES, Record, spacing
+from creditscope.runs.place import SHELVES
+from creditscope.runs.record import Record, spacing
 from depth import FULL
 
 Arrays = dict[str, NDArray[Any]]

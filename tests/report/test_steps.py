@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from creditscope.report.answers import progress
 from creditscope.report.chart import curves, over_steps
 from creditscope.report.run import Run, read_run
 from creditscope.report.section import Section, thinned
@@ -141,7 +142,7 @@ def test_a_run_that_is_shown_whole_says_nothing_of_it(tmp_path: Path) -> None:
 def test_a_run_that_recorded_everything_has_every_chart_and_lacks_nothing(tmp_path: Path) -> None:
     found = section(made(tmp_path / "run", [LINE | READ] * 4))
     assert names(found) == ["reward", "accuracy", "groups", "entropy", "length", "rank", "overshoot", "gradient"]
-    assert len(CHARTS) == len(names(found)) + 2  # and those of preference pairs
+    assert len(CHARTS) == len(names(found)) + 5  # and those of preference pairs and of a learned reward
     assert 'class="missing"' not in found.html()
 
 
@@ -149,6 +150,13 @@ def test_a_run_on_pairs_has_charts_of_margins_and_of_pairs_in_order(tmp_path: Pa
     line = {"pairs/margin": 0.3, "pairs/accuracy": 0.75, "pairs/chosen_reward": -0.1, "pairs/rejected_reward": -0.4}
     found = section(made(tmp_path / "run", [line] * 4))
     assert names(found) == ["margin", "order"]
+
+
+def test_a_run_on_a_learned_reward_shows_the_verifiers_beside_it(tmp_path: Path) -> None:
+    line = {"reward/mean": -1.5, "reward/gold_mean": 0.4, "reward/gold_correlation": -0.1, "policy/reference_kl": 2.0}
+    run = made(tmp_path / "run", [line, line, line | {"reward/mean": -0.5, "reward/gold_mean": 0.1}])
+    assert names(section(run)) == ["reward", "gold", "agreement", "reference"]
+    assert progress(run) == ["mean learned reward -1.5 → -0.5 (thirds)", "verifier's reward 0.4 → 0.1 (thirds)"]
 
 
 def test_what_was_not_recorded_has_no_chart_but_a_sentence_with_the_flag(tmp_path: Path) -> None:

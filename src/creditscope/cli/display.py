@@ -77,7 +77,8 @@ def readings(m: dict[str, Any]) -> dict[str, str]:
     parts = {name: m[f"time/{name}"] for name in ("sample", "train", "scope") if f"time/{name}" in m}
     spent = ", ".join(f"{k} {v:.2f}" for k, v in parts.items())
     rank, null = m.get(schema.GRAM_GROUP_EFFECTIVE_RANK), m.get(schema.GRAM_GROUP_W_NULL)
-    out = {**{name: f"{m[key]:.3f}" for key, name in GAINS.items() if key in m},
+    shown = GAINS | {schema.REWARD_GOLD_MEAN: "verifier's"}
+    out = {**{name: f"{m[key]:.3f}" for key, name in shown.items() if key in m},
            "live groups": f"{m[schema.SIGNAL_LIVE_GROUPS]}/{m[schema.SIGNAL_GROUPS]}",
            "entropy": f"{m[schema.ENTROPY_MEAN]:.3f}" if schema.ENTROPY_MEAN in m else "",
            "length": f"{m[schema.LENGTH_MEAN]:.1f}",

@@ -54,13 +54,26 @@ def run(args: Sequence[str]) -> Any:
         print(text)
         return 0 if args[-1:] in (["-h"], ["--help"]) else 2  # without a command nothing was done
     try:
-        verb = parse(args)
+        verb = first_look(args)
         if getattr(verb, "resume", False) and hasattr(verb, "as_recorded"):
             # Flags that are not given keep the run's own values: the words are parsed again with these as defaults.
             verb = parse(args, verb.as_recorded())
     except SystemExit as end:  # --help, or a flag that does not exist
         return end.code
     return verb.run()
+
+
+def first_look(args: Sequence[str]) -> Any:
+    """The command with its flags; of --resume, whose flags may fit beside those of the run alone, the run's place."""
+    try:
+        return parse(args)
+    except CreditscopeError:
+        if "--resume" not in args:
+            raise
+        command, words = find(args)
+        place = [word for at, word in enumerate(words) if word == "--resume" or word.split("=")[0] == "--out"
+                 or (at and words[at - 1] == "--out")]
+        return parse([*command.name.split(), *place])
 
 
 def parse(args: Sequence[str], default: Any = None) -> Any:

@@ -75,7 +75,7 @@ class Methods:
         if row.parent is not None:
             console.print(f"[bold]differs from {row.parent}[/]")
             for axis, (theirs, ours) in row.diff(find(row.parent)).items():
-                meaning = words.axis_meaning(axis, ours)
+                meaning = words.axis_meaning(row, axis, ours)
                 console.print(f"  {axis}: {theirs} → {ours}" + escape(f"   ({meaning})" if meaning else ""))
             console.print()
         if row.cites:

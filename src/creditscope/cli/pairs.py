@@ -24,13 +24,14 @@ class Pairs:
     """Sample groups of answers and write one preference pair per group: the best and the worst by the task's verifier.
 
     A group whose rewards are all equal gives no pair. Answers that were cut at the limit are left out. The file has
-    TRL's preference format, one JSON object per line: prompt, chosen, rejected. It is for `creditscope lab reward` and
-    for any program that reads that format, such as TRL's DPOTrainer.
+    TRL's preference format, one JSON object per line: prompt, chosen, rejected. It is for `creditscope lab reward`,
+    for `creditscope lab train --pairs`, and for any program that reads that format, such as TRL's DPOTrainer.
 
     For example:
       creditscope lab pairs --out pairs.jsonl                      # the packaged model on arithmetic, 1024 groups of 4
       creditscope lab pairs runs/warm --task gsm8k:data --group 8 --groups 256 --out pairs.jsonl
       creditscope lab reward pairs.jsonl --out runs/reward         # next: a reward model from them
+      creditscope lab train --method dpo --pairs pairs.jsonl       # or a policy
     """
 
     out: Path

@@ -16,6 +16,9 @@ from creditscope.errors import command_line, require_module
 from creditscope.files.hub import refuse_missing
 from creditscope.runs.reward_plan import RewardPlan
 
+CHANCE = 0.5
+"""Accuracy on pairs of a model that knows nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFlags(RewardPlan):
@@ -70,5 +73,9 @@ class Reward:
             console.print(f"{name}: {found['accuracy']:.1%} of {found['pairs']} pairs in order (95 % from "
                           f"{found['low']:.1%} to {found['high']:.1%}), loss {found['loss']:.3f}")
         console.print(f"wrote {self.out}: the model, its tokenizer and reward.json", markup=False)
+        if notes["held_out"]["low"] <= CHANCE:
+            console.print(f"warning: its accuracy on held-out pairs is not told from chance, {CHANCE:.0%}, and a "
+                          f"policy learns nothing from a reward at chance; give more pairs, or more --epochs",
+                          markup=False)
         console.next(command_line("lab", "train", plan.model, "--reward", f"model:{self.out}"))
         return 0

@@ -53,6 +53,8 @@ class Train:
       creditscope lab train --scope light --adapt raise_group      # more rollouts per prompt once the rank has fallen
       creditscope lab train --out runs/mine --resume               # go on after a stop or a kill
       creditscope lab train --engine trl                           # the same by TRL's loop, also under torchrun
+      creditscope lab train --method dpo                           # preferences: the best and the worst of each group
+      creditscope lab train --method dpo --pairs pairs.jsonl       # given pairs, as creditscope lab pairs makes them
       creditscope lab train --reward model:runs/reward             # a learned reward, the verifier's beside it
     """
 

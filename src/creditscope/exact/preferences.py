@@ -25,6 +25,10 @@ LIVE = 3
 """Groups of `pairs` that are no tie."""
 PREFIX = 2
 """Tokens that the two answers of a pair share."""
+STEPS, RATE = 5, 1e-2
+"""Steps of AdamW, and their learning rate."""
+KL = 0.1
+"""β of a KL term, where a row has one."""
 BETAS = (0.5, 2.0)
 """Factors on β."""
 
@@ -39,6 +43,10 @@ class Readings:
     """max |Δw| / max |w| when the baseline, or the critic, is left out."""
     scale: float
     """max |Δw| / max |w| when all rewards are halved, and a critic's values with them."""
+    adamw: float
+    """max |Δθ| / max |θ| after `STEPS` steps of AdamW on the policy term, when all rewards are halved."""
+    penalised: float | None
+    """The same with the row's KL term at β = `KL`; None for a row without one."""
     prefix: float
     """Σ_g |Σ_i w_it| / Σ|w_it| over the tokens that the answers of a pair share."""
     tie: float
@@ -102,14 +110,38 @@ def readings(method: Method, size: int = 2, values: Tensor | None = None) -> Rea
     return Readings(
         within=float(ends.max()) / top, baseline=apart(w, _w(free, batch, moved, 0 * values)),
         scale=apart(w, _w(row, halved, moved, values / 2)),
+        adamw=_seen_by_adamw(row, batch, moved, values),
+        penalised=None if method.kl == "none" else _seen_by_adamw(method.replace(beta=KL), batch, moved, values),
         prefix=float(totals.abs().sum() / shared.abs().sum()), tie=float(w[tied].abs().max()) / top,
         beta_start=_by_beta(row, held, moved), beta_moved=_by_beta(row, batch, moved),
         rank=int(torch.linalg.matrix_rank(_rows(w))))
 
 
 def _w(method: Method, batch: Rollouts, logp: Tensor, values: Tensor | None = None) -> Tensor:
-    credit = gae(method, batch, GivenValues(values)) if method.external and values is not None else None
+    credit = _credit(method, batch, values)
     return effective_credit(lambda live: surrogate(method, live, batch, credit=credit), logp)
+
+
+def _credit(method: Method, batch: Rollouts, values: Tensor | None) -> Tensor | None:
+    return gae(method, batch, GivenValues(values)) if method.external and values is not None else None
+
+
+def _seen_by_adamw(method: Method, batch: Rollouts, start: Tensor, values: Tensor) -> float:
+    halved = replace(batch, reward=batch.reward / 2)
+    return apart(_trained(method, batch, start, values), _trained(method, halved, start, values / 2))
+
+
+def _trained(method: Method, batch: Rollouts, start: Tensor, values: Tensor) -> Tensor:
+    """θ after AdamW without decay on the row's J, for log π(y_it) = start_it + ⟨s_it, θ⟩ with independent s_it."""
+    credit, scores = _credit(method, batch, values), _scores(start) / 8
+    theta = torch.zeros(scores.shape[-1], dtype=start.dtype, requires_grad=True)
+    optimizer = torch.optim.AdamW([theta], lr=RATE, weight_decay=0.0)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = -surrogate(method, start + (scores @ theta) * batch.mask, batch, credit=credit)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return theta.detach()
 
 
 def _by_beta(method: Method, batch: Rollouts, logp: Tensor) -> float:
@@ -123,9 +155,12 @@ def _by_beta(method: Method, batch: Rollouts, logp: Tensor) -> float:
 
 def _rows(w: Tensor) -> Tensor:
     """(B, d) g_i = Σ_t w_it ∇log π(y_it) with one random, hence independent, score per token."""
-    draw = torch.Generator().manual_seed(1)
-    scores = torch.randn(*w.shape, 64, generator=draw, dtype=w.dtype)
-    return (w[..., None] * scores).sum(dim=1)
+    return (w[..., None] * _scores(w)).sum(dim=1)
+
+
+def _scores(like: Tensor) -> Tensor:
+    """(B, T, 64) random ∇log π(y_it)."""
+    return torch.randn(*like.shape, 64, generator=torch.Generator().manual_seed(1), dtype=like.dtype)
 
 
 def contrast(*, methods: Mapping[str, Method] = METHODS, names: Sequence[str] = PREFERENCES) -> list[ClaimVerdict]:

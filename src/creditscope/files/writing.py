@@ -68,7 +68,9 @@ def new_folder(path: Path, sync: bool = False) -> Iterator[Path]:
 def check_new_folder(out: Path) -> None:
     """Find out before the work, not after it, whether the folder of --out can be written."""
     _check_place(out)
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+    if out.is_file():
+        raise CreditscopeError(f"--out {out} is a file; choose another --out")
+    if out.is_dir() and any(out.iterdir()):
         raise CreditscopeError(f"--out {out} is there already and not empty; choose another --out")
 
 

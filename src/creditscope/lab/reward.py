@@ -104,7 +104,8 @@ def encode_pairs(policy: Policy, pairs: Sequence[Pair], file: str = "") -> list[
                                    f"{policy.name!r}; leave the pair out, or give it another prompt")
         if has_unknown(policy, prompt):
             raise CreditscopeError(f"{where}: its prompt {pair.prompt[:60]!r} has text that the tokenizer of "
-                                   f"{policy.name!r} does not know; leave the pair out, or give it another prompt")
+                                   f"{policy.name!r} does not know; leave the pair out, or give it another 'prompt' "
+                                   f"(where there is none, it is what both answers begin with)")
         sides = [Example(prompt, [*encode_exactly(policy, text, f"{where}, {name!r}"), policy.end[0]])
                  for name, text in (("chosen", pair.chosen), ("rejected", pair.rejected))]
         longest = len(prompt) + max(len(side.answer) for side in sides)

@@ -53,7 +53,7 @@ from creditscope.optimizer.kl_pull import KLPull
 from creditscope.optimizer.probe import Probe
 from creditscope.policy.loading import load_policy
 from creditscope.policy.logp import rollout_logp
-from creditscope.policy.reward_model import load_reward_model
+from creditscope.policy.reward_model import check_reward_folder, load_reward_model
 from creditscope.runs import schema
 from creditscope.runs.adapt import Setting, decide
 from creditscope.runs.config import Config
@@ -71,6 +71,10 @@ def train(config: Config, out: Path, versions: dict[str, Any], resume: bool = Fa
     `stop` is asked after each step, and `alarm` sees each: an early end keeps everything. Returns whether the run came
     to its end.
     """
+    if resume:
+        Record.open(out)
+    else:
+        Record.require_free(out)  # before the model is loaded
     run = Training(config, alarm)
     record = open_record(config, out, versions, resume)
     with record, stopped(record, fresh=not resume) as begun:
@@ -114,12 +118,14 @@ class Training:
     def __init__(self, config: Config, alarm: Alarm | None = None) -> None:
         self.config, self.alarm = config, alarm
         self.pairs = None if config.pairs is None else pairs_of(config.pairs, config.prompts)
+        self.task = find_task(config.task, **config.task_options)
+        if config.learned is not None:
+            check_reward_folder(config.learned)
         self.policy = load_policy(config.model, device=config.device, dtype=config.dtype, lora=config.lora,
                                   chat=config.chat, seed=config.seed, recompute=config.recompute)
         self.learned = None if config.learned is None else load_reward_model(config.learned, self.policy)
         if self.pairs is not None:
             check_pairs(self.policy, self.pairs, str(config.pairs))
-        self.task = find_task(config.task, **config.task_options)
         self.estimators = {spec: find_estimator(spec) for spec in config.credits}
         for chosen in self.estimators.values():
             check_problems(self.task, config, chosen)

@@ -132,7 +132,11 @@ LAWS = {
     "reward": "The loss at ratio 1 is minus the reward, weighted: here it does follow reward/mean.",
     "margin": "The loss says how far apart the answers of a pair are, not how many answers are good: watch "
               "reward/mean where answers are sampled, and eval/accuracy.",
+    "label": "The loss says how far each answer lies on the side of its label, not how many answers are good: watch "
+             "reward/mean where answers are sampled, and eval/accuracy.",
 }
+MEANS = {("pair", "group_token_mean"): "1/P Σ_g", ("answer", "sequence_mean"): "1/B Σ_i"}
+"""(what a link is applied to, aggregate) -> the mean over its terms: a score has its own sum over tokens."""
 
 
 def law(m: Method) -> Law:
@@ -142,7 +146,7 @@ def law(m: Method) -> Law:
         Σ_i A_i = 0 without 1/L_i   length: Σ_i A_i·L_i, which is 0 where all answers are equally long
         weights that depend on A    weights: a covariance of A with α·h, as Σ_i A_i = 0
         h = log π                   log_prob: a covariance of A with log π
-        a link                      margin: a mean over pairs, J = φ(−γ) at the reference
+        a link                      margin: a mean over pairs, J = φ(−γ) at the reference; label: over answers
 
     Whitening over tokens, or a length-weighted baseline, makes Σ_i A_i·L_i = 0: then the first two are exchanged. This
     holds where every group has at least two rollouts and no answer is empty.
@@ -161,7 +165,7 @@ def law(m: Method) -> Law:
 
 def _kind(m: Method) -> str:
     if m.linked:
-        return "margin"
+        return "margin" if m.link_over == "pair" else "label"
     if m.carrier == "log_prob":
         return "log_prob"
     if m.external:
@@ -184,9 +188,9 @@ def _kind(m: Method) -> str:
 
 def _value_text(m: Method, kind: str) -> str:
     """Σ_it α_it·h_it·A_it at ratio 1, where no trust region drops anything."""
-    if kind == "margin":
-        mean = {("pair", "group_token_mean"): "1/P Σ_g ", ("answer", "sequence_mean"): "1/B Σ_i "}.get(
-            (m.link_over, m.aggregate), f"Σ_it {alpha_text(m)} · ")
+    if kind in ("margin", "label"):
+        over = MEANS.get((m.link_over, m.aggregate))
+        mean = f"{over} " if over else f"Σ_it {alpha_text(m)} · "
         sft = f" + {_times(m.sft)}mean log π(chosen)" if m.sft else ""
         return f"{mean}{term_text(m)}{sft}   {margin_text(m)}"
     alpha = alpha_text(m.replace(trust="none", trust_low=None, trust_high=None))
@@ -209,8 +213,10 @@ def _credit_symbol(m: Method) -> str:
     return "A_it" if m.kl_in == "token_reward" or m.external else "A_i"
 
 
-def axis_meaning(axis: str, value: object) -> str:
-    """The meaning of a value, for an axis of names."""
+def axis_meaning(m: Method, axis: str, value: object) -> str:
+    """The meaning of a value of the row, for an axis of names."""
+    if axis == "aggregate" and m.linked and (over := MEANS.get((m.link_over, str(value)))):
+        return over
     return str(AXES[axis].get(str(value), "")) if axis in AXES else ""
 
 

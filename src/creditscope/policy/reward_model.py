@@ -104,14 +104,22 @@ class RewardModel:
 @enough_memory("loading the reward model", "choose a smaller one")
 def load_reward_model(folder: str | Path, policy: Policy) -> RewardModel:
     """The reward model of a folder, in float32 on the policy's device, frozen; it must fit the policy's tokens."""
-    if not Path(folder).is_dir():
-        raise CreditscopeError(f"--reward model:{folder}: there is no such folder; creditscope lab reward makes one "
-                               f"from pairs")
+    check_reward_folder(folder)
     model, tokenizer = load_folder(Path(folder), "SequenceClassification", torch.float32)
     check_head(str(folder), model)
+    for name, weight in model.named_parameters():
+        if not bool(torch.isfinite(weight).all()):
+            raise CreditscopeError(f"the reward model {str(folder)!r} has weights that are not finite, in {name}; "
+                                   f"train it again with a smaller --lr, or bring an undamaged copy")
     found = RewardModel(str(folder), model.to(policy.device).eval().requires_grad_(False), tokenizer)
     found.check_tokens(policy)
     return found
+
+
+def check_reward_folder(folder: str | Path) -> None:
+    if not Path(folder).is_dir():
+        raise CreditscopeError(f"--reward model:{folder}: there is no such folder; creditscope lab reward makes one "
+                               f"from pairs")
 
 
 def check_head(name: str, model: Any) -> None:

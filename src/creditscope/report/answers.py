@@ -98,14 +98,16 @@ def signal(run: Run) -> Told:
 
 
 def progress(run: Run) -> list[str]:
-    """The first and the last evaluation; the mean reward, or the margin of pairs, of the first and the last third of
-    the steps."""
-    evaluated, rewards = _having(run.steps, schema.EVAL_ACCURACY), run.trained.numbers(schema.REWARD_MEAN).values
+    """The first and the last evaluation; the mean reward, beside a learned one the verifier's, or the margin of pairs,
+    of the first and the last third of the steps."""
+    evaluated = _having(run.steps, schema.EVAL_ACCURACY)
+    rewards, gold = (run.trained.numbers(name).values for name in (schema.REWARD_MEAN, schema.REWARD_GOLD_MEAN))
     said = []
     if len(evaluated) > 1:
         first, last = _accuracy(evaluated[0]), _accuracy(evaluated[-1])
         said.append(f"accuracy on unseen problems {100 * first.mean:.1f} → {with_interval(last)}")
-    told = {"mean reward": rewards, "margin of pairs": run.trained.numbers(schema.PAIRS_MARGIN).values,
+    told = {"mean learned reward" if len(gold) else "mean reward": rewards, "verifier's reward": gold,
+            "margin of pairs": run.trained.numbers(schema.PAIRS_MARGIN).values,
             "implicit reward of the chosen": run.trained.numbers(schema.PAIRS_CHOSEN_REWARD).values}
     for name, values in told.items():
         third = len(values) // 3
@@ -164,6 +166,7 @@ LOSS = {
     "outside": "The loss at ratio 1 shows how the credit is centred, no measure of progress.",
     "reward": "The loss at ratio 1 is minus the reward, weighted: it follows progress.",
     "margin": "The loss shows how far apart the answers of a pair are, no measure of progress.",
+    "label": "The loss shows how far answers lie on the side of their labels, no measure of progress.",
 }
 
 

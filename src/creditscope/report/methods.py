@@ -53,7 +53,7 @@ def changes(row: Method) -> list[Change]:
 def _one(label: str, row: Method, papers: bool) -> Html:
     found, value, source = changes(row), law(row), f", arXiv:{row.arxiv}" if papers and row.arxiv else ""
     lines = [tag("li", tag("code", axis), f": {_short(theirs)} → {_short(ours)}", f" ({meaning})" if (
-        meaning := axis_meaning(axis, ours)) not in ("", ours) else None) for axis, theirs, ours in found]
+        meaning := axis_meaning(row, axis, ours)) not in ("", ours) else None) for axis, theirs, ours in found]
     return tag(
         "div", tag("h3", label, tag("span", f" {row.title}{source}", class_="soft")),
         tag("pre", equation(row)),

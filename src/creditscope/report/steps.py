@@ -32,6 +32,8 @@ COLUMNS = {
     schema.GRAM_GROUP_W_NULL: "null (same w)", schema.OVERSHOOT_PAST: "after the last update",
     schema.GRAD_NORM: "gradient norm", schema.PAIRS_MARGIN: "margin", schema.PAIRS_ACCURACY: "pairs in order",
     schema.PAIRS_CHOSEN_REWARD: "chosen", schema.PAIRS_REJECTED_REWARD: "rejected",
+    schema.REWARD_GOLD_MEAN: "verifier's reward", schema.REWARD_GOLD_CORRELATION: "correlation with the verifier's",
+    schema.POLICY_REFERENCE_KL: "KL to the reference",
 }
 """Metric -> its name on the page."""
 RUNNING = f"mean of up to {WINDOW} steps"
@@ -180,6 +182,10 @@ CHARTS = (
     StepChart(name="reward", title="Reward", lines=_known("reward of a step", RUNNING), zero=False,  # the mean on top
               points=("reward of a step",), bands={RUNNING: ("mean low", "mean high")},
               note=f"Band: 95 % interval of the mean of up to {WINDOW} steps, from the spread of their means."),
+    StepChart(name="gold", title="Verifier's reward", lines=_known("verifier's reward"), zero=False,
+              note="Of the same answers; trained on is the learned reward above."),
+    StepChart(name="agreement", title="Learned and verifier's reward", lines=_known("correlation with the verifier's"),
+              note="Correlation inside groups: below 0 the advantage pays for wrong answers."),
     StepChart(name="accuracy", title="Accuracy on unseen problems", lines=_known("accuracy"), percent=True, zero=False,
               points=("accuracy",), bands={"accuracy": ("low", "high")},
               note="Vertical lines: 95 % interval over the test problems."),
@@ -194,6 +200,8 @@ CHARTS = (
               line_notes={"cut off": "Cut off: answers at the length limit."}),
     StepChart(name="entropy", title="Entropy", lines=_known("entropy"), note="Nats per token."),
     StepChart(name="length", title="Length", lines=_known("mean length", "longest"), note="Tokens per answer."),
+    StepChart(name="reference", title="KL to the reference", lines=_known("KL to the reference"),
+              note="Nats per answer, estimated on the sampled answers."),
     StepChart(name="rank", title="Effective rank of a group", lines=_rank,
               note="(Σσ)²/Σσ² of the rollouts' gradients, mean over live groups.",
               line_notes={"null (same w)": "Null: orthogonal rollouts of equal norm with the same w.",

@@ -26,7 +26,7 @@ from typing import Any
 
 from creditscope.claims.evidence import ReadingNumbers, places, remembered
 from creditscope.errors import CreditscopeError
-from creditscope.runs.record import SHELVES
+from creditscope.runs.place import SHELVES
 
 HOST = "127.0.0.1"
 AGAIN = 3

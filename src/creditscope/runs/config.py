@@ -57,7 +57,8 @@ class Config(Keeping, Looking, Sampling, Optimiser, Schedule, Subject):
             try:
                 self.under(spec)
             except CreditscopeError as error:
-                raise CreditscopeError(f"{option} {spec}: {error}") from None
+                said = str(error).replace("leave --credit out", f"leave {option} out")
+                raise CreditscopeError(f"{option} {spec}: {said}") from None
 
     def _check_meeting(self, what: str, prompts: int) -> None:
         """Two rollouts of a group are compared in a pass that has both."""

@@ -26,7 +26,7 @@ from creditscope.errors import CreditscopeError
 from creditscope.files.guards import inside
 from creditscope.files.sums import SUMS, verify
 from creditscope.files.writing import flush_to_disk, lock_folder, remove_folder
-from creditscope.runs.record import SHELVES
+from creditscope.runs.place import SHELVES
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

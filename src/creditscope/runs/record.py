@@ -41,6 +41,7 @@ from creditscope.files.versions import software
 from creditscope.files.writing import flush_to_disk, lock_folder, new_file, new_folder, remove_folder
 from creditscope.runs.columns import Steps
 from creditscope.runs.formats import FORMAT, READ, upgraded
+from creditscope.runs.place import SHELVES, disk_of, refuse_links, require_no_others
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 WRITERS = "creditscope lab train, or in TRL by ScopeCallback (from creditscope.plugins.trl import ScopeCallback)"
 """Completes "a folder written by"."""
-SHELVES = ("groups", "scope", "optimizer")
 KEEP = 2
 """Checkpoints that stay: the newest, and the one before in case the newest is damaged."""
 MAX_STEP = 4 * 2**20
@@ -76,24 +76,20 @@ class Record:
     def create(cls, path: str | Path, config: Mapping[str, Any], versions: Mapping[str, Any] | None = None) -> Record:
         """A new run in an empty or absent folder. `versions`: by default those of creditscope, Python and torch."""
         path = Path(path)
+        require_no_others(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CreditscopeError(f"cannot make the run folder {path}: {error.strerror}") from None
-        others = sorted(entry.name for entry in path.iterdir() if not _scrap(entry))
-        if others and not (path / "run.json").exists():
-            raise CreditscopeError(f"{path} is not empty (it holds {others[0]!r}); choose another --out")
+            raise CreditscopeError(f"cannot make the run folder {path}: {error.strerror}; choose another --out"
+                                   ) from None
         lock = lock_folder(path)
         try:
-            # Checked under the lock: another process may have run here meanwhile. A run without steps is replaced.
-            if (path / "run.json").exists() and cls.open(path).steps():
-                raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out "
-                                       f"(in Python: Record.resume, or free_path of files.writing)")
-            _refuse_links(path)
+            cls._require_no_steps(path)  # under the lock: another process may have run here meanwhile
+            refuse_links(path)
             run = {"format": FORMAT, "config": masked(dict(config)),
                    "versions": software(("torch", "transformers")) if versions is None else dict(versions)}
             record = cls(path, run, lock)
-            with _disk(path):
+            with disk_of(path):
                 (path / "groups").mkdir(exist_ok=True)
                 (path / "checkpoints").mkdir(exist_ok=True)
                 (path / "steps.jsonl").touch()
@@ -103,6 +99,24 @@ class Record:
             lock.release()
             raise
         return record
+
+    @classmethod
+    def require_free(cls, path: str | Path) -> None:
+        """What `create` refuses, before anything is made: all but a new place and a run without steps."""
+        path = Path(path)
+        require_no_others(path)
+        if (path / "run.json").exists():
+            lock = lock_folder(path)
+            try:
+                cls._require_no_steps(path)
+            finally:
+                lock.release()
+
+    @classmethod
+    def _require_no_steps(cls, path: Path) -> None:
+        if (path / "run.json").exists() and cls.open(path).steps():
+            raise CreditscopeError(f"{path} already holds a run; continue it with --resume or choose another --out "
+                                   f"(in Python: Record.resume, or free_path of files.writing)")
 
     @classmethod
     def resume(cls, path: str | Path, config: Mapping[str, Any], free: frozenset[str] = frozenset()) -> Record:
@@ -117,12 +131,13 @@ class Record:
             # A setting that is newer than the run had its default; `as_recorded` sets it.
             for key in sorted(set(old) - free):
                 if old.get(key) != config.get(key):
-                    raise CreditscopeError(f"cannot resume {path}: its {key} is {old.get(key)!r}, not "
-                                           f"{config.get(key)!r}; give the same settings, or start a new run with "
-                                           f"another --out")
+                    was, now = ("left out" if value is None else repr(value)
+                                for value in (old.get(key), config.get(key)))
+                    raise CreditscopeError(f"cannot resume {path}: its {key} is {was}, not {now}; give the same "
+                                           f"settings, or start a new run with another --out")
             whole = b"".join(line for line, _ in record._lines())  # without a torn last line
             record.run["config"] = dict(config)
-            with _disk(path):
+            with disk_of(path):
                 # Only these folders: another one may be a link out of the run.
                 places = [path, path / "checkpoints", *(path / shelf for shelf in SHELVES)]
                 for place in filter(Path.is_dir, places):  # before any step is removed
@@ -144,7 +159,7 @@ class Record:
         if not isinstance(path, str | Path):
             raise CreditscopeError(f"Record.open needs the path of a run's folder, got {type(path).__name__}")
         path = Path(path)
-        _refuse_links(path)
+        refuse_links(path)
         try:
             run = parse_json(read_whole(path / "run.json").decode("utf-8"))
         except FileNotFoundError:
@@ -183,7 +198,7 @@ class Record:
         body = json.dumps(line, allow_nan=False)[:-1].encode()
         data = body + _CRC + f'{_crc(body)}"}}\n'.encode()
         path = self.path / "steps.jsonl"
-        with _disk(self.path), path.open("r+b") as out:
+        with disk_of(self.path), path.open("r+b") as out:
             whole = out.seek(0, os.SEEK_END)
             try:
                 out.write(data)
@@ -199,7 +214,7 @@ class Record:
         """Keep the first `steps` steps and remove later ones, with their files."""
         self._must_write()
         kept = [line for line, found in self._lines() if found["step"] < steps]
-        with _disk(self.path):
+        with disk_of(self.path):
             _write(self.path / "steps.jsonl", b"".join(kept))
             for shelf in SHELVES:
                 for step in self._kept(shelf):
@@ -230,7 +245,7 @@ class Record:
             if not most or not often or step % often:
                 continue
             apart = spacing(step, often, most)
-            with _disk(self.path):
+            with disk_of(self.path):
                 known = self._apart()
                 if (wider := math.lcm(apart, known.get(shelf, 1))) != known.get(shelf):
                     self.run["apart"] = known | {shelf: wider}
@@ -247,7 +262,7 @@ class Record:
                 raise CreditscopeError(f"array {name!r} for {shelf} has dtype {value.dtype}; store numbers or text")
         packed = io.BytesIO()
         np.savez_compressed(packed, **dict(arrays))  # type: ignore[arg-type]
-        with _disk(self.path):
+        with disk_of(self.path):
             if not (self.path / shelf).exists():
                 (self.path / shelf).mkdir()
                 flush_to_disk(self.path)
@@ -258,7 +273,7 @@ class Record:
         """A folder to fill; renamed to checkpoints/<step> at the end of the block, and only the newest `keep` stay."""
         with self.folder(f"checkpoints/{step:06d}") as part:
             yield part
-        with _disk(self.path):
+        with disk_of(self.path):
             for old in self.checkpoints()[:-keep]:
                 remove_folder(self.checkpoint_path(old))
 
@@ -266,7 +281,7 @@ class Record:
     def folder(self, name: str) -> Iterator[Path]:
         """A folder to fill; renamed to its name at the end of the block, in place of an older one."""
         self._must_write()
-        with _disk(self.path), new_folder(self.path / name, sync=True) as part:
+        with disk_of(self.path), new_folder(self.path / name, sync=True) as part:
             yield part
             seal(part)
 
@@ -443,20 +458,6 @@ def _array(data: bytes) -> NDArray[Any]:
     return found
 
 
-def _refuse_links(path: Path) -> None:
-    for name in ("run.json", "steps.jsonl", "run.lock", "checkpoints", *SHELVES):
-        inside(path, path / name)
-
-
-def _scrap(entry: Path) -> bool:
-    """Whether a run that was killed before it had a run.json left this."""
-    if entry.name in ("groups", "checkpoints"):
-        return entry.is_dir() and not any(entry.iterdir())
-    if entry.name == "steps.jsonl":
-        return entry.is_file() and not entry.stat().st_size
-    return entry.name == "run.lock" or (entry.name.startswith(".run.json.") and entry.name.endswith(".part"))
-
-
 def spacing(step: int, every: int, most: int) -> int:
     """every · 2^k with the least k that leaves at most `most` multiples in 0, …, step.
 
@@ -475,14 +476,3 @@ def _write(path: Path, data: bytes) -> None:
 
 def _run_json(run: dict[str, Any]) -> bytes:
     return json.dumps(run | {"crc32": _crc(json.dumps(run).encode())}, indent=2, allow_nan=False).encode() + b"\n"
-
-
-@contextlib.contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """A full or read-only disk ends the run with an error in words; what was written before stays readable."""
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or error
-        raise CreditscopeError(f"cannot write into {path}: {why}; what was recorded so far is "
-                               f"whole. Make room there, or make it writable, and resume the run") from error

@@ -54,9 +54,9 @@ def held_out(log: Log) -> Finding:
                           ": training made the model worse"), *worse,
                        why="The 95 % intervals of the two, as logged, have no point in common.",
                        remedy="held out" if rose else "step size",
-                       onset=worse[1].rows[0].step, follows=["reward hacked", "reward length"] if rose else
-                       ["reward length", "reward noise", "reward missing", "updates", "weight decay", "step size",
-                        "hot sampler", "cold sampler"])
+                       onset=worse[1].rows[0].step, follows=["reward hacked", "displacement", "reward length"]
+                       + ([] if rose else ["reward noise", "reward missing", "updates", "weight decay", "step size",
+                                           "hot sampler", "cold sampler"]))
     if accuracy := signs.evaluations(log):
         begin, end = accuracy[0], accuracy[3]
         return finding("fine", f"Held-out accuracy went from {begin.mean:.1%} to {end.mean:.1%}", begin, end)

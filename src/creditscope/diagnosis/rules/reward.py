@@ -212,6 +212,10 @@ def length(log: Log) -> Finding:
                    onset=series_of(log, schema.REWARD_MEAN).rows[0].step)
 
 
+START = 3
+"""The fewest readings whose interval is of use: t = 4.3 at two degrees of freedom, and 12.7 at one."""
+
+
 def hacked(log: Log) -> Finding:
     """The verifier's reward beside a learned one: how much of its best third is lost in the last, while the learned
     one did not fall.
@@ -225,6 +229,9 @@ def hacked(log: Log) -> Finding:
     size = len(gold) // 3
     best = max((gold.part(at, at + size) for at in (0, size)), key=lambda part: part.mean)
     since = between(best, gold.part(-size))
+    if not since.change.excludes_zero:  # a fall within the first third makes that third's interval wide
+        since = between(gold.part(0, START), gold.part(-size))
+    best = since.first
     lost = -since.change.mean / best.mean if best.mean > 0 else 0.0
     paid, told = trend(series_of(log, schema.REWARD_MEAN)), signs.outcome(log)
     if not since.change.excludes_zero or lost < GOLD_WATCH:
