@@ -40,7 +40,7 @@ NOTES = """
 How the columns are decided. *By formula* follows from the axes (`methods/properties.py`,
 `methods/links.py`); *measured* is one call of `exact.preferences.readings` on four groups of unequal length whose
 answers share two tokens and of which one is a tie, in float64, at ratio 1 or, for preferences, away from the
-reference, without KL and supervised terms. 0 means that the property is there.
+reference, without KL and supervised terms; for AdamW the policy is trained. 0 means that the property is there.
 
 - **ppo** takes its credit from outside: here GAE at λ = 1, A_it = r_i − V(s_it), whitened over the batch's tokens, with
   a critic whose V is random and a function of the tokens so far. Without it V is 0; V is halved where rewards are.
@@ -101,15 +101,16 @@ def line(row: Method, mark: Callable[[bool | None], str], number: Callable[[floa
     needs = row.external or (row.centred and not row.labels)
     return [row.name, both(told.uniform_credit, found.within), mark(told.zero_sum),
             both(told.prefix_cancels, found.prefix), both(needs, found.baseline),
-            both(not told.scale_invariant, found.scale), blind(told, found, mark, number),
+            both(not told.scale_invariant, found.scale), blind(row, told, found, mark, number),
             beta(row, found, number), dead(row, found),
             f"{found.rank} and {large.rank}"]
 
 
-def blind(told: Properties, found: Readings, mark: Callable[[bool | None], str],
+def blind(row: Method, told: Properties, found: Readings, mark: Callable[[bool | None], str],
           number: Callable[[float], str]) -> str:
-    """Of the policy term, w ∝ the reward's scale or without it; a KL term has no part of that scale."""
-    alone = f"{mark(True)} ({number(found.adamw)})"
+    """By formula: where w is proportional to the rewards, or does not depend on their scale; with a KL term, the latter
+    alone."""
+    alone = f"{mark(bool(told.scale_invariant) or row.scale == 'none')} ({number(found.adamw)})"
     return alone if found.penalised is None else \
         f"{alone}; with KL {mark(bool(told.scale_invariant))} ({number(found.penalised)})"
 

@@ -283,6 +283,36 @@ def test_a_flag_of_resume_is_compared_with_the_run_and_not_with_the_defaults(
     Record.create(tmp_path / "run", asdict(Config(method="dpo", pairs="mine.jsonl"))).close()
     assert run("lab", "train", "--out", tmp_path / "run", "--resume", "--pairs", "other.jsonl") == 2
     assert "other.jsonl: no such file" in capsys.readouterr().err  # and not that GRPO takes no pairs
+    assert run("lab", "train", "--resume", "--pairs", "mine.jsonl") == 2  # without --out nothing says which run
+    assert "method 'grpo' learns from sampled answers" in capsys.readouterr().err
     words = ("lab", "train", "--resume", f"--out={tmp_path / 'run'}", "--pairs", "mine.jsonl", "--method", "grpo")
     assert run(*words) == 2
     assert "method 'grpo' learns from sampled answers" in capsys.readouterr().err
+
+
+def test_a_function_of_ones_own_is_given_again_beside_flags_that_fit_the_run_alone(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = asdict(Config(scope="light", also=("mine:f",))) | {"log": []}
+    Record.create(tmp_path / "run", config).close()
+    words = ("lab", "train", "--out", tmp_path / "run", "--resume", "--also", "mine:f")  # without --scope, as recorded
+    assert run(*words) == 2
+    assert "mine" in (said := capsys.readouterr().err)
+    assert "give --also again" not in said
+
+
+def test_resume_of_another_command_is_told_by_its_own_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.jsonl").write_text("{}\n")
+    words = ("inspect", tmp_path / "r.jsonl", "--temperature", "0", "--out", tmp_path / "m")
+    assert run(*words) == run(*words, "--resume") == 2
+    first, second = capsys.readouterr().err.strip().splitlines()
+    assert first == second
+
+
+@pytest.mark.parametrize(("name", "why"), [("x" * 300, "File name too long"), ("file/run", "Not a directory")])
+def test_a_run_folder_that_cannot_be_made_is_refused_before_the_model_is_loaded(
+        name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("creditscope.lab.train.load_policy", lambda *_, **__: pytest.fail("the model was loaded"))
+    (tmp_path / "file").touch()
+    assert run("lab", "train", "--out", tmp_path / name) == 2
+    assert f"{why}; choose another --out" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -100,6 +101,11 @@ def test_a_cluster_that_starts_no_server_for_a_client_is_asked_again(monkeypatch
         assert (len(tried), len(said)) == (CONNECTS, CONNECTS - 1)
         assert _connect(place, None, said.append) is ray
         assert (len(tried), len(said)) == (CONNECTS + 1, CONNECTS - 1)
+        refuse = mock.Mock(side_effect=ConnectionAbortedError("the runtime environment differs"))
+        monkeypatch.setattr(ray, "init", refuse)
+        with pytest.raises(CreditscopeError, match="the runtime environment differs"):
+            _connect(place, None, said.append)
+        assert refuse.call_count == 1  # another fault is no reason to ask again
 
 
 def test_files_below_the_working_directory_travel_and_others_do_not(

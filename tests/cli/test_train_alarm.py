@@ -42,6 +42,9 @@ def test_stop_on_broken_ends_with_1_and_can_be_resumed(tmp_path: Path, capsys: p
     lines = Record.open(tmp_path / "run").steps()
     assert len(lines) == 12
     assert [line["step"] for line in lines if "run/alarm" in line] == [steps - 1]
+    assert "has taken its" not in capsys.readouterr().out
+    assert run("lab", "train", "--out", tmp_path / "run", "--resume", "--no-alarm") == 0
+    assert "has taken its 12 steps" in " ".join(capsys.readouterr().out.split())
 
 
 def test_no_alarm_says_nothing_and_cannot_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import mini
 from creditscope import CreditscopeError, Record, spectrum
 from creditscope.claims.evidence import read_evidence
-from creditscope.cli.train import Train, TrainFlags
+from creditscope.cli.train import Train
 from creditscope.credit import find_estimator
 from creditscope.credit.tools import Tools
 from creditscope.lab.rollout import Drawn, roll_out, state_number
@@ -273,9 +273,9 @@ def test_a_record_s_word_is_not_enough_to_read_with_a_users_function(tmp_path: P
     with Record.create(tmp_path / "run", asdict(config), {}):
         pass
     with pytest.raises(CreditscopeError, match=r"run\.json is untrusted: give --also again"):
-        Train(out=tmp_path / "run", resume=True).as_recorded()
-    given = Train(config=TrainFlags(scope="light", also=("evil_credit:mine",)), out=tmp_path / "run", resume=True)
-    assert given.as_recorded().config.also == ("salt", "evil_credit:mine")
+        Train(out=tmp_path / "run", resume=True).as_recorded([])
+    given = Train(out=tmp_path / "run", resume=True).as_recorded(["--also", "evil_credit:mine", "--scope", "light"])
+    assert given.config.also == ("salt", "evil_credit:mine")
 
 
 # -- states ------------------------------------------------------------------------------------------------------------

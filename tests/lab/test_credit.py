@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mini
-from creditscope.cli.train import Train, TrainFlags
+from creditscope.cli.train import Train
 from creditscope.credit import ESTIMATORS
 from creditscope.errors import CreditscopeError
 from creditscope.lab.train import train
@@ -169,9 +169,9 @@ def test_a_record_s_word_is_not_enough_to_run_a_users_function(tmp_path: Path, m
     with Record.create(Path("run"), asdict(SMALL) | {"log": [], "credit": "evil_credit:mine"}, {}):
         pass
     with pytest.raises(CreditscopeError, match=r"run\.json is untrusted: give --credit again"):
-        Train(out=Path("run"), resume=True).as_recorded()
-    given = Train(config=TrainFlags(credit="evil_credit:mine"), out=Path("run"), resume=True)
-    assert given.as_recorded().config.credit == "evil_credit:mine"
+        Train(out=Path("run"), resume=True).as_recorded(["--task", "evil_credit:mine"])
+    given = Train(out=Path("run"), resume=True).as_recorded(["--credit", "evil_credit:mine"])
+    assert given.config.credit == "evil_credit:mine"
 
 
 def test_more_steps_are_not_free_where_an_estimator_may_know_how_many_there_are() -> None:

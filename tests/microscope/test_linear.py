@@ -1,4 +1,4 @@
-"""F.linear of parameters and rows takes a short way under the watch; each call here must not, or must give the same."""
+"""F.linear of parameters and rows takes a code path of its own; a call here must not, or gives the same."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model_of(use: Callable[[Any, Tensor], Tensor], **kwargs: Any) -> Model:
 
 
 @each("bias", [False, True])
-def test_parameters_and_rows_take_the_short_way(bias: bool) -> None:
+def test_parameters_and_rows_take_the_path(bias: bool) -> None:
     met: list[Any] = []
     with mock.patch.object(watch.Watch, "_met", lambda self, func, *rest: met.append(func)):
         model, x = model_of(lambda m, h: m.last(h), bias=bias), noise(N, T, D)
@@ -160,15 +160,43 @@ def test_inside_a_transform_rows_cannot_be_told() -> None:
     refused(model_of(under_vmap), noise(N, T, D), "inside a transform of torch.func")
 
 
-def test_a_pass_without_a_graph_gives_no_rows() -> None:
-    model, x = model_of(lambda m, h: m.last(h)), noise(N, T, D)
+def test_a_pass_without_a_graph_before_is_no_second_forward() -> None:
+    class Parts(nn.Module):
+        """Called part by part; the frozen embedding is where rows are met."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.last = nn.Embedding(7, D), nn.Linear(D, 2)
+            self.embed.weight.requires_grad_(False)
+
+        def get_input_embeddings(self) -> nn.Module:
+            return self.embed
+
+    model, ids = perturbed(Parts()), torch.arange(N * T).view(N, T) % 7
+    with Microscope(model) as alone:
+        model.last(model.embed(ids)).square().sum().backward()
+    model.zero_grad()
     with Microscope(model) as scope:
         with torch.no_grad():
-            model.last(model.first(x))
-        model(x).sum().backward()
-    with Microscope(model) as alone:
-        model(x).sum().backward()
-    assert apart(scope.gram, alone.gram) <= 1e-15
+            model.last(model.embed(ids))
+        model.last(model.embed(ids)).square().sum().backward()
+    assert apart(scope.gram, alone.gram) <= 1e-12
+
+
+def test_a_frozen_matrix_that_was_written_through_a_view_is_measured() -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.weight = nn.Linear(D, D), nn.Parameter(torch.ones(2, D))
+            self.frozen = nn.Parameter(torch.zeros(2, D), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            into = nn.Parameter(self.frozen.detach().clone(), requires_grad=False)
+            into.copy_(self.weight)
+            into[0].mul_(2.0)
+            return F.linear(self.first(x), into)
+
+    against_loop(perturbed(Written()), noise(N, T, D))
 
 
 def test_positions_of_packed_rows_are_told_apart() -> None:
@@ -184,3 +212,24 @@ def test_positions_of_packed_rows_are_told_apart() -> None:
         each_row.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     rows = torch.stack(each_row)
     assert apart(scope.gram, rows @ rows.T) <= 1e-12
+
+
+@each("shape", [(2, D), (2, T - 1, D)])
+def test_with_segments_rows_of_another_width_are_refused_after_the_backward(shape: tuple[int, ...]) -> None:
+    segments = torch.tensor([[0, 0, 1, 1, 1], [2, 2, 2, 3, -1]])
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.main, self.other = nn.Linear(D, 2), nn.Linear(D, 2)
+
+        def forward(self, x: Tensor, beside: Tensor) -> Tensor:
+            return (self.main(x) * (segments >= 0)[..., None]).sum() + self.other(beside).sum()
+
+    model = perturbed(Beside())
+    with pytest.raises(CreditscopeError, match=r"'other.weight'.*leading axes"), \
+            Microscope(model, segments=segments):
+        model(noise(2, T, D), noise(*shape)).backward()
+    with Microscope(model, segments=segments, allow=["other.*"]) as scope:
+        model(noise(2, T, D), noise(*shape)).backward()
+    assert 0 < scope.coverage < 1

@@ -57,23 +57,24 @@ def run(args: Sequence[str]) -> Any:
         verb = first_look(args)
         if getattr(verb, "resume", False) and hasattr(verb, "as_recorded"):
             # Flags that are not given keep the run's own values: the words are parsed again with these as defaults.
-            verb = parse(args, verb.as_recorded())
+            verb = parse(args, verb.as_recorded(args))
     except SystemExit as end:  # --help, or a flag that does not exist
         return end.code
     return verb.run()
 
 
 def first_look(args: Sequence[str]) -> Any:
-    """The command with its flags; of --resume, whose flags may fit beside those of the run alone, the run's place."""
+    """The command with its flags. Those beside --resume may fit the run's own settings and not the defaults: where they
+    do not, the command with the run's place alone."""
     try:
         return parse(args)
     except CreditscopeError:
-        if "--resume" not in args:
-            raise
         command, words = find(args)
-        place = [word for at, word in enumerate(words) if word == "--resume" or word.split("=")[0] == "--out"
+        place = [word for at, word in enumerate(words) if word.split("=")[0] == "--out"
                  or (at and words[at - 1] == "--out")]
-        return parse([*command.name.split(), *place])
+        if "--resume" not in words or not place or not hasattr(command.load(), "as_recorded"):
+            raise
+        return parse([*command.name.split(), *place, "--resume"])
 
 
 def parse(args: Sequence[str], default: Any = None) -> Any:

@@ -37,6 +37,8 @@ RETRIES = 3
 CONNECTS = 4
 """Times that the connection to a cluster is tried. For each client the head forks a server out of a process whose gRPC
 threads run; some servers die in the fork (ray-project/ray#63202, 7 of 53 on a busy machine), told after 40 seconds."""
+DIED = ("Starting Ray client server failed", "ZombieProcess")
+"""What Ray says then."""
 ANSWER, PROBE, CLOSE = 3.0, 60.0, 20.0
 """Seconds for a cluster to answer, for a node to state its versions, for scratch folders to be removed."""
 STORE = 2**28
@@ -141,8 +143,8 @@ def _as_client(ray: Any, address: str, say: Callable[[str], object]) -> None:
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
             return
-        except ConnectionAbortedError:
-            if not left:
+        except ConnectionAbortedError as error:
+            if not left or not any(sign in str(error) for sign in DIED):
                 raise
             say(f"the Ray cluster {address} did not start a server for this client; trying again")
 

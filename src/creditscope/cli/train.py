@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -85,6 +85,9 @@ class Train:
             if not leads():
                 return 0 if finished else 130
         else:
+            if self.resume and max(Record.open(out).checkpoints(), default=0) == (most := self.config.steps):
+                console.print(f"{out} has taken its {most} steps: only the model and the evaluation are made again; "
+                              f"to go on, give --steps {2 * most}", markup=False)
             try:
                 last, finished = run_training(self.config, out, console, self.resume, quiet=self.output.json,
                                               alarm=self.alarm, stop_on=self.stop_on)
@@ -120,15 +123,14 @@ class Train:
         return command_line("lab", "train", "--out", out, "--resume", *scope,
                        *(word for name, words in own.items() for word in (f"--{name}", *words)))
 
-    def as_recorded(self) -> Train:
-        """The settings of the run that this command resumes, as defaults for reading the command once more."""
+    def as_recorded(self, args: Sequence[str]) -> Train:
+        """The settings of the run that this command resumes, as defaults for reading its words `args` once more."""
         out = self.out or default_out(self.config)
         known = {f.name for f in fields(TrainFlags)}
         stored = {name: value for name, value in Record.open(out).config.items() if name in known}
-        given = named(asdict(self.config))
         for name, words in named(stored).items():
             for word in words:
-                if is_own(word) and word not in given[name]:
+                if is_own(word) and word not in given(args, name):
                     raise CreditscopeError(f"{out} was trained with --{name} {printable(word)}, a function of "
                                            f"yours. run.json is untrusted: give --{name} again")
         lists = {name: tuple(stored.get(name, ())) for name in ("log", "also")}
@@ -139,6 +141,22 @@ def named(settings: Mapping[str, Any]) -> dict[str, list[str]]:
     """Flag -> the names it was given, of the flags that accept the user's own module:function."""
     one = {name: [settings.get(name) or ""] for name in ("credit", "reward")}
     return {name: [str(word) for word in words] for name, words in (one | {"also": settings.get("also", ())}).items()}
+
+
+def given(args: Sequence[str], name: str) -> list[str]:
+    """The words after a flag.
+
+    >>> given(["--also", "salt", "mine:f", "--steps", "3", "--credit=mine:g"], "also")
+    ['salt', 'mine:f']
+    """
+    found, here = [], False
+    for arg in args:
+        if arg.startswith("--"):
+            flag, _, arg = arg.partition("=")
+            here = flag == f"--{name}"
+        if here and not arg.startswith("--"):
+            found.append(arg)
+    return [word for word in found if word]
 
 
 def is_own(word: str) -> bool:

@@ -73,6 +73,14 @@ def name_of(func: Func) -> str:
     return str(getattr(func, "__name__", func)).strip("_")
 
 
+def opaque(func: Func) -> str:
+    """The name of an operator registered with torch.library; "" for torch's own."""
+    name = str(getattr(func, "_qualified_op_name", ""))
+    if not name and isinstance(func, torch._ops.OpOverload):
+        name = str(func._schema.name)
+    return "" if "::" not in name or name.startswith(("aten::", "prims::", "prim::")) else name
+
+
 def in_place(func: Func) -> bool:
     """Whether torch's function writes into its first argument, by its name: add_, but not __add__."""
     found = _IN_PLACE.get(func)

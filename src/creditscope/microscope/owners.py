@@ -62,6 +62,13 @@ def settled(rows: RowOwners, owner: Layout, y: Tensor) -> Layout:
     return USUAL if owner.shape == usual.shape and torch.equal(owner, usual) else owner
 
 
+def same(one: Layout | bool, other: Layout | bool) -> bool:
+    """Whether two layouts are known and equal; False stands for a tensor that belongs to no row."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return one is other and one is not None
+
+
 def leads(owner: Tensor, y: Tensor) -> bool:
     return y.dim() >= owner.dim() and tuple(y.shape[: owner.dim()]) == tuple(owner.shape)
 

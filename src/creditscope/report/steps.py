@@ -183,7 +183,7 @@ CHARTS = (
               points=("reward of a step",), bands={RUNNING: ("mean low", "mean high")},
               note=f"Band: 95 % interval of the mean of up to {WINDOW} steps, from the spread of their means."),
     StepChart(name="gold", title="Verifier's reward", lines=_known("verifier's reward"), zero=False,
-              note="Of the same answers; trained on is the learned reward above."),
+              note="Of the same answers. The policy is trained on the learned reward above."),
     StepChart(name="agreement", title="Learned and verifier's reward", lines=_known("correlation with the verifier's"),
               note="Correlation inside groups: below 0 the advantage pays for wrong answers."),
     StepChart(name="accuracy", title="Accuracy on unseen problems", lines=_known("accuracy"), percent=True, zero=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,15 @@ SHELVES = ("groups", "scope", "optimizer")
 
 
 def require_no_others(path: Path) -> None:
-    """Refuse a file, and a folder that holds anything else than a run."""
-    if path.is_file():
-        raise CreditscopeError(f"{path} is a file, and a run is a folder; choose another --out")
+    """Refuse a file, a place that cannot be written, and a folder that holds anything else than a run."""
+    try:
+        if path.is_file():
+            raise CreditscopeError(f"{path} is a file, and a run is a folder; choose another --out")
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there):  # of /proc, access() tells root that it may write there
+            pass
+    except OSError as error:
+        raise CreditscopeError(f"cannot make the run folder {path}: {error.strerror}; choose another --out") from None
     others = sorted(entry.name for entry in path.iterdir() if not _scrap(entry)) if path.is_dir() else []
     if others and not (path / "run.json").exists():
         raise CreditscopeError(f"{path} is not empty (it holds {others[0]!r}); choose another --out")

@@ -102,7 +102,7 @@ class Record:
 
     @classmethod
     def require_free(cls, path: str | Path) -> None:
-        """What `create` refuses, before anything is made: all but a new place and a run without steps."""
+        """Refuse, before anything is made, all but a new place and a run without steps."""
         path = Path(path)
         require_no_others(path)
         if (path / "run.json").exists():

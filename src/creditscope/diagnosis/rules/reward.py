@@ -213,12 +213,12 @@ def length(log: Log) -> Finding:
 
 
 START = 3
-"""The fewest readings whose interval is of use: t = 4.3 at two degrees of freedom, and 12.7 at one."""
+"""Readings at the start: of three the interval has t = 4.3, of two 12.7."""
 
 
 def hacked(log: Log) -> Finding:
-    """The verifier's reward beside a learned one: how much of its best third is lost in the last, while the learned
-    one did not fall.
+    """The verifier's reward beside a learned one: how much of its best third, or of its first readings where it fell
+    within the first third, is lost in the last, while the learned one did not fall.
 
     A learned reward was fitted to answers near the reference. Where training has left them, it may rise alone, or tell
     nothing.
@@ -229,8 +229,9 @@ def hacked(log: Log) -> Finding:
     size = len(gold) // 3
     best = max((gold.part(at, at + size) for at in (0, size)), key=lambda part: part.mean)
     since = between(best, gold.part(-size))
-    if not since.change.excludes_zero:  # a fall within the first third makes that third's interval wide
-        since = between(gold.part(0, START), gold.part(-size))
+    early = between(gold.part(0, START), gold.part(-size))
+    if not since.change.excludes_zero and early.change.excludes_zero and early.first.mean > best.mean:
+        since = early  # a fall within the first third makes that third's interval wide
     best = since.first
     lost = -since.change.mean / best.mean if best.mean > 0 else 0.0
     paid, told = trend(series_of(log, schema.REWARD_MEAN)), signs.outcome(log)
