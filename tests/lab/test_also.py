@@ -252,6 +252,7 @@ def test_a_full_probe_reads_the_same_with_and_without_the_microscope(tmp_path: P
     ({"also": ("monte_carlo,samples=0",)}, r"--also monte_carlo,samples=0: option samples .* got 0"),
     ({"also": ("optimal_token",), "top_p": 0.9}, "--also optimal_token: --top-p 0.9"),
     ({"method": "ppo", "also": ("outcome",)}, "--also outcome: --credit outcome reshapes the method's own advantage"),
+    ({"method": "dpo", "also": ("step_return",)}, "--also step_return: .* leave --also out"),
     ({"method": "reinforce", "group": 1, "also": ("prefix_tree",)}, "compares a rollout with its siblings")])
 def test_other_credits_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CreditscopeError, match=message):

@@ -77,6 +77,8 @@ def test_what_does_not_scale_with_reward_is_followed_by_full_over_a_resume(chang
     assert whole[-1]["optimizer/scale_change"] > 2 * plain[-1]["optimizer/scale_change"]
     with pytest.raises(CreditscopeError, match="its probe is 'full', not 'light'"):
         lines(replace(config, probe="light"), tmp_path / "cut", resume=True)
+    with pytest.raises(CreditscopeError, match=r"its clip_norm is left out, not 1\.0"):
+        lines(replace(config, clip_norm=1.0), tmp_path / "cut", resume=True)
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -310,6 +311,14 @@ def test_a_reward_folder_that_lacks_a_file_names_it(trained: tuple[Path, dict[st
         load_reward_model(tmp_path / "reward", policy)
 
 
+def test_a_reward_folder_that_is_not_there_is_told_before_the_policy_is_loaded(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("creditscope.lab.train.load_policy", lambda *_, **__: pytest.fail("the model was loaded"))
+    with pytest.raises(CreditscopeError, match="there is no such folder; creditscope lab reward makes one"):
+        finished(train(settings(tmp_path / "missing"), tmp_path / "run", {}))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_does_not_go_on_with_another_learned_reward(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     reward = tmp_path / "reward"
     shutil.copytree(trained[0], reward)
@@ -339,6 +348,7 @@ def test_pairs_reward_and_training_follow_each_other_by_the_commands_that_are_pr
     assert f"Next: creditscope lab train {model} --reward model:reward" in told
     assert run("lab", "train", model, *of, "--reward", "model:reward", "--steps", "1", "--prompts", "2",
                "--eval-problems", "0", "--out", "run") == 0
+    assert re.search(r"step +0 +reward \S+ +verifier's [01]\.\d{3}", capsys.readouterr().out)
     assert schema.REWARD_GOLD_MEAN in Record.open(tmp_path / "run").steps()[0]
     # The folder is data, not code: a resumed run reads it from the record.
     assert run("lab", "train", "--out", "run", "--resume", "--steps", "2") == 0

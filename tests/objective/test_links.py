@@ -14,6 +14,7 @@ from creditscope import METHODS, CreditscopeError, Method, Rollouts, advantage, 
 from creditscope.credit.units import in_units
 from creditscope.methods.links import LINKS, SCORES
 from creditscope.methods.table import DPO, GRPO, PREFERENCES, SIMPO
+from creditscope.methods.words import axis_meaning
 from creditscope.objective.advantages import token_advantage
 from creditscope.objective.links import link_pull, pair_changes, pair_metrics
 from creditscope.objective.weights import alpha, kept
@@ -194,3 +195,10 @@ def test_impossible_rows_are_refused_in_a_sentence(change: dict[str, object], sa
         DPO.replace(**change)
     with pytest.raises(CreditscopeError, match="do nothing with link='none'"):
         GRPO.replace(margin=1.0)
+
+
+def test_the_mean_of_a_row_with_a_link_is_over_its_terms() -> None:
+    # Not 1/B Σ_i 1/L_i Σ_t: a score has its own sum over tokens.
+    assert axis_meaning(METHODS["kto"], "aggregate", "sequence_mean") == "1/B Σ_i"
+    assert axis_meaning(METHODS["dpo"], "aggregate", "group_token_mean") == "1/P Σ_g"
+    assert axis_meaning(METHODS["grpo"], "aggregate", "sequence_mean") == "1/B Σ_i 1/L_i Σ_t"

@@ -36,7 +36,7 @@ RETRIES = 3
 """Times that a run goes on elsewhere after its node was lost, or its disk was full."""
 CONNECTS = 4
 """Times that the connection to a cluster is tried. For each client the head forks a server out of a process whose gRPC
-threads run; some servers die in the fork (ray-project/ray#63202, 7 of 53 on a busy machine), told after 40 seconds."""
+threads run; some servers die in the fork (ray-project/ray#63202, 6 of 50 on a busy machine), told after 40 seconds."""
 DIED = ("Starting Ray client server failed", "ZombieProcess")
 """What Ray says then."""
 ANSWER, PROBE, CLOSE = 3.0, 60.0, 20.0
