@@ -14,7 +14,7 @@ SHELVES = ("groups", "scope", "optimizer")
 """Folders of arrays, a file per step."""
 
 
-def require_no_others(path: Path) -> None:
+def require_place(path: Path) -> None:
     """Refuse a file, a place that cannot be written, and a folder that holds anything else than a run."""
     try:
         if path.is_file():

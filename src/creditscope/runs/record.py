@@ -41,7 +41,7 @@ from creditscope.files.versions import software
 from creditscope.files.writing import flush_to_disk, lock_folder, new_file, new_folder, remove_folder
 from creditscope.runs.columns import Steps
 from creditscope.runs.formats import FORMAT, READ, upgraded
-from creditscope.runs.place import SHELVES, disk_of, refuse_links, require_no_others
+from creditscope.runs.place import SHELVES, disk_of, refuse_links, require_place
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -76,7 +76,7 @@ class Record:
     def create(cls, path: str | Path, config: Mapping[str, Any], versions: Mapping[str, Any] | None = None) -> Record:
         """A new run in an empty or absent folder. `versions`: by default those of creditscope, Python and torch."""
         path = Path(path)
-        require_no_others(path)
+        require_place(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -104,7 +104,7 @@ class Record:
     def require_free(cls, path: str | Path) -> None:
         """Refuse, before anything is made, all but a new place and a run without steps."""
         path = Path(path)
-        require_no_others(path)
+        require_place(path)
         if (path / "run.json").exists():
             lock = lock_folder(path)
             try:
