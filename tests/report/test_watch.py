@@ -263,3 +263,24 @@ def test_a_page_follows_a_run_that_is_being_trained(tmp_path: Path) -> None:
     assert len(versions) >= 3
     assert watched.notice == ""
     assert all(page.endswith(b"</html>\n") for page in pages)
+
+
+def test_the_end_waits_for_the_page_that_is_being_made_and_no_other_is_begun(run: Path) -> None:
+    """The process was aborted where it ended while a thread was inside compiled code."""
+    begun, made = threading.Event(), []
+
+    def make() -> str:
+        begun.set()
+        time.sleep(0.3)
+        made.append("page")
+        return '<!doctype html>\n<html lang="en">'
+
+    watched = Watched([run], make)
+    threading.Thread(target=watched.page, daemon=True).start()
+    assert begun.wait(10)
+    watched.close()
+    assert made == ["page"]
+    late = threading.Thread(target=watched.page, daemon=True)
+    late.start()
+    late.join(0.2)
+    assert late.is_alive()  # it waits for ever, and a daemon does not keep the process

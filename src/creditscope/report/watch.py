@@ -53,6 +53,11 @@ class Watched:
                 self._refresh(now)
             return self._page
 
+    def close(self) -> None:
+        """No page is made after this: it waits for one that is being made. A thread that is inside compiled code when
+        Python ends would abort the process."""
+        self._lock.acquire()
+
     def age(self) -> float | None:
         newest = max((found.st_mtime for _, found in _seen(self._paths)), default=None)
         return None if newest is None else round(max(0.0, time.time() - newest), 1)
@@ -184,5 +189,6 @@ def serve(server: Server) -> None:
         pass
     finally:
         server.server_close()
+        server.watched.close()
         for number, handler in before.items():
             signal.signal(number, handler)
